@@ -1,0 +1,69 @@
+# Each verb makes .venv with everything it needs: `make demo` on a fresh clone is enough.
+# A machine needs Python >= 3.11 with venv, and a C compiler.
+
+# The first Python that is new enough.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+  && echo $$p && break; done)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+KERNELS := $(filter-out headrace/kernels/__init__.py,$(wildcard headrace/kernels/*.py))
+ARGS   ?=
+
+.PHONY: setup demo test test-all bench fmt lint types golden lock clean
+
+setup: $(VENV)/.installed $(VENV)/.kernels
+
+# Everything but our own kernels; again when what is asked for changes.
+$(VENV)/.installed: pyproject.toml requirements.lock
+	@test -n '$(PYTHON)' || { echo 'Python 3.11 or later is needed'; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --root-user-action ignore --constraint requirements.lock \
+	  'setuptools>=77' wheel 'cython>=3.1,<4'
+	HEADRACE_NO_COMPILE=1 $(BIN)/python -m pip install --quiet \
+	  --disable-pip-version-check --root-user-action ignore --no-build-isolation \
+	  --constraint requirements.lock --editable '.[dev,embedded]'
+	@touch $@
+
+# A compiled kernel shadows its source, so it is rebuilt whenever the source changes.
+$(VENV)/.kernels: $(VENV)/.installed setup.py $(KERNELS)
+	$(BIN)/python setup.py --quiet build_ext --inplace --parallel 2
+	@touch $@
+
+demo: setup
+	$(BIN)/headrace demo $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+test-all: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: setup
+	$(BIN)/python -m bench $(ARGS)
+
+fmt: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only --quiet .
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+# Rewrites the expected plans; read the difference before you commit it.
+golden: setup
+	REWRITE=1 $(BIN)/python -m pytest tests/planner -q $(ARGS)
+
+# Exact versions of everything, for requirements.lock.
+lock: setup
+	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable \
+	  > requirements.lock
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f headrace/kernels/*.so headrace/kernels/*.c
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
