@@ -1,0 +1,491 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Exact sums per group over a txid, and the bytes in which a group's numbers are kept.
+
+A group has a *slot* (0, 1, …) within a txid; sums of value x weight are gathered per slot and
+handed over as Python integers, which know no overflow.  Nothing is rounded: a float is an integer
+multiple of 2**-1152, a numeric an integer at its own scale.  So taking away what was added
+leaves exactly what was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import cython
+import numpy as np
+import numpy.typing as npt
+
+from headrace.kernels import buffers, numeric
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+FLOAT_UNIT_BITS: Final = 1152
+"""Sums of floats are in units of 2**-1152 (the least double is 2**-1074)."""
+_VERSION: Final = 1
+_FIRST: Final = bytes((_VERSION,))
+_INT8_MIN, _INT8_MAX = -(2**63), 2**63 - 1
+_NAN, _INFINITY = float("nan"), float("inf")
+
+Numbers = list[int]
+"""What is kept of a group: its row count, then the numbers of each aggregate."""
+
+_WEIGHTS_MAX: Final = 2**29
+"""Sum of absolute weights up to which 33-bit limbs cannot overflow 64 bits."""
+
+
+class IntSums:
+    """Per slot the exact sum of 64-bit values times their weights."""
+
+    def __init__(self) -> None:
+        self._low = np.zeros(0, np.int64)
+        self._high = np.zeros(0, np.int64)
+        self._weights = 0.0
+        self._folded: dict[int, int] = {}
+
+    def add(
+        self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int
+    ) -> None:
+        """Add ``values[i] * weights[i]`` to slot ``slots[i]``; all slots < ``slot_count``."""
+        weight = float(np.abs(weights.astype(np.float64)).sum())
+        if weight > _WEIGHTS_MAX:
+            rows = zip(slots.tolist(), values.tolist(), weights.tolist(), strict=True)
+            for slot, value, times in rows:
+                self._folded[slot] = self._folded.get(slot, 0) + value * times
+            return
+        if self._weights + weight > _WEIGHTS_MAX:
+            self._fold()
+        self._weights += weight
+        self._low = _grown(self._low, slot_count)
+        self._high = _grown(self._high, slot_count)
+        _add_split(
+            buffers.view(slots),
+            buffers.view(values),
+            buffers.view(weights),
+            buffers.view(self._low),
+            buffers.view(self._high),
+        )
+
+    def _fold(self) -> None:
+        for slot in np.flatnonzero((self._low != 0) | (self._high != 0)).tolist():
+            value = (int(self._high[slot]) << 32) + int(self._low[slot])
+            self._folded[slot] = self._folded.get(slot, 0) + value
+        self._low[:] = 0
+        self._high[:] = 0
+        self._weights = 0.0
+
+    def take(self, slot_count: int) -> list[int]:
+        """The sums of slots 0 … ``slot_count`` - 1."""
+        low = _grown(self._low, slot_count)[:slot_count].tolist()
+        high = _grown(self._high, slot_count)[:slot_count].tolist()
+        out = [(top << 32) + rest for top, rest in zip(high, low, strict=True)]
+        for slot, value in self._folded.items():
+            out[slot] += value
+        return out
+
+
+class FloatSums:
+    """Per slot the exact sum of finite doubles times their weights, in units of 2**-1152.
+
+    A superaccumulator, sparse by exponent: values whose exponents fall into the same 32 share
+    three limbs of 32 bits per slot.
+    """
+
+    def __init__(self) -> None:
+        self._limbs: dict[int, tuple[IntSums, IntSums, IntSums]] = {}
+
+    def add(
+        self, slots: Int64s, values: Floats, weights: Int64s, slot_count: int
+    ) -> None:
+        """Add ``values[i] * weights[i]`` to slot ``slots[i]``; all values are finite."""
+        fractions, exponents = np.frexp(values)
+        mantissas = (fractions * 2.0**53).astype(np.int64)
+        places = exponents.astype(np.int64) + (FLOAT_UNIT_BITS - 53)
+        buckets, shifts = places >> 5, places & 31
+        for bucket in np.unique(buckets[mantissas != 0]).tolist():
+            chosen = (buckets == bucket) & (mantissas != 0)
+            sums = self._limbs.setdefault(bucket, (IntSums(), IntSums(), IntSums()))
+            limbs = _limbs(mantissas[chosen], shifts[chosen])
+            for one, limb in zip(sums, limbs, strict=True):
+                one.add(slots[chosen], limb, weights[chosen], slot_count)
+
+    def take(self, slot_count: int) -> list[int]:
+        """The sums of slots 0 … ``slot_count`` - 1."""
+        out = [0] * slot_count
+        for bucket, sums in self._limbs.items():
+            for place, one in enumerate(sums):
+                shift = 32 * (bucket + place)
+                for slot, value in enumerate(one.take(slot_count)):
+                    if value:
+                        out[slot] += value << shift
+        return out
+
+
+def _limbs(mantissas: Int64s, shifts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """``mantissas << shifts`` (up to 84 bits) as signed limbs of 32 bits and a bit."""
+    signs = np.sign(mantissas)
+    sizes = np.abs(mantissas)
+    mask = np.int64(0xFFFFFFFF)
+    low = (sizes & mask) << shifts
+    high = (sizes >> 32) << shifts
+    return (
+        signs * (low & mask),
+        signs * ((low >> 32) + (high & mask)),
+        signs * (high >> 32),
+    )
+
+
+def _grown(array: Int64s, size: int) -> Int64s:
+    if len(array) >= size:
+        return array
+    out = np.zeros(max(size, 2 * len(array)), np.int64)
+    out[: len(array)] = array
+    return out
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    slots=cython.const_longlong[::1],
+    values=cython.const_longlong[::1],
+    weights=cython.const_longlong[::1],
+    low=cython.longlong[::1],
+    high=cython.longlong[::1],
+    i=cython.Py_ssize_t,
+    slot=cython.Py_ssize_t,
+    value=cython.longlong,
+    weight=cython.longlong,
+)
+def _add_split(
+    slots: memoryview,
+    values: memoryview,
+    weights: memoryview,
+    low: memoryview,
+    high: memoryview,
+) -> None:
+    for i in range(len(slots)):
+        slot = slots[i]
+        value = values[i]
+        weight = weights[i]
+        low[slot] += (value & 0xFFFFFFFF) * weight
+        high[slot] += (value >> 32) * weight
+
+
+# --- the bytes of a group's numbers
+
+
+@cython.locals(parts=list, size=cython.Py_ssize_t)
+def encode_numbers(numbers: Sequence[int]) -> bytes:
+    """Any integers as bytes: their number, then per integer its length and its bytes."""
+    parts = [_sized(len(numbers))]
+    for number in numbers:
+        if number == 0:
+            parts.append(b"\0")
+            continue
+        size = (number.bit_length() >> 3) + 1
+        parts.append(_sized(size))
+        parts.append(number.to_bytes(size, "little", signed=True))
+    return b"".join(parts)
+
+
+def _sized(size: int) -> bytes:
+    if size < 255:
+        return bytes((size,))
+    return b"\xff" + size.to_bytes(4, "little")
+
+
+@cython.locals(
+    data=bytes,
+    at=cython.Py_ssize_t,
+    size=cython.Py_ssize_t,
+    count=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+    out=list,
+)
+def decode_numbers(data: bytes, at: int) -> tuple[list[int], int]:
+    """Inverse of ``encode_numbers`` from position ``at``; also returns the position after it."""
+    out = []
+    count = 0
+    for i in range(-1, 2**31 - 1):
+        if i >= count:
+            break
+        size = data[at]
+        at += 1
+        if size == 255:
+            size = int.from_bytes(data[at : at + 4], "little")
+            at += 4
+        if i < 0:
+            count = size
+        elif size == 0:
+            out.append(0)
+        else:
+            out.append(int.from_bytes(data[at : at + size], "little", signed=True))
+            at += size
+    return out, at
+
+
+@cython.locals(data=bytes, at=cython.Py_ssize_t, end=cython.Py_ssize_t, numbers=list)
+def decode_groups(
+    values: Sequence[bytes | None],
+) -> tuple[list[Numbers], list[bytes | None], list[bytes | None]]:
+    """Numbers, key row and result row of each group's state value (empty and None: no group).
+
+    Raises ValueError if a value is of another version.
+    """
+    all_numbers: list[Numbers] = []
+    key_rows: list[bytes | None] = []
+    results: list[bytes | None] = []
+    for value in values:
+        if value is None:
+            all_numbers.append([])
+            key_rows.append(None)
+            results.append(None)
+            continue
+        data = value
+        if data[0] != _VERSION:
+            raise ValueError("a group's state is of an unknown version")
+        numbers, at = decode_numbers(data, 1)
+        end = at + numbers.pop()
+        all_numbers.append(numbers)
+        key_rows.append(data[at:end])
+        results.append(data[end:])
+    return all_numbers, key_rows, results
+
+
+def encode_groups(
+    numbers: Sequence[Numbers],
+    key_rows: Sequence[bytes],
+    results: Sequence[bytes | None],
+) -> list[bytes | None]:
+    """Inverse of ``decode_groups``; a group without result row has no value (None)."""
+    out: list[bytes | None] = []
+    for own, key_row, result in zip(numbers, key_rows, results, strict=True):
+        if result is None:
+            out.append(None)
+            continue
+        head = encode_numbers([*own, len(key_row)])
+        out.append(b"".join((_FIRST, head, key_row, result)))
+    return out
+
+
+# --- bringing groups forward
+#
+# Each function merges what a txid brought (per group) into one aggregate's numbers: those of
+# group i begin at ``at[i]`` in ``olds[i]`` (which is empty for a new group), and the merged ones
+# are appended to ``news[i]``.
+
+
+class NegativeError(ArithmeticError):
+    """A value was taken away that had not been there."""
+
+
+@cython.locals(i=cython.Py_ssize_t, old=list)
+def advance_counts(
+    olds: list[Numbers], at: list[int], counts: list[int], news: list[Numbers]
+) -> list[int]:
+    """``[count]``; returns the counts."""
+    out = []
+    for i in range(len(counts)):
+        count = counts[i]
+        old = olds[i]
+        if old:
+            count = count + old[at[i]]
+            at[i] += 1
+        if count < 0:
+            raise NegativeError
+        news[i].append(count)
+        out.append(count)
+    return out
+
+
+@cython.locals(i=cython.Py_ssize_t, old=list, p=cython.Py_ssize_t)
+def advance_ints(
+    olds: list[Numbers],
+    at: list[int],
+    counts: list[int],
+    sums: list[int],
+    news: list[Numbers],
+    kind: int,
+) -> list[int | str | None]:
+    """``[count, sum]``; returns sums as int8 (``kind`` 0) or numeric (1), or averages (2).
+
+    OverflowError if an int8 does not hold the sum.
+    """
+    out: list[int | str | None] = []
+    for i in range(len(counts)):
+        count = counts[i]
+        total = sums[i]
+        old = olds[i]
+        if old:
+            p = at[i]
+            count = count + old[p]
+            total = total + old[p + 1]
+            at[i] = p + 2
+        if count < 0 or (count == 0 and total != 0):
+            raise NegativeError
+        news[i] += (count, total)
+        if count == 0:
+            out.append(None)
+        elif kind == 2:
+            out.append(_average(total, 0, count))
+        elif kind == 1:
+            out.append(str(total))
+        elif _INT8_MIN <= total <= _INT8_MAX:
+            out.append(total)
+        else:
+            raise OverflowError("bigint out of range")
+    return out
+
+
+def _average(total: int, scale: int, count: int) -> str:
+    quotient = numeric.divided((numeric.SMALL, total, scale), (numeric.SMALL, count, 0))
+    return numeric.write(quotient)
+
+
+@cython.locals(
+    i=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    old=list,
+    new=list,
+    entries=dict,
+)
+def advance_numerics(
+    olds: list[Numbers],
+    at: list[int],
+    gathered: list[Numbers],
+    news: list[Numbers],
+    average: bool,
+) -> list[str | None]:
+    """``[entries, NaN, +Inf, -Inf, then per entry scale, count, sum]``; returns sums or averages.
+
+    One entry per display scale that occurs: a sum's scale is the greatest one present.
+    OverflowError if Postgres cannot hold the result.
+    """
+    out: list[str | None] = []
+    for i in range(len(gathered)):
+        new = gathered[i]
+        old = olds[i]
+        nans, plus, minus = new[1], new[2], new[3]
+        entries = {}
+        for k in range(4, len(new), 3):
+            entries[new[k]] = (new[k + 1], new[k + 2])
+        if old:
+            p = at[i]
+            end = p + 4 + 3 * old[p]
+            at[i] = end
+            nans, plus, minus = nans + old[p + 1], plus + old[p + 2], minus + old[p + 3]
+            for k in range(p + 4, end, 3):
+                count, total = entries.get(old[k], (0, 0))
+                entries[old[k]] = (count + old[k + 1], total + old[k + 2])
+        if nans < 0 or plus < 0 or minus < 0:
+            raise NegativeError
+        out.append(
+            _advance_numeric(news[i], entries, nans, plus, minus, average=average)
+        )
+    return out
+
+
+def _advance_numeric(
+    news: Numbers,
+    entries: dict[int, tuple[int, int]],
+    nans: int,
+    plus: int,
+    minus: int,
+    *,
+    average: bool,
+) -> str | None:
+    start = len(news)
+    news += (0, nans, plus, minus)
+    count = nans + plus + minus
+    total = 0
+    scale = 0
+    for own_scale in sorted(entries):
+        own_count, own_total = entries[own_scale]
+        if own_count < 0 or (own_count == 0 and own_total != 0):
+            raise NegativeError
+        if own_count == 0:
+            continue
+        news += (own_scale, own_count, own_total)
+        news[start] += 1
+        count += own_count
+        total = total * 10 ** (own_scale - scale) + own_total
+        scale = own_scale
+    if count == 0:
+        return None
+    if nans or (plus and minus):
+        return "NaN"
+    if plus or minus:
+        return "Infinity" if plus else "-Infinity"
+    if average:
+        return _average(total, scale, count)
+    return numeric.write((numeric.SMALL, total, scale))
+
+
+@cython.locals(i=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, old=list)
+def advance_floats(
+    olds: list[Numbers],
+    at: list[int],
+    counts: list[list[int]],
+    sums: list[int],
+    news: list[Numbers],
+    average: bool,
+) -> list[float | None]:
+    """``[count, -0.0, NaN, +Inf, -Inf, shift, sum >> shift]``; returns sums or averages.
+
+    ``counts`` are the first five, one list each.  OverflowError if the sum is no double.
+    """
+    out: list[float | None] = []
+    for i in range(len(sums)):
+        old = olds[i]
+        own = [column[i] for column in counts]
+        total = sums[i]
+        if old:
+            p = at[i]
+            at[i] = p + 7
+            for k in range(5):
+                own[k] += old[p + k]
+            total += old[p + 6] << old[p + 5]
+        if min(own) < 0 or (own[0] == 0 and total != 0):
+            raise NegativeError
+        news[i] += own
+        shift = (total & -total).bit_length() - 1 if total else 0
+        news[i] += (shift, total >> shift)
+        out.append(_float(own, total, average=average))
+    return out
+
+
+def _float(counts: list[int], total: int, *, average: bool) -> float | None:
+    count, zeros, nans, plus, minus = counts
+    if count == 0:
+        return None
+    if nans or (plus and minus):
+        return _NAN
+    if plus or minus:
+        return _INFINITY if plus else -_INFINITY
+    value = total / (1 << FLOAT_UNIT_BITS)
+    if average:
+        return value / count
+    return -0.0 if zeros == count else value
+
+
+# --- rows of an ordered multiset
+
+
+def join_ordered(orders: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
+    """Rows that sort by ``orders`` (prefix-free), each carrying its value."""
+    return [
+        order + value + len(order).to_bytes(4, "little")
+        for order, value in zip(orders, values, strict=True)
+    ]
+
+
+def ordered_value(row: bytes) -> bytes:
+    """The value of a row that ``join_ordered`` made."""
+    end = len(row) - 4
+    return row[int.from_bytes(row[end:], "little") : end]

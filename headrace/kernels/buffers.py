@@ -1,0 +1,184 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+"""Arrow arrays to flat numpy buffers and back: what every kernel starts and ends with.
+
+Nothing here runs per row in Python.  Slices (a non-zero offset), absent validity bitmaps and
+empty arrays are dealt with once, here, so the kernels see plain contiguous memory.  Kernels get
+``memoryview`` objects, not numpy arrays: uncompiled code then reads Python integers, which
+neither wrap nor warn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import cython
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+TEXT_BYTES_MAX: Final = 2**31 - 1
+"""Most bytes that one ``pa.string()`` array can hold (32-bit offsets)."""
+
+_NUMPY: Final[dict[pa.DataType, type[np.generic]]] = {
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.int64(): np.int64,
+    pa.float32(): np.float32,
+    pa.float64(): np.float64,
+}
+
+
+def view(array: npt.NDArray[Any]) -> memoryview:
+    """What a kernel takes: the array's memory, read as Python or C integers."""
+    return memoryview(array)  # type: ignore[arg-type]  # numpy says so only for Python 3.12
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether arrays of ``kind`` have 32-bit offsets and bytes."""
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """Numpy type of a fixed-width ``kind`` other than bool; TypeError for any other type."""
+    found = _NUMPY.get(kind)
+    if found is None:
+        message = f"no kernel for Arrow type {kind}"
+        raise TypeError(message)
+    return np.dtype(found)
+
+
+def validity(array: pa.Array) -> Bytes:
+    """One byte per row: 1 where the row has a value, 0 where it is NULL."""
+    n = len(array)
+    if array.null_count == 0 or n == 0:
+        return np.ones(n, np.uint8)
+    bitmap = array.buffers()[0]
+    if bitmap is None:  # an array of type null has no bitmap
+        return np.zeros(n, np.uint8)
+    return _unpack(bitmap, array.offset, n)
+
+
+def offsets(array: pa.Array) -> Offsets:
+    """The ``n + 1`` offsets of a text array."""
+    n = len(array)
+    if n == 0:
+        return np.zeros(1, np.int32)
+    return np.frombuffer(array.buffers()[1], np.int32, n + 1, array.offset * 4)
+
+
+def data(array: pa.Array) -> Bytes:
+    """The bytes that the offsets of a text array point into."""
+    buffer = array.buffers()[2]
+    if buffer is None or buffer.size == 0:
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(buffer, np.uint8)
+
+
+def values(array: pa.Array) -> npt.NDArray[Any]:
+    """The values of a fixed-width array; bools as one byte each.  NULL slots hold anything."""
+    n = len(array)
+    if pa.types.is_boolean(array.type):
+        if n == 0:
+            return np.zeros(0, np.uint8)
+        return _unpack(array.buffers()[1], array.offset, n)
+    kind = dtype(array.type)
+    if n == 0:
+        return np.zeros(0, kind)
+    return np.frombuffer(array.buffers()[1], kind, n, array.offset * kind.itemsize)
+
+
+def make_text(
+    starts: Offsets, content: Bytes, valid: Bytes, kind: pa.DataType
+) -> pa.Array:
+    """A text array of ``len(starts) - 1`` rows; the buffers are not copied."""
+    n = len(starts) - 1
+    bitmap, nulls = _pack(valid)
+    buffers = [bitmap, pa.py_buffer(starts), pa.py_buffer(content)]
+    return pa.Array.from_buffers(kind, n, buffers, nulls)
+
+
+def make_fixed(content: npt.NDArray[Any], valid: Bytes, kind: pa.DataType) -> pa.Array:
+    """A fixed-width array; bools are given as one byte each."""
+    bitmap, nulls = _pack(valid)
+    if pa.types.is_boolean(kind):
+        body = pa.py_buffer(np.packbits(content, bitorder="little"))
+    else:
+        body = pa.py_buffer(np.ascontiguousarray(content, dtype(kind)))
+    return pa.Array.from_buffers(kind, len(content), [bitmap, body], nulls)
+
+
+def row_count(columns: Sequence[pa.Array]) -> int:
+    """The common length of ``columns``; ValueError if there is none."""
+    if not columns:
+        message = "rows without columns have no encoding"
+        raise ValueError(message)
+    n = len(columns[0])
+    if any(len(c) != n for c in columns):
+        message = "columns of different length"
+        raise ValueError(message)
+    return n
+
+
+@cython.locals(
+    pieces=list, out=cython.longlong[::1], i=cython.Py_ssize_t, total=cython.longlong
+)
+def lengths(pieces: list[bytes]) -> Int64s:
+    """``bounds`` of pieces that will be joined."""
+    limits = np.zeros(len(pieces) + 1, np.int64)
+    out = view(limits)
+    total = 0
+    for i in range(len(pieces)):
+        total += len(pieces[i])
+        out[i + 1] = total
+    return limits
+
+
+def bounds(sizes: Int64s) -> Int64s:
+    """Where each of the consecutive pieces of these sizes begins, and where the last ends."""
+    out = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=out[1:])
+    return out
+
+
+@cython.locals(
+    joined=bytes,
+    source=cython.p_const_char,
+    limits=cython.const_longlong[::1],
+    out=list,
+    begin=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+)
+def cut(joined: bytes, limits: memoryview) -> list[bytes]:
+    """The consecutive pieces of ``joined`` between ``limits`` (as ``bounds`` made them)."""
+    n = len(limits) - 1
+    out = []
+    source = (
+        joined  # compiled: a pointer, whose slice is new bytes without a slice object
+    )
+    begin = limits[0]
+    for i in range(n):
+        end = limits[i + 1]
+        out.append(source[begin:end])
+        begin = end
+    return out
+
+
+def _unpack(bitmap: pa.Buffer, offset: int, n: int) -> Bytes:
+    first = offset >> 3
+    used = np.frombuffer(bitmap, np.uint8, ((offset + n + 7) >> 3) - first, first)
+    return np.unpackbits(used, count=(offset & 7) + n, bitorder="little")[offset & 7 :]
+
+
+def _pack(valid: Bytes) -> tuple[pa.Buffer | None, int]:
+    nulls = len(valid) - int(np.count_nonzero(valid))
+    if nulls == 0:
+        return None, 0
+    return pa.py_buffer(np.packbits(valid, bitorder="little")), nulls

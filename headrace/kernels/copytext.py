@@ -1,0 +1,358 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+r"""COPY text format and array literals: many values through one connection at once.
+
+Source: Postgres manual, COPY, "Text Format": rows end with a newline, columns are separated by
+tabs, NULL is ``\N``, and backslash escapes stand for backslash and control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cython
+import numpy as np
+import pyarrow as pa
+
+from headrace.kernels import buffers
+
+
+def split(data: bytes, ncols: int) -> list[pa.StringArray]:
+    """Columns of whole lines as ``COPY … TO STDOUT`` sends them.
+
+    Raises ValueError if a line is incomplete or has another number of columns.  Escapes are
+    those that Postgres writes (octal and hexadecimal ones it only reads: ValueError).
+    """
+    lines = data.count(b"\n")
+    if data and not data.endswith(b"\n"):
+        message = "incomplete line in COPY data"
+        raise ValueError(message)
+    if ncols == 0:
+        return []
+    fields = np.empty(lines * ncols * 2, np.int64)
+    if not _find_fields(memoryview(data), buffers.view(fields), lines, ncols):
+        message = f"COPY data does not have {ncols} columns in each line"
+        raise ValueError(message)
+    out = []
+    for column in range(ncols):
+        spans = fields.reshape(lines, ncols, 2)[:, column, :]
+        begin = np.ascontiguousarray(spans[:, 0])
+        end = np.ascontiguousarray(spans[:, 1])
+        size = int((end - begin).sum())
+        if size > buffers.TEXT_BYTES_MAX:
+            message = "too many bytes for one text column"
+            raise ValueError(message)
+        content = np.empty(size, np.uint8)
+        starts = np.zeros(lines + 1, np.int32)
+        valid = np.ones(lines, np.uint8)
+        used = _unescape(
+            memoryview(data),
+            buffers.view(begin),
+            buffers.view(end),
+            buffers.view(content),
+            buffers.view(starts),
+            buffers.view(valid),
+        )
+        if used < 0:
+            message = "unknown escape in COPY data"
+            raise ValueError(message)
+        out.append(buffers.make_text(starts, content[:used], valid, pa.string()))
+    return out
+
+
+def join(columns: Sequence[pa.StringArray]) -> bytes:
+    """Rows in COPY text format; the inverse of ``split``."""
+    if not columns:
+        return b""
+    n = len(columns[0])
+    sizes = np.full(n, len(columns), np.int64)
+    parts = []
+    for column in columns:
+        if len(column) != n or not buffers.is_text(column.type):
+            message = "text columns of one length expected"
+            raise ValueError(message)
+        data = buffers.view(buffers.data(column))
+        offsets = buffers.view(buffers.offsets(column))
+        valid = buffers.view(buffers.validity(column))
+        _size_escaped(data, offsets, valid, buffers.view(sizes))
+        parts.append((data, offsets, valid))
+    bounds = np.zeros(n + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    out = np.empty(int(bounds[n]), np.uint8)
+    cursor = bounds[:n].copy()
+    for index, (data, offsets, valid) in enumerate(parts):
+        after = 10 if index == len(parts) - 1 else 9
+        _escape(buffers.view(out), buffers.view(cursor), data, offsets, valid, after)
+    return out.tobytes()
+
+
+def array_literal(column: pa.StringArray) -> str:
+    r"""One-dimensional Postgres array literal, every value quoted: ``{"a","\"",NULL}``.
+
+    Fits every element type whose delimiter is a comma (all built-in ones but ``box``).
+    """
+    if not buffers.is_text(column.type):
+        message = f"text expected, got Arrow type {column.type}"
+        raise TypeError(message)
+    offsets = buffers.offsets(column)
+    n = len(column)
+    size = 2 * (int(offsets[n]) - int(offsets[0])) + 5 * n + 2
+    out = np.empty(size, np.uint8)
+    used = _literal(
+        buffers.view(out),
+        buffers.view(buffers.data(column)),
+        buffers.view(offsets),
+        buffers.view(buffers.validity(column)),
+    )
+    return out[:used].tobytes().decode()
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    fields=cython.longlong[::1],
+    lines=cython.Py_ssize_t,
+    ncols=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    size=cython.Py_ssize_t,
+    line=cython.Py_ssize_t,
+    column=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    c=cython.int,
+)
+def _find_fields(data: memoryview, fields: memoryview, lines: int, ncols: int) -> bool:
+    """Begin and end of each field; tabs and newlines inside values are always escaped."""
+    size = len(data)
+    p = 0
+    at = 0
+    for line in range(lines):
+        for column in range(ncols):
+            fields[at] = p
+            c = data[p]
+            while c != 9 and c != 10:
+                p += 1
+                c = data[p]  # in bounds: the data ends with a newline
+            fields[at + 1] = p
+            at += 2
+            if c != (10 if column == ncols - 1 else 9):
+                return False
+            p += 1
+            if p == size and (line < lines - 1 or column < ncols - 1):
+                return False
+    return p == size
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.int)
+@cython.locals(c=cython.int)
+def _unescaped(c: int) -> int:
+    """The byte that backslash and ``c`` stand for, or -1."""
+    if c == 92:
+        return 92
+    if c == 98:
+        return 8
+    if c == 102:
+        return 12
+    if c == 110:
+        return 10
+    if c == 114:
+        return 13
+    if c == 116:
+        return 9
+    if c == 118:
+        return 11
+    return -1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.int)
+@cython.locals(c=cython.int)
+def _escaped(c: int) -> int:
+    """The letter that stands for ``c`` after a backslash, or 0 if it needs none."""
+    if c == 92:
+        return 92
+    if c > 13 or c < 8:
+        return 0
+    if c == 8:
+        return 98
+    if c == 9:
+        return 116
+    if c == 10:
+        return 110
+    if c == 11:
+        return 118
+    if c == 12:
+        return 102
+    return 114
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    begin=cython.const_longlong[::1],
+    end=cython.const_longlong[::1],
+    content=cython.uchar[::1],
+    starts=cython.int[::1],
+    valid=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    last=cython.Py_ssize_t,
+    c=cython.int,
+)
+def _unescape(
+    data: memoryview,
+    begin: memoryview,
+    end: memoryview,
+    content: memoryview,
+    starts: memoryview,
+    valid: memoryview,
+) -> int:
+    n = len(valid)
+    p = 0
+    for i in range(n):
+        q = begin[i]
+        last = end[i]
+        if last - q == 2 and data[q] == 92 and data[q + 1] == 78:
+            valid[i] = 0
+            q = last
+        while q < last:
+            c = data[q]
+            q += 1
+            if c == 92:
+                c = _unescaped(data[q]) if q < last else -1
+                if c < 0:
+                    return -1
+                q += 1
+            content[p] = c
+            p += 1
+        starts[i + 1] = p
+    return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    sizes=cython.longlong[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    size=cython.longlong,
+)
+def _size_escaped(
+    data: memoryview, offsets: memoryview, valid: memoryview, sizes: memoryview
+) -> None:
+    n = len(valid)
+    for i in range(n):
+        if not valid[i]:
+            sizes[i] += 2
+            continue
+        size = offsets[i + 1] - offsets[i]
+        for q in range(offsets[i], offsets[i + 1]):
+            if _escaped(data[q]):
+                size += 1
+        sizes[i] += size
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    out=cython.uchar[::1],
+    cursor=cython.longlong[::1],
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    after=cython.uchar,
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    c=cython.uchar,
+    letter=cython.int,
+)
+def _escape(
+    out: memoryview,
+    cursor: memoryview,
+    data: memoryview,
+    offsets: memoryview,
+    valid: memoryview,
+    after: int,
+) -> None:
+    n = len(valid)
+    for i in range(n):
+        p = cursor[i]
+        if valid[i]:
+            for q in range(offsets[i], offsets[i + 1]):
+                c = data[q]
+                letter = _escaped(c)
+                if letter:
+                    out[p] = 92
+                    p += 1
+                    c = letter
+                out[p] = c
+                p += 1
+        else:
+            out[p] = 92
+            out[p + 1] = 78
+            p += 2
+        out[p] = after
+        cursor[i] = p + 1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    out=cython.uchar[::1],
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    c=cython.uchar,
+)
+def _literal(
+    out: memoryview, data: memoryview, offsets: memoryview, valid: memoryview
+) -> int:
+    n = len(valid)
+    out[0] = 123
+    p = 1
+    for i in range(n):
+        if i:
+            out[p] = 44
+            p += 1
+        if not valid[i]:
+            out[p] = 78
+            out[p + 1] = 85
+            out[p + 2] = 76
+            out[p + 3] = 76
+            p += 4
+            continue
+        out[p] = 34
+        p += 1
+        for q in range(offsets[i], offsets[i + 1]):
+            c = data[q]
+            if c == 34 or c == 92:
+                out[p] = 92
+                p += 1
+            out[p] = c
+            p += 1
+        out[p] = 34
+        p += 1
+    out[p] = 125
+    return p + 1

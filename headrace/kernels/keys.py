@@ -1,0 +1,521 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Canonical, order-preserving keys: one byte string per row, compared as Postgres compares.
+
+Per column a marker byte (0 value, 1 NULL, so NULL sorts last), then the value in a form that is
+prefix-free and whose byte order is Postgres' ascending order.  Keys are written column by
+column into one buffer, with one write position per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cython
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.kernels import buffers
+from headrace.kernels.buffers import Int64s
+from headrace.types import BPCHAR, INTERVAL, NUMERIC
+
+# Declared, because Cython takes a literal beyond 32 bits for a Python object.
+_GREATEST = cython.declare(cython.longlong, 9223372036854775807)
+_DAY = cython.declare(cython.longlong, 86400000000)
+_HOUR = cython.declare(cython.longlong, 3600000000)
+_HOURS_MAX = cython.declare(cython.longlong, 2562047788)
+
+
+def encode_keys(
+    columns: Sequence[pa.Array], oids: Sequence[int], *, nulls: bool
+) -> list[bytes | None]:
+    """Canonical key of each row: equal keys = equal in Postgres, byte order = ascending order.
+
+    Whole keys are prefix-free.  Integers of all widths share one form, as do float4 and float8;
+    numerics ignore their scale, bpchar its trailing blanks; intervals are compared as Postgres
+    does (a month is 30 days, a day 24 hours); NaN is greatest and all NaN are equal; -0.0 is
+    0.0.  All other types: their text, bytewise.  NULLs are equal to each other and sort last;
+    with ``nulls=False`` a row with any NULL has no key (None).  Raises ValueError for
+    text that is not a value of its type, and without columns.
+    """
+    n = buffers.row_count(columns)
+    sizes = np.full(n, len(columns), np.int64)
+    parts = []
+    for column, oid in zip(columns, oids, strict=True):
+        content, starts = _key_content(column, oid)
+        valid = buffers.validity(column)
+        sizes += np.diff(starts) * valid
+        parts.append((content, starts, valid))
+    bounds = buffers.bounds(sizes)
+    out = np.empty(int(bounds[n]), np.uint8)
+    at = bounds[:n].copy()
+    view, cursor = buffers.view(out), buffers.view(at)
+    for content, starts, valid in parts:
+        _put_key(
+            view,
+            cursor,
+            buffers.view(content),
+            buffers.view(starts),
+            buffers.view(valid),
+        )
+    keys: list[bytes | None] = list(buffers.cut(out.tobytes(), buffers.view(bounds)))
+    if not nulls:
+        for column in columns:
+            if column.null_count:
+                for index in np.flatnonzero(buffers.validity(column) == 0).tolist():
+                    keys[index] = None
+    return keys
+
+
+def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
+    """Per row the key bytes of one column, without marker: contents and n + 1 bounds."""
+    n = len(column)
+    if not buffers.is_text(column.type):
+        return _key_fixed(buffers.values(column))
+    data = buffers.view(buffers.data(column))
+    offsets = buffers.offsets(column)
+    valid = buffers.view(buffers.validity(column))
+    starts = np.zeros(n + 1, np.int64)
+    total = int(offsets[n]) - int(offsets[0])
+    limits = buffers.view(offsets)
+    if oid == NUMERIC:
+        out = np.empty(total + 8 * n, np.uint8)
+        used = _key_numerics(
+            data, limits, valid, buffers.view(out), buffers.view(starts)
+        )
+    elif oid == INTERVAL:
+        out = np.empty(13 * n, np.uint8)
+        used = _key_intervals(
+            data, limits, valid, buffers.view(out), buffers.view(starts)
+        )
+    else:
+        out = np.empty(2 * total + n, np.uint8)
+        padded = oid == BPCHAR
+        used = _key_texts(
+            data, limits, valid, buffers.view(out), buffers.view(starts), padded
+        )
+    if used < 0:
+        message = f"malformed text for a column of type OID {oid}"
+        raise ValueError(message)
+    return out[:used], starts
+
+
+def _key_fixed(values: npt.NDArray[Any]) -> tuple[buffers.Bytes, Int64s]:
+    n = len(values)
+    sign = np.uint64(1 << 63)
+    width = 8
+    if values.dtype == np.uint8:  # bool
+        width = 1
+        content = values
+    elif values.dtype.kind == "f":
+        floats = values.astype(np.float64) + 0.0  # -0.0 + 0.0 = 0.0
+        floats[np.isnan(floats)] = np.nan
+        bits = floats.view(np.uint64)
+        bits = np.where(bits & sign, ~bits, bits | sign)
+        content = bits.astype(">u8").view(np.uint8)
+    else:
+        bits = values.astype(np.int64).view(np.uint64) ^ sign
+        content = bits.astype(">u8").view(np.uint8)
+    return content, np.arange(0, (n + 1) * width, width, dtype=np.int64)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    out=cython.uchar[::1],
+    cursor=cython.longlong[::1],
+    data=cython.const_uchar[::1],
+    starts=cython.const_longlong[::1],
+    valid=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+)
+def _put_key(
+    out: memoryview,
+    cursor: memoryview,
+    data: memoryview,
+    starts: memoryview,
+    valid: memoryview,
+) -> None:
+    n = len(valid)
+    for i in range(n):
+        p = cursor[i]
+        out[p] = 0 if valid[i] else 1
+        p += 1
+        if valid[i]:
+            q = starts[i]
+            end = starts[i + 1]
+            while q < end:
+                out[p] = data[q]
+                p += 1
+                q += 1
+        cursor[i] = p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    starts=cython.longlong[::1],
+    padded=cython.bint,
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    c=cython.uchar,
+)
+def _key_texts(
+    data: memoryview,
+    offsets: memoryview,
+    valid: memoryview,
+    out: memoryview,
+    starts: memoryview,
+    padded: bool,
+) -> int:
+    """Bytes and a 0x00; a 0x00 or 0x01 inside becomes 0x01 0x01 or 0x01 0x02."""
+    n = len(valid)
+    p = 0
+    for i in range(n):
+        starts[i] = p
+        if not valid[i]:
+            continue
+        q = offsets[i]
+        end = offsets[i + 1]
+        if padded:
+            while end > q and data[end - 1] == 32:
+                end -= 1
+        while q < end:
+            c = data[q]
+            q += 1
+            if c <= 1:
+                out[p] = 1
+                p += 1
+                c += 1
+            out[p] = c
+            p += 1
+        out[p] = 0
+        p += 1
+    starts[n] = p
+    return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    starts=cython.longlong[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+)
+def _key_numerics(
+    data: memoryview,
+    offsets: memoryview,
+    valid: memoryview,
+    out: memoryview,
+    starts: memoryview,
+) -> int:
+    n = len(valid)
+    p = 0
+    for i in range(n):
+        starts[i] = p
+        if valid[i]:
+            p = _key_numeric(data, offsets[i], offsets[i + 1], out, p)
+            if p < 0:
+                return -1
+    starts[n] = p
+    return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    point=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+    digits=cython.Py_ssize_t,
+    negative=cython.bint,
+)
+def _key_numeric(data: memoryview, q: int, end: int, out: memoryview, p: int) -> int:
+    """Write the key of one numeric at ``p``; the new position, or -1 if malformed.
+
+    Sign class, then for numbers 0.d1d2d3... * 10**exponent (d1 > 0): the exponent, digits in
+    pairs, each plus one, and a 0x00; complemented for negative numbers.
+    """
+    if q == end:
+        return -1
+    negative = data[q] == 45
+    if negative:
+        q += 1
+    if q < end and (data[q] == 78 or data[q] == 73):  # NaN, Infinity
+        if data[q] == 78:
+            if negative or end - q != 3:
+                return -1
+            out[p] = 5
+        else:
+            if end - q != 8:
+                return -1
+            out[p] = 0 if negative else 4
+        return p + 1
+    point = end
+    digits = 0
+    for j in range(q, end):
+        if data[j] == 46 and point == end:
+            point = j
+        elif data[j] < 48 or data[j] > 57:
+            return -1
+        else:
+            digits += 1
+    if digits == 0:
+        return -1
+    while q < end and (data[q] == 48 or data[q] == 46):
+        q += 1
+    if q == end:
+        out[p] = 2
+        return p + 1
+    out[p] = 1 if negative else 3
+    return _key_digits(data, q, end, point, out, p + 1, 255 if negative else 0)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    point=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    flip=cython.int,
+    exponent=cython.longlong,
+    pair=cython.int,
+    half=cython.bint,
+)
+def _key_digits(
+    data: memoryview, q: int, end: int, point: int, out: memoryview, p: int, flip: int
+) -> int:
+    """Exponent and digits of the number whose first non-zero digit is at ``q``."""
+    exponent = point - q if point > q else point - q + 1
+    if -127 <= exponent <= 126:
+        out[p] = (exponent + 128) ^ flip
+        p += 1
+    else:
+        out[p] = (0 if exponent < 0 else 255) ^ flip
+        exponent += 8388608
+        out[p + 1] = ((exponent >> 16) & 255) ^ flip
+        out[p + 2] = ((exponent >> 8) & 255) ^ flip
+        out[p + 3] = (exponent & 255) ^ flip
+        p += 4
+    while end > q and (data[end - 1] == 48 or data[end - 1] == 46):
+        end -= 1
+    pair = 0
+    half = False
+    while q < end:
+        if data[q] != 46:
+            if half:
+                out[p] = (pair * 10 + data[q] - 48 + 1) ^ flip
+                p += 1
+                half = False
+            else:
+                pair = data[q] - 48
+                half = True
+        q += 1
+    if half:
+        out[p] = (pair * 10 + 1) ^ flip
+        p += 1
+    out[p] = flip
+    return p + 1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    starts=cython.longlong[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+)
+def _key_intervals(
+    data: memoryview,
+    offsets: memoryview,
+    valid: memoryview,
+    out: memoryview,
+    starts: memoryview,
+) -> int:
+    n = len(valid)
+    p = 0
+    for i in range(n):
+        starts[i] = p
+        if valid[i]:
+            if not _key_interval(data, offsets[i], offsets[i + 1], out, p):
+                return -1
+            p += 13
+    starts[n] = p
+    return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    start=cython.Py_ssize_t,
+    days=cython.longlong,
+    micros=cython.longlong,
+    value=cython.longlong,
+    negative=cython.bint,
+    unit=cython.int,
+)
+def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -> bool:
+    """Write the key of one interval (IntervalStyle postgres) at ``p``; False if malformed.
+
+    Eight bytes of whole days and five of the microseconds left, as Postgres' interval_cmp.
+    """
+    days = 0
+    micros = 0
+    if end - q >= 8 and data[end - 1] == 121:  # infinity, -infinity (Postgres 17)
+        days = _GREATEST
+        _put_interval(out, p, -days if data[q] == 45 else days, 0)
+        return True
+    if q == end:
+        return False
+    while q < end:
+        negative = data[q] == 45
+        if negative or data[q] == 43:
+            q += 1
+        start = q
+        value = 0
+        while q < end and 48 <= data[q] <= 57:
+            if q - start > 9:
+                return False
+            value = value * 10 + data[q] - 48
+            q += 1
+        if q in (start, end):
+            return False
+        if data[q] == 58:
+            if not _clock_good(data, q, end) or value > _HOURS_MAX:
+                return False
+            micros = _clock(
+                data, q, end, value
+            )  # negated: the least has no positive twin
+            if not negative:
+                micros = -micros
+            break
+        unit = data[q + 1] if data[q] == 32 and q + 1 < end else 0
+        if unit == 121:
+            value *= 360
+        elif unit == 109:
+            value *= 30
+        elif unit != 100:
+            return False
+        days += -value if negative else value
+        q += 1
+        while q < end and data[q] != 32:
+            q += 1
+        q += 1
+    days += micros // _DAY
+    _put_interval(out, p, days, micros % _DAY)
+    return True
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+)
+def _clock_good(data: memoryview, q: int, end: int) -> bool:
+    """Whether ``:MM:SS[.f{1,6}]`` stands at ``q`` and nothing after it."""
+    if end - q != 6 and (end - q < 8 or end - q > 13):
+        return False
+    for j in range(q, end):
+        if j - q == 0 or j - q == 3:
+            if data[j] != 58:
+                return False
+        elif j - q == 6:
+            if data[j] != 46:
+                return False
+        elif data[j] < 48 or data[j] > 57:
+            return False
+    return data[q + 1] < 54 and data[q + 4] < 54
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    hours=cython.longlong,
+    total=cython.longlong,
+    part=cython.longlong,
+    scale=cython.longlong,
+)
+def _clock(data: memoryview, q: int, end: int, hours: int) -> int:
+    """Negated microseconds of ``hours`` and the good clock text at ``q``."""
+    total = -_HOUR * hours
+    # NB: through a 64-bit variable; octets times a constant would be a 32-bit product.
+    part = (data[q + 1] - 48) * 10 + data[q + 2] - 48
+    total -= 60000000 * part
+    part = (data[q + 4] - 48) * 10 + data[q + 5] - 48
+    total -= 1000000 * part
+    scale = 100000
+    q += 7
+    while q < end:
+        total -= scale * (data[q] - 48)
+        scale //= 10
+        q += 1
+    return total
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    out=cython.uchar[::1],
+    p=cython.Py_ssize_t,
+    days=cython.longlong,
+    micros=cython.longlong,
+    j=cython.int,
+)
+def _put_interval(out: memoryview, p: int, days: int, micros: int) -> None:
+    for j in range(8):
+        out[p + j] = (days >> (56 - 8 * j)) & 255
+    out[p] ^= 128
+    for j in range(5):
+        out[p + 8 + j] = (micros >> (32 - 8 * j)) & 255

@@ -1,0 +1,622 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Arithmetic on Postgres numerics as text: exact, with Postgres' display scale.
+
+A value is mantissa x 10**-scale.  Values of up to 18 digits are computed in 64-bit integers;
+whatever does not fit (operand or result) is computed row by row in Python's integers.  NaN and
+the infinities follow Postgres 14 and later.  ``OverflowError`` is a value Postgres cannot hold
+(22003), ``ZeroDivisionError`` a division by zero (22012).
+
+Source of the scales: Postgres ``numeric.c`` (``add_var``, ``mul_var``, ``select_div_scale``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import cython
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.kernels import buffers
+
+NULL, SMALL, BIG, NAN, PLUS_INF, MINUS_INF, SLOW = 0, 1, 2, 3, 4, 5, 6
+
+Number = tuple[int, int, int]
+"""(kind, mantissa, scale); kind is ``SMALL`` for any finite value."""
+
+SCALE_MAX: Final = 16383
+DIGITS_MAX: Final = 131072
+"""Most digits before the point."""
+_LIMIT: Final = 10**DIGITS_MAX
+_SPECIAL: Final = {"NaN": NAN, "Infinity": PLUS_INF, "-Infinity": MINUS_INF}
+_WORDS: Final = {NAN: "NaN", PLUS_INF: "Infinity", MINUS_INF: "-Infinity"}
+_ZERO: Final[Number] = (SMALL, 0, 0)
+
+_POWERS = np.array([10**i for i in range(19)], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A numeric column as machine integers.
+
+    ``kinds`` per row: ``NULL``, ``SMALL`` (``mantissas`` and ``scales`` hold it), ``BIG`` (only
+    ``column`` does), ``NAN``, ``PLUS_INF``, ``MINUS_INF``.
+    """
+
+    column: pa.StringArray
+    kinds: npt.NDArray[np.uint8]
+    mantissas: npt.NDArray[np.int64]
+    scales: npt.NDArray[np.int32]
+
+
+def parse(column: pa.StringArray) -> Parsed:
+    """Read a column of Postgres' numeric texts; ValueError if one is none."""
+    n = len(column)
+    kinds = np.zeros(n, np.uint8)
+    mantissas = np.zeros(n, np.int64)
+    scales = np.zeros(n, np.int32)
+    good = _parse(
+        buffers.view(buffers.data(column)),
+        buffers.view(buffers.offsets(column)),
+        buffers.view(buffers.validity(column)),
+        buffers.view(kinds),
+        buffers.view(mantissas),
+        buffers.view(scales),
+    )
+    if not good:
+        raise ValueError("malformed text for a column of type numeric")
+    return Parsed(column, kinds, mantissas, scales)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    kinds=cython.uchar[::1],
+    mantissas=cython.longlong[::1],
+    scales=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    point=cython.Py_ssize_t,
+    digits=cython.Py_ssize_t,
+    negative=cython.bint,
+    value=cython.longlong,
+    c=cython.int,
+)
+def _parse(
+    data: memoryview,
+    offsets: memoryview,
+    valid: memoryview,
+    kinds: memoryview,
+    mantissas: memoryview,
+    scales: memoryview,
+) -> bool:
+    n = len(kinds)
+    for i in range(n):
+        if not valid[i]:
+            continue
+        p = offsets[i]
+        end = offsets[i + 1]
+        if p == end:
+            return False
+        c = data[p]
+        if c == 78 or c == 73:  # N, I
+            if end - p != (3 if c == 78 else 8):
+                return False
+            kinds[i] = 3 if c == 78 else 4
+            continue
+        negative = c == 45
+        if negative:
+            p += 1
+            if p < end and data[p] == 73:
+                if end - p != 8:
+                    return False
+                kinds[i] = 5
+                continue
+        value = 0
+        point = -1
+        digits = 0
+        while p < end:
+            c = data[p]
+            p += 1
+            if c == 46 and point < 0:
+                point = p
+                continue
+            if c < 48 or c > 57:
+                return False
+            if value != 0 or c != 48:
+                digits += 1
+            if digits <= 18:
+                value = value * 10 + (c - 48)
+        if end - offsets[i] <= (1 if negative else 0) or point == end:
+            return False
+        scales[i] = end - point if point >= 0 else 0
+        if digits > 18 or scales[i] > 18:
+            kinds[i] = 2
+        else:
+            kinds[i] = 1
+            mantissas[i] = -value if negative else value
+    return True
+
+
+def render(
+    kinds: npt.NDArray[np.uint8],
+    mantissas: npt.NDArray[np.int64],
+    scales: npt.NDArray[np.int32],
+) -> pa.StringArray:
+    """Text of the ``SMALL`` rows; every other row is NULL."""
+    n = len(kinds)
+    valid = (kinds == SMALL).astype(np.uint8)
+    # 19 digits, sign, point and a leading zero; or zeros up to the scale.
+    content = np.empty(int((22 + scales[valid == 1]).sum(dtype=np.int64)), np.uint8)
+    starts = np.zeros(n + 1, np.int32)
+    used = _render(
+        buffers.view(valid),
+        buffers.view(np.ascontiguousarray(mantissas)),
+        buffers.view(np.ascontiguousarray(scales)),
+        buffers.view(content),
+        buffers.view(starts),
+    )
+    return buffers.make_text(starts, content[:used], valid, pa.string())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    valid=cython.const_uchar[::1],
+    mantissas=cython.const_longlong[::1],
+    scales=cython.const_int[::1],
+    content=cython.uchar[::1],
+    starts=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    value=cython.longlong,
+    rest=cython.longlong,
+    digits=cython.int,
+    scale=cython.int,
+    k=cython.int,
+)
+def _render(
+    valid: memoryview,
+    mantissas: memoryview,
+    scales: memoryview,
+    content: memoryview,
+    starts: memoryview,
+) -> int:
+    n = len(valid)
+    p = 0
+    for i in range(n):
+        starts[i] = p
+        if not valid[i]:
+            continue
+        value = mantissas[i]
+        scale = scales[i]
+        if value < 0:
+            content[p] = 45
+            p += 1
+            value = -value
+        digits = 1
+        rest = value // 10
+        while rest > 0:
+            digits += 1
+            rest //= 10
+        if digits <= scale:
+            digits = scale + 1
+        end = p + digits + (1 if scale > 0 else 0)
+        q = end
+        for k in range(digits):
+            if k == scale and scale > 0:
+                q -= 1
+                content[q] = 46
+            q -= 1
+            content[q] = 48 + value % 10
+            value //= 10
+        p = end
+    starts[n] = p
+    return p
+
+
+# --- one value, in Python's integers
+
+
+def read(text: str) -> Number:
+    """The number that Postgres' text ``text`` names."""
+    special = _SPECIAL.get(text)
+    if special is not None:
+        return (special, 0, 0)
+    whole, _, fraction = text.partition(".")
+    return (SMALL, _integer(whole + fraction), len(fraction))
+
+
+def _integer(digits: str) -> int:
+    # int() refuses more than 4300 digits; Postgres' numerics have up to 147455.
+    if len(digits) <= 4000:
+        return int(digits)
+    negative = digits.startswith("-")
+    body = digits[1:] if negative else digits
+    half = len(body) // 2
+    value = _integer(body[:half]) * 10 ** (len(body) - half) + _integer(body[half:])
+    return -value if negative else value
+
+
+def _digits(value: int) -> str:
+    """Decimal digits of ``value`` >= 0, however many."""
+    if value.bit_length() <= 13000:
+        return str(value)
+    half = int(value.bit_length() * 0.30103) // 2
+    high, low = divmod(value, 10**half)
+    return _digits(high) + _digits(low).zfill(half)
+
+
+def write(number: Number) -> str:
+    """Postgres' text of ``number``; OverflowError if Postgres cannot hold it."""
+    kind, mantissa, scale = number
+    if kind != SMALL:
+        return _WORDS[kind]
+    size = abs(mantissa)
+    if size.bit_length() > 400000 and size >= _LIMIT * 10**scale:
+        raise OverflowError("value overflows numeric format")
+    text = _digits(size)
+    if scale:
+        text = text.zfill(scale + 1)
+        point = len(text) - scale
+        text = f"{text[:point]}.{text[point:]}"
+    return "-" + text if mantissa < 0 else text
+
+
+def rounded(mantissa: int, scale: int, target: int) -> int:
+    """Mantissa at the lower scale ``target``, half away from zero."""
+    unit = 10 ** (scale - target)
+    size = (abs(mantissa) * 2 + unit) // (2 * unit)
+    return -size if mantissa < 0 else size
+
+
+def plus(a: Number, b: Number) -> Number:
+    """``a + b``."""
+    if a[0] != SMALL or b[0] != SMALL:
+        if a[0] == NAN or b[0] == NAN or {a[0], b[0]} == {PLUS_INF, MINUS_INF}:
+            return (NAN, 0, 0)
+        return a if a[0] != SMALL else b
+    scale = max(a[2], b[2])
+    total = a[1] * 10 ** (scale - a[2]) + b[1] * 10 ** (scale - b[2])
+    return (SMALL, total, scale)
+
+
+def negative(a: Number) -> Number:
+    """``-a``."""
+    if a[0] == SMALL:
+        return (SMALL, -a[1], a[2])
+    return ({NAN: NAN, PLUS_INF: MINUS_INF, MINUS_INF: PLUS_INF}[a[0]], 0, 0)
+
+
+def minus(a: Number, b: Number) -> Number:
+    """``a - b``."""
+    return plus(a, negative(b))
+
+
+def _sign(a: Number) -> int:
+    if a[0] == SMALL:
+        return (a[1] > 0) - (a[1] < 0)
+    return 1 if a[0] == PLUS_INF else -1
+
+
+def _infinity(sign: int) -> Number:
+    return (PLUS_INF if sign > 0 else MINUS_INF, 0, 0)
+
+
+def times(a: Number, b: Number) -> Number:
+    """``a * b``."""
+    if a[0] != SMALL or b[0] != SMALL:
+        if a[0] == NAN or b[0] == NAN or _sign(a) * _sign(b) == 0:
+            return (NAN, 0, 0)
+        return _infinity(_sign(a) * _sign(b))
+    mantissa, scale = a[1] * b[1], a[2] + b[2]
+    if scale > SCALE_MAX:
+        mantissa, scale = rounded(mantissa, scale, SCALE_MAX), SCALE_MAX
+    return (SMALL, mantissa, scale)
+
+
+def _first_digit(a: Number) -> tuple[int, int]:
+    """Weight and value of the first non-zero base-10000 digit ((0, 0) of a zero)."""
+    if a[1] == 0:
+        return 0, 0
+    text = _digits(abs(a[1]))
+    weight = (len(text) - a[2] - 1) // 4
+    # Digits of that base-10000 digit: from the first one down to place 4 * weight.
+    count = len(text) - a[2] - 4 * weight
+    return weight, int(text[:count].ljust(count, "0"))
+
+
+def quotient_scale(a: Number, b: Number) -> int:
+    """Display scale of ``a / b``; Source: ``select_div_scale``."""
+    weight_a, first_a = _first_digit(a)
+    weight_b, first_b = _first_digit(b)
+    weight = weight_a - weight_b - (1 if first_a <= first_b else 0)
+    return min(max(16 - weight * 4, a[2], b[2], 0), 1000)
+
+
+def divided(a: Number, b: Number) -> Number:
+    """``a / b``; ZeroDivisionError."""
+    if a[0] == NAN or b[0] == NAN:
+        return (NAN, 0, 0)
+    if a[0] != SMALL:
+        if b[0] != SMALL:
+            return (NAN, 0, 0)
+        if b[1] == 0:
+            raise ZeroDivisionError("division by zero")
+        return _infinity(_sign(a) * _sign(b))
+    if b[0] != SMALL:
+        return _ZERO
+    if b[1] == 0:
+        raise ZeroDivisionError("division by zero")
+    scale = quotient_scale(a, b)
+    shift = scale + b[2] - a[2]
+    top, bottom = abs(a[1]), abs(b[1])
+    if shift >= 0:
+        top *= 10**shift
+    else:
+        bottom *= 10**-shift
+    size = (2 * top + bottom) // (2 * bottom)
+    return (SMALL, size if (a[1] < 0) == (b[1] < 0) else -size, scale)
+
+
+def order(a: Number, b: Number) -> int:
+    """-1, 0 or 1 as Postgres sorts: -Infinity, numbers, Infinity, NaN."""
+    if a[0] != SMALL or b[0] != SMALL:
+        ranks = {MINUS_INF: 0, SMALL: 1, PLUS_INF: 2, NAN: 3}
+        return (ranks[a[0]] > ranks[b[0]]) - (ranks[a[0]] < ranks[b[0]])
+    scale = max(a[2], b[2])
+    left, right = a[1] * 10 ** (scale - a[2]), b[1] * 10 ** (scale - b[2])
+    return (left > right) - (left < right)
+
+
+# --- columns
+
+
+def add(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
+    """``a + b`` of numeric columns."""
+    return _binary(a, b, 0, plus)
+
+
+def sub(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
+    """``a - b`` of numeric columns."""
+    return _binary(a, b, 1, minus)
+
+
+def mul(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
+    """``a * b`` of numeric columns."""
+    return _binary(a, b, 2, times)
+
+
+def div(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
+    """``a / b`` of numeric columns; ZeroDivisionError."""
+    return _binary(a, b, 3, divided)
+
+
+def neg(a: pa.StringArray) -> pa.StringArray:
+    """``-a`` of a numeric column."""
+    parsed = parse(a)
+    if _plain(parsed):
+        return render(parsed.kinds, -parsed.mantissas, parsed.scales)
+    return _each(a, lambda text: write(negative(read(text))))
+
+
+def absolute(a: pa.StringArray) -> pa.StringArray:
+    """``abs(a)`` of a numeric column."""
+    return pc.utf8_ltrim(a, characters="-")
+
+
+def compare(a: pa.StringArray, b: pa.StringArray) -> npt.NDArray[np.int8]:
+    """-1, 0 or 1 per row (0 where one is NULL)."""
+    left, right = parse(a), parse(b)
+    out = np.zeros(len(a), np.int8)
+    slow = np.zeros(len(a), np.uint8)
+    count = _compare(
+        buffers.view(left.kinds),
+        buffers.view(left.mantissas),
+        buffers.view(left.scales),
+        buffers.view(right.kinds),
+        buffers.view(right.mantissas),
+        buffers.view(right.scales),
+        buffers.view(_POWERS),
+        buffers.view(out),
+        buffers.view(slow),
+    )
+    if count:
+        for i in np.flatnonzero(slow).tolist():
+            out[i] = order(read(a[i].as_py()), read(b[i].as_py()))
+    return out
+
+
+def _plain(parsed: Parsed) -> bool:
+    return bool((parsed.kinds <= SMALL).all())
+
+
+def _each(a: pa.StringArray, function: Callable[[str], str]) -> pa.StringArray:
+    texts = [None if t is None else function(t) for t in a.to_pylist()]
+    return pa.array(texts, pa.string())
+
+
+def _binary(
+    a: pa.StringArray,
+    b: pa.StringArray,
+    op: int,
+    slow: Callable[[Number, Number], Number],
+) -> pa.StringArray:
+    left, right = parse(a), parse(b)
+    n = len(a)
+    kinds = np.zeros(n, np.uint8)
+    mantissas = np.zeros(n, np.int64)
+    scales = np.zeros(n, np.int32)
+    count = _compute(
+        buffers.view(left.kinds),
+        buffers.view(left.mantissas),
+        buffers.view(left.scales),
+        buffers.view(right.kinds),
+        buffers.view(right.mantissas),
+        buffers.view(right.scales),
+        buffers.view(_POWERS),
+        op,
+        buffers.view(kinds),
+        buffers.view(mantissas),
+        buffers.view(scales),
+    )
+    out = render(kinds, mantissas, scales)
+    if not count:
+        return out
+    mask = kinds == SLOW
+    texts = [
+        write(slow(read(a[i].as_py()), read(b[i].as_py())))
+        for i in np.flatnonzero(mask).tolist()
+    ]
+    return pc.replace_with_mask(out, pa.array(mask), pa.array(texts, pa.string()))
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    ka=cython.const_uchar[::1],
+    ma=cython.const_longlong[::1],
+    sa=cython.const_int[::1],
+    kb=cython.const_uchar[::1],
+    mb=cython.const_longlong[::1],
+    sb=cython.const_int[::1],
+    powers=cython.const_longlong[::1],
+    op=cython.int,
+    kinds=cython.uchar[::1],
+    mantissas=cython.longlong[::1],
+    scales=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    slow=cython.Py_ssize_t,
+    x=cython.longlong,
+    y=cython.longlong,
+    limit=cython.longlong,
+    power=cython.longlong,
+)
+def _compute(
+    ka: memoryview,
+    ma: memoryview,
+    sa: memoryview,
+    kb: memoryview,
+    mb: memoryview,
+    sb: memoryview,
+    powers: memoryview,
+    op: int,
+    kinds: memoryview,
+    mantissas: memoryview,
+    scales: memoryview,
+) -> int:
+    """Rows that fit into 64 bits; the others are marked ``SLOW``, and counted."""
+    n = len(kinds)
+    slow = 0
+    limit = 4611686018427387903  # the sum of two of these still fits
+    for i in range(n):
+        if ka[i] == 0 or kb[i] == 0:
+            continue
+        kinds[i] = 6
+        slow += 1
+        if ka[i] != 1 or kb[i] != 1 or op == 3:
+            continue
+        x = ma[i]
+        y = mb[i]
+        if op == 2:
+            if x != 0 and y != 0:
+                power = limit // (x if x > 0 else -x)
+                if y > power or y < -power:
+                    continue
+            mantissas[i] = x * y
+            scales[i] = sa[i] + sb[i]
+        else:
+            if sa[i] < sb[i]:
+                power = powers[sb[i] - sa[i]]
+                if x > limit // power or x < -(limit // power):
+                    continue
+                x *= power
+                scales[i] = sb[i]
+            else:
+                power = powers[sa[i] - sb[i]]
+                if y > limit // power or y < -(limit // power):
+                    continue
+                y *= power
+                scales[i] = sa[i]
+            mantissas[i] = x - y if op == 1 else x + y
+        kinds[i] = 1
+        slow -= 1
+    return slow
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    ka=cython.const_uchar[::1],
+    ma=cython.const_longlong[::1],
+    sa=cython.const_int[::1],
+    kb=cython.const_uchar[::1],
+    mb=cython.const_longlong[::1],
+    sb=cython.const_int[::1],
+    powers=cython.const_longlong[::1],
+    out=cython.char[::1],
+    marked=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    slow=cython.Py_ssize_t,
+    x=cython.longlong,
+    y=cython.longlong,
+    limit=cython.longlong,
+    power=cython.longlong,
+)
+def _compare(
+    ka: memoryview,
+    ma: memoryview,
+    sa: memoryview,
+    kb: memoryview,
+    mb: memoryview,
+    sb: memoryview,
+    powers: memoryview,
+    out: memoryview,
+    marked: memoryview,
+) -> int:
+    n = len(out)
+    slow = 0
+    limit = 4611686018427387903
+    for i in range(n):
+        if ka[i] == 0 or kb[i] == 0:
+            continue
+        marked[i] = 1
+        slow += 1
+        if ka[i] != 1 or kb[i] != 1:
+            continue
+        x = ma[i]
+        y = mb[i]
+        if sa[i] < sb[i]:
+            power = powers[sb[i] - sa[i]]
+            if x > limit // power or x < -(limit // power):
+                continue
+            x *= power
+        else:
+            power = powers[sa[i] - sb[i]]
+            if y > limit // power or y < -(limit // power):
+                continue
+            y *= power
+        out[i] = 1 if x > y else (-1 if x < y else 0)
+        marked[i] = 0
+        slow -= 1
+    return slow

@@ -1,0 +1,587 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Decodes Postgres' logical replication output (pgoutput, protocol 1, text values) into Arrow.
+
+Row messages are kept as they come, per relation, and decoded together at ``flush``: one pass
+that finds every value, then one copy per column.  So a row costs no Python object but its own
+message, and transactions of any size share one change batch.
+
+Whatever is unknown or malformed raises ContinuityLost: nothing is ever skipped by guess.  After
+that, or when the connection is gone, the decoder must not be used again.
+
+Source: Postgres manual, "Logical Replication Message Formats"; reliability.md 1.4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import cython
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import ContinuityLost
+from headrace.kernels import buffers
+
+INSERT: Final = 0
+UPDATE: Final = 1
+DELETE: Final = 2
+TRUNCATE: Final = 3
+
+OLD_NONE: Final = 0
+OLD_KEY: Final = 1
+OLD_ROW: Final = 2
+
+_CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Most raw bytes decoded into one batch: no text column can then outgrow 32-bit offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A transaction starts; ``final_lsn`` is the LSN of its commit record.
+
+    ``commit_time_us`` counts microseconds since 2000-01-01 UTC.
+    """
+
+    final_lsn: int
+    commit_time_us: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A transaction is complete; ``end_lsn`` is the position after its commit record."""
+
+    commit_lsn: int
+    end_lsn: int
+    commit_time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """One published column; ``key``: part of the replica identity."""
+
+    name: str
+    oid: int
+    typmod: int
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table as the stream describes it.
+
+    ``namespace`` is '' for pg_catalog; ``identity`` is pg_class.relreplident: d, n, f or i.
+    """
+
+    oid: int
+    namespace: str
+    name: str
+    identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RelationChanged:
+    """The stream (re)described a table: at its first change, and after any DDL on it."""
+
+    relation: Relation
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """A change batch (docs/CONTRACTS.md 1) of one relation, rows in stream order."""
+
+    relation: Relation
+    batch: pa.RecordBatch
+
+
+Event = Begin | Commit | RelationChanged | Changes
+
+
+class _Pending:
+    """Undecoded row messages of one relation."""
+
+    __slots__ = ("lsns", "messages", "relation", "starts")
+
+    def __init__(self, relation: Relation) -> None:
+        self.relation = relation
+        self.messages: list[bytes] = []
+        # Runs of rows of one transaction: index of the first row, and its LSN.
+        self.starts: list[int] = []
+        self.lsns: list[int] = []
+
+    def open_run(self, lsn: int) -> list[bytes]:
+        if not self.lsns or self.lsns[len(self.lsns) - 1] != lsn:
+            self.starts.append(len(self.messages))
+            self.lsns.append(lsn)
+        return self.messages
+
+    def take(self) -> tuple[list[bytes], list[int], list[int]]:
+        taken = (self.messages, self.starts, self.lsns)
+        self.messages, self.starts, self.lsns = [], [], []
+        return taken
+
+
+class Decoder:
+    """Decodes one replication connection (Relation messages are per connection).
+
+    Transactions may be cut anywhere between messages: ``feed`` and ``flush`` may be called at
+    any time, and each row carries the LSN of its own transaction.
+    """
+
+    def __init__(self) -> None:
+        """Start before the first message of a connection."""
+        self._relations: dict[int, _Pending] = {}
+        self._lsn = -1
+        self.pending_bytes = 0
+        """Raw bytes of the rows not yet flushed."""
+        self.pending_rows = 0
+        """Rows not yet flushed."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a Begin has been fed and its Commit has not."""
+        return self._lsn >= 0
+
+    @cython.locals(
+        message=bytes,
+        rows=list,
+        size=cython.Py_ssize_t,
+        kind=cython.int,
+        oid=cython.longlong,
+        last=cython.longlong,
+        count=cython.longlong,
+        volume=cython.longlong,
+    )
+    def feed(self, messages: Sequence[bytes]) -> list[Event]:
+        """Take pgoutput messages (payloads of 'w'); returns what is known at once, in order.
+
+        Row messages stay inside until ``flush``, or until their relation is described anew:
+        then its ``Changes`` come just before the ``RelationChanged``.
+        """
+        events: list[Event] = []
+        rows: list[bytes] = []
+        last = -1
+        count = 0
+        volume = 0
+        for message in messages:
+            size = len(message)
+            if size < 1:
+                raise _malformed()
+            kind = message[0]
+            if kind == 73 or kind == 85 or kind == 68:
+                if size < 8:
+                    raise _malformed()
+                oid = (
+                    (message[1] << 24)
+                    | (message[2] << 16)
+                    | (message[3] << 8)
+                    | message[4]
+                ) & 0xFFFFFFFF
+                if oid != last:
+                    rows = self._rows_of(oid)
+                    last = oid
+                rows.append(message)
+                count += 1
+                volume += size
+                continue
+            last = -1
+            self.pending_rows += count
+            self.pending_bytes += volume
+            count = 0
+            volume = 0
+            self._control(message, events)
+        self.pending_rows += count
+        self.pending_bytes += volume
+        return events
+
+    def flush(self) -> list[Changes]:
+        """Decode and return all rows held, one batch per relation (two if it is very large)."""
+        out: list[Changes] = []
+        for pending in self._relations.values():
+            out.extend(self._drain(pending))
+        assert self.pending_rows == 0, "every pending row belongs to a relation"
+        assert self.pending_bytes == 0, "every pending byte belongs to a relation"
+        return out
+
+    def _rows_of(self, oid: int) -> list[bytes]:
+        if self._lsn < 0:
+            raise ContinuityLost(
+                "the replication stream has a row outside a transaction"
+            )
+        pending = self._relations.get(oid)
+        if pending is None:
+            raise ContinuityLost(
+                f"the replication stream did not describe the table with OID {oid}"
+            )
+        return pending.open_run(self._lsn)
+
+    def _control(self, message: bytes, events: list[Event]) -> None:
+        kind = message[:1]
+        try:
+            if kind == b"B":
+                events.append(self._begin(message))
+            elif kind == b"C":
+                events.append(self._commit(message))
+            elif kind == b"R":
+                self._describe(message, events)
+            elif kind == b"T":
+                self._truncate(message)
+            elif kind not in (b"Y", b"O", b"M"):
+                raise ContinuityLost(
+                    f"unknown message type 0x{message[0]:02x} in the replication stream"
+                )
+        except (struct.error, ValueError):
+            raise _malformed() from None
+
+    def _begin(self, message: bytes) -> Begin:
+        lsn, time_us, xid = _unpack(">qqI", message)
+        if self._lsn >= 0:
+            raise ContinuityLost(
+                "the replication stream has a transaction inside another"
+            )
+        if lsn < 0:
+            raise _malformed()
+        self._lsn = lsn
+        return Begin(lsn, time_us, xid)
+
+    def _commit(self, message: bytes) -> Commit:
+        _flags, lsn, end_lsn, time_us = _unpack(">bqqq", message)
+        if lsn != self._lsn:
+            raise ContinuityLost(
+                "the replication stream commits another transaction than it began"
+            )
+        self._lsn = -1
+        return Commit(lsn, end_lsn, time_us)
+
+    def _describe(self, message: bytes, events: list[Event]) -> None:
+        relation = _read_relation(message)
+        known = self._relations.get(relation.oid)
+        if known is not None:
+            events.extend(self._drain(known))
+        self._relations[relation.oid] = _Pending(relation)
+        events.append(RelationChanged(relation))
+
+    def _truncate(self, message: bytes) -> None:
+        count, _options = struct.unpack_from(">IB", message, 1)
+        if len(message) != 6 + 4 * count:
+            raise _malformed()
+        for oid in struct.unpack_from(f">{count}I", message, 6):
+            self._rows_of(oid).append(message)
+            self.pending_rows += 1
+            self.pending_bytes += len(message)
+
+    def _drain(self, pending: _Pending) -> list[Changes]:
+        messages, starts, lsns = pending.take()
+        if not messages:
+            return []
+        bounds = buffers.bounds(
+            np.fromiter(map(len, messages), np.int64, len(messages))
+        )
+        self.pending_rows -= len(messages)
+        self.pending_bytes -= int(bounds[len(messages)])
+        edges = np.array([*starts, len(messages)], np.int64)
+        runs = edges[1:] - edges[: len(starts)]
+        row_lsns = np.repeat(np.array(lsns, np.int64), runs)
+        out = []
+        first = 0
+        while first < len(messages):
+            limit = bounds[first] + _CHUNK_BYTES_MAX
+            last = int(np.searchsorted(bounds, limit, side="right")) - 1
+            last = max(first + 1, min(last, len(messages)))
+            batch = _decode(
+                b"".join(messages[first:last]),
+                bounds[first : last + 1] - bounds[first],
+                row_lsns[first:last],
+                pending.relation,
+            )
+            out.append(Changes(pending.relation, batch))
+            first = last
+        return out
+
+
+def _malformed() -> ContinuityLost:
+    return ContinuityLost("the replication stream has a malformed message")
+
+
+def _unpack(layout: str, message: bytes) -> tuple[int, ...]:
+    """All of ``message`` after its type byte; struct.error if it has another length."""
+    return struct.unpack(layout, message[1:])
+
+
+def _read_relation(message: bytes) -> Relation:
+    """ValueError or struct.error if malformed."""
+    (oid,) = struct.unpack_from(">I", message, 1)
+    namespace, at = _read_name(message, 5)
+    name, at = _read_name(message, at)
+    identity, count = struct.unpack_from(">cH", message, at)
+    if identity not in (b"d", b"n", b"f", b"i"):
+        raise _malformed()
+    at += 3
+    columns = []
+    for _ in range(count):
+        (flags,) = struct.unpack_from(">B", message, at)
+        column, at = _read_name(message, at + 1)
+        type_oid, typmod = struct.unpack_from(">Ii", message, at)
+        at += 8
+        columns.append(RelationColumn(column, type_oid, typmod, bool(flags & 1)))
+    if at != len(message):
+        raise _malformed()
+    return Relation(oid, namespace, name, identity.decode(), tuple(columns))
+
+
+def _read_name(message: bytes, at: int) -> tuple[str, int]:
+    end = message.index(0, at)
+    return message[at:end].decode(), end + 1
+
+
+def _decode(
+    joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, relation: Relation
+) -> pa.RecordBatch:
+    """The change batch of row messages of ``relation``; ``bounds`` tell them apart."""
+    n = len(lsns)
+    width = len(relation.columns)
+    source = np.frombuffer(joined, np.uint8)
+    kinds = source[bounds[:n]]
+    with_old = bool((kinds != 73).any())  # inserts have no old tuple
+    ops = np.empty(n, np.int8)
+    olds = np.zeros(n, np.int8)
+    places = np.empty(width * n * (2 if with_old else 1), np.int64)
+    sizes = np.full(len(places), -1, np.int32)
+    outcome = _scan(
+        buffers.view(source),
+        buffers.view(bounds),
+        buffers.view(ops),
+        buffers.view(olds),
+        buffers.view(places),
+        buffers.view(sizes),
+        width,
+    )
+    if outcome == -2:
+        raise ContinuityLost("the replication stream has binary values")
+    if outcome < 0:
+        raise _malformed()
+    names = ["__op", "__lsn", "__old"]
+    arrays = [pa.array(ops), pa.array(lsns), pa.array(olds)]
+    absent = pa.nulls(n, pa.string())
+    for index, column in enumerate(relation.columns):
+        mine = slice(index * n, (index + 1) * n)
+        names.append(f"n:{column.name}")
+        arrays.append(_column(source, places[mine], sizes[mine]))
+        names.append(f"o:{column.name}")
+        if not with_old:
+            arrays.append(absent)
+        else:
+            mine = slice((width + index) * n, (width + index + 1) * n)
+            arrays.append(_column(source, places[mine], sizes[mine]))
+            unchanged = sizes[index * n : (index + 1) * n] == -2
+            if unchanged.any():
+                names.append(f"u:{column.name}")
+                arrays.append(pa.array(unchanged))
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _column(
+    source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offsets
+) -> pa.Array:
+    n = len(sizes)
+    starts = np.empty(n + 1, np.int32)
+    valid = np.empty(n, np.uint8)
+    total = _measure(buffers.view(sizes), buffers.view(starts), buffers.view(valid))
+    content = np.empty(total, np.uint8)
+    _gather(
+        buffers.view(source),
+        buffers.view(places),
+        buffers.view(starts),
+        buffers.view(content),
+    )
+    return buffers.make_text(starts, content, valid, pa.string())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.int)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    bounds=cython.const_longlong[::1],
+    ops=cython.schar[::1],
+    olds=cython.schar[::1],
+    places=cython.longlong[::1],
+    sizes=cython.int[::1],
+    width=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    old_at=cython.Py_ssize_t,
+    kind=cython.int,
+    letter=cython.int,
+)
+def _scan(
+    data: memoryview,
+    bounds: memoryview,
+    ops: memoryview,
+    olds: memoryview,
+    places: memoryview,
+    sizes: memoryview,
+    width: int,
+) -> int:
+    """Find every value of every message: ``places`` and ``sizes`` by column, then row.
+
+    New values come first, old ones (if there is room for them) after.  A size of -1 is NULL or
+    absent, -2 unchanged TOAST.  Returns 0, -1 if malformed, -2 if there are binary values.  Never
+    reads outside a message.
+    """
+    n = len(ops)
+    old_at = width * n
+    for i in range(n):
+        p = bounds[i]
+        end = bounds[i + 1]
+        kind = data[p]
+        if kind == 84:  # T
+            ops[i] = 3
+            continue
+        ops[i] = 0 if kind == 73 else (1 if kind == 85 else 2)
+        p += 5
+        letter = data[p] if p < end else 0
+        if kind != 73 and (letter == 75 or letter == 79):
+            olds[i] = 1 if letter == 75 else 2
+            p = _tuple(data, p + 1, end, places, sizes, old_at + i, n, width, False)
+            if p < 0:
+                return p
+            letter = data[p] if p < end else 0
+        elif kind == 68:
+            return -1
+        if kind != 68:
+            if letter != 78:  # N
+                return -1
+            p = _tuple(data, p + 1, end, places, sizes, i, n, width, kind == 85)
+            if p < 0:
+                return p
+        if p != end:
+            return -1
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    p=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    places=cython.longlong[::1],
+    sizes=cython.int[::1],
+    at=cython.Py_ssize_t,
+    step=cython.Py_ssize_t,
+    width=cython.Py_ssize_t,
+    toast=cython.bint,
+    _column=cython.Py_ssize_t,
+    letter=cython.int,
+    size=cython.longlong,
+)
+def _tuple(
+    data: memoryview,
+    p: int,
+    end: int,
+    places: memoryview,
+    sizes: memoryview,
+    at: int,
+    step: int,
+    width: int,
+    toast: bool,
+) -> int:
+    """Read the tuple at ``p``, with slots ``at``, ``at + step``…; the position after it.
+
+    -1 if it is malformed, or has an unchanged value where there can be none (``toast`` false);
+    -2 if it has binary values.
+    """
+    if end - p < 2 or ((data[p] << 8) | data[p + 1]) != width:
+        return -1
+    p += 2
+    for _column in range(width):
+        if p >= end:
+            return -1
+        letter = data[p]
+        p += 1
+        if letter == 116:  # t
+            if end - p < 4 or data[p] > 127:
+                return -1
+            size = (
+                (data[p] << 24) | (data[p + 1] << 16) | (data[p + 2] << 8) | data[p + 3]
+            )
+            p += 4
+            if size > end - p:
+                return -1
+            places[at] = p
+            sizes[at] = size
+            p += size
+        elif letter == 117 and toast:  # u
+            sizes[at] = -2
+        elif letter == 98:  # b
+            return -2
+        elif letter != 110:  # n
+            return -1
+        at += step
+    return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    sizes=cython.const_int[::1],
+    starts=cython.int[::1],
+    valid=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    total=cython.longlong,
+)
+def _measure(sizes: memoryview, starts: memoryview, valid: memoryview) -> int:
+    """Fill ``starts`` and ``valid`` from the sizes; returns the bytes needed."""
+    n = len(sizes)
+    total = 0
+    for i in range(n):
+        starts[i] = total
+        if sizes[i] >= 0:
+            valid[i] = 1
+            total += sizes[i]
+        else:
+            valid[i] = 0
+    starts[n] = total
+    return total
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    places=cython.const_longlong[::1],
+    starts=cython.const_int[::1],
+    content=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+)
+def _gather(
+    data: memoryview, places: memoryview, starts: memoryview, content: memoryview
+) -> None:
+    """Copy every value to its place; slots without a value have no bytes."""
+    n = len(places)
+    for i in range(n):
+        q = starts[i]
+        end = starts[i + 1]
+        if q < end:
+            p = places[i]
+            while q < end:
+                content[q] = data[p]
+                p += 1
+                q += 1

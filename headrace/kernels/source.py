@@ -1,0 +1,159 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Hot loops of the source collection: ops on keys, in stream order, to what each key became."""
+
+from __future__ import annotations
+
+import cython
+
+INSERT = 0
+UPDATE = 1
+DELETE = 2
+TRUNCATE = 3
+
+NO_ROW = -1
+"""``after`` of a key that has no row any more."""
+UNTOUCHED = -2
+"""``after`` of a key that still has the row it had."""
+
+MISSING = 1
+"""A row that should be changed or deleted is not there."""
+PRESENT = 2
+"""A row that should be added is there already."""
+
+
+def segments(
+    ops: list[int],
+    old_keys: list[bytes | None],
+    new_keys: list[bytes | None],
+    unchanged: list[bool] | None,
+) -> list[int]:
+    """Where to cut the ops, so that each piece can be looked up in the state at once.
+
+    A TRUNCATE stands alone.  An op with unchanged TOAST values needs its old row, so it may not
+    follow an op on the same key within a piece.  Ends with ``len(ops)``.
+    """
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(ops)
+    start: cython.Py_ssize_t = 0
+    cuts: list[int] = []
+    touched: set[bytes | None] = set()
+    for i in range(n):
+        if ops[i] == 3:
+            if i > start:
+                cuts.append(i)
+            cuts.append(i + 1)
+            start = i + 1
+            touched.clear()
+            continue
+        if unchanged is None:
+            continue
+        old = old_keys[i]
+        if old is None:
+            old = new_keys[i]
+        if unchanged[i] and old in touched:
+            cuts.append(i)
+            start = i
+            touched.clear()
+        touched.add(old)
+        touched.add(new_keys[i])
+    if start < n:
+        cuts.append(n)
+    return cuts
+
+
+def touched_keys(
+    ops: list[int],
+    old_keys: list[bytes | None],
+    new_keys: list[bytes | None],
+    start: int,
+    end: int,
+) -> dict[bytes, int]:
+    """Every key that ops ``start`` to ``end`` name, numbered in first-seen order."""
+    i: cython.Py_ssize_t
+    slots: dict[bytes, int] = {}
+    for i in range(start, end):
+        old = old_keys[i]
+        if old is not None and old not in slots:
+            slots[old] = len(slots)
+        if ops[i] != 2:
+            new = new_keys[i]
+            if new is not None and new not in slots:
+                slots[new] = len(slots)
+    return slots
+
+
+def replay(
+    ops: list[int],
+    old_keys: list[bytes | None],
+    new_keys: list[bytes | None],
+    start: int,
+    end: int,
+    slots: dict[bytes, int],
+    present: list[bool],
+) -> tuple[list[int], int, int]:
+    """Carry out ops ``start`` to ``end`` in order.
+
+    ``present`` says which keys have a row before.  Returns, per slot, the op whose new row the
+    key has afterwards (or ``NO_ROW``, ``UNTOUCHED``), then the position of the first op that does
+    not fit and what is wrong with it (``MISSING``, ``PRESENT``); -1 and 0 if all fit.
+    """
+    i: cython.Py_ssize_t
+    slot: cython.Py_ssize_t
+    op: cython.int
+    after: list[int] = [-2] * len(slots)
+    there: list[bool] = list(present)
+    for i in range(start, end):
+        op = ops[i]
+        if op != 0:
+            old = old_keys[i]
+            if old is None:
+                old = new_keys[i]
+            slot = slots[old]
+            if not there[slot]:
+                return after, i, 1
+            there[slot] = False
+            after[slot] = -1
+        if op != 2:
+            slot = slots[new_keys[i]]
+            if there[slot]:
+                return after, i, 2
+            there[slot] = True
+            after[slot] = i
+    return after, -1, 0
+
+
+def changes(
+    keys: list[bytes],
+    before: list[bytes | None],
+    after: list[int],
+    rows: list[bytes],
+    start: int,
+) -> tuple[list[bytes], list[int], list[bytes], list[bytes | None]]:
+    """What a replay did to the rows that are kept.
+
+    ``rows`` are the new rows of the ops from ``start`` on.  Returns the rows that went, the
+    positions in ``rows`` of those that came, and the keys and values to store (None deletes).
+    A key that ends with the row it had takes no part.
+    """
+    slot: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    first: cython.Py_ssize_t = start
+    went: list[bytes] = []
+    came: list[int] = []
+    put_keys: list[bytes] = []
+    put_values: list[bytes | None] = []
+    for slot in range(len(keys)):
+        at = after[slot]
+        if at == -2:
+            continue
+        old = before[slot]
+        new = None if at == -1 else rows[at - first]
+        if old == new:
+            continue
+        if old is not None:
+            went.append(old)
+        if new is not None:
+            came.append(at - first)
+        put_keys.append(keys[slot])
+        put_values.append(new)
+    return went, came, put_keys, put_values
