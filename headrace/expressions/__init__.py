@@ -1,0 +1,1 @@
+"""Typed scalar expressions compiled to Arrow kernels or evaluated by Postgres."""

@@ -1,0 +1,90 @@
+"""The expression tree after binding: frozen, typed, serialisable; no sqlglot, no SQL parsing.
+
+Four node kinds.  ``Column`` and ``Literal`` are leaves, ``Native`` is computed by our kernels
+(equality with Postgres is proven by test), ``Remote`` is evaluated by the user's Postgres in
+batches.  A ``Native`` conditional (``case``, ``coalesce``, ``and``, ``or``) never has an argument
+that may raise: the planner makes the whole conditional ``Remote`` instead, because natively all
+arguments are computed for all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Column ``index`` of the input batch."""
+
+    index: int
+    oid: int
+    typmod: int = -1
+    collation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant as Postgres' own output text (under the pinned settings); ``None`` is NULL."""
+
+    text: str | None
+    oid: int
+    typmod: int = -1
+    collation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """``op`` applied by a kernel; ``op`` is a name known to ``expressions.native``."""
+
+    op: str
+    args: tuple[Expr, ...]
+    oid: int
+    typmod: int = -1
+    collation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """``sql`` evaluated by Postgres; ``$1`` … ``$n`` stand for ``args``, already of the right type.
+
+    ``trusted`` is false when a function that is not built in takes part: such an expression is
+    evaluated only on a connection of the powerless role ``headrace_eval``.
+    """
+
+    sql: str
+    args: tuple[Expr, ...]
+    oid: int
+    typmod: int = -1
+    collation: int = 0
+    trusted: bool = True
+
+
+Expr = Column | Literal | Native | Remote
+
+
+def columns_of(expr: Expr) -> frozenset[int]:
+    """Indexes of the input columns that ``expr`` reads."""
+    match expr:
+        case Column(index=index):
+            return frozenset((index,))
+        case Literal():
+            return frozenset()
+        case Native(args=args) | Remote(args=args):
+            return frozenset().union(*(columns_of(a) for a in args))
+
+
+def remap(expr: Expr, mapping: dict[int, int]) -> Expr:
+    """``expr`` with every column index replaced through ``mapping``."""
+    match expr:
+        case Column():
+            return Column(mapping[expr.index], expr.oid, expr.typmod, expr.collation)
+        case Literal():
+            return expr
+        case Native():
+            args = tuple(remap(a, mapping) for a in expr.args)
+            return Native(expr.op, args, expr.oid, expr.typmod, expr.collation)
+        case Remote():
+            args = tuple(remap(a, mapping) for a in expr.args)
+            return Remote(
+                expr.sql, args, expr.oid, expr.typmod, expr.collation, expr.trusted
+            )

@@ -1,0 +1,132 @@
+"""Which types may be keys: their canonical form (``kernels.rows.encode_keys``) decides equality.
+
+An allowlist: a type is here only if two values are equal in Postgres exactly when their
+canonical keys are equal bytes.  Everything else is refused by the planner.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from headrace.types import (
+    BIT,
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    CHAR,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTERVAL,
+    MONEY,
+    NAME,
+    NUMERIC,
+    OID,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    TIMETZ,
+    UUID,
+    VARBIT,
+    VARCHAR,
+)
+
+CIDR, MACADDR, INET, MACADDR8, PG_LSN, XID, XID8 = 650, 829, 869, 774, 3220, 28, 5069
+
+
+class KeyClass(Enum):
+    """How the canonical key of a type comes about."""
+
+    NATIVE = "native"
+    """A machine value."""
+    NORMALISED = "normalised"
+    """Text with several forms of one value (numeric, bpchar, interval), made one."""
+    TEXT = "text"
+    """Postgres' output text, which is the same for equal values."""
+
+
+_NATIVE: Final = frozenset(
+    {
+        BOOL, INT2, INT4, INT8, OID, FLOAT4, FLOAT8, DATE, TIME, TIMESTAMP, TIMESTAMPTZ,
+    }
+)  # fmt: skip
+_NORMALISED: Final = frozenset({NUMERIC, BPCHAR, INTERVAL})
+_COLLATED: Final = frozenset({TEXT, VARCHAR, NAME, BPCHAR})
+_TEXT: Final = frozenset(
+    {
+        TEXT, VARCHAR, NAME, UUID, BYTEA, BIT, VARBIT, MONEY, INET, CIDR, MACADDR, MACADDR8,
+        CHAR, TIMETZ, PG_LSN, XID, XID8,
+    }
+)  # fmt: skip
+
+_ARRAYS: Final = frozenset(
+    {
+        1000,  # bool[]
+        1001,  # bytea[]
+        1002,  # "char"[]
+        1003,  # name[]
+        1005,  # int2[]
+        1007,  # int4[]
+        1009,  # text[]
+        1015,  # varchar[]
+        1016,  # int8[]
+        1028,  # oid[]
+        1115,  # timestamp[]
+        1182,  # date[]
+        1183,  # time[]
+        1185,  # timestamptz[]
+        2951,  # uuid[]
+    }
+)
+"""Arrays of elements with one text per value; their text shows bounds other than 1 too."""
+_COLLATED_ARRAYS: Final = frozenset({1003, 1009, 1015})
+_RANGES: Final = frozenset(
+    {
+        3904, 3926, 3912,  # int4range, int8range, daterange: canonical in Postgres
+        3908, 3910,  # tsrange, tstzrange
+        4451, 4536, 4535, 4533, 4534,  # their multiranges
+    }
+)  # fmt: skip
+
+
+def key_class(
+    oid: int, *, kind: str = "b", deterministic: bool = True, element_kind: str = "b"
+) -> KeyClass | None:
+    """How values of type ``oid`` become keys, or None if they may not.
+
+    ``kind`` is ``pg_type.typtype`` ('e' = enum), ``element_kind`` the same of an array's
+    element type ('b' if it is no array); ``deterministic`` is ``collisdeterministic`` of its
+    collation (true without one).
+    """
+    if kind == "e" or element_kind == "e":
+        return KeyClass.TEXT
+    if not deterministic and (oid in _COLLATED or oid in _COLLATED_ARRAYS):
+        return None
+    if oid in _NATIVE:
+        return KeyClass.NATIVE
+    if oid in _NORMALISED:
+        return KeyClass.NORMALISED
+    if oid in _TEXT or oid in _ARRAYS or oid in _RANGES:
+        return KeyClass.TEXT
+    return None
+
+
+def is_canonical(oid: int) -> bool:
+    """Whether equal values of a key type always look equal.
+
+    False for numeric (display scale), bpchar (trailing blanks), interval (a day or 24 hours) and
+    floats (-0 and 0): a group or DISTINCT over those must choose which form it shows.
+    """
+    return oid not in _NORMALISED and oid not in (FLOAT4, FLOAT8)
+
+
+def order_native(oid: int, *, bytewise: bool = True) -> bool:
+    """Whether the byte order of canonical keys is Postgres' order of the values."""
+    if oid in (TEXT, VARCHAR, BPCHAR):
+        return bytewise
+    return oid in _NATIVE or oid in (NUMERIC, INTERVAL, UUID, BYTEA)

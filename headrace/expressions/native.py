@@ -1,0 +1,328 @@
+"""Which operators and casts our kernels compute exactly as Postgres does.
+
+``resolve`` and ``resolve_cast`` answer the planner: what result type, and whether a row may make
+it fail.  ``None`` means: ask Postgres.  The names that come back are the ones that
+``expressions.evaluate`` knows; ``tests/expressions/test_native.py`` proves every accepted
+combination of types equal to Postgres over edge values.
+
+Argument shapes: ``case`` takes condition, value, condition, value, …, else (always present);
+``and``/``or``/``coalesce`` take any number; unary minus is ``-`` with one argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.expressions.keys import order_native
+from headrace.types import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTERVAL,
+    NAME,
+    NUMERIC,
+    OID,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    VARCHAR,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRef:
+    """Type of an argument.
+
+    Attributes:
+        oid: Postgres type (domains resolved).
+        typmod: Its modifier, -1 if none.
+        bytewise: Its collation sorts by bytes ("C", "POSIX"), or it has no collation.
+        deterministic: Its collation calls texts equal only if their bytes are.
+    """
+
+    oid: int
+    typmod: int = -1
+    bytewise: bool = True
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOp:
+    """An operator of ours: its name for ``ir.Native``, its result type, and its temper."""
+
+    name: str
+    oid: int
+    typmod: int = -1
+    may_raise: bool = False
+
+
+Args = Sequence[TypeRef]
+
+INTS: Final = (INT2, INT4, INT8)
+FLOATS: Final = (FLOAT4, FLOAT8)
+_TEXTS: Final = (TEXT, VARCHAR)
+_EQUALITY: Final = frozenset({"=", "<>"})
+_ORDER: Final = frozenset({"<", "<=", ">", ">="})
+_SAME_TYPE: Final = frozenset(
+    {BOOL, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID, BYTEA}
+)
+"""Compared by value (or by their one canonical text) with the same type only."""
+_BOOLEAN_TESTS: Final = frozenset(
+    {
+        "is_true", "is_false", "is_not_true", "is_not_false", "is_unknown",
+        "is_not_unknown",
+    }
+)  # fmt: skip
+_ALIASES: Final = {"!=": "<>", "mod": "%"}
+
+
+def common_number(left: int, right: int) -> int | None:
+    """The type in which Postgres computes ``left op right``; None if not one of ours.
+
+    Source: Postgres manual, "Operator Type Resolution": integers widen, float4 with any other
+    number becomes float8 (the preferred type), integers join numeric exactly.
+    """
+    if left in INTS and right in INTS:
+        return max(left, right, key=INTS.index)
+    if left in FLOATS or right in FLOATS:
+        if left == right:
+            return left
+        if NUMERIC in (left, right):
+            return None  # numeric to float8 rounds by its text: Postgres' business
+        if (left in FLOATS or left in INTS) and (right in FLOATS or right in INTS):
+            return FLOAT8
+        return None
+    if NUMERIC in (left, right):
+        other = left if right == NUMERIC else right
+        return NUMERIC if other in INTS or other == NUMERIC else None
+    return None
+
+
+def comparable(op: str, left: TypeRef, right: TypeRef) -> bool:
+    """Whether we compare these two types with ``op`` exactly as Postgres does."""
+    if common_number(left.oid, right.oid) is not None:
+        return True
+    if left.oid in _TEXTS and right.oid in _TEXTS:
+        return _text_comparable(op, left, right)
+    if left.oid == right.oid == BPCHAR:
+        return _text_comparable(op, left, right)
+    return left.oid == right.oid and left.oid in _SAME_TYPE
+
+
+def _text_comparable(op: str, left: TypeRef, right: TypeRef) -> bool:
+    if not (left.deterministic and right.deterministic):
+        return False
+    return op in _EQUALITY or (left.bytewise and right.bytewise)
+
+
+def common_type(args: Args) -> tuple[int, int] | None:
+    """Result type and typmod of a choice between values of these types, in Postgres' order."""
+    oids = {a.oid for a in args}
+    typmods = {a.typmod for a in args}
+    if len(oids) == 1:
+        return args[0].oid, (args[0].typmod if len(typmods) == 1 else -1)
+    if oids <= set(INTS):
+        return max(oids, key=INTS.index), -1
+    if oids <= set(_TEXTS):
+        return args[0].oid, -1  # both convert to each other: the first one stays
+    return None
+
+
+def resolve(op: str, args: Args) -> NativeOp | None:
+    """The native operator for ``op`` (an operator symbol or function name) over ``args``."""
+    name = _ALIASES.get(op, op)
+    if (name in _EQUALITY or name in _ORDER) and len(args) == 2:
+        return NativeOp(name, BOOL) if comparable(name, *args) else None
+    if name in _BOOLEAN_TESTS:
+        return NativeOp(name, BOOL) if _booleans(args, 1) else None
+    found = _RESOLVERS.get(name)
+    return found(name, args) if found else None
+
+
+def _booleans(args: Args, count: int | None = None) -> bool:
+    if count is not None and len(args) != count:
+        return False
+    return bool(args) and all(a.oid == BOOL for a in args)
+
+
+def _logic(name: str, args: Args) -> NativeOp | None:
+    count = 1 if name == "not" else None
+    return NativeOp(name, BOOL) if _booleans(args, count) else None
+
+
+def _null_test(name: str, args: Args) -> NativeOp | None:
+    return NativeOp(name, BOOL) if len(args) == 1 else None
+
+
+def _distinct(name: str, args: Args) -> NativeOp | None:
+    good = len(args) == 2 and comparable("=", *args)
+    return NativeOp(name, BOOL) if good else None
+
+
+def _case(name: str, args: Args) -> NativeOp | None:
+    if len(args) < 3 or len(args) % 2 == 0 or not _booleans(args[:-1:2]):
+        return None
+    common = common_type([args[-1], *args[1::2]])
+    return NativeOp(name, *common) if common else None
+
+
+def _coalesce(name: str, args: Args) -> NativeOp | None:
+    common = common_type(args) if args else None
+    return NativeOp(name, *common) if common else None
+
+
+def _nullif(name: str, args: Args) -> NativeOp | None:
+    if len(args) != 2 or not comparable("=", *args):
+        return None
+    if args[0].oid in _TEXTS:
+        return NativeOp(name, TEXT)
+    if args[0].oid != args[1].oid and common_number(args[0].oid, args[1].oid) != (
+        args[0].oid
+    ):
+        return None  # Postgres converts the first argument: leave it the type to decide
+    return NativeOp(name, args[0].oid, args[0].typmod)
+
+
+def _concat(name: str, args: Args) -> NativeOp | None:
+    good = len(args) == 2 and all(a.oid in _TEXTS for a in args)
+    return NativeOp(name, TEXT, may_raise=True) if good else None
+
+
+def _length(name: str, args: Args) -> NativeOp | None:
+    good = len(args) == 1 and args[0].oid in _TEXTS
+    return NativeOp("length", INT4) if good else None
+
+
+def _arithmetic(name: str, args: Args) -> NativeOp | None:
+    if len(args) == 1:
+        return _unary(name, args)
+    if len(args) != 2:
+        return None
+    left, right = args[0].oid, args[1].oid
+    common = common_number(left, right)
+    if common is not None:
+        if name == "%" and common not in INTS:
+            return None
+        return NativeOp(name, common, may_raise=True)
+    if left == DATE and right in (INT2, INT4) and name in "+-":
+        return NativeOp(name, DATE, may_raise=True)
+    if left == INT4 and right == DATE and name == "+":
+        return NativeOp(name, DATE, may_raise=True)
+    if left == right == DATE and name == "-":
+        return NativeOp(name, INT4, may_raise=True)
+    return None
+
+
+def _unary(name: str, args: Args) -> NativeOp | None:
+    oid = args[0].oid
+    if len(args) != 1 or name not in ("+", "-", "abs"):
+        return None
+    if oid not in INTS and oid not in FLOATS and oid != NUMERIC:
+        return None
+    return NativeOp(name, oid, may_raise=oid in INTS and name != "+")
+
+
+_RESOLVERS: Final[dict[str, Callable[[str, Args], NativeOp | None]]] = {
+    "and": _logic,
+    "or": _logic,
+    "not": _logic,
+    "is_null": _null_test,
+    "is_not_null": _null_test,
+    "is_distinct_from": _distinct,
+    "is_not_distinct_from": _distinct,
+    "case": _case,
+    "coalesce": _coalesce,
+    "nullif": _nullif,
+    "||": _concat,
+    "length": _length,
+    "char_length": _length,
+    "character_length": _length,
+    "abs": _unary,
+    **dict.fromkeys("+-*/%", _arithmetic),
+}
+
+
+def resolve_cast(source: TypeRef, target: TypeRef) -> NativeOp | None:
+    """The native cast of ``source`` to ``target``, or None.
+
+    The planner makes ``Native("cast", (arg,), target.oid, target.typmod)`` of it.
+    """
+    left, right = source.oid, target.oid
+    if left == right and target.typmod in (-1, source.typmod):
+        return NativeOp("cast", right, target.typmod)
+    if target.typmod != -1:
+        return None  # a length or precision is applied: Postgres' business
+    if left in INTS and right in INTS:
+        return NativeOp("cast", right, may_raise=INTS.index(left) > INTS.index(right))
+    if (left, right) in _CASTS or (left in INTS and right in _FROM_INTS):
+        return NativeOp("cast", right)
+    if (left, right) == (DATE, TIMESTAMP):
+        return NativeOp("cast", right, may_raise=True)
+    return None
+
+
+_FROM_INTS: Final = frozenset({FLOAT4, FLOAT8, NUMERIC, TEXT, VARCHAR})
+_CASTS: Final = frozenset(
+    {
+        (FLOAT4, FLOAT8),
+        (BOOL, INT4),
+        (TEXT, VARCHAR),
+        (VARCHAR, TEXT),
+        (NAME, TEXT),
+        (BPCHAR, TEXT),
+        (BPCHAR, VARCHAR),
+        (UUID, TEXT),
+        (UUID, VARCHAR),
+        (NUMERIC, TEXT),
+        (NUMERIC, VARCHAR),
+        (BOOL, TEXT),
+        (BOOL, VARCHAR),
+        (TIMESTAMP, DATE),
+    }
+)
+
+
+def resolve_aggregate(function: str, arg: TypeRef | None) -> NativeOp | None:
+    """The aggregate ``function`` that ``collections.reduce`` computes itself, or None.
+
+    ``arg`` is None for ``count(*)`` (``count_star``).  What is None here may still be an
+    aggregate of kind ``remote``.
+    """
+    if function == "count_star" or (function == "count" and arg is not None):
+        return NativeOp(function, INT8)
+    if arg is None:
+        return None
+    if function in _AGGREGATES and arg.oid in _AGGREGATES[function]:
+        return NativeOp(function, _AGGREGATES[function][arg.oid], may_raise=True)
+    if function in ("min", "max") and order_native(arg.oid, bytewise=arg.bytewise):
+        known = arg.oid in _EXTREMES
+        return NativeOp(function, arg.oid) if known else None
+    return NativeOp(function, arg.oid, arg.typmod) if function == "any" else None
+
+
+_AGGREGATES: Final[dict[str, dict[int, int]]] = {
+    "sum": {
+        INT2: INT8, INT4: INT8, INT8: NUMERIC, NUMERIC: NUMERIC, FLOAT4: FLOAT4,
+        FLOAT8: FLOAT8,
+    },
+    "avg": {
+        **dict.fromkeys((*INTS, NUMERIC), NUMERIC), **dict.fromkeys(FLOATS, FLOAT8),
+    },
+}  # fmt: skip
+_EXTREMES: Final = frozenset(
+    {
+        *INTS, *FLOATS, NUMERIC, TEXT, BPCHAR, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, OID,
+        INTERVAL,
+    }
+)  # fmt: skip
+"""Types for which Postgres has ``min`` and ``max`` (varchar arguments become text)."""

@@ -1,0 +1,325 @@
+"""Expressions evaluated by the user's Postgres, in batches.
+
+A batch's distinct argument tuples travel as arrays: ``SELECT f(a1, a2) FROM unnest($1::…[],
+$2::…[]) WITH ORDINALITY``.  Results of tuples that come again are remembered.  Values are text in
+both directions, through ``kernels.text``; see ``session`` for the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import BugError, RowError, UnsupportedError
+from headrace.expressions.kernels import FailingRow
+from headrace.expressions.placeholders import substitute
+from headrace.expressions.session import Session
+from headrace.kernels import copytext, rows, text
+from headrace.types import Field
+
+ROWS_PER_STATEMENT_MAX: Final = 20_000
+CACHE_ROWS_MAX: Final = 20_000
+CACHE_KEY_BYTES_MAX: Final = 512
+_CACHES_MAX: Final = 64
+
+Row = tuple[str | None, ...]
+Int64s = npt.NDArray[np.int64]
+
+
+class _Question:
+    """Expressions over typed arguments, and the results seen lately."""
+
+    def __init__(
+        self,
+        sqls: Sequence[str],
+        arg_fields: Sequence[Field],
+        result_fields: Sequence[Field],
+    ) -> None:
+        self.sqls = tuple(sqls)
+        self.arg_fields = tuple(arg_fields)
+        self.result_fields = tuple(result_fields)
+        self.cache: dict[bytes, Row] = {}
+        self._statement: str | None = None
+
+    def statement(self, session: Session) -> str:
+        """The SQL text; parameter i holds the arguments ``$i``."""
+        if self._statement is None:
+            exprs = [substitute(s, lambda n: f"(t.a{n})") for s in self.sqls]
+            source = "(SELECT 1 AS o) t"
+            if self.arg_fields:
+                source = unnested(session, self.arg_fields)
+            self._statement = session.statement(source, exprs)
+        return self._statement
+
+    def typed(self, found: Sequence[Row]) -> list[pa.Array]:
+        """Columns of result rows."""
+        columns = list(zip(*found, strict=True)) or [()] * len(self.result_fields)
+        return [
+            text.parse(pa.array(column, pa.string()), f.oid)
+            for column, f in zip(columns, self.result_fields, strict=True)
+        ]
+
+    def remember(self, keys: Sequence[bytes], found: Sequence[Row]) -> None:
+        """Keep results, dropping the least recently used."""
+        if len(keys) > CACHE_ROWS_MAX:
+            return
+        for key, row in zip(keys, found, strict=True):
+            if len(key) + sum(len(v or "") for v in row) <= CACHE_KEY_BYTES_MAX:
+                self.cache[key] = row
+        for key in list(self.cache)[: max(0, len(self.cache) - CACHE_ROWS_MAX)]:
+            del self.cache[key]
+
+
+def unnested(session: Session, fields: Sequence[Field]) -> str:
+    """FROM item ``t`` with columns ``a1`` …, typed and collated as ``fields``, and ``o``."""
+    names = session.type_names(f.oid for f in fields)
+    collations = session.collation_names(f.collation for f in fields)
+    arrays, columns = [], []
+    for i, f in enumerate(fields, 1):
+        name, plain = names[f.oid]
+        arrays.append(f"${i}::{name if plain else 'text'}[]")
+        value = f"u.a{i}" if plain else f"u.a{i}::{name}"
+        # COLLATE inside a subquery is implicit outside of it, as a table's column is.
+        if collation := collations.get(f.collation):
+            value = f"({value}) COLLATE {collation}"
+        columns.append(f"{value} AS a{i}")
+    listed = ", ".join(f"a{i}" for i in range(1, len(fields) + 1))
+    return (
+        f"(SELECT {', '.join(columns)}, u.o FROM unnest({', '.join(arrays)})"  # noqa: S608
+        f" WITH ORDINALITY AS u({listed}, o)) t"
+    )
+
+
+class RemoteEvaluator:
+    """Asks Postgres for the value of expressions.
+
+    One thread at a time.  ``settings`` are the view's captured ones; ``eval_dsn`` logs in as the
+    powerless role that evaluates untrusted expressions, None if there is none.
+    """
+
+    def __init__(
+        self, dsn: str, settings: dict[str, str], eval_dsn: str | None = None
+    ) -> None:
+        self._trusted = Session(dsn, settings, trusted=True)
+        self._untrusted = (
+            Session(eval_dsn, settings, trusted=False) if eval_dsn else None
+        )
+        self._questions: dict[tuple[object, ...], _Question] = {}
+        self._empty: dict[tuple[object, ...], str | None] = {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._trusted.close()
+        if self._untrusted is not None:
+            self._untrusted.close()
+
+    def evaluate(
+        self,
+        expr_sqls: Sequence[str],
+        arg_fields: Sequence[Field],
+        columns: Sequence[pa.Array],
+        result_fields: Sequence[Field],
+        trusted: bool,
+        *,
+        count: int | None = None,
+    ) -> list[pa.Array]:
+        """One column per expression; ``$i`` in it is ``columns[i - 1]`` of ``arg_fields[i - 1]``.
+
+        ``count`` is the length of the results, needed when there are no arguments.
+
+        Raises:
+            FailingRow: an expression failed; message and SQLSTATE are Postgres'.
+            UnsupportedError: untrusted, and there is no connection for that.
+            TransientError: Postgres is away.
+            DefiniteFailure: the expression cannot be evaluated any more.
+        """
+        n = len(columns[0]) if columns else count
+        if n is None:
+            raise BugError("the number of rows is unknown")
+        session = self._session(trusted)
+        question = self._question(expr_sqls, arg_fields, result_fields, trusted)
+        if n == 0:
+            return question.typed([])
+        texts = [
+            text.render(c, f.oid) for c, f in zip(columns, arg_fields, strict=True)
+        ]
+        if not texts:
+            found = self._ask(session, question, [], np.zeros(1, np.int64))
+            return [pa.repeat(column[0], n) for column in question.typed(found)]
+        distinct, ids = rows.group(rows.encode_rows(texts))
+        firsts = np.unique(ids, return_index=True)[1].astype(np.int64)
+        found = self._look_up(session, question, texts, distinct, firsts)
+        columns_out = question.typed(found)
+        if len(distinct) == n:
+            return columns_out
+        taken = pa.array(ids)
+        return [column.take(taken) for column in columns_out]
+
+    def aggregate(
+        self,
+        sql: str,
+        arg_field: Field,
+        groups: Int64s,
+        values: pa.Array,
+        weights: Int64s,
+        ngroups: int,
+        result: Field,
+        trusted: bool = True,
+    ) -> pa.Array:
+        """Value of the aggregate ``sql`` over ``$1`` for each of the groups 0 … ``ngroups`` - 1.
+
+        Row i is ``weights[i]`` (> 0) times the value ``values[i]`` of group ``groups[i]``.  A
+        group without rows gets the aggregate over no rows.  Raises as ``evaluate`` does.
+        """
+        session = self._session(trusted)
+        out: list[str | None] = [None] * ngroups
+        present, ids = np.unique(groups, return_inverse=True)
+        if len(present) < ngroups:
+            out = [self._over_nothing(session, sql, arg_field, result)] * ngroups
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order].astype(np.int64)
+        texts = text.render(values, arg_field.oid).take(pa.array(order))
+        weights = weights[order]
+        statement = _aggregate_statement(session, sql, arg_field)
+        low = 0
+        while low < len(ids):
+            # Whole groups only: from row low up to the end of a group.
+            target = ids[min(low + ROWS_PER_STATEMENT_MAX, len(ids)) - 1]
+            high = int(np.searchsorted(ids, target, side="left"))
+            if high <= low or target == ids[-1]:
+                high = int(np.searchsorted(ids, target, side="right"))
+            params = [
+                copytext.array_literal(texts[low:high]),
+                _integers(ids[low:high]),
+                _integers(weights[low:high]),
+            ]
+            answers = session.fetch(statement, params, [result])
+            for group, (value,) in zip(
+                np.unique(ids[low:high]).tolist(), answers, strict=True
+            ):
+                out[int(present[group])] = value
+            low = high
+        return text.parse(pa.array(out, pa.string()), result.oid)
+
+    def _over_nothing(
+        self, session: Session, sql: str, arg_field: Field, result: Field
+    ) -> str | None:
+        key = (session, sql, arg_field, result)
+        if key not in self._empty:
+            source = f"{_repeated(session, arg_field)} WHERE false"
+            inner = substitute(sql, lambda _: "(t.a1)")
+            # An aggregate over no rows has no column to be ordered by.
+            source = f"(SELECT {inner} AS v, 1 AS o FROM {source}) t"  # noqa: S608
+            statement = session.statement(source, ["t.v"])
+            ((value,),) = session.fetch(statement, ["{}", "{}", "{}"], [result])
+            self._empty[key] = value
+        return self._empty[key]
+
+    def _session(self, trusted: bool) -> Session:
+        if trusted:
+            return self._trusted
+        if self._untrusted is None:
+            raise UnsupportedError(
+                "functions that are not built in cannot be evaluated",
+                hint="Configure a connection for the role headrace_eval.",
+            )
+        return self._untrusted
+
+    def _question(
+        self,
+        sqls: Sequence[str],
+        arg_fields: Sequence[Field],
+        result_fields: Sequence[Field],
+        trusted: bool,
+    ) -> _Question:
+        key = (tuple(sqls), tuple(arg_fields), tuple(result_fields), trusted)
+        found = self._questions.get(key)
+        if found is None:
+            if len(self._questions) >= _CACHES_MAX:
+                del self._questions[next(iter(self._questions))]
+            found = self._questions[key] = _Question(sqls, arg_fields, result_fields)
+        return found
+
+    def _look_up(
+        self,
+        session: Session,
+        question: _Question,
+        texts: list[pa.StringArray],
+        keys: list[bytes],
+        firsts: Int64s,
+    ) -> list[Row]:
+        cache = question.cache
+        # Taken out and put back: the order of a dict is the order of last use.
+        found: list[Row | None] = [cache.pop(key, None) for key in keys]
+        missing = [i for i, row in enumerate(found) if row is None]
+        asked = firsts[missing]
+        try:
+            for low in range(0, len(missing), ROWS_PER_STATEMENT_MAX):
+                high = low + ROWS_PER_STATEMENT_MAX
+                answers = self._ask(session, question, texts, asked[low:high])
+                for i, row in zip(missing[low:high], answers, strict=True):
+                    found[i] = row
+        finally:
+            known = [(k, r) for k, r in zip(keys, found, strict=True) if r is not None]
+            question.remember([k for k, _ in known], [r for _, r in known])
+        return [row for _, row in known]
+
+    def _ask(
+        self,
+        session: Session,
+        question: _Question,
+        texts: list[pa.StringArray],
+        asked: Int64s,
+    ) -> list[Row]:
+        """Results for the rows numbered ``asked``, in that order; halves them to find a culprit."""
+        at = pa.array(asked)
+        params = [copytext.array_literal(column.take(at)) for column in texts]
+        try:
+            statement = question.statement(session)
+            out = session.fetch(statement, params, question.result_fields)
+        except RowError as error:
+            if len(asked) == 1:
+                raise _failing(error, int(asked[0]), question.arg_fields) from error
+        else:
+            assert len(out) == len(asked), "one result per argument tuple"
+            return out
+        half = len(asked) // 2
+        return self._ask(session, question, texts, asked[:half]) + self._ask(
+            session, question, texts, asked[half:]
+        )
+
+
+def _failing(error: RowError, row: int, fields: Sequence[Field]) -> FailingRow:
+    types = ", ".join(str(f.oid) for f in fields)
+    detail = (
+        f"The expression failed on arguments of type OIDs {types}." if types else None
+    )
+    return FailingRow(error.message, row, error.code, detail=detail)
+
+
+def _repeated(session: Session, field: Field) -> str:
+    """FROM item ``t``: column ``a1`` as often as its weight says, ``o`` its group."""
+    types = session.type_names([field.oid])
+    name, plain = types[field.oid]
+    value = "u.v" if plain else f"u.v::{name}"
+    collation = session.collation_names([field.collation]).get(field.collation)
+    if collation:
+        value = f"({value}) COLLATE {collation}"
+    return (
+        f"(SELECT {value} AS a1, u.g AS o"  # noqa: S608
+        f" FROM unnest($1::{name if plain else 'text'}[], $2::int8[], $3::int8[])"
+        " AS u(v, g, w), generate_series(1, u.w)) t"
+    )
+
+
+def _aggregate_statement(session: Session, sql: str, field: Field) -> str:
+    inner = substitute(sql, lambda _: "(t.a1)")
+    return session.statement(f"{_repeated(session, field)} GROUP BY t.o", [inner])
+
+
+def _integers(values: Int64s) -> str:
+    return "{" + ",".join(map(str, values.tolist())) + "}"

@@ -1,0 +1,222 @@
+"""One read-only connection for evaluation: settings, type names, statements, its loss.
+
+Settings are ``PINNED_SETTINGS`` overlaid with the view's captured ones, so that functions see
+what the view's creator saw.  Values go in as unambiguous text (ISO dates, explicit ``+00``), and
+come out under the *pinned* settings: if a captured setting changes how values look, the statement
+computes everything first (a materialised CTE) and then switches the settings back for its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NoReturn
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import ExecStatus
+
+from headrace.errors import BugError, DefiniteFailure, RowError, TransientError
+from headrace.types import PINNED_SETTINGS, Field, arrow_type
+
+_FORCED: Final = frozenset(
+    {
+        "client_encoding", "lc_monetary", "statement_timeout", "row_security",
+        "idle_in_transaction_session_timeout", "default_transaction_read_only", "role",
+        "session_authorization",
+    }
+)  # fmt: skip
+"""Captured values of these are ignored: values could not be read back, or rights would change."""
+
+_OUTPUT: Final = (
+    "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output",
+)  # fmt: skip
+"""Settings that decide how values look."""
+
+_DEFAULT_COLLATION: Final = 100
+
+_TRANSIENT: Final = ("08", "40", "53", "55006", "55P03", "57", "58")
+_GONE: Final = ("0A", "25", "42", "3D", "3F", "2F", "28")
+"""SQLSTATE classes that no row is to blame for."""
+
+
+class Session:
+    """A lazily opened connection; one user at a time."""
+
+    def __init__(self, dsn: str, settings: dict[str, str], *, trusted: bool) -> None:
+        self._dsn = dsn
+        captured = {
+            _canonical_name(k): v
+            for k, v in settings.items()
+            if k.lower() not in _FORCED
+        }
+        if trusted:
+            # The engine's own rights: no name may resolve to what a user has created.
+            captured.pop("search_path", None)
+        self._settings = {
+            **PINNED_SETTINGS,
+            **captured,
+            "default_transaction_read_only": "on",
+            "jit": "off",
+        }
+        self._switched = [
+            name for name in _OUTPUT if self._settings[name] != PINNED_SETTINGS[name]
+        ]
+        self._conn: psycopg.Connection | None = None
+        self._types: dict[int, tuple[str, bool]] = {}
+        self._collations: dict[int, str] = {}
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+    def statement(self, source: str, columns: Sequence[str]) -> str:
+        """SELECT ``columns`` (expressions) of FROM item ``source``, ordered by its column ``o``."""
+        names = [f"e{i}" for i in range(len(columns))]
+        inner = ", ".join(f"{c} AS {n}" for c, n in zip(columns, names, strict=True))
+        if not self._switched:
+            outs = ", ".join(names)
+            # Expressions come from the planner; names in them were quoted by Postgres.
+            return f"SELECT {outs} FROM (SELECT {inner}, o FROM {source}) q ORDER BY o"  # noqa: S608
+        # set_config is volatile and needs all of r: every value exists before the switch.
+        resets = ", ".join(
+            f"set_config('{name}', '{PINNED_SETTINGS[name]}', true)"
+            for name in self._switched
+        )
+        outs = ", ".join(f"r.{n}" for n in names)
+        return (
+            f"WITH r AS MATERIALIZED (SELECT {inner}, o FROM {source}), "  # noqa: S608
+            f"s AS MATERIALIZED (SELECT c, {resets} "
+            "FROM (SELECT count(*) AS c FROM r OFFSET 0) k) "
+            f"SELECT {outs} FROM s CROSS JOIN r WHERE s.c >= 0 ORDER BY r.o"
+        )
+
+    def type_names(self, oids: Iterable[int]) -> dict[int, tuple[str, bool]]:
+        """Per OID its SQL name, and whether arrays of it can be ``unnest``-ed to it."""
+        wanted = [oid for oid in dict.fromkeys(oids) if oid not in self._types]
+        if wanted:
+            rows = self.fetch(
+                "SELECT t.oid::text, format_type(t.oid, -1),"
+                " t.typarray <> 0 AND t.typtype IN ('b', 'e', 'r', 'm')"
+                " AND NOT (t.typlen = -1 AND t.typelem <> 0)"
+                " FROM pg_type t WHERE t.oid = ANY ($1::oid[])",
+                ["{" + ",".join(map(str, wanted)) + "}"],
+            )
+            for oid, name, plain in rows:
+                assert oid is not None and name is not None, "catalog columns"
+                self._types[int(oid)] = (name, plain == "t")
+        missing = [oid for oid in wanted if oid not in self._types]
+        if missing:
+            raise DefiniteFailure(
+                f"type with OID {missing[0]} does not exist", sqlstate="42704"
+            )
+        return self._types
+
+    def collation_names(self, oids: Iterable[int]) -> dict[int, str]:
+        """Per OID the collation's quoted name; none for 0 and the database's default."""
+        wanted = {*oids} - {0, _DEFAULT_COLLATION, *self._collations}
+        if wanted:
+            rows = self.fetch(
+                "SELECT c.oid::text,"
+                " quote_ident(n.nspname) || '.' || quote_ident(c.collname)"
+                " FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace"
+                " WHERE c.oid = ANY ($1::oid[])",
+                ["{" + ",".join(map(str, sorted(wanted))) + "}"],
+            )
+            for oid, name in rows:
+                assert oid is not None and name is not None, "catalog columns"
+                self._collations[int(oid)] = name
+        if wanted - self._collations.keys():
+            raise DefiniteFailure("a collation does not exist", sqlstate="42704")
+        return self._collations
+
+    def fetch(
+        self,
+        sql: str,
+        params: Sequence[str],
+        results: Sequence[Field] | None = None,
+    ) -> list[tuple[str | None, ...]]:
+        """Rows of a query as text.
+
+        A lost connection is opened anew once.
+
+        Raises:
+            TransientError: Postgres is away.
+            RowError: a row of the arguments made the statement fail.
+            DefiniteFailure: the statement itself cannot run any more.
+        """
+        try:
+            return self._fetch(sql, params, results)
+        except psycopg.Error as error:
+            if not self._lost(error):
+                _raise(error)
+        self.close()
+        try:
+            return self._fetch(sql, params, results)
+        except psycopg.Error as error:
+            _raise(error)
+
+    def _lost(self, error: psycopg.Error) -> bool:
+        if self._conn is None or self._conn.closed:
+            return True
+        return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+
+    def _fetch(
+        self, sql: str, params: Sequence[str], results: Sequence[Field] | None
+    ) -> list[tuple[str | None, ...]]:
+        conn = self._connect()
+        with psycopg.RawCursor(conn) as cursor:
+            cursor.execute(sql.encode(), list(params), prepare=True)
+            result = cursor.pgresult
+            assert result is not None and result.status == ExecStatus.TUPLES_OK, sql
+            if results is not None:
+                for i, field in enumerate(results):
+                    _check_type(result.ftype(i), field)
+            width = range(result.nfields)
+            get = result.get_value
+            return [
+                tuple(None if (v := get(i, j)) is None else v.decode() for j in width)
+                for i in range(result.ntuples)
+            ]
+
+    def _connect(self) -> psycopg.Connection:
+        if self._conn is not None and not self._conn.closed:
+            return self._conn
+        dsn = make_conninfo(self._dsn, application_name="headrace eval")
+        conn = psycopg.connect(dsn, autocommit=True, client_encoding="UTF8")
+        try:
+            for name, value in self._settings.items():
+                conn.execute("SELECT set_config(%s, %s, false)", (name, value))
+        except psycopg.Error:
+            conn.close()
+            raise
+        self._conn = conn
+        return conn
+
+
+def _canonical_name(name: str) -> str:
+    for known in PINNED_SETTINGS:
+        if known.lower() == name.lower():
+            return known
+    return name
+
+
+def _check_type(oid: int, field: Field) -> None:
+    if oid == field.oid:
+        return
+    # A text may be called varchar and so on: what matters is that its text is read alike.
+    if arrow_type(oid) != arrow_type(field.oid):
+        raise BugError(
+            f"an expression of type OID {field.oid} came back as type OID {oid}"
+        )
+
+
+def _raise(error: psycopg.Error) -> NoReturn:
+    code = error.sqlstate
+    message = error.diag.message_primary or str(error).strip()
+    if code is None or code.startswith(_TRANSIENT):
+        raise TransientError(message, sqlstate=code or "08006") from error
+    if code.startswith(_GONE):
+        raise DefiniteFailure(message, sqlstate=code) from error
+    raise RowError(message, sqlstate=code) from error
