@@ -1,0 +1,244 @@
+"""What every collection shares: its verbs, the alignment of TimeEnds, and its metrics.
+
+A subclass is a pure function of diffs and state: it implements ``apply`` (one record batch of
+diffs on one port) and ``time_end`` (all ports are done with a txid), both returning record
+batches of diffs.  It never sees an edge, a txid of a diff, a clock or another collection.
+
+``receive`` is what an edge calls.  It keeps the contract of times:
+
+* Invariant 1: a txid is finished only when its TimeEnd has arrived on *all* ports (T-22, E-22);
+  then, and only then, one TimeEnd goes out, after every diff of that txid.
+* Invariant 2: no diff at or below a txid that its port has ended may arrive (BugError).
+* Invariant 3: a port that runs ahead of the others is held back: what it sends after its
+  TimeEnd is applied only when the others have reached that txid too.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, final
+
+import pyarrow as pa
+
+from headrace.errors import BugError
+from headrace.kernels import rows
+from headrace.state.contract import StateStore
+from headrace.types import Diffs, Schema, TimeEnd, arrow_type, diff_batch
+
+ROWS_PER_BATCH_MAX: Final = 65_536
+"""No collection sends a larger record batch, and the dataflow cuts larger ones."""
+
+Message = Diffs | TimeEnd
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Numbers of one collection since it was built."""
+
+    rows_in: list[int]
+    """Per port."""
+    batches_in: list[int]
+    """Per port."""
+    rows_out: int = 0
+    batches_out: int = 0
+    time_ends: int = 0
+    busy_ns: int = 0
+    """Time spent inside ``apply`` and ``time_end``, in nanoseconds."""
+
+    def as_dict(self) -> dict[str, int | list[int]]:
+        """Plain data for status views."""
+        return {
+            "rows_in": list(self.rows_in),
+            "batches_in": list(self.batches_in),
+            "rows_out": self.rows_out,
+            "batches_out": self.batches_out,
+            "time_ends": self.time_ends,
+            "busy_ns": self.busy_ns,
+        }
+
+
+@dataclass(slots=True)
+class _Port:
+    """One input: how far it has come, and what it sent ahead of the others."""
+
+    ended: int = -1
+    ended_attempt: int = 0
+    held: deque[Message] = field(default_factory=deque)
+
+
+class Collection(ABC):
+    """A physical plan node at work: see the module text for who does what.
+
+    Attributes:
+        id: The node's id; its states are called ``id`` or ``id.<part>``.
+        schema: Columns of its output (``__weight`` comes last in every batch).
+        ports: Number of inputs; a collection without inputs has one port for TimeEnds
+            (and, if it is a source, for what it reads).
+        metrics: Numbers since it was built.
+        insert_only: Set by the driver while population feeds one source snapshot: then every
+            row that comes by is a row of the result at that snapshot, and none is taken back.
+    """
+
+    def __init__(self, node_id: str, schema: Schema, ports: int = 1) -> None:
+        self.id: Final = node_id
+        self.schema: Final = schema
+        self.ports: Final = ports
+        self.metrics: Final = Metrics([0] * ports, [0] * ports)
+        self.insert_only = False
+        self._inputs = [_Port() for _ in range(ports)]
+        self._done = -1
+
+    # --- verbs of a subclass
+
+    def open(self, store: StateStore) -> None:  # noqa: B027  stateless: nothing to take
+        """Take its states from ``store``; called once, before anything else."""
+
+    @abstractmethod
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Diffs that follow at once from diffs ``batch`` on ``port``."""
+
+    def time_end(self, txid: int) -> list[pa.RecordBatch]:
+        """Diffs that follow only now that every input is complete up to ``txid``."""
+        return []
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One deterministic line for EXPLAIN and logs."""
+
+    # --- the edge
+
+    @property
+    def done(self) -> int:
+        """The last finished txid; -1 before the first."""
+        return self._done
+
+    @final
+    def receive(self, port: int, message: Message) -> list[Message]:
+        """Take one message from the edge at ``port``; returns what goes out, in order.
+
+        Raises:
+            BugError: a time moved backwards (Invariant 2).
+        """
+        source = self._inputs[port]
+        if message.txid <= source.ended:
+            raise BugError(
+                f'collection "{self.id}" got {type(message).__name__} of txid {message.txid} on '
+                f"port {port}, which had ended txid {source.ended}"
+            )
+        if source.ended > self._done or source.held:
+            source.held.append(message)
+            return []
+        out: list[Message] = []
+        self._take(port, message, out)
+        return out
+
+    def _take(self, port: int, message: Message, out: list[Message]) -> None:
+        source = self._inputs[port]
+        if isinstance(message, Diffs):
+            out.extend(self._run_apply(port, message))
+            return
+        source.ended, source.ended_attempt = message.txid, message.attempt
+        finished = min(p.ended for p in self._inputs)
+        if finished > self._done:
+            self._finish(finished, message.attempt, out)
+
+    def _finish(self, txid: int, attempt: int, out: list[Message]) -> None:
+        out.extend(self._run_time_end(txid, attempt))
+        self._done = txid
+        out.append(TimeEnd(txid, attempt))
+        for port, source in enumerate(self._inputs):
+            # Invariant 3: what ran ahead may go on now, until its port is ahead again.
+            while source.held and source.ended <= self._done:
+                message = source.held.popleft()
+                if message.txid <= source.ended:
+                    raise BugError(
+                        f'collection "{self.id}" got txid {message.txid} on port {port} '
+                        f"after txid {source.ended} had ended there"
+                    )
+                self._take(port, message, out)
+
+    def _run_apply(self, port: int, message: Diffs) -> list[Message]:
+        metrics = self.metrics
+        metrics.rows_in[port] += message.batch.num_rows
+        metrics.batches_in[port] += 1
+        started = time.perf_counter_ns()
+        batches = self.apply(port, message.batch)
+        metrics.busy_ns += time.perf_counter_ns() - started
+        return self._wrap(batches, message.txid, message.attempt)
+
+    def _run_time_end(self, txid: int, attempt: int) -> list[Message]:
+        started = time.perf_counter_ns()
+        batches = self.time_end(txid)
+        self.metrics.busy_ns += time.perf_counter_ns() - started
+        self.metrics.time_ends += 1
+        return self._wrap(batches, txid, attempt)
+
+    def _wrap(
+        self, batches: list[pa.RecordBatch], txid: int, attempt: int
+    ) -> list[Message]:
+        out: list[Message] = []
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            self.metrics.rows_out += batch.num_rows
+            self.metrics.batches_out += 1
+            out.append(Diffs(txid, attempt, batch))
+        return out
+
+
+def cut(
+    batch: pa.RecordBatch, rows_max: int = ROWS_PER_BATCH_MAX
+) -> list[pa.RecordBatch]:
+    """``batch`` in pieces of at most ``rows_max`` rows, without copying; nothing if empty."""
+    rows = batch.num_rows
+    if 0 < rows <= rows_max:
+        return [batch]
+    return [batch.slice(start, rows_max) for start in range(0, rows, rows_max)]
+
+
+def encode(columns: list[pa.Array], count: int) -> list[bytes]:
+    """Exact identity of ``count`` rows (``kernels.rows``), also of rows without columns."""
+    return rows.encode_rows(columns) if columns else [b""] * count
+
+
+def decode(
+    encoded: list[bytes], schema: Schema, weights: Iterable[int]
+) -> pa.RecordBatch:
+    """Diffs of rows that ``encode`` made of columns of ``schema``."""
+    columns = rows.decode_rows(encoded, [arrow_type(f.oid) for f in schema])
+    return diff_batch(schema, columns, pa.array(weights, pa.int64()))
+
+
+def columns_of(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The columns of a diff batch without ``__weight``."""
+    columns: list[pa.Array] = batch.columns[:-1]
+    return columns
+
+
+def weights_of(batch: pa.RecordBatch) -> list[int]:
+    """The weights of a diff batch."""
+    weights: list[int] = batch.columns[-1].to_numpy().tolist()
+    return weights
+
+
+class Diffed:
+    """Diffs of one txid, consolidated: rows that came and went within it leave no trace."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._rows = rows.Consolidator()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take up the diffs of ``batch``."""
+        encoded = encode(columns_of(batch), batch.num_rows)
+        self._rows.add(encoded, weights_of(batch))
+
+    def take(self) -> list[pa.RecordBatch]:
+        """Everything added since the last call, each row once, none with weight 0."""
+        encoded, weights = self._rows.items()
+        self._rows = rows.Consolidator()
+        return cut(decode(encoded, self._schema, weights))

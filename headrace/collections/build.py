@@ -1,0 +1,67 @@
+"""From plan nodes to collections."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from headrace.collections import plan
+from headrace.collections.base import Collection
+from headrace.collections.distinct import Distinct
+from headrace.collections.filter import Filter
+from headrace.collections.fused import Fused
+from headrace.collections.join import Join
+from headrace.collections.map import Map
+from headrace.collections.plan import Node, PhysicalPlan
+from headrace.collections.reduce import Reduce
+from headrace.collections.sink import Sink
+from headrace.collections.source import Source
+from headrace.collections.union import Union
+from headrace.collections.values import Values
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.state.contract import StateStore
+
+
+def make(
+    node: Node,
+    whole: PhysicalPlan,
+    store: StateStore,
+    remote: RemoteEvaluator | None,
+    start_lsn: int = 0,
+) -> Collection:
+    """The collection of ``node``, opened over ``store``.
+
+    ``whole`` is the plan the node belongs to (its inputs' schemas are read from it); sources
+    ignore changes before ``start_lsn``.
+    """
+    made = _make(node, whole, remote, start_lsn)
+    made.open(store)
+    return made
+
+
+def _make(
+    node: Node, whole: PhysicalPlan, remote: RemoteEvaluator | None, start_lsn: int
+) -> Collection:
+    schemas = [whole.node(name).schema for name in plan.inputs(node)]
+    match node:
+        case plan.Source():
+            return Source(node, start_lsn)
+        case plan.Filter():
+            return Filter(node, schemas[0], remote)
+        case plan.Map():
+            return Map(node, schemas[0], remote)
+        case plan.Fused():
+            return Fused(node, schemas[0], remote)
+        case plan.Join():
+            return Join(node, schemas[0], schemas[1], remote)
+        case plan.Reduce():
+            return Reduce(node, schemas[0], remote)
+        case plan.Distinct():
+            return Distinct(node)
+        case plan.Union():
+            return Union(node)
+        case plan.Values():
+            return Values(node)
+        case plan.Sink():
+            return Sink(node)
+        case _:
+            assert_never(node)

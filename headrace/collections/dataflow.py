@@ -1,0 +1,140 @@
+"""One view's collections, driven in a fixed order.
+
+    ingest(changes) ──► Source ──► … ──► Join ──► … ──► Sink ──► end(txid): diffs of the view
+
+All edges are synchronous here: a message goes all the way down before the next one is read, so
+the same input always takes the same way (replay is deterministic) and a TimeEnd reaches a
+collection only after every diff of its txid.
+
+A new view starts with any number of ``load``s, then ``end(0)``: the population.  A view that is
+restored from its state starts with the txid after the one of the state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.collections import build, plan
+from headrace.collections.base import Collection, Message, cut
+from headrace.collections.plan import PhysicalPlan
+from headrace.collections.source import load_batch, load_columns
+from headrace.errors import BugError
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.state.contract import StateStore
+from headrace.types import Diffs, TimeEnd, arrow_schema
+
+__all__ = ["Dataflow", "load_columns"]
+
+
+class Dataflow:
+    """The dataflow of one view.
+
+    After an exception nothing here may be used any more: roll the store back and build anew.
+    """
+
+    def __init__(
+        self,
+        physical: PhysicalPlan,
+        store: StateStore,
+        remote: RemoteEvaluator | None,
+        start_lsn: int,
+    ) -> None:
+        """Changes before ``start_lsn`` are ignored: population has seen them."""
+        self._plan = physical
+        self._nodes: dict[str, Collection] = {}
+        self._users: dict[str, list[tuple[Collection, int]]] = {}
+        self._sources: dict[int, list[plan.Source]] = {}
+        self._txid = -1
+        self._attempt = 0
+        self._failed = False
+        self._out: list[pa.RecordBatch] = []
+        for node in physical.nodes:
+            made = build.make(node, physical, store, remote, start_lsn)
+            self._nodes[node.id] = made
+            self._users[node.id] = []
+            for port, name in enumerate(plan.inputs(node)):
+                self._users[name].append((made, port))
+            if isinstance(node, plan.Source):
+                self._sources.setdefault(node.table_oid, []).append(node)
+
+    @property
+    def tables(self) -> frozenset[int]:
+        """OIDs of the tables it reads."""
+        return frozenset(self._sources)
+
+    def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
+        """Take a change batch of a table; other tables' changes are of no interest."""
+        for node in self._sources.get(table_oid, ()):
+            for batch in cut(changes):
+                self._push(self._nodes[node.id], self._diffs(batch))
+
+    def load(self, table_oid: int, columns: list[pa.Array]) -> None:
+        """Take population rows of a table, typed, in the order of ``load_columns``.
+
+        REQUIRES: before ``end(0)``, and no ``ingest`` before it.
+        """
+        if self._txid >= 0:
+            raise BugError("population rows after txid 0")
+        for made in self._nodes.values():
+            made.insert_only = True
+        for node in self._sources.get(table_oid, ()):
+            for batch in cut(load_batch(node, columns)):
+                self._push(self._nodes[node.id], self._diffs(batch))
+
+    def end(self, txid: int, attempt: int = 0) -> pa.RecordBatch:
+        """Finish ``txid``: consolidated diffs of the view since the last end.
+
+        Raises:
+            BugError: a collection did not finish, or a diff has weight 0.
+        """
+        for node in self._plan.nodes:
+            if not plan.inputs(node):
+                self._push(self._nodes[node.id], TimeEnd(txid, attempt))
+        for made in self._nodes.values():
+            made.insert_only = False
+            if made.done != txid:
+                raise BugError(f'collection "{made.id}" has not finished txid {txid}')
+        self._txid = txid
+        batches, self._out = self._out, []
+        schema = arrow_schema(self._plan.sink.schema)
+        table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
+        out = table.to_batches()
+        result = out[0] if out else pa.RecordBatch.from_pylist([], schema=schema)
+        # By place: a view may have a column of that name.
+        if (result.column(result.num_columns - 1).to_numpy() == 0).any():
+            raise BugError("the sink sends a diff of weight 0")
+        return result
+
+    def metrics(self) -> dict[str, Any]:
+        """Per collection, in plan order: what it is and its numbers."""
+        return {
+            name: {"describe": made.describe(), **made.metrics.as_dict()}
+            for name, made in self._nodes.items()
+        }
+
+    def _diffs(self, batch: pa.RecordBatch) -> Diffs:
+        # Until its TimeEnd is known, a diff belongs to the least txid that may still end.
+        return Diffs(self._txid + 1, self._attempt, batch)
+
+    def _push(self, made: Collection, message: Message) -> None:
+        """Carry one message, and all that follows from it, to the sink."""
+        if self._failed:
+            raise BugError("the dataflow had failed and was not built anew")
+        self._failed = True
+        waiting: list[tuple[Collection, int, Message]] = [(made, 0, message)]
+        sink = self._plan.sink.id
+        while waiting:
+            taker, port, taken = waiting.pop()
+            outgoing = taker.receive(port, taken)
+            if taker.id == sink:
+                self._out.extend(m.batch for m in outgoing if isinstance(m, Diffs))
+                continue
+            following = [
+                (user, user_port, m)
+                for m in outgoing
+                for user, user_port in self._users[taker.id]
+            ]
+            waiting.extend(reversed(following))
+        self._failed = False

@@ -1,0 +1,233 @@
+"""The physical plan: what each collection is, as frozen data without behaviour.
+
+A plan is a tuple of nodes in topological order (inputs before users, the sink last).  It is
+stored as JSON in ``headrace.views.plan`` and rebuilt from there in the worker, in a Spark
+executor and in a test, so that the state on disk and the collections always agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.expressions.ir import Column, Expr, Literal, Native, Remote
+from headrace.types import Field, Schema
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column of a base table: bound by ``attnum``, found in the stream by ``name``."""
+
+    attnum: int
+    name: str
+    oid: int
+    typmod: int = -1
+    collation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """All rows of one base table (one node per table of a view, shared by its scans).
+
+    ``columns`` are the output; ``key`` are the primary-key (or replica-identity index) columns,
+    empty when the table has REPLICA IDENTITY FULL and rows are kept as a multiset.
+    """
+
+    id: str
+    table_oid: int
+    schema_name: str
+    table_name: str
+    columns: tuple[SourceColumn, ...]
+    key: tuple[SourceColumn, ...]
+    full_identity: bool
+    pushdown: str = ""
+    """SQL predicate over the table's own columns that population may add to its COPY, or ''."""
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Rows for which every predicate is true; predicates run in order on the survivors."""
+
+    id: str
+    input: str
+    predicates: tuple[Expr, ...]
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """One output column per expression."""
+
+    id: str
+    input: str
+    expressions: tuple[Expr, ...]
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A chain of Filter and Map run as one collection on a synchronous edge."""
+
+    id: str
+    input: str
+    steps: tuple[Filter | Map, ...]
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Inner join: rows of left x right with equal, non-NULL keys and all ``residual`` true.
+
+    Output columns are the left's then the right's.  Empty key tuples mean a cross product.
+    """
+
+    id: str
+    left: str
+    right: str
+    left_keys: tuple[int, ...]
+    right_keys: tuple[int, ...]
+    residual: tuple[Expr, ...] = ()
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One aggregate: ``function`` over input column ``argument`` where boolean column ``filter``.
+
+    ``function``: ``count_star``, ``count``, ``sum``, ``avg``, ``min``, ``max``, ``any`` (the least
+    representation of the values, by length then bytes) or ``remote``: keep the multiset and let Postgres evaluate ``sql``
+    (``$1`` is the value column) for the touched groups.
+    """
+
+    function: str
+    argument: int | None
+    filter: int | None
+    result: Field
+    sql: str = ""
+    distinct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Group by input columns ``keys``; output is the keys, then the aggregates.
+
+    With no keys there is always exactly one output row, also over no input.
+    """
+
+    id: str
+    input: str
+    keys: tuple[int, ...]
+    aggregates: tuple[Aggregate, ...]
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Each distinct row once (equal as Postgres says; shown is the least representation)."""
+
+    id: str
+    input: str
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """The multiset sum of all inputs (UNION ALL)."""
+
+    id: str
+    inputs: tuple[str, ...]
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Constant rows, each with weight 1 at txid 0; ``rows`` hold Postgres' output text."""
+
+    id: str
+    rows: tuple[tuple[str | None, ...], ...]
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """The end: consolidated rows of the view."""
+
+    id: str
+    input: str
+    schema: Schema = ()
+
+
+Node = Source | Filter | Map | Fused | Join | Reduce | Distinct | Union | Values | Sink
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalPlan:
+    """Nodes in topological order; the last is the ``Sink``."""
+
+    nodes: tuple[Node, ...]
+    version: int = 1
+
+    def node(self, node_id: str) -> Node:
+        """The node of that id (KeyError if there is none)."""
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        raise KeyError(node_id)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All source nodes."""
+        return tuple(n for n in self.nodes if isinstance(n, Source))
+
+    @property
+    def sink(self) -> Sink:
+        """The sink node."""
+        last = self.nodes[-1]
+        assert isinstance(last, Sink), "the sink is always last"
+        return last
+
+
+def inputs(node: Node) -> tuple[str, ...]:
+    """Ids of the nodes that feed ``node``, in port order."""
+    match node:
+        case Source() | Values():
+            return ()
+        case Join():
+            return (node.left, node.right)
+        case Union():
+            return node.inputs
+        case _:
+            return (node.input,)
+
+
+_KINDS: dict[str, type] = {
+    c.__name__: c
+    for c in (
+        Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Reduce, Distinct, Union,
+        Values, Sink, PhysicalPlan, Column, Literal, Native, Remote,
+    )
+}  # fmt: skip
+
+
+def to_json(value: Any) -> Any:
+    """``value`` (plan, node, expression) as plain JSON data."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        out: dict[str, Any] = {"kind": type(value).__name__}
+        for f in dataclasses.fields(value):
+            out[f.name] = to_json(getattr(value, f.name))
+        return out
+    if isinstance(value, tuple | list):
+        return [to_json(v) for v in value]
+    return value
+
+
+def from_json(data: Any) -> Any:
+    """Inverse of ``to_json``; lists become tuples."""
+    if isinstance(data, dict):
+        kind = _KINDS[data["kind"]]
+        return kind(**{k: from_json(v) for k, v in data.items() if k != "kind"})
+    if isinstance(data, list):
+        return tuple(from_json(v) for v in data)
+    return data

@@ -1,0 +1,283 @@
+"""GROUP BY with aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.collections import aggregates, plan
+from headrace.collections.aggregates import Accumulator, Kept, Part, Unique
+from headrace.collections.base import Collection, columns_of, cut, encode
+from headrace.errors import BugError, RowError
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.kernels import aggregate, buffers, rows
+from headrace.kernels.aggregate import Numbers
+from headrace.state.contract import MapState, StateStore
+from headrace.types import Field, Schema, arrow_type, diff_batch
+
+Int64s = npt.NDArray[np.int64]
+
+_GROUPS_PER_STEP: Final = 65_536
+
+
+class Reduce(Collection):
+    """One row per group: the keys, then the aggregates.
+
+    Meaning: Reduce(A) = {(key, aggregates of A's rows of that key, each as often as its weight)}
+        for every key whose weights sum to more than 0; without keys always exactly one row.
+        Negative diffs take values away again; a negative sum is a bug.
+    Shape: input -> keys, aggregates; key: the keys.
+    State: ``id``: group key -> count, sums and the row that is out (bounded by the groups);
+        ``id.<n>`` for min, max, any, remote and DISTINCT aggregates: the group's values.
+    Time: emits on TimeEnd, per group that became different, the old row and the new one.
+    Errors: RowError if a result is out of its type's range or Postgres cannot aggregate.
+    """
+
+    def __init__(
+        self, node: plan.Reduce, in_schema: Schema, remote: RemoteEvaluator | None
+    ) -> None:
+        super().__init__(node.id, node.schema)
+        self._node = node
+        self._key_oids = [in_schema[i].oid for i in node.keys]
+        self._key_types = [arrow_type(oid) for oid in self._key_oids]
+        self._result_types = [arrow_type(a.result.oid) for a in node.aggregates]
+        self._parts: list[Part] = [
+            aggregates.make(a, f"{node.id}.{n}", _argument(a, in_schema), remote)
+            for n, a in enumerate(node.aggregates)
+        ]
+        self._accumulators = [_accumulator(part) for part in self._parts]
+        self._started = False
+        self._state: MapState
+        self._clear()
+
+    def _clear(self) -> None:
+        self._slots: dict[bytes, int] = {}
+        self._key_rows: list[bytes] = []
+        self._counts = aggregate.IntSums()
+
+    def open(self, store: StateStore) -> None:
+        """See ``Collection``."""
+        self._state = store.map(self.id)
+        for part in self._parts:
+            if not isinstance(part, Accumulator):
+                part.open(store)
+
+    def describe(self) -> str:
+        """See ``Collection``."""
+        keys = ", ".join(f.name for f in self.schema[: len(self._node.keys)])
+        calls = ", ".join(a.function for a in self._node.aggregates)
+        return f"Reduce by ({keys}): {calls}"
+
+    # --- within a txid
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        n = batch.num_rows
+        if n == 0:
+            return []
+        columns = columns_of(batch)
+        weights = np.array(buffers.values(batch.columns[-1]), np.int64)
+        keys = self._group_keys(columns, n)
+        slots = self._number(keys, columns)
+        self._counts.add(slots, np.ones(n, np.int64), weights, len(self._slots))
+        for spec, part in zip(self._node.aggregates, self._parts, strict=True):
+            self._feed(spec, part, columns, keys, slots, weights)
+        return []
+
+    def _group_keys(self, columns: Sequence[pa.Array], n: int) -> list[bytes]:
+        if not self._node.keys:
+            return [b""] * n
+        chosen = [columns[i] for i in self._node.keys]
+        found = rows.encode_keys(chosen, self._key_oids, nulls=True)
+        return [key for key in found if key is not None]
+
+    def _number(self, keys: list[bytes], columns: Sequence[pa.Array]) -> Int64s:
+        """The slot of each row's group; groups that are new in this txid get one."""
+        groups, ids = rows.group(keys)
+        new = [i for i, key in enumerate(groups) if key not in self._slots]
+        if new:
+            firsts = np.unique(ids, return_index=True)[1][new]
+            at = pa.array(firsts)
+            shown = [columns[i].take(at) for i in self._node.keys]
+            self._key_rows.extend(encode(shown, len(new)))
+            for i in new:
+                self._slots[groups[i]] = len(self._slots)
+        slots = np.array([self._slots[key] for key in groups], np.int64)
+        return slots[ids]
+
+    def _feed(
+        self,
+        spec: plan.Aggregate,
+        part: Part,
+        columns: Sequence[pa.Array],
+        keys: list[bytes],
+        slots: Int64s,
+        weights: Int64s,
+    ) -> None:
+        mask = aggregates.chosen(spec, columns, len(keys))
+        column = columns[spec.argument] if spec.argument is not None else None
+        if mask is not None:
+            slots, weights = slots[mask], weights[mask]
+            if len(slots) == 0:
+                return
+            if column is not None:
+                column = column.filter(pa.array(mask))
+            if not isinstance(part, Accumulator):
+                keys = [keys[i] for i in np.flatnonzero(mask).tolist()]
+        if isinstance(part, Accumulator):
+            part.add(slots, column, weights, len(self._slots))
+        elif isinstance(part, Unique):
+            part.add(keys, slots, column, weights)
+        else:
+            part.add(keys, column, weights)
+
+    # --- at its end
+
+    def time_end(self, txid: int) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        if not self._node.keys and not self._started:
+            # The one row of no groups exists before any input.
+            if b"" not in self._slots:
+                self._slots[b""] = 0
+                self._key_rows.append(b"")
+            self._started = True
+        size = len(self._slots)
+        if size == 0:
+            return []
+        for part in self._parts:
+            if isinstance(part, Unique):
+                part.settle(size)
+            elif isinstance(part, Kept):
+                part.check()
+        counts = self._counts.take(size)
+        for accumulator in self._accumulators:
+            if accumulator is not None:
+                accumulator.gather(size)
+        keys = list(self._slots)
+        out: list[pa.RecordBatch] = []
+        for low in range(0, size, _GROUPS_PER_STEP):
+            step = slice(low, min(low + _GROUPS_PER_STEP, size))
+            out.extend(self._advance(keys[step], step, counts[step]))
+        self._clear()
+        return out
+
+    def _advance(
+        self, keys: list[bytes], step: slice, counts: list[int]
+    ) -> list[pa.RecordBatch]:
+        """Bring the groups of slots ``step`` forward; the diffs of their rows."""
+        olds, old_keys, old_rows = _decoded(self._state.get_many(keys))
+        news: list[Numbers] = [[] for _ in keys]
+        try:
+            totals, values = self._merge(olds, step, counts, news)
+        except aggregate.NegativeError:
+            raise BugError(f'"{self.id}" lost a value that it never had') from None
+        except OverflowError as error:
+            raise RowError(str(error), sqlstate="22003") from None
+        for total, numbers in zip(totals, news, strict=True):
+            if total == 0 and any(numbers):
+                raise BugError(f'a group of "{self.id}" has values but no rows')
+        key_rows = [
+            new if old is None else old
+            for old, new in zip(old_keys, self._key_rows[step], strict=True)
+        ]
+        new_rows = self._shown(keys, totals, values)
+        self._state.put_many(keys, aggregate.encode_groups(news, key_rows, new_rows))
+        return self._diffs(key_rows, old_rows, new_rows)
+
+    def _merge(
+        self,
+        olds: list[Numbers],
+        step: slice,
+        counts: list[int],
+        news: list[Numbers],
+    ) -> tuple[list[int], list[list[Any]]]:
+        """Row count per group, and per accumulator its values."""
+        at = [0] * len(news)
+        totals = aggregate.advance_counts(olds, at, counts, news)
+        values = [
+            accumulator.advance(olds, at, step, news)
+            for accumulator in self._accumulators
+            if accumulator is not None
+        ]
+        return totals, values
+
+    def _shown(
+        self, keys: list[bytes], totals: list[int], values: list[list[Any]]
+    ) -> list[bytes | None]:
+        """Encoded aggregate values of each group; None where it has no rows."""
+        alive = [i for i, total in enumerate(totals) if total or not self._node.keys]
+        whole = len(alive) == len(keys)
+        own = keys if whole else [keys[i] for i in alive]
+        columns: list[pa.Array] = []
+        found = iter(values)
+        for part, accumulator, kind in zip(
+            self._parts, self._accumulators, self._result_types, strict=True
+        ):
+            if accumulator is None:
+                assert isinstance(part, Kept), "the other kind of part"
+                columns.append(part.column(own) if own else pa.array([], kind))
+            else:
+                column = next(found)
+                chosen = column if whole else [column[i] for i in alive]
+                columns.append(pa.array(chosen, kind))
+        shown = encode(columns, len(own))
+        if whole:
+            return list(shown)
+        out: list[bytes | None] = [None] * len(keys)
+        for i, row in zip(alive, shown, strict=True):
+            out[i] = row
+        return out
+
+    def _diffs(
+        self,
+        key_rows: list[bytes],
+        old_rows: list[bytes | None],
+        new_rows: list[bytes | None],
+    ) -> list[pa.RecordBatch]:
+        keys: list[bytes] = []
+        results: list[bytes] = []
+        weights: list[int] = []
+        for key, old, new in zip(key_rows, old_rows, new_rows, strict=True):
+            if old == new:
+                continue
+            if old is not None:
+                keys.append(key)
+                results.append(old)
+                weights.append(-1)
+            if new is not None:
+                keys.append(key)
+                results.append(new)
+                weights.append(1)
+        if not weights:
+            return []
+        columns: list[pa.Array] = []
+        if self._key_types:
+            columns += rows.decode_rows(keys, self._key_types)
+        if self._result_types:
+            columns += rows.decode_rows(results, self._result_types)
+        return cut(diff_batch(self.schema, columns, pa.array(weights, pa.int64())))
+
+
+def _decoded(
+    values: list[bytes | None],
+) -> tuple[list[Numbers], list[bytes | None], list[bytes | None]]:
+    out: tuple[list[Numbers], list[bytes | None], list[bytes | None]]
+    try:
+        out = aggregate.decode_groups(values)
+    except ValueError as error:
+        raise BugError(str(error)) from error
+    return out
+
+
+def _accumulator(part: Part) -> Accumulator | None:
+    if isinstance(part, Unique):
+        return part.inner
+    return part if isinstance(part, Accumulator) else None
+
+
+def _argument(spec: plan.Aggregate, schema: Schema) -> Field | None:
+    return None if spec.argument is None else schema[spec.argument]

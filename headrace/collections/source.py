@@ -1,0 +1,389 @@
+"""The rows of one base table, out of its change batches (docs/CONTRACTS.md 1).
+
+The stream carries, for most tables, only the key of an old row.  So the source keeps the needed
+columns of every row by key: that gives the row to retract, and the values that an UPDATE left
+out because they are stored apart and did not change (TOAST).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.collections import plan
+from headrace.collections.base import Collection, cut, decode, encode
+from headrace.collections.plan import SourceColumn
+from headrace.errors import BugError, DefiniteFailure, UnsupportedError
+from headrace.kernels import rows, source, text
+from headrace.state import layout
+from headrace.state.contract import MapState, StateStore
+from headrace.types import arrow_type, diff_batch
+
+_WHOLE_ROW: Final = 2
+_KEY_ONLY: Final = 1
+
+
+def load_columns(node: plan.Source) -> tuple[SourceColumn, ...]:
+    """Columns that population reads for ``node``: its output, then key columns not in it."""
+    have = {column.attnum for column in node.columns}
+    return (*node.columns, *(c for c in node.key if c.attnum not in have))
+
+
+def load_batch(node: plan.Source, columns: list[pa.Array]) -> pa.RecordBatch:
+    """Population rows (in the order of ``load_columns``) as the source takes them."""
+    names = [str(position) for position in range(len(load_columns(node)))]
+    if not names:
+        # A record batch without columns has no rows either: they would be lost.
+        raise UnsupportedError(
+            f'rows of table "{node.schema_name}"."{node.table_name}" cannot be counted: '
+            "no column of it is read"
+        )
+    if len(columns) != len(names):
+        raise BugError(
+            f'{len(columns)} columns to load into source "{node.id}" of {len(names)}'
+        )
+    return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+@dataclass(slots=True)
+class _Ops:
+    """A change batch with keys, as the replay takes it."""
+
+    ops: list[int]
+    old_keys: list[bytes | None]
+    new_keys: list[bytes | None]
+    values: list[pa.Array]
+    """New values per column, typed; unchanged ones that only the old row has are NULL."""
+    kept: dict[int, np.ndarray]
+    """Per position in ``values``: where the value is that of the old row."""
+    unchanged: list[bool] | None
+    """Where the old row is needed; None if nowhere."""
+
+
+class Source(Collection):
+    """All rows of a base table.
+
+    Meaning: the multiset of the table's rows, reduced to the needed columns.  Ops are carried out
+        in stream order; what an op sequence leaves as it was yields no diff.  Input is no diff
+        batch, so there are no negative weights.
+    Shape: change batch (or population rows) -> ``columns``; key: the table's.
+    State: ``id``: canonical key -> row; with REPLICA IDENTITY FULL row -> weight.  As large as
+        the needed columns of the table.
+    Time: emits on apply.
+    Errors: DefiniteFailure when the table no longer has a needed column, or its replica identity
+        changed; BugError when the stream does not fit the rows kept.
+    """
+
+    def __init__(self, node: plan.Source, start_lsn: int) -> None:
+        super().__init__(node.id, node.schema)
+        self._node = node
+        self._start_lsn = start_lsn
+        self._types = [arrow_type(column.oid) for column in node.columns]
+        self._load_columns = load_columns(node)
+        places = {c.attnum: i for i, c in enumerate(self._load_columns)}
+        self._key_places = [places[c.attnum] for c in node.key]
+        self._key_oids = [c.oid for c in node.key]
+        self._state: MapState
+
+    def open(self, store: StateStore) -> None:
+        """See ``Collection``."""
+        self._state = store.map(self.id)
+
+    def describe(self) -> str:
+        """See ``Collection``."""
+        names = ", ".join(column.name for column in self._node.columns)
+        return f"Source {self._table} ({names})"
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """A change batch (it starts with ``__op``), or population rows of ``load_batch``."""
+        if batch.schema.names[:1] != ["__op"]:
+            return self._load(batch)
+        late = pc.greater_equal(batch.column("__lsn"), self._start_lsn)
+        batch = batch.filter(late)
+        if batch.num_rows == 0:
+            return []
+        if self._node.full_identity:
+            return self._apply_multiset(batch)
+        return self._apply_keyed(batch)
+
+    @property
+    def _table(self) -> str:
+        return f'"{self._node.schema_name}"."{self._node.table_name}"'
+
+    # --- population
+
+    def _load(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        columns = batch.columns[: len(self._types)]
+        encoded = encode(columns, batch.num_rows)
+        if self._node.full_identity:
+            net, weights = rows.consolidate(encoded, [1] * len(encoded))
+            self._add(net, weights)
+        else:
+            found = self._keys([batch.column(place) for place in self._key_places])
+            keys = [key for key in found if key is not None]
+            if len(keys) < len(found):
+                raise BugError(f"a row of table {self._table} has a NULL in its key")
+            if len(set(keys)) < len(keys) or any(
+                value is not None for value in self._state.get_many(keys)
+            ):
+                raise BugError(f"a row of table {self._table} was loaded twice")
+            self._state.put_many(keys, encoded)
+        ones = pa.array(np.ones(batch.num_rows, np.int64))
+        return cut(diff_batch(self.schema, columns, ones))
+
+    # --- changes of a table whose rows have a key
+
+    def _apply_keyed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        ops = self._read_ops(batch)
+        out: list[pa.RecordBatch] = []
+        start = 0
+        for end in source.segments(ops.ops, ops.old_keys, ops.new_keys, ops.unchanged):
+            if ops.ops[start] == source.TRUNCATE:
+                out.extend(self._truncate())
+            else:
+                out.extend(self._replay(ops, start, end))
+            start = end
+        return out
+
+    def _read_ops(self, batch: pa.RecordBatch) -> _Ops:
+        olds = batch.column("__old").to_numpy()
+        ops = batch.column("__op").to_numpy()
+        typed: list[pa.Array] = []
+        kept: dict[int, np.ndarray] = {}
+        keys = {column.attnum for column in self._node.key}
+        for place, column in enumerate(self._load_columns):
+            new = self._text(batch, "n", column)
+            flags = self._unchanged(batch, column)
+            if flags is not None:
+                old_least = _KEY_ONLY if column.attnum in keys else _WHOLE_ROW
+                told = flags & (olds >= old_least)
+                new = pc.if_else(pa.array(told), self._text(batch, "o", column), new)
+                missing = flags & ~told
+                if missing.any() and place < len(self._types):
+                    kept[place] = missing
+            typed.append(self._parse(column, new))
+        new_keys = self._keys([typed[place] for place in self._key_places])
+        old_keys = self._old_keys(batch, olds)
+        self._check_keys(ops, old_keys, new_keys)
+        unchanged = None
+        if kept:
+            unchanged = np.logical_or.reduce(list(kept.values())).tolist()
+        values = typed[: len(self._types)]
+        return _Ops(ops.tolist(), old_keys, new_keys, values, kept, unchanged)
+
+    def _old_keys(self, batch: pa.RecordBatch, olds: np.ndarray) -> list[bytes | None]:
+        places = np.flatnonzero(olds)
+        if len(places) == 0:
+            return [None] * batch.num_rows
+        columns = [self._text(batch, "o", column) for column in self._node.key]
+        if len(places) < batch.num_rows:
+            columns = [column.take(pa.array(places)) for column in columns]
+        typed = [
+            self._parse(column, array)
+            for column, array in zip(self._node.key, columns, strict=True)
+        ]
+        found = self._keys(typed)
+        if len(places) == batch.num_rows:
+            return found
+        out: list[bytes | None] = [None] * batch.num_rows
+        for place, key in zip(places.tolist(), found, strict=True):
+            out[place] = key
+        return out
+
+    def _check_keys(
+        self,
+        ops: np.ndarray,
+        old_keys: list[bytes | None],
+        new_keys: list[bytes | None],
+    ) -> None:
+        """Key columns are NOT NULL: a missing key means another replica identity."""
+        no_new = np.fromiter((key is None for key in new_keys), bool, len(ops))
+        no_old = np.fromiter((key is None for key in old_keys), bool, len(ops))
+        bad = (no_new & (ops <= source.UPDATE)) | (no_old & (ops == source.DELETE))
+        if bad.any():
+            raise self._identity_changed()
+
+    def _replay(self, ops: _Ops, start: int, end: int) -> list[pa.RecordBatch]:
+        slots = source.touched_keys(ops.ops, ops.old_keys, ops.new_keys, start, end)
+        keys = list(slots)
+        before = self._state.get_many(keys)
+        values = [column.slice(start, end - start) for column in ops.values]
+        if ops.unchanged is not None and any(ops.unchanged[start:end]):
+            values = self._fill(ops, start, end, values, slots, before)
+        new_rows = encode(values, end - start)
+        there = [row is not None for row in before]
+        after, bad, why = source.replay(
+            ops.ops, ops.old_keys, ops.new_keys, start, end, slots, there
+        )
+        if why:
+            raise self._misfit(ops.ops[bad], missing=why == source.MISSING)
+        went, came, put_keys, put_values = source.changes(
+            keys, before, after, new_rows, start
+        )
+        self._state.put_many(put_keys, put_values)
+        if not values:
+            return self._emit([], [], len(came) - len(went))
+        index = pa.array(np.array(came, np.int64))
+        new = [column.take(index) for column in values]
+        return self._emit(went, new, len(came))
+
+    def _fill(
+        self,
+        ops: _Ops,
+        start: int,
+        end: int,
+        values: list[pa.Array],
+        slots: dict[bytes, int],
+        before: list[bytes | None],
+    ) -> list[pa.Array]:
+        """``values`` with the unchanged TOAST values taken from the rows kept."""
+        old_rows: list[bytes] = []
+        index = np.full(end - start, -1, np.int64)
+        for place in range(start, end):
+            if ops.unchanged is None or not ops.unchanged[place]:
+                continue
+            key = ops.old_keys[place] or ops.new_keys[place]
+            row = None if key is None else before[slots[key]]
+            if row is None:
+                raise self._misfit(source.UPDATE, missing=True)
+            index[place - start] = len(old_rows)
+            old_rows.append(row)
+        old = rows.decode_rows(old_rows, self._types)
+        take = pa.array(index, mask=index < 0)
+        out = list(values)
+        for position, mask in ops.kept.items():
+            here = pa.array(mask[start:end])
+            out[position] = pc.if_else(here, old[position].take(take), values[position])
+        return out
+
+    # --- changes of a table whose rows are told apart only by their values
+
+    def _apply_multiset(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        ops = batch.column("__op").to_numpy()
+        none: list[bytes | None] = [None] * batch.num_rows
+        out: list[pa.RecordBatch] = []
+        start = 0
+        for end in source.segments(ops.tolist(), none, none, None):
+            if ops[start] == source.TRUNCATE:
+                out.extend(self._truncate())
+            else:
+                out.extend(self._add_segment(batch.slice(start, end - start)))
+            start = end
+        return out
+
+    def _add_segment(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        ops = batch.column("__op").to_numpy()
+        has_old = (ops == source.UPDATE) | (ops == source.DELETE)
+        if (batch.column("__old").to_numpy()[has_old] != _WHOLE_ROW).any():
+            raise self._identity_changed()
+        old_batch = batch.filter(pa.array(has_old))
+        new_batch = batch.filter(pa.array(ops <= source.UPDATE))
+        old, new = [], []
+        for column in self._node.columns:
+            old.append(self._parse(column, self._text(old_batch, "o", column)))
+            value = self._text(new_batch, "n", column)
+            flags = self._unchanged(new_batch, column)
+            if flags is not None:
+                fill = self._text(new_batch, "o", column)
+                value = pc.if_else(pa.array(flags), fill, value)
+            new.append(self._parse(column, value))
+        consolidator = rows.Consolidator()
+        for columns, count, weight in (
+            (old, old_batch.num_rows, -1),
+            (new, new_batch.num_rows, 1),
+        ):
+            consolidator.add(encode(columns, count), [weight] * count)
+        net, weights = consolidator.items()
+        self._add(net, weights)
+        return self._decoded(net, weights)
+
+    def _add(self, net: list[bytes], weights: list[int]) -> None:
+        stored = self._state.get_many(net)
+        values: list[bytes | None] = []
+        for value, diff in zip(stored, weights, strict=True):
+            weight = diff + (0 if value is None else layout.decode_weight(value))
+            if weight < 0:
+                raise self._misfit(source.DELETE, missing=True)
+            values.append(layout.encode_weight(weight) if weight else None)
+        self._state.put_many(net, values)
+
+    # --- both
+
+    def _truncate(self) -> list[pa.RecordBatch]:
+        out: list[pa.RecordBatch] = []
+        full = self._node.full_identity
+        for keys, values in self._state.scan():
+            if full:
+                out.extend(
+                    self._decoded(keys, [-layout.decode_weight(v) for v in values])
+                )
+            else:
+                out.extend(self._decoded(values, [-1] * len(values)))
+            nothing: list[bytes | None] = [None] * len(keys)
+            self._state.put_many(keys, nothing)
+        return out
+
+    def _emit(
+        self, went: list[bytes], new: list[pa.Array], came: int
+    ) -> list[pa.RecordBatch]:
+        """Retractions of ``went``, then ``came`` new rows."""
+        if not self._types:
+            weight = pa.array(np.array([came] if came else [], np.int64))
+            return cut(diff_batch(self.schema, [], weight))
+        columns = new
+        if went:
+            old = rows.decode_rows(went, self._types)
+            columns = [pa.concat_arrays([a, b]) for a, b in zip(old, new, strict=True)]
+        weights = np.ones(len(went) + came, np.int64)
+        weights[: len(went)] = -1
+        return cut(diff_batch(self.schema, columns, pa.array(weights)))
+
+    def _decoded(self, net: list[bytes], weights: list[int]) -> list[pa.RecordBatch]:
+        return cut(decode(net, self.schema, weights))
+
+    def _text(self, batch: pa.RecordBatch, kind: str, column: SourceColumn) -> pa.Array:
+        place = batch.schema.get_field_index(f"{kind}:{column.name}")
+        if place < 0:
+            raise DefiniteFailure(
+                f'column "{column.name}" of table {self._table} was renamed or dropped',
+                hint="Drop the view and create it again.",
+            )
+        return batch.column(place)
+
+    def _unchanged(
+        self, batch: pa.RecordBatch, column: SourceColumn
+    ) -> np.ndarray | None:
+        place = batch.schema.get_field_index(f"u:{column.name}")
+        if place < 0:
+            return None
+        flags = pc.fill_null(batch.column(place), fill_value=False)
+        found: np.ndarray = flags.to_numpy(zero_copy_only=False)
+        return found if found.any() else None
+
+    def _parse(self, column: SourceColumn, values: pa.Array) -> pa.Array:
+        try:
+            return text.parse(values, column.oid)
+        except ValueError as error:
+            raise DefiniteFailure(
+                f'column "{column.name}" of table {self._table} has another type now',
+                detail=str(error),
+                hint="Drop the view and create it again.",
+            ) from error
+
+    def _keys(self, columns: list[pa.Array]) -> list[bytes | None]:
+        return rows.encode_keys(columns, self._key_oids, nulls=False)
+
+    def _identity_changed(self) -> DefiniteFailure:
+        return DefiniteFailure(
+            f"the replica identity of table {self._table} was changed",
+            hint="Set it as it was when the view was created, then create the view again.",
+        )
+
+    def _misfit(self, op: int, *, missing: bool) -> BugError:
+        name = ("INSERT", "UPDATE", "DELETE")[op]
+        what = "is not there" if missing else "is there already"
+        return BugError(f"{name} in the stream of table {self._table}: its row {what}")

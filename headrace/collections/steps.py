@@ -1,0 +1,152 @@
+"""Filter and map as steps over one batch, and the collection that runs a chain of them.
+
+A step whose expression may fail on a row is never tried on a row that no commit ever showed: a
+transaction that changes two tables passes, inside a txid, through combinations of old and new
+rows that exist nowhere.  So such a chain consolidates its input and runs at the TimeEnd.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.collections import plan
+from headrace.collections.base import Collection, Diffed, columns_of, cut
+from headrace.errors import RowError
+from headrace.expressions import native
+from headrace.expressions.evaluate import FailingRow, Program
+from headrace.expressions.ir import Column as ColumnRef
+from headrace.expressions.ir import Expr, Literal, Native, Remote
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.kernels import text
+from headrace.types import Schema, arrow_schema
+
+_VALUE_CHARACTERS_MAX: Final = 64
+
+
+def may_raise(expr: Expr) -> bool:
+    """Whether evaluating ``expr`` may fail on some row; true when in doubt."""
+    match expr:
+        case ColumnRef() | Literal():
+            return False
+        case Native(op=op, args=args):
+            types = [native.TypeRef(arg.oid, arg.typmod) for arg in args]
+            if op == "cast":
+                target = native.TypeRef(expr.oid, expr.typmod)
+                known = native.resolve_cast(types[0], target)
+            else:
+                known = native.resolve(op, types)
+            return known is None or known.may_raise or any(map(may_raise, args))
+        case Remote():
+            return True
+
+
+def run_program(program: Program, batch: pa.RecordBatch) -> list[pa.Array]:
+    """Columns of ``program`` over a diff batch; an error names the row it failed on.
+
+    Raises:
+        RowError: an expression failed.
+    """
+    try:
+        return program.run(columns_of(batch), batch.num_rows)
+    except FailingRow as error:
+        row = _row_text(batch, error.row)
+        detail = f"{error.detail} {row}" if error.detail else row
+        raise RowError(error.message, detail=detail, sqlstate=error.code) from error
+
+
+def _row_text(batch: pa.RecordBatch, row: int) -> str:
+    names, values = [], []
+    for field, column in zip(batch.schema, columns_of(batch), strict=False):
+        oid = int(field.metadata[b"pg.oid"])
+        value = text.render(column.slice(row, 1), oid)[0].as_py()
+        names.append(field.name)
+        values.append("null" if value is None else value[:_VALUE_CHARACTERS_MAX])
+    return f"The row is ({', '.join(names)}) = ({', '.join(values)})."
+
+
+class FilterStep:
+    """Rows for which every predicate is true; NULL counts as false."""
+
+    def __init__(
+        self, predicates: tuple[Expr, ...], remote: RemoteEvaluator | None
+    ) -> None:
+        self.may_raise: Final = any(may_raise(p) for p in predicates)
+        self._programs = [Program((p,), remote) for p in predicates]
+
+    def run(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The survivors; each predicate sees only those of the ones before it."""
+        for program in self._programs:
+            if batch.num_rows == 0:
+                break
+            mask = run_program(program, batch)[0]
+            if mask.null_count or pc.min(mask).as_py() is False:
+                batch = batch.filter(mask, null_selection_behavior="drop")
+        return batch
+
+
+class MapStep:
+    """One output column per expression; weights stay."""
+
+    def __init__(
+        self,
+        expressions: tuple[Expr, ...],
+        schema: Schema,
+        remote: RemoteEvaluator | None,
+    ) -> None:
+        self.may_raise: Final = any(may_raise(e) for e in expressions)
+        self._schema = arrow_schema(schema)
+        self._program = Program(expressions, remote) if expressions else None
+
+    def run(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """``batch`` with the new columns."""
+        columns: list[pa.Array] = []
+        if self._program is not None and batch.num_rows:
+            columns = run_program(self._program, batch)
+        elif self._program is not None:
+            columns = [pa.array([], field.type) for field in self._schema][:-1]
+        return pa.RecordBatch.from_arrays(
+            [*columns, batch.columns[-1]], schema=self._schema
+        )
+
+
+Step = FilterStep | MapStep
+
+
+def make_step(node: plan.Filter | plan.Map, remote: RemoteEvaluator | None) -> Step:
+    """The step a node describes."""
+    if isinstance(node, plan.Filter):
+        return FilterStep(node.predicates, remote)
+    return MapStep(node.expressions, node.schema, remote)
+
+
+class Chain(Collection):
+    """A chain of steps: base of ``Filter``, ``Map`` and ``Fused``."""
+
+    def __init__(
+        self, node_id: str, schema: Schema, in_schema: Schema, steps: list[Step]
+    ) -> None:
+        super().__init__(node_id, schema)
+        self._steps = steps
+        self._schema = arrow_schema(schema)
+        self._held = Diffed(in_schema) if any(s.may_raise for s in steps) else None
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        if self._held is not None and not self.insert_only:
+            self._held.add(batch)
+            return []
+        return self._run(batch)
+
+    def time_end(self, txid: int) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        if self._held is None:
+            return []
+        return [out for batch in self._held.take() for out in self._run(batch)]
+
+    def _run(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        for step in self._steps:
+            batch = step.run(batch)
+        return cut(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))

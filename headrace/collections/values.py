@@ -1,0 +1,45 @@
+"""Constant rows (VALUES, and SELECT without FROM)."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from headrace.collections import plan
+from headrace.collections.base import Collection, cut
+from headrace.errors import BugError
+from headrace.kernels import text
+from headrace.types import diff_batch
+
+
+class Values(Collection):
+    """Constant rows.
+
+    Meaning: the rows of the plan, each with weight 1, from txid 0 on.
+    Shape: no input -> the columns of the rows.
+    State: none: a view whose state is at a later txid has had them.
+    Time: emits at the TimeEnd of txid 0 only.
+    Errors: none.
+    """
+
+    def __init__(self, node: plan.Values) -> None:
+        super().__init__(node.id, node.schema)
+        self._rows = node.rows
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Never called: there is no input."""
+        raise BugError(f'diffs for the constant rows "{self.id}"')
+
+    def time_end(self, txid: int) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        if txid != 0:
+            return []
+        columns = [
+            text.parse(pa.array([row[i] for row in self._rows], pa.string()), field.oid)
+            for i, field in enumerate(self.schema)
+        ]
+        ones = pa.array([1] * len(self._rows), pa.int64())
+        return cut(diff_batch(self.schema, columns, ones))
+
+    def describe(self) -> str:
+        """See ``Collection``."""
+        return f"Values ({len(self._rows)} rows)"

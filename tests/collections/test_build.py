@@ -1,0 +1,23 @@
+"""Every node becomes its collection."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.collections import build
+from headrace.collections.plan import Node
+from headrace.state.memory import MemoryStore
+from tests.plans import all_plans, table
+
+PLANS = all_plans(table(1), table(2))
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_every_node_becomes_its_collection(name) -> None:
+    whole = PLANS[name]
+    node: Node
+    for node in whole.nodes:
+        made = build.make(node, whole, MemoryStore(), None)
+        assert type(made).__name__ == type(node).__name__
+        assert (made.id, made.schema) == (node.id, node.schema)
+        assert made.describe().startswith(type(node).__name__)
