@@ -1,0 +1,44 @@
+"""Byte layout of states, shared by memory and disk (and so by population and the worker).
+
+One column family per state; keys are ordered as unsigned bytes.
+
+=============  =====================  ==========================================
+state          physical key           value
+=============  =====================  ==========================================
+``MapState``   the key                the value
+``IndexState`` the key, then the row  the weight: int64, little-endian, never 0
+=============  =====================  ==========================================
+
+Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.rows.encode_keys``), so
+key and row need no separator and a scan by the prefix ``key`` finds exactly that key's rows, in
+byte order of the rows.  The one empty key of a cross product is prefix-free as the only key.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+_WEIGHT: Final = struct.Struct("<q")
+
+Pairs = list[tuple[bytes, bytes]]
+"""(physical key, value) in ascending key order: what ``dump`` yields and ``ingest`` takes."""
+
+
+def encode_weight(weight: int) -> bytes:
+    """Value of an ``IndexState`` entry."""
+    return _WEIGHT.pack(weight)
+
+
+def decode_weight(value: bytes) -> int:
+    """Inverse of ``encode_weight``."""
+    weight: int = _WEIGHT.unpack(value)[0]
+    return weight
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """Least byte string above every string that starts with ``prefix``; None if there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    if not stripped:
+        return None
+    return stripped[:-1] + bytes((stripped[-1] + 1,))

@@ -1,0 +1,199 @@
+"""State in dictionaries: for tests, Spark executors and in-process population.
+
+The same contract and, through ``dump``, the very same pairs as ``state.rocks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from headrace.errors import BugError
+from headrace.kernels import overlay
+from headrace.state import layout
+
+_ROWS_PER_CHUNK: Final = 4096
+
+
+class MemoryMap:
+    """A ``MapState`` in a dictionary; undo entries are kept only while ``undo`` is not None."""
+
+    def __init__(self, *, undo: bool) -> None:
+        self._entries: dict[bytes, bytes] = {}
+        self._undo: list[tuple[list[bytes], list[bytes | None]]] | None = (
+            [] if undo else None
+        )
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See ``MapState``."""
+        get = self._entries.get
+        return [get(key) for key in keys]
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """See ``MapState``."""
+        if self._undo is not None:
+            self._undo.append((list(keys), self.get_many(keys)))
+        self._put(keys, values)
+
+    def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """See ``MapState``; the state as it is when the scan starts."""
+        keys = sorted(self._entries)
+        values = [self._entries[key] for key in keys]
+        for start in range(0, len(keys), _ROWS_PER_CHUNK):
+            end = start + _ROWS_PER_CHUNK
+            yield keys[start:end], values[start:end]
+
+    def checkpoint(self) -> None:
+        """Keep all writes."""
+        if self._undo is not None:
+            self._undo.clear()
+
+    def rollback(self) -> None:
+        """Take back all writes since the last checkpoint."""
+        if self._undo is None:
+            raise BugError("rollback of a state that keeps no undo entries")
+        while self._undo:
+            # A key may stand twice in one batch: both carry the value from before the batch.
+            self._put(*self._undo.pop())
+
+    def dump(self) -> layout.Pairs:
+        """All pairs in physical key order."""
+        return sorted(self._entries.items())
+
+    def _put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        entries = self._entries
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                entries.pop(key, None)
+            else:
+                entries[key] = value
+
+
+class MemoryIndex:
+    """An ``IndexState`` in nested dictionaries.
+
+    A weight may be negative between two checkpoints (diffs of one txid come in any order), never
+    at a checkpoint.
+    """
+
+    def __init__(self, name: str, *, undo: bool) -> None:
+        self._name = name
+        self._entries: dict[bytes, dict[bytes, int]] = {}
+        self._undo: list[tuple[list[bytes], list[bytes], list[int]]] | None = (
+            [] if undo else None
+        )
+        self._negative = 0
+
+    def scan_many(
+        self, keys: Sequence[bytes]
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """See ``IndexState``."""
+        return overlay.scan(self._entries, list(keys))
+
+    def add_many(
+        self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
+    ) -> None:
+        """See ``IndexState``."""
+        if self._undo is not None:
+            self._undo.append((list(keys), list(rows), list(weights)))
+        self._add(keys, rows, weights)
+
+    def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
+        """See ``IndexState``."""
+        entries = self._entries
+        none: dict[bytes, int] = {}
+        return [
+            entries.get(key, none).get(row, 0)
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+    def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
+        """See ``IndexState``."""
+        choose = max if last else min
+        out: list[bytes | None] = []
+        for key in keys:
+            entry = self._entries.get(key)
+            out.append(choose(entry) if entry else None)
+        return out
+
+    def checkpoint(self) -> None:
+        """Keep all writes; BugError if a weight is negative."""
+        self._check()
+        if self._undo is not None:
+            self._undo.clear()
+
+    def rollback(self) -> None:
+        """Take back all writes since the last checkpoint: the negated diffs cancel them."""
+        if self._undo is None:
+            raise BugError("rollback of a state that keeps no undo entries")
+        while self._undo:
+            keys, rows, weights = self._undo.pop()
+            self._add(keys, rows, [-weight for weight in weights])
+
+    def dump(self) -> layout.Pairs:
+        """All pairs in physical key order; BugError if a weight is negative."""
+        self._check()
+        return sorted(
+            (key + row, layout.encode_weight(weight))
+            for key, entry in self._entries.items()
+            for row, weight in entry.items()
+        )
+
+    def _check(self) -> None:
+        if self._negative == 0:
+            return
+        raise BugError(
+            f'state "{self._name}" holds {self._negative} rows of negative weight'
+        )
+
+    def _add(
+        self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
+    ) -> None:
+        self._negative += overlay.add(
+            self._entries, list(keys), list(rows), list(weights)
+        )
+
+
+class MemoryStore:
+    """All states of one view, in memory.
+
+    ``undo=False`` keeps no undo entries, for population, which starts afresh when it fails.
+    """
+
+    def __init__(self, *, undo: bool = True) -> None:
+        self._undo = undo
+        self._maps: dict[str, MemoryMap] = {}
+        self._indexes: dict[str, MemoryIndex] = {}
+
+    def map(self, name: str) -> MemoryMap:
+        """See ``StateStore``."""
+        if name not in self._maps:
+            self._maps[name] = MemoryMap(undo=self._undo)
+        return self._maps[name]
+
+    def index(self, name: str) -> MemoryIndex:
+        """See ``StateStore``."""
+        if name not in self._indexes:
+            self._indexes[name] = MemoryIndex(name, undo=self._undo)
+        return self._indexes[name]
+
+    def checkpoint(self) -> None:
+        """Keep all writes so far."""
+        for state in self._states().values():
+            state.checkpoint()
+
+    def rollback(self) -> None:
+        """See ``StateStore``."""
+        for state in self._states().values():
+            state.rollback()
+
+    def dump(self) -> dict[str, layout.Pairs]:
+        """The pairs of every state in physical key order, as RocksDB holds them."""
+        states = self._states()
+        return {name: states[name].dump() for name in sorted(states)}
+
+    def _states(self) -> dict[str, MemoryMap | MemoryIndex]:
+        states: dict[str, MemoryMap | MemoryIndex] = {}
+        states.update(self._maps)
+        states.update(self._indexes)
+        return states
