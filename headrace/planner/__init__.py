@@ -1,0 +1,14 @@
+"""Planner: a query text in, a physical plan out."""
+
+from headrace.planner.explain import explain_logical, explain_physical
+from headrace.planner.plan import plan
+from headrace.planner.request import Planned, PlanRequest, TableRef
+
+__all__ = [
+    "PlanRequest",
+    "Planned",
+    "TableRef",
+    "explain_logical",
+    "explain_physical",
+    "plan",
+]

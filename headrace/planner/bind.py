@@ -1,0 +1,302 @@
+"""From Postgres' parse tree to the logical plan."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from headrace import types as t
+from headrace.expressions import keys
+from headrace.planner.aggregates import Grouping
+from headrace.planner.catalog import Catalog
+from headrace.planner.check import CTE, GROUP, JOIN, RELATION, RESULT, SUBQUERY, VALUES
+from headrace.planner.logical import (
+    Col,
+    Distinct,
+    Filter,
+    Join,
+    Node,
+    Project,
+    Scan,
+    Union,
+    Values,
+)
+from headrace.planner.lower import Lowering, Scope
+from headrace.planner.nodetree import Node as Tree
+from headrace.planner.scalar import Const, Expr, Ref, conjuncts
+from headrace.planner.tables import Table, TableColumn
+
+Env = tuple[dict[str, Tree], ...]
+"""WITH queries by name, one dictionary per query level, outermost first."""
+
+
+@dataclass(slots=True)
+class _Level:
+    """One query level while it is bound."""
+
+    query: Tree
+    env: Env
+    columns: dict[tuple[int, int], Expr] = field(default_factory=dict)
+
+    def entry(self, index: int) -> Tree:
+        """The range-table entry of that 1-based index."""
+        return self.query.nodes("rtable")[index - 1]
+
+
+class Binder:
+    """Binds one query; column ids are unique within it."""
+
+    def __init__(self, lowering: Lowering, load: Callable[[int], Table]) -> None:
+        self._lowering = lowering
+        self._catalog: Catalog = lowering.catalog
+        self._load = load
+        self._ids = itertools.count(1)
+
+    def column(self, name: str, expr: Expr, qualifier: str = "") -> Col:
+        """A new column for the values of ``expr``."""
+        number = next(self._ids)
+        return Col(number, name, expr.oid, expr.typmod, expr.collation, qualifier)
+
+    def bind(self, query: Tree, env: Env = ()) -> Node:
+        """The plan of ``query``; its columns are the query's, in order."""
+        ctes = {
+            cte.text("ctename") or "": cte.child("ctequery")
+            for cte in query.nodes("cteList")
+        }
+        level = _Level(query, (*env, ctes))
+        operations = query.node("setOperations")
+        if operations is not None:
+            node = self._set_operation(operations, level)
+            return self._renamed(node, query)
+        node = self._from(query.child("jointree"), level)
+        scope = Scope(lambda varno, attno: self._resolve(level, varno, attno))
+        targets = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
+        grouped = (
+            query.flag("hasAggs")
+            or bool(query.nodes("groupClause"))
+            or bool(query.nodes("groupingSets"))
+            or query.node("havingQual") is not None
+        )
+        if grouped:
+            grouping = Grouping(self._lowering, self.column, query, scope)
+            node, exprs = grouping.bind(node, targets)
+        else:
+            exprs = [self._lowering.lower(e.child("expr"), scope) for e in targets]
+        names = [entry.text("resname") or "?column?" for entry in targets]
+        node = self._project(node, names, exprs)
+        if query.nodes("distinctClause"):
+            node = self._distinct(node, "DISTINCT")
+        return node
+
+    def _project(self, node: Node, names: list[str], exprs: list[Expr]) -> Node:
+        """A Project; a column that is handed through keeps its id (the first time)."""
+        items: list[tuple[Col, Expr]] = []
+        seen: set[int] = set()
+        for name, expr in zip(names, exprs, strict=True):
+            if isinstance(expr, Ref) and expr.id not in seen:
+                seen.add(expr.id)
+                col = Col(expr.id, name, expr.oid, expr.typmod, expr.collation)
+            else:
+                col = self.column(name, expr)
+            items.append((col, expr))
+        return Project(node, tuple(items))
+
+    # -- FROM
+
+    def _from(self, jointree: Tree, level: _Level) -> Node:
+        node: Node | None = None
+        for item in jointree.nodes("fromlist"):
+            right = self._item(item, level)
+            node = right if node is None else Join(node, right)
+        if node is None:
+            node = Values((), ((),))
+        condition = jointree.node("quals")
+        if condition is not None:
+            scope = Scope(lambda varno, attno: self._resolve(level, varno, attno))
+            predicate = self._lowering.lower(condition, scope)
+            node = Filter(node, tuple(conjuncts(predicate)))
+        return node
+
+    def _item(self, item: Tree, level: _Level) -> Node:
+        if item.kind == "FROMEXPR":
+            return self._from(item, level)
+        if item.kind == "RANGETBLREF":
+            return self._entry(item.number("rtindex"), level)
+        if item.kind != "JOINEXPR" or item.number("jointype") != 0:
+            self._lowering.refuse(f"a FROM item of kind {item.kind.lower()}")
+        left = self._item(item.child("larg"), level)
+        right = self._item(item.child("rarg"), level)
+        condition = item.node("quals")
+        if condition is None:
+            return Join(left, right)
+        scope = Scope(lambda varno, attno: self._resolve(level, varno, attno))
+        predicate = self._lowering.lower(condition, scope)
+        return Join(left, right, tuple(conjuncts(predicate)))
+
+    def _entry(self, index: int, level: _Level) -> Node:
+        entry = level.entry(index)
+        alias = entry.child("eref").text("aliasname") or ""
+        kind = entry.number("rtekind")
+        if kind == RELATION:
+            return self._scan(index, entry, alias, level)
+        if kind == RESULT:
+            return Values((), ((),))
+        if kind == SUBQUERY:
+            node = self.bind(entry.child("subquery"), level.env)
+        elif kind == CTE:
+            owner = len(level.env) - 1 - entry.number("ctelevelsup")
+            name = entry.text("ctename") or ""
+            node = self.bind(level.env[owner][name], level.env[: owner + 1])
+        elif kind == VALUES:
+            node = self._values(entry, level)
+        else:
+            self._refuse_function(entry)
+        names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
+        for number, column in enumerate(node.columns, 1):
+            name = names[number - 1] if number <= len(names) else column.name
+            level.columns[index, number] = Ref(
+                column.id,
+                column.oid,
+                column.typmod,
+                column.collation,
+                f"{alias}.{name}",
+            )
+        return node
+
+    def _refuse_function(self, entry: Tree) -> NoReturn:
+        for function in entry.nodes("functions"):
+            for node in function.walk():
+                if node.kind == "FUNCEXPR":
+                    name = self._catalog.function(node.number("funcid")).name
+                    self._lowering.refuse(f'function "{name}" in FROM', node)
+        self._lowering.refuse(f"a FROM item of kind {entry.number('rtekind')}")
+
+    def _scan(self, index: int, entry: Tree, alias: str, level: _Level) -> Node:
+        table = self._load(entry.number("relid"))
+        fields: list[tuple[Col, TableColumn]] = []
+        for column in table.columns:
+            if column.generated:
+                continue
+            col = Col(
+                next(self._ids),
+                column.name,
+                column.oid,
+                column.typmod,
+                column.collation,
+                alias,
+            )
+            level.columns[index, column.attnum] = col.ref
+            fields.append((col, column))
+        return Scan(table, alias, tuple(fields))
+
+    def _values(self, entry: Tree, level: _Level) -> Node:
+        scope = Scope(lambda varno, attno: self._resolve(level, varno, attno))
+        rows: list[tuple[str | None, ...]] = []
+        first: tuple[Expr, ...] = ()
+        for row in entry.items("values_lists"):
+            assert isinstance(row, list), "VALUES is a list of lists"
+            exprs = tuple(
+                self._lowering.lower(e, scope) for e in row if isinstance(e, Tree)
+            )
+            if not all(isinstance(e, Const) for e in exprs):
+                self._lowering.refuse("VALUES with expressions that are not constant")
+            first = first or exprs
+            rows.append(tuple(e.text for e in exprs if isinstance(e, Const)))
+            if [e.oid for e in exprs] != [e.oid for e in first]:
+                self._lowering.refuse("VALUES with rows of different types")
+        columns = tuple(self.column(f"column{i}", e) for i, e in enumerate(first, 1))
+        return Values(columns, tuple(rows))
+
+    def _resolve(self, level: _Level, varno: int, attno: int) -> Expr:
+        found = level.columns.get((varno, attno))
+        if found is not None:
+            return found
+        entry = level.entry(varno)
+        kind = entry.number("rtekind")
+        scope = Scope(lambda number, column: self._resolve(level, number, column))
+        if kind == JOIN:
+            inner = entry.nodes("joinaliasvars")[attno - 1]
+        elif kind == GROUP:
+            inner = entry.nodes("groupexprs")[attno - 1]
+        elif kind == RELATION:
+            names = entry.child("eref").items("colnames")
+            self._lowering.refuse(f'generated column "{names[attno - 1]}"')
+        else:
+            self._lowering.refuse("a reference to a later FROM item (LATERAL)")
+        found = self._lowering.lower(inner, scope)
+        level.columns[varno, attno] = found
+        return found
+
+    # -- set operations, DISTINCT
+
+    def _set_operation(self, node: Tree, level: _Level) -> Node:
+        if node.kind == "RANGETBLREF":
+            return self._entry(node.number("rtindex"), level)
+        if node.kind != "SETOPERATIONSTMT" or node.text("op") not in (
+            "1",
+            "SETOP_UNION",
+        ):
+            self._lowering.refuse("this set operation")
+        oids = [self._catalog.base(oid) for oid in node.numbers("colTypes")]
+        collations = node.numbers("colCollations")
+        typmods = [int(str(m)) for m in node.items("colTypmods")]
+        inputs: list[Node] = []
+        for side in ("larg", "rarg"):
+            arm = self._converted(
+                self._set_operation(node.child(side), level), oids, collations
+            )
+            # UNION ALL of UNION ALL is one union; UNION (DISTINCT) is not.
+            inputs.extend(arm.inputs if isinstance(arm, Union) else (arm,))
+        names = [c.name for c in inputs[0].columns]
+        columns = tuple(
+            Col(next(self._ids), name, oid, typmod, collation)
+            for name, oid, typmod, collation in zip(
+                names, oids, typmods, collations, strict=True
+            )
+        )
+        union = Union(tuple(inputs), columns)
+        return union if node.flag("all") else self._distinct(union, "UNION")
+
+    def _converted(self, arm: Node, oids: list[int], collations: list[int]) -> Node:
+        if [c.oid for c in arm.columns] == oids:
+            return arm
+        exprs = [
+            self._lowering.convert(column.ref, oid, collation)
+            for column, oid, collation in zip(
+                arm.columns, oids, collations, strict=True
+            )
+        ]
+        return self._project(arm, [c.name for c in arm.columns], exprs)
+
+    def _renamed(self, node: Node, query: Tree) -> Node:
+        targets = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
+        names = [entry.text("resname") or "?column?" for entry in targets]
+        return self._project(node, names, [c.ref for c in node.columns])
+
+    def _distinct(self, node: Node, construct: str) -> Node:
+        for column in node.columns:
+            require_key(self._lowering, column.ref, construct)
+        return Distinct(node)
+
+
+def is_key(catalog: Catalog, oid: int, collation: int) -> bool:
+    """Whether our canonical keys decide equality of the type."""
+    found = catalog.type(oid)
+    element = catalog.type(found.element).kind if found.element else "b"
+    deterministic = catalog.deterministic(collation)
+    key = keys.key_class(
+        oid, kind=found.kind, deterministic=deterministic, element_kind=element
+    )
+    return key is not None and oid != t.UNKNOWN
+
+
+def require_key(lowering: Lowering, expr: Expr, construct: str) -> None:
+    """Refuse ``expr`` as a key of ``construct`` unless its type allows that."""
+    if not is_key(lowering.catalog, expr.oid, expr.collation):
+        name = lowering.type_name(expr.oid)
+        found = lowering.catalog.collation(expr.collation)
+        if found is not None and not found.deterministic:
+            name += " with a nondeterministic collation"
+        lowering.refuse(f"{construct} over type {name}")

@@ -1,0 +1,256 @@
+"""Facts of the system catalogs by OID: functions, operators, types, casts, collations.
+
+Everything a query mentions is fetched in four statements (``preload``); what turns up later
+(element types, I/O functions) is fetched one by one and remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import UnsupportedError
+from headrace.planner.nodetree import Node
+
+FIRST_USER_OID: Final = 16384
+"""Objects below were made by initdb (``FirstNormalObjectId``)."""
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A row of pg_proc."""
+
+    oid: int
+    schema: str
+    name: str
+    volatility: str
+    kind: str
+    returns_set: bool
+    arguments: int
+    quoted: str
+    """Qualified name as SQL."""
+
+    @property
+    def builtin(self) -> bool:
+        """Whether it came with Postgres and lives in pg_catalog."""
+        return self.oid < FIRST_USER_OID and self.schema == "pg_catalog"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A row of pg_operator."""
+
+    oid: int
+    schema: str
+    name: str
+    function: int
+    quoted: str
+
+    @property
+    def builtin(self) -> bool:
+        """Whether it came with Postgres and lives in pg_catalog."""
+        return self.oid < FIRST_USER_OID and self.schema == "pg_catalog"
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A row of pg_type; ``name`` is SQL for it without modifier."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    base: int
+    base_typmod: int
+    element: int
+    """Element type of a true array, else 0."""
+    collation: int
+    input: int
+    output: int
+    length: int
+    alignment: str
+    category: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collation:
+    """A row of pg_collation; the default one resolved to the database's."""
+
+    oid: int
+    quoted: str
+    deterministic: bool
+    bytewise: bool
+
+
+_FUNCTION: Final = """
+SELECT p.oid, n.nspname, p.proname, p.provolatile::text, p.prokind::text, p.proretset,
+       p.pronargs, format('%%I.%%I', n.nspname, p.proname)
+  FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.oid = ANY (%s)"""
+_OPERATOR: Final = """
+SELECT o.oid, n.nspname, o.oprname, o.oprcode::oid,
+       format('OPERATOR(%%I.%%s)', n.nspname, o.oprname)
+  FROM pg_operator o JOIN pg_namespace n ON n.oid = o.oprnamespace WHERE o.oid = ANY (%s)"""
+_TYPE: Final = """
+SELECT t.oid, n.nspname, format_type(t.oid, -1), t.typtype::text, t.typbasetype,
+       t.typtypmod, CASE WHEN t.typcategory = 'A' AND t.typsubscript::oid
+       = 'pg_catalog.array_subscript_handler'::regproc THEN t.typelem ELSE 0 END,
+       t.typcollation, t.typinput::oid, t.typoutput::oid, t.typlen, t.typalign::text,
+       t.typcategory::text
+  FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.oid = ANY (%s)"""
+# Code-point order is byte order in UTF-8 only; elsewhere "C" alone compares by bytes.
+_COLLATION: Final = """
+WITH d AS (
+  SELECT datlocprovider::text AS provider, datcollate AS locale,
+         pg_encoding_to_char(encoding) = 'UTF8' AS utf8,
+         coalesce(to_jsonb(pg_database) ->> 'datlocale',
+                  to_jsonb(pg_database) ->> 'daticulocale') AS builtin
+    FROM pg_database WHERE datname = current_database())
+SELECT c.oid, format('%%I.%%I', n.nspname, c.collname), c.collisdeterministic,
+       CASE WHEN c.oid = 100 THEN
+              CASE d.provider WHEN 'c' THEN d.locale WHEN 'b' THEN d.builtin END
+            WHEN c.collprovider = 'c' THEN c.collcollate
+            WHEN c.collprovider = 'b' THEN
+              coalesce(to_jsonb(c) ->> 'colllocale', to_jsonb(c) ->> 'colliculocale')
+       END, d.utf8
+  FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace, d
+ WHERE c.oid = ANY (%s)"""
+_CAST: Final = """
+SELECT castfunc, castmethod::text FROM pg_cast WHERE castsource = %s AND casttarget = %s"""
+
+_FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
+_TYPE_FIELDS: Final = (
+    *(
+        "vartype",
+        "consttype",
+        "opresulttype",
+        "funcresulttype",
+        "aggtype",
+        "resulttype",
+    ),
+    *("casetype", "coalescetype", "minmaxtype", "array_typeid", "element_typeid"),
+    *("refcontainertype", "refelemtype", "refrestype"),
+)
+_COLLATION_FIELDS: Final = ("inputcollid", "varcollid", "constcollid", "collOid")
+
+
+class Catalog:
+    """Looks things up on one connection and remembers them."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self.mentioned: set[int] = set()
+        """Types in the trees of ``preload``."""
+        self._functions: dict[int, Function] = {}
+        self._operators: dict[int, Operator] = {}
+        self._types: dict[int, Type] = {}
+        self._collations: dict[int, Collation] = {}
+        self._casts: dict[tuple[int, int], tuple[int, str] | None] = {}
+
+    def preload(self, trees: list[Node]) -> None:
+        """Fetch everything that ``trees`` mention."""
+        functions: set[int] = set()
+        types: set[int] = set()
+        operators: set[int] = set()
+        collations = {100}
+        for node in (n for tree in trees for n in tree.walk()):
+            functions.update(node.number(f) for f in _FUNCTION_FIELDS)
+            types.update(node.number(f) for f in _TYPE_FIELDS)
+            types.update(node.numbers("colTypes"))
+            collations.update(node.number(f) for f in _COLLATION_FIELDS)
+            operators.add(node.number("opno"))
+            operators.add(node.number("eqop"))
+        self._load_operators(operators)
+        functions.update(o.function for o in self._operators.values())
+        self._load_types(types)
+        self.mentioned |= types - {0}
+        self._load_functions(functions)
+        self._load_collations(collations)
+
+    def user_functions(self) -> frozenset[int]:
+        """OIDs of the functions met so far that are not built in."""
+        return frozenset(f.oid for f in self._functions.values() if not f.builtin)
+
+    def function(self, oid: int) -> Function:
+        """The function of that OID."""
+        if oid not in self._functions:
+            self._load_functions({oid})
+        return self._functions[oid]
+
+    def operator(self, oid: int) -> Operator:
+        """The operator of that OID."""
+        if oid not in self._operators:
+            self._load_operators({oid})
+        return self._operators[oid]
+
+    def type(self, oid: int) -> Type:
+        """The type of that OID."""
+        if oid not in self._types:
+            self._load_types({oid})
+        if oid not in self._types:
+            raise UnsupportedError(f"type with OID {oid} is not supported")
+        return self._types[oid]
+
+    def base(self, oid: int) -> int:
+        """``oid`` with domains resolved."""
+        found = self.type(oid)
+        return self.base(found.base) if found.kind == "d" else oid
+
+    def collation(self, oid: int) -> Collation | None:
+        """The collation of that OID; ``None`` for 0."""
+        if not oid:
+            return None
+        if oid not in self._collations:
+            self._load_collations({oid})
+        return self._collations[oid]
+
+    def bytewise(self, collation: int) -> bool:
+        """Whether that collation (or none) compares by bytes."""
+        found = self.collation(collation)
+        return found is None or found.bytewise
+
+    def deterministic(self, collation: int) -> bool:
+        """Whether equal under that collation (or none) means equal bytes."""
+        found = self.collation(collation)
+        return found is None or found.deterministic
+
+    def cast(self, source: int, target: int) -> tuple[int, str] | None:
+        """(function, method) of the cast between two types, if pg_cast has one."""
+        key = (source, target)
+        if key not in self._casts:
+            self._casts[key] = self._conn.execute(_CAST, key).fetchone()
+        return self._casts[key]
+
+    def enum_label(self, oid: int) -> str | None:
+        """Label of an enum value by its own OID."""
+        query = "SELECT enumlabel FROM pg_enum WHERE oid = %s"
+        row = self._conn.execute(query, (oid,)).fetchone()
+        return row[0] if row else None
+
+    def _rows(self, query: str, oids: set[int]) -> list[tuple[Any, ...]]:
+        wanted = sorted(oids - {0})
+        return self._conn.execute(query, (wanted,)).fetchall() if wanted else []
+
+    def _load_functions(self, oids: set[int]) -> None:
+        for row in self._rows(_FUNCTION, oids - self._functions.keys()):
+            self._functions[row[0]] = Function(*row)
+
+    def _load_operators(self, oids: set[int]) -> None:
+        for row in self._rows(_OPERATOR, oids - self._operators.keys()):
+            self._operators[row[0]] = Operator(*row)
+
+    def _load_types(self, oids: set[int]) -> None:
+        for row in self._rows(_TYPE, oids - self._types.keys()):
+            self._types[row[0]] = Type(*row)
+
+    def _load_collations(self, oids: set[int]) -> None:
+        for oid, name, deterministic, locale, utf8 in self._rows(
+            _COLLATION, oids - self._collations.keys()
+        ):
+            plain = locale in ("C", "POSIX")
+            by_point = locale in ("C.UTF-8", "C.UTF8", "C.utf8", "PG_UNICODE_FAST")
+            bytewise = bool(deterministic and (plain or (by_point and utf8)))
+            self._collations[oid] = Collation(oid, name, deterministic, bytewise)

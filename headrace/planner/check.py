@@ -1,0 +1,170 @@
+"""Constructs that are refused, found in Postgres' own parse tree.
+
+The tree knows what the text means: a keyword inside a string, a view or an alias cannot hide
+or fake a construct.  The text serves only to say where the construct stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from headrace.errors import UnsupportedError
+from headrace.planner import position
+from headrace.planner.nodetree import Node
+
+Finding = tuple[str, str | None, Node | None]
+"""What is not supported, a pattern of its keyword, a node with a location."""
+
+_JOINS: Final = {
+    1: ("LEFT JOIN", r"\bleft\s+(outer\s+)?join\b|\bnatural\s+left\b"),
+    2: ("FULL JOIN", r"\bfull\s+(outer\s+)?join\b|\bnatural\s+full\b"),
+    3: ("RIGHT JOIN", r"\bright\s+(outer\s+)?join\b|\bnatural\s+right\b"),
+}
+RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION = 0, 1, 2, 3, 4
+VALUES, CTE, NAMED_TUPLES, RESULT, GROUP = 5, 6, 7, 8, 9
+"""RTEKind."""
+
+
+def _query(node: Node) -> Iterator[Finding]:
+    if node.number("commandType") != 1:
+        yield (
+            "a statement that modifies data",
+            r"\b(insert|update|delete|merge)\b",
+            None,
+        )
+    if node.flag("hasForUpdate") or node.nodes("rowMarks"):
+        yield (
+            "FOR UPDATE or FOR SHARE",
+            r"\bfor\s+(no\s+key\s+|key\s+)?(update|share)",
+            None,
+        )
+    if node.flag("hasRecursive"):
+        yield "WITH RECURSIVE", r"\brecursive\b", None
+    if node.flag("hasDistinctOn"):
+        yield "DISTINCT ON", r"\bdistinct\s+on\b", None
+    if node.node("limitCount"):
+        yield "LIMIT", r"\blimit\b|\bfetch\s+(first|next)\b", None
+    if node.node("limitOffset"):
+        yield "OFFSET", r"\boffset\b", None
+    if grouping_sets(node):
+        pattern = r"\b(rollup|cube|grouping\s+sets)\b"
+        yield "GROUPING SETS (also ROLLUP, CUBE)", pattern, None
+    if node.flag("hasTargetSRFs"):
+        # Also in ORDER BY, where it multiplies rows without being shown.
+        yield "a set-returning function in the select list or ORDER BY", None, None
+
+
+def grouping_sets(query: Node) -> bool:
+    """Whether the query groups by more than one set (``GROUP BY ()`` is one)."""
+    sets = query.nodes("groupingSets")
+    return any(s.number("kind") != 0 for s in sets) or len(sets) > 1
+
+
+def _entry(node: Node) -> Iterator[Finding]:
+    kind = node.number("rtekind")
+    if node.flag("lateral"):
+        yield "LATERAL", r"\blateral\b", None
+    if node.node("tablesample"):
+        yield "TABLESAMPLE", r"\btablesample\b", None
+    if kind == RELATION and not node.flag("inh") and node.text("relkind") == "r":
+        yield "ONLY", r"\bonly\b", None
+    if kind == TABLE_FUNCTION:
+        yield "XMLTABLE or JSON_TABLE", r"\b(xmltable|json_table)\b", None
+    if kind == NAMED_TUPLES:
+        yield "a transition table", None, None
+
+
+def _set_operation(node: Node) -> Iterator[Finding]:
+    operation = node.text("op")
+    if operation in ("2", "SETOP_INTERSECT"):
+        yield "INTERSECT", r"\bintersect\b", None
+    elif operation in ("3", "SETOP_EXCEPT"):
+        yield "EXCEPT", r"\bexcept\b", None
+
+
+def _join(node: Node) -> Iterator[Finding]:
+    kind = node.number("jointype")
+    if kind:
+        name, pattern = _JOINS.get(kind, (f"join type {kind}", r"\bjoin\b"))
+        yield name, pattern, None
+
+
+def _window(node: Node) -> Iterator[Finding]:
+    yield "a window function (OVER)", r"\bover\b", node
+
+
+def _sublink(node: Node) -> Iterator[Finding]:
+    yield "a subquery in an expression", r"\(\s*select\b", node
+
+
+_CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
+    "QUERY": _query,
+    "RANGETBLENTRY": _entry,
+    "SETOPERATIONSTMT": _set_operation,
+    "JOINEXPR": _join,
+    "WINDOWFUNC": _window,
+    "SUBLINK": _sublink,
+}
+
+
+def refuse_constructs(
+    tree: Node,
+    query: str,
+    locate: Callable[[int], int | None],
+    function_name: Callable[[int], str],
+) -> None:
+    """Raise UnsupportedError for the first construct that cannot be maintained."""
+    for node in tree.walk():
+        # The name first: "generate_series" says more than "LATERAL".
+        if node.flag("funcretset"):
+            name = function_name(node.number("funcid"))
+            raise UnsupportedError(
+                f'set-returning function "{name}" is not supported',
+                position=locate(node.number("location", -1))
+                or position.find(query, rf"\b{re.escape(name)}\b"),
+            )
+    for node in tree.walk():
+        check = _CHECKS.get(node.kind)
+        for what, pattern, place in check(node) if check else ():
+            found = locate(place.number("location", -1)) if place else None
+            if found is None and pattern is not None:
+                found = position.find(query, pattern)
+            raise UnsupportedError(f"{what} is not supported", position=found)
+
+
+_CLOCK_WORDS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
+_WORD: Final = re.compile(r"[a-z]+")
+
+
+def refuse_clock_literals(
+    tree: Node,
+    query: str,
+    locate: Callable[[int], int | None],
+    reads_clock: Callable[[int], bool],
+) -> None:
+    """Refuse ``'today'::date`` and kin: Postgres has frozen them at this moment.
+
+    Every constant whose input may read the clock (``reads_clock`` of its type: also arrays,
+    ranges and composites) is traced to its literal in the text.  Where the server keeps no
+    locations, one literal with such a word is enough.
+    """
+    literals = position.literals(query)
+    for node in tree.walk():
+        if node.kind != "CONST" or node.flag("constisnull"):
+            continue
+        if not reads_clock(node.number("consttype")):
+            continue
+        place = locate(node.number("location", -1))
+        mine = literals
+        if place is not None:
+            # ``date 'today'`` is placed at its type.
+            mine = [item for item in literals if item[0] >= place][:1]
+        for found, text, certain in mine:
+            if not certain or _CLOCK_WORDS & set(_WORD.findall(text.lower())):
+                raise UnsupportedError(
+                    "a date or time literal that stands for the current time"
+                    " is not supported",
+                    position=found,
+                )

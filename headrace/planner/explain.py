@@ -1,0 +1,183 @@
+"""EXPLAIN text: one line per node, indented, the same for the same plan always."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, assert_never
+
+from headrace.collections import plan as physical
+from headrace.planner.logical import (
+    Agg,
+    Aggregate,
+    Distinct,
+    Filter,
+    Join,
+    Node,
+    Project,
+    Scan,
+    Union,
+    Values,
+    children,
+)
+from headrace.planner.scalar import Expr, Ref, show
+
+_INDENT: Final = "  "
+
+
+def explain_logical(node: Node) -> str:
+    """Text of a logical plan."""
+    return "\n".join(_lines(node, 0))
+
+
+def _lines(node: Node, depth: int) -> Iterable[str]:
+    yield _INDENT * depth + describe(node)
+    for child in children(node):
+        yield from _lines(child, depth + 1)
+
+
+def _all(exprs: Iterable[Expr]) -> str:
+    parts = list(exprs)
+    return " AND ".join(show(e, nested=len(parts) > 1) for e in parts)
+
+
+def describe(node: Node) -> str:
+    """One line of EXPLAIN."""
+    match node:
+        case Scan():
+            return _scan(node)
+        case Values():
+            return f"Values [{_names(node)}] {len(node.rows)} rows"
+        case Filter():
+            return f"Filter {_all(node.predicates)}"
+        case Project():
+            return f"Project [{', '.join(_item(c.name, e) for c, e in node.items)}]"
+        case Join() if not node.condition:
+            return "CrossJoin"
+        case Join():
+            return f"InnerJoin {_all(node.condition)}"
+        case Aggregate():
+            return _aggregate(node)
+        case Distinct():
+            return "Distinct"
+        case Union():
+            return f"UnionAll [{_names(node)}]"
+        case _:
+            assert_never(node)
+
+
+def _names(node: Node) -> str:
+    return ", ".join(c.name for c in node.columns)
+
+
+def _item(name: str, expr: Expr) -> str:
+    text = show(expr)
+    if isinstance(expr, Ref) and text.rsplit(".", 1)[-1].split("(")[0] == name:
+        return text if "(" not in text else f"{text} AS {name}"
+    return f"{text} AS {name}"
+
+
+def _scan(node: Scan) -> str:
+    name = f"{node.table.schema}.{node.table.name}"
+    alias = f" AS {node.alias}" if node.alias != node.table.name else ""
+    text = f"Scan {name}{alias} [{_names(node)}]"
+    if node.predicates:
+        text += f" filter {_all(node.predicates)}"
+    return text
+
+
+def _aggregate(node: Aggregate) -> str:
+    aggs = ", ".join(_agg(a) for a in node.aggs)
+    keys = ", ".join(show(e) for _, e in node.keys)
+    return f"Aggregate [{aggs}]" + (f" by [{keys}]" if node.keys else "")
+
+
+def _agg(agg: Agg) -> str:
+    text = agg.column.name if agg.function != "any" else f"any({agg.column.name})"
+    return text + (f" FILTER ({show(agg.filter)})" if agg.filter is not None else "")
+
+
+# -- physical
+
+_COST: Final = {
+    "Source": "O(changes), one read per changed row",
+    "Filter": "O(changes)",
+    "Map": "O(changes)",
+    "Fused": "O(changes)",
+    "Union": "O(changes)",
+    "Values": "once",
+    "Join": "O(changes × matches)",
+    "Reduce": "O(changes + touched groups)",
+    "Distinct": "O(changes)",
+    "Sink": "O(changed result rows)",
+}
+
+
+def explain_physical(
+    plan: physical.PhysicalPlan, type_name: Callable[[int], str]
+) -> str:
+    """Text of a physical plan: columns with types, state and cost class per node."""
+    shown: set[str] = set()
+
+    def lines(node: physical.Node, depth: int) -> Iterable[str]:
+        again = node.id in shown and isinstance(node, physical.Source)
+        shown.add(node.id)
+        head = _INDENT * depth + f"{node.id} {type(node).__name__}"
+        if again:
+            yield f"{head} (shared, see above)"
+            return
+        columns = ", ".join(f"{f.name} {type_name(f.oid)}" for f in node.schema)
+        yield f"{head} {_detail(node)}".rstrip() + (
+            f" ({columns}) state: {_state(node)}; cost: {_COST[type(node).__name__]}"
+        )
+        for name in physical.inputs(node):
+            yield from lines(plan.node(name), depth + 1)
+
+    return "\n".join(lines(plan.sink, 0))
+
+
+def _detail(node: physical.Node) -> str:
+    match node:
+        case physical.Source():
+            identity = (
+                "full identity"
+                if node.full_identity
+                else "key " + ", ".join(k.name for k in node.key)
+            )
+            return f"{node.schema_name}.{node.table_name} by {identity}"
+        case physical.Fused():
+            return " + ".join(type(s).__name__ for s in node.steps)
+        case physical.Join():
+            pairs = zip(node.left_keys, node.right_keys, strict=True)
+            keys = ", ".join(f"{a} = {b}" for a, b in pairs) or "cross product"
+            extra = f" residual {len(node.residual)}" if node.residual else ""
+            return f"on {keys}{extra}"
+        case physical.Reduce():
+            functions = ", ".join(a.function for a in node.aggregates)
+            keys = ", ".join(map(str, node.keys))
+            return f"[{functions}] by [{keys}]"
+        case physical.Values():
+            return f"{len(node.rows)} rows"
+        case _:
+            return ""
+
+
+def _state(node: physical.Node) -> str:
+    match node:
+        case physical.Source():
+            return "all rows of the table, columns above"
+        case physical.Join():
+            return "all rows of both sides"
+        case physical.Reduce():
+            kept = {a.function for a in node.aggregates} & {
+                "min",
+                "max",
+                "any",
+                "remote",
+            }
+            values = any(a.distinct for a in node.aggregates)
+            more = " and values" if kept or values else ""
+            return f"one entry per group{more}"
+        case physical.Distinct():
+            return "one entry per distinct row"
+        case _:
+            return "none"

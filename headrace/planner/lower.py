@@ -1,0 +1,745 @@
+"""Scalar expressions: from Postgres' parse tree to ours.
+
+Every node kind that may appear is named here; any other is refused.  Types, collations and
+the functions behind operators are what Postgres resolved, never guessed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, NoReturn
+
+import psycopg
+
+from headrace import types as t
+from headrace.errors import UnsupportedError
+from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
+from headrace.planner import functions
+from headrace.planner.catalog import FIRST_USER_OID, Catalog, Connection, Function
+from headrace.planner.constants import Constants, output_texts
+from headrace.planner.nodetree import Node
+from headrace.planner.scalar import (
+    ARG,
+    Call,
+    Const,
+    Expr,
+    Ref,
+    immutable,
+    refs,
+    to_sql,
+    trusted,
+)
+
+_COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
+_BOOLEAN_TESTS: Final = (
+    *(("is_true", "IS TRUE"), ("is_not_true", "IS NOT TRUE"), ("is_false", "IS FALSE")),
+    *(("is_not_false", "IS NOT FALSE"), ("is_unknown", "IS UNKNOWN")),
+    ("is_not_unknown", "IS NOT UNKNOWN"),
+)
+_SYSTEM_COLUMNS: Final = {
+    -1: "ctid",
+    -2: "xmin",
+    -3: "cmin",
+    -4: "xmax",
+    -5: "cmax",
+    -6: "tableoid",
+}
+_MONEY_ANYWHERE: Final = frozenset(
+    {*_COMPARISONS, "is_null", "is_not_null", "is_distinct_from", "coalesce", "case"}
+)
+"""What does not look at the form of a money value; everything is evaluated under C."""
+_IN_LIST_MAX: Final = 64
+"""Longest IN list that becomes a chain of native comparisons."""
+
+_REFUSED: Final = {
+    "SUBLINK": "a subquery in an expression",
+    "WINDOWFUNC": "a window function",
+    "GROUPINGFUNC": "GROUPING",
+    "PARAM": "a parameter",
+    "ROWEXPR": "a row constructor",
+    "ROWCOMPAREEXPR": "a row comparison",
+    "FIELDSELECT": "selection of a field of a composite value",
+    "CONVERTROWTYPEEXPR": "conversion of a row type",
+    "COERCETODOMAIN": "cast to a domain",
+    "XMLEXPR": "an XML expression",
+    "JSONCONSTRUCTOREXPR": "a JSON constructor",
+    "JSONISPREDICATE": "IS JSON",
+    "JSONEXPR": "a JSON query expression",
+    "NEXTVALUEEXPR": "nextval",
+    "NAMEDARGEXPR": "a named argument",
+    "AGGREF": "an aggregate here",
+    "MERGESUPPORTFUNC": "merge_action",
+    "RETURNINGEXPR": "RETURNING",
+}
+_CLOCK: Final = (
+    *("current_date", "current_time", "current_time", "current_timestamp"),
+    *("current_timestamp", "localtime", "localtime", "localtimestamp"),
+    *("localtimestamp", "current_role", "current_user", "user", "session_user"),
+    *("current_catalog", "current_schema"),
+)
+"""SQLValueFunctionOp in its order."""
+
+_QUOTED: Final = re.compile(r'"([^"]+)"')
+
+Resolver = Callable[[Node], Expr | None]
+Position = Callable[[int], int | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scope:
+    """What column references mean, and what is known before looking into a node."""
+
+    column: Callable[[int, int], Expr]
+    special: Resolver | None = None
+    case_value: Expr | None = None
+
+
+class Lowering:
+    """Lowers the expressions of one query."""
+
+    def __init__(
+        self,
+        conn: Connection,
+        catalog: Catalog,
+        constants: Constants,
+        position: Position,
+        find: Callable[[str], int | None],
+        *,
+        money_plain: bool = True,
+    ) -> None:
+        """``position`` places a tree location in the query, ``find`` a pattern.
+
+        ``money_plain``: lc_monetary of the query is that of the C locale.
+        """
+        self._find = find
+        self._money_plain = money_plain
+        self._conn = conn
+        self.catalog = catalog
+        self._constants = constants
+        self._position = position
+
+    # -- helpers
+
+    def refuse(self, what: str, node: Node | None = None, **more: str) -> NoReturn:
+        """Raise UnsupportedError: ``what`` is not supported, at ``node``."""
+        place = self.position(node)
+        if place is None and (name := _QUOTED.search(what)) is not None:
+            place = self._find(rf"\b{re.escape(name[1])}\b")
+        raise UnsupportedError(
+            what if "not supported" in what else f"{what} is not supported",
+            position=place,
+            **more,
+        )
+
+    def position(self, node: Node | None) -> int | None:
+        """Position of ``node`` in the query, if the server keeps it."""
+        if node is None:
+            return None
+        found = self._position(node.number("location", -1))
+        if found is not None:
+            return found
+        for name in ("arg", "args", "expr", "xpr"):
+            value = node.fields.get(name)
+            inner = value[0] if isinstance(value, list) and value else value
+            if isinstance(inner, Node) and (found := self.position(inner)) is not None:
+                return found
+        return None
+
+    def type_name(self, oid: int) -> str:
+        """SQL for the type, without modifier."""
+        return self.catalog.type(oid).name
+
+    def sql(self, expr: Expr, column: Callable[[Ref], str]) -> str:
+        """Exact SQL of ``expr`` over ``column`` names; collations are made explicit."""
+
+        def reference(ref: Ref) -> str:
+            own = self.catalog.type(ref.oid).collation
+            if not ref.collation or ref.collation == own:
+                return column(ref)
+            collation = self.catalog.collation(ref.collation)
+            assert collation is not None, "the collation is not 0"
+            return f"({column(ref)} COLLATE {collation.quoted})"
+
+        return to_sql(expr, reference, self.type_name)
+
+    def _types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
+        found = self.catalog.collation(collation)
+        bytewise = found is None or found.bytewise
+        deterministic = found is None or found.deterministic
+        return [TypeRef(a.oid, a.typmod, bytewise, deterministic) for a in args]
+
+    def call(
+        self,
+        symbol: str,
+        args: tuple[Expr, ...],
+        result: tuple[int, int, int],
+        sql: str,
+        display: str,
+        *,
+        native: NativeOp | None,
+        remote_raises: bool,
+        input_collation: int = 0,
+        function: Function | None = None,
+        stable: bool = False,
+    ) -> Expr:
+        """A call, folded when it is constant; a kernel of another result type is no kernel."""
+        oid, typmod, collation = result
+        if native is not None and native.oid != oid:
+            native = None
+        users = [oid, *(a.oid for a in args)]
+        if t.MONEY in users and not self._money_plain and symbol not in _MONEY_ANYWHERE:
+            self.refuse(
+                "an expression over type money where lc_monetary is not C or POSIX"
+            )
+        call = Call(
+            symbol=symbol,
+            args=args,
+            oid=oid,
+            typmod=typmod,
+            collation=collation,
+            sql=sql,
+            show=display,
+            native=native.name if native else None,
+            raises=native.may_raise if native else remote_raises,
+            input_collation=input_collation,
+            immutable=not stable and (function is None or function.volatility == "i"),
+            trusted=(function is None or function.builtin)
+            and all(self.plain_type(u) for u in users),
+        )
+        return self._fold(call)
+
+    def plain_type(self, oid: int) -> bool:
+        """Whether reading a value of the type can run no code of a user (domain checks)."""
+        return oid < FIRST_USER_OID or self.catalog.type(oid).kind == "e"
+
+    def _fold(self, call: Call) -> Expr:
+        if refs(call) or not immutable(call) or not trusted(call):
+            return call
+        if call.symbol == "collate":
+            return call  # a Const says nothing of its collation
+        if any(not isinstance(a, Const) for a in call.args):
+            return call  # an argument could not be folded: it raises
+        sql = self.sql(call, lambda _: "")
+        try:
+            with self._conn.transaction(force_rollback=True):
+                [text] = output_texts(self._conn, f"SELECT {sql}")
+        except psycopg.Error as error:
+            if (error.sqlstate or "")[:2] != "22":
+                raise
+            return call  # fails at run time, if it is ever evaluated
+        return Const(text, call.oid, call.typmod, call.collation)
+
+    # -- expressions
+
+    def lower(self, node: Node, scope: Scope) -> Expr:
+        """The expression of ``node``."""
+        if scope.special is not None and (known := scope.special(node)) is not None:
+            return known
+        handler = self._handlers.get(node.kind)
+        if handler is not None:
+            return handler(self, node, scope)
+        what = _REFUSED.get(node.kind, f"expression {node.kind.lower()}")
+        if node.kind == "SQLVALUEFUNCTION":
+            name = _CLOCK[node.number("op")]
+            what = f'"{name}" depends on time or session and is not supported'
+        return self.refuse(what, node)
+
+    def _all(self, nodes: list[Node], scope: Scope) -> tuple[Expr, ...]:
+        return tuple(self.lower(n, scope) for n in nodes)
+
+    def _var(self, node: Node, scope: Scope) -> Expr:
+        if node.number("varlevelsup"):
+            self.refuse("a reference to an outer query", node)
+        attno = node.number("varattno")
+        if attno == 0:
+            self.refuse("a whole-row reference", node)
+        if attno < 0:
+            name = _SYSTEM_COLUMNS.get(attno, "?")
+            self.refuse(f'system column "{name}"', node)
+        return scope.column(node.number("varno"), attno)
+
+    def _const(self, node: Node, scope: Scope) -> Expr:
+        del scope
+        declared = node.number("consttype")
+        oid = self.catalog.base(declared)
+        if oid == t.UNKNOWN:
+            oid = t.TEXT
+        typmod, collation = node.number("consttypmod", -1), node.number("constcollid")
+        if node.flag("constisnull"):
+            return Const(None, oid, typmod, collation)
+        if functions.is_reg_type(oid):
+            self.refuse(f"a constant of type {self.type_name(oid)}", node)
+        data = node.fields.get("constvalue")
+        assert isinstance(data, bytes), "a constant that is not null has octets"
+        text = self._constants.text(declared, data)
+        if text is None:
+            self.refuse(f"a constant of type {self.type_name(oid)}", node)
+        return Const(text, oid, typmod, collation)
+
+    def _function(self, oid: int, node: Node) -> Function:
+        function = self.catalog.function(oid)
+        if (reason := functions.refusal(function)) is not None:
+            self.refuse(reason, node)
+        return function
+
+    def _result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
+        oid = self.catalog.base(node.number(field))
+        if self.catalog.type(oid).kind == "p":
+            self.refuse(f"an expression of pseudo-type {self.type_name(oid)}", node)
+        return oid, -1, node.number(collation)
+
+    def _operator(self, node: Node, scope: Scope) -> Expr:
+        operator = self.catalog.operator(node.number("opno"))
+        function = self._function(operator.function, node)
+        if node.flag("opretset"):
+            self.refuse("a set-returning operator", node)
+        args = self._all(node.nodes("args"), scope)
+        collation = node.number("inputcollid")
+        native = None
+        if operator.builtin:
+            native = resolve(operator.name, self._types(args, collation))
+        infix = len(args) == 2
+        return self.call(
+            operator.name,
+            args,
+            self._result(node, "opresulttype", "opcollid"),
+            f"({ARG} {operator.quoted} {ARG})"
+            if infix
+            else f"({operator.quoted} {ARG})",
+            f"{ARG} {operator.name} {ARG}" if infix else f"{operator.name} {ARG}",
+            native=native,
+            remote_raises=self._operator_raises(operator.name, function, args),
+            input_collation=collation,
+            function=function,
+        )
+
+    def _operator_raises(
+        self, name: str, function: Function, args: tuple[Expr, ...]
+    ) -> bool:
+        if function.builtin and name in _COMPARISONS:
+            return False
+        return functions.may_raise(function, args)
+
+    def _call(self, node: Node, scope: Scope) -> Expr:
+        function = self._function(node.number("funcid"), node)
+        args = self._all(node.nodes("args"), scope)
+        if not function.builtin and len(args) < function.arguments:
+            # The default would be computed when the query is planned, volatile or not.
+            self.refuse(f'default arguments of function "{function.name}"', node)
+        result = self._result(node, "funcresulttype", "funccollid")
+        cast = self.catalog.cast(args[0].oid, result[0]) if len(args) == 1 else None
+        collation = node.number("inputcollid")
+        marks = [ARG] * len(args)
+        native = None
+        display = f"{function.name}({', '.join(marks)})"
+        symbol = function.quoted
+        if cast is not None and cast[0] == function.oid:
+            source = self._types(args, collation)[0]
+            native = resolve_cast(source, TypeRef(result[0]))
+            display = f"{ARG}::{self.type_name(result[0])}"
+        elif function.builtin:
+            native = resolve(function.name, self._types(args, collation))
+        if node.flag("funcvariadic"):
+            marks[-1] = f"VARIADIC {ARG}"
+            symbol += " variadic"
+        return self.call(
+            symbol,
+            args,
+            result,
+            f"{function.quoted}({', '.join(marks)})",
+            display,
+            native=native,
+            remote_raises=functions.may_raise(function, args),
+            input_collation=collation,
+            function=function,
+        )
+
+    def _bool(self, node: Node, scope: Scope) -> Expr:
+        args = self._all(node.nodes("args"), scope)
+        return self.logic(node.text("boolop") or "", args)
+
+    def logic(self, symbol: str, args: tuple[Expr, ...]) -> Expr:
+        """``and``, ``or`` or ``not`` of ``args``.
+
+        Nested ones of a kind become one: Postgres' grammar does so with our SQL of them.
+        """
+        if symbol != "not":
+            args = tuple(
+                part
+                for a in args
+                for part in (
+                    a.args if isinstance(a, Call) and a.symbol == symbol else (a,)
+                )
+            )
+        word = symbol.upper()
+        text = f"NOT {ARG}" if symbol == "not" else f" {word} ".join([ARG] * len(args))
+        return self.call(
+            symbol,
+            args,
+            (t.BOOL, -1, 0),
+            f"({text})",
+            text,
+            native=resolve(symbol, self._types(args, 0)),
+            remote_raises=False,
+        )
+
+    def _null_test(self, node: Node, scope: Scope) -> Expr:
+        arg = self.lower(node.child("arg"), scope)
+        symbol = "is_not_null" if node.number("nulltesttype") else "is_null"
+        return self.null_test(symbol, arg, row=node.flag("argisrow"))
+
+    def null_test(self, symbol: str, arg: Expr, *, row: bool = False) -> Expr:
+        """``IS NULL`` or ``IS NOT NULL``."""
+        words = "IS NOT NULL" if symbol == "is_not_null" else "IS NULL"
+        return self.call(
+            symbol,
+            (arg,),
+            (t.BOOL, -1, 0),
+            f"({ARG} {words})",
+            f"{ARG} {words}",
+            native=None if row else resolve(symbol, self._types((arg,), 0)),
+            remote_raises=False,
+        )
+
+    def _boolean_test(self, node: Node, scope: Scope) -> Expr:
+        arg = self.lower(node.child("arg"), scope)
+        symbol, words = _BOOLEAN_TESTS[node.number("booltesttype")]
+        return self.call(
+            symbol,
+            (arg,),
+            (t.BOOL, -1, 0),
+            f"({ARG} {words})",
+            f"{ARG} {words}",
+            native=resolve(symbol, self._types((arg,), 0)),
+            remote_raises=False,
+        )
+
+    def _distinct(self, node: Node, scope: Scope) -> Expr:
+        return self._equality(
+            node, scope, "is_distinct_from", f"({ARG} IS DISTINCT FROM {ARG})"
+        )
+
+    def _nullif(self, node: Node, scope: Scope) -> Expr:
+        return self._equality(node, scope, "nullif", f"NULLIF({ARG}, {ARG})")
+
+    def _equality(self, node: Node, scope: Scope, symbol: str, sql: str) -> Expr:
+        operator = self.catalog.operator(node.number("opno"))
+        function = self._function(operator.function, node)
+        if not operator.builtin or operator.name != "=":
+            self.refuse(
+                f"{symbol.replace('_', ' ')} with operator {operator.name}", node
+            )
+        args = self._all(node.nodes("args"), scope)
+        collation = node.number("inputcollid")
+        result = self._result(node, "opresulttype", "opcollid")
+        if symbol == "is_distinct_from":
+            result = (t.BOOL, -1, 0)
+        return self.call(
+            symbol,
+            args,
+            result,
+            sql,
+            sql.removeprefix("(").removesuffix(")") if sql.startswith("(") else sql,
+            native=resolve(symbol, self._types(args, collation)),
+            remote_raises=False,
+            input_collation=collation,
+            function=function,
+        )
+
+    def _array_operator(self, node: Node, scope: Scope) -> Expr:
+        operator = self.catalog.operator(node.number("opno"))
+        function = self._function(operator.function, node)
+        anyone = node.flag("useOr")
+        left_node, right_node = node.nodes("args")
+        collation = node.number("inputcollid")
+        left = self.lower(left_node, scope)
+        if (chain := self._in_list(node, scope, left, right_node)) is not None:
+            return chain
+        right = self.lower(right_node, scope)
+        word = "ANY" if anyone else "ALL"
+        return self.call(
+            f"{operator.name} {word}",
+            (left, right),
+            (t.BOOL, -1, 0),
+            f"({ARG} {operator.quoted} {word} ({ARG}))",
+            f"{ARG} {operator.name} {word} ({ARG})",
+            native=None,
+            remote_raises=operator.name not in _COMPARISONS or not function.builtin,
+            input_collation=collation,
+            function=function,
+        )
+
+    def _in_list(
+        self, node: Node, scope: Scope, left: Expr, right: Node
+    ) -> Expr | None:
+        """``x IN (a, b)`` is ``x = a OR x = b``; ``NOT IN`` likewise with AND."""
+        operator = self.catalog.operator(node.number("opno"))
+        elements = right.nodes("elements")
+        if right.kind != "ARRAYEXPR" or right.flag("multidims") or not operator.builtin:
+            return None
+        if not 0 < len(elements) <= _IN_LIST_MAX or operator.name not in ("=", "<>"):
+            return None
+        function = self.catalog.function(operator.function)
+        collation = node.number("inputcollid")
+        tests = []
+        for item in self._all(elements, scope):
+            native = resolve(operator.name, self._types((left, item), collation))
+            if native is None:
+                return None
+            tests.append(
+                self.call(
+                    operator.name,
+                    (left, item),
+                    (t.BOOL, -1, 0),
+                    f"({ARG} {operator.quoted} {ARG})",
+                    f"{ARG} {operator.name} {ARG}",
+                    native=native,
+                    remote_raises=False,
+                    input_collation=collation,
+                    function=function,
+                )
+            )
+        if len(tests) == 1:
+            return tests[0]
+        return self.logic("or" if node.flag("useOr") else "and", tuple(tests))
+
+    def _case(self, node: Node, scope: Scope) -> Expr:
+        subject = node.node("arg")
+        if subject is not None:
+            value = self.lower(subject, scope)
+            scope = dataclasses.replace(scope, case_value=value)
+        args: list[Expr] = []
+        for when in node.nodes("args"):
+            args.append(self.lower(when.child("expr"), scope))
+            args.append(self.lower(when.child("result"), scope))
+        result = self._result(node, "casetype", "casecollid")
+        default = node.node("defresult")
+        if default is None:
+            args.append(Const(None, *result))
+        else:
+            args.append(self.lower(default, scope))
+        whens = f" WHEN {ARG} THEN {ARG}" * (len(args) // 2)
+        sql = f"CASE{whens} ELSE {ARG} END"
+        return self.call(
+            "case",
+            tuple(args),
+            result,
+            f"({sql})",
+            sql,
+            native=resolve("case", self._types(args, 0)),
+            remote_raises=False,
+        )
+
+    def guarded(self, condition: Expr, value: Expr) -> Expr:
+        """``value`` where ``condition`` is true, else NULL; not computed elsewhere."""
+        args = (condition, value, Const(None, value.oid, -1, value.collation))
+        sql = f"CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END"
+        return self.call(
+            "case",
+            args,
+            (value.oid, value.typmod, value.collation),
+            f"({sql})",
+            sql,
+            native=resolve("case", self._types(args, 0)),
+            remote_raises=False,
+        )
+
+    def _case_value(self, node: Node, scope: Scope) -> Expr:
+        if scope.case_value is None:
+            self.refuse("a nested CASE of this form", node)
+        return scope.case_value
+
+    def _coalesce(self, node: Node, scope: Scope) -> Expr:
+        args = self._all(node.nodes("args"), scope)
+        text = f"COALESCE({', '.join([ARG] * len(args))})"
+        return self.call(
+            "coalesce",
+            args,
+            self._result(node, "coalescetype", "coalescecollid"),
+            text,
+            text,
+            native=resolve("coalesce", self._types(args, 0)),
+            remote_raises=False,
+        )
+
+    def _min_max(self, node: Node, scope: Scope) -> Expr:
+        args = self._all(node.nodes("args"), scope)
+        word = "LEAST" if node.text("op") in ("1", "IS_LEAST") else "GREATEST"
+        text = f"{word}({', '.join([ARG] * len(args))})"
+        return self.call(
+            word.lower(),
+            args,
+            self._result(node, "minmaxtype", "minmaxcollid"),
+            text,
+            text,
+            native=None,
+            remote_raises=False,
+            input_collation=node.number("inputcollid"),
+        )
+
+    def _relabel(self, node: Node, scope: Scope) -> Expr:
+        arg = self.lower(node.child("arg"), scope)
+        oid, _, collation = self._result(node, "resulttype", "resultcollid")
+        typmod = node.number("resulttypmod", -1)
+        if functions.is_reg_type(oid) or functions.is_reg_type(arg.oid):
+            self.refuse(f"a cast between {self.type_name(arg.oid)} and an OID", node)
+        if oid == arg.oid:
+            # Only the label changes (a domain to its base, or a modifier given up).
+            return _relabelled(arg, typmod, collation)
+        return self.cast(arg, oid, typmod, collation)
+
+    def cast(self, arg: Expr, oid: int, typmod: int, collation: int) -> Expr:
+        """``arg::type`` where the cast is binary or goes through the text."""
+        stable = False
+        found = self.catalog.cast(arg.oid, oid)
+        through_text = found is None or found[1] == "i"
+        if through_text:
+            if (reason := functions.io_refusal(self.catalog, arg.oid, oid)) is not None:
+                self.refuse(reason)
+            stable = not functions.io_immutable(self.catalog, arg.oid, oid)
+        source = self._types((arg,), 0)[0]
+        name = self.type_name(oid)
+        texts = (t.TEXT, t.VARCHAR, t.NAME, t.BPCHAR)
+        return self.call(
+            f"cast {name}",
+            (arg,),
+            (oid, typmod, collation),
+            f"({ARG})::{name}",
+            f"{ARG}::{name}",
+            native=resolve_cast(source, TypeRef(oid)),
+            remote_raises=through_text and oid not in texts,
+            stable=stable,
+        )
+
+    def convert(self, arg: Expr, oid: int, collation: int) -> Expr:
+        """``arg`` converted as UNION does it silently to the common type."""
+        if arg.oid == oid:
+            return arg
+        found = self.catalog.cast(arg.oid, oid)
+        if found is None or found[1] != "f":
+            return self.cast(arg, oid, -1, collation)
+        function = self.catalog.function(found[0])
+        if function.arguments != 1 or functions.refusal(function) is not None:
+            name = self.type_name(oid)
+            self.refuse(f"UNION of types {self.type_name(arg.oid)} and {name}")
+        return self.call(
+            function.quoted,
+            (arg,),
+            (oid, -1, collation),
+            f"{function.quoted}({ARG})",
+            f"{ARG}::{self.type_name(oid)}",
+            native=resolve_cast(self._types((arg,), 0)[0], TypeRef(oid)),
+            remote_raises=functions.may_raise(function, (arg,)),
+            function=function,
+        )
+
+    def _through_text(self, node: Node, scope: Scope) -> Expr:
+        arg = self.lower(node.child("arg"), scope)
+        oid, _, collation = self._result(node, "resulttype", "resultcollid")
+        try:
+            return self.cast(arg, oid, -1, collation)
+        except UnsupportedError as error:
+            error.position = error.position or self.position(node)
+            raise
+
+    def _array_cast(self, node: Node, scope: Scope) -> Expr:
+        arg = self.lower(node.child("arg"), scope)
+        oid, _, collation = self._result(node, "resulttype", "resultcollid")
+        for inner in node.child("elemexpr").walk():
+            if inner.kind == "FUNCEXPR":
+                if self._function(inner.number("funcid"), node).volatility != "i":
+                    self.refuse("this cast of an array", node)
+            elif inner.kind not in ("CASETESTEXPR", "RELABELTYPE", "CONST"):
+                self.refuse("this cast of an array", node)
+        if node.number("resulttypmod", -1) != -1:
+            self.refuse("a cast of an array to a type with a modifier", node)
+        name = self.type_name(oid)
+        return self.call(
+            f"cast {name}",
+            (arg,),
+            (oid, -1, collation),
+            f"({ARG})::{name}",
+            f"{ARG}::{name}",
+            native=None,
+            remote_raises=True,
+        )
+
+    def _collate(self, node: Node, scope: Scope) -> Expr:
+        arg = self.lower(node.child("arg"), scope)
+        oid = node.number("collOid")
+        if arg.collation == oid:
+            return arg
+        collation = self.catalog.collation(oid)
+        assert collation is not None, "COLLATE names a collation"
+        text = f"{ARG} COLLATE {collation.quoted}"
+        return self.call(
+            "collate",
+            (arg,),
+            (arg.oid, arg.typmod, oid),
+            f"({text})",
+            text,
+            native=NativeOp("cast", arg.oid, arg.typmod),
+            remote_raises=False,
+        )
+
+    def _array(self, node: Node, scope: Scope) -> Expr:
+        if node.flag("multidims"):
+            self.refuse("a constructor of a multidimensional array", node)
+        args = self._all(node.nodes("elements"), scope)
+        result = self._result(node, "array_typeid", "array_collid")
+        text = f"ARRAY[{', '.join([ARG] * len(args))}]"
+        name = self.type_name(result[0])
+        return self.call(
+            "array",
+            args,
+            result,
+            text if args else f"ARRAY[]::{name}",
+            text,
+            native=None,
+            remote_raises=False,
+        )
+
+    def _subscript(self, node: Node, scope: Scope) -> Expr:
+        container = self.catalog.type(node.number("refcontainertype"))
+        upper = node.nodes("refupperindexpr")
+        if not container.element or node.items("reflowerindexpr") or len(upper) != 1:
+            self.refuse("this form of subscript", node)
+        args = self._all([node.child("refexpr"), upper[0]], scope)
+        return self.call(
+            "subscript",
+            args,
+            self._result(node, "refrestype", "refcollid"),
+            f"({ARG})[{ARG}]",
+            f"{ARG}[{ARG}]",
+            native=None,
+            remote_raises=False,
+        )
+
+    _handlers: ClassVar[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
+        "VAR": _var,
+        "CONST": _const,
+        "OPEXPR": _operator,
+        "FUNCEXPR": _call,
+        "BOOLEXPR": _bool,
+        "NULLTEST": _null_test,
+        "BOOLEANTEST": _boolean_test,
+        "DISTINCTEXPR": _distinct,
+        "NULLIFEXPR": _nullif,
+        "SCALARARRAYOPEXPR": _array_operator,
+        "CASEEXPR": _case,
+        "CASETESTEXPR": _case_value,
+        "COALESCEEXPR": _coalesce,
+        "MINMAXEXPR": _min_max,
+        "RELABELTYPE": _relabel,
+        "COERCEVIAIO": _through_text,
+        "ARRAYCOERCEEXPR": _array_cast,
+        "COLLATEEXPR": _collate,
+        "ARRAYEXPR": _array,
+        "SUBSCRIPTINGREF": _subscript,
+    }
+
+
+def _relabelled(expr: Expr, typmod: int, collation: int) -> Expr:
+    return dataclasses.replace(expr, typmod=typmod, collation=collation)

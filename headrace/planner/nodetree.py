@@ -1,0 +1,171 @@
+"""Reads ``pg_node_tree`` text: the query as Postgres itself has bound it.
+
+``pg_rewrite.ev_action`` of the temporary view holds the parse tree after analysis: every
+column is a range-table index and attribute number, every function and operator an OID,
+every coercion explicit.  Nothing has to be resolved again, so nothing can be resolved
+differently.  Fields are found by name, hence additions of newer versions do no harm;
+a node kind that nobody expects is refused by whoever meets it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from headrace.errors import BugError
+
+_TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+
+# Labels of Postgres 15 and older -> the node names that 16 and newer print.
+_OLD_LABELS: Final = {
+    "ARRAY": "ARRAYEXPR",
+    "CASE": "CASEEXPR",
+    "COALESCE": "COALESCEEXPR",
+    "MINMAX": "MINMAXEXPR",
+    "ROW": "ROWEXPR",
+    "RTE": "RANGETBLENTRY",
+    "WHEN": "CASEWHEN",
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: ``kind`` in upper case and its fields."""
+
+    kind: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+    def node(self, name: str) -> Node | None:
+        """The child node called ``name``, ``None`` where it is null."""
+        value = self.fields.get(name)
+        return value if isinstance(value, Node) else None
+
+    def child(self, name: str) -> Node:
+        """The child node called ``name``; it must be there."""
+        value = self.fields.get(name)
+        if not isinstance(value, Node):
+            raise BugError(f"node {self.kind} has no child {name}")
+        return value
+
+    def nodes(self, name: str) -> list[Node]:
+        """The nodes of the list called ``name``; empty where it is null."""
+        value = self.fields.get(name)
+        if not isinstance(value, list):
+            return []
+        return [v for v in value if isinstance(v, Node)]
+
+    def items(self, name: str) -> list[object]:
+        """The list called ``name`` as it is; empty where it is null."""
+        value = self.fields.get(name)
+        return value if isinstance(value, list) else []
+
+    def number(self, name: str, default: int = 0) -> int:
+        """The integer called ``name``."""
+        value = self.fields.get(name)
+        return int(value) if isinstance(value, str) else default
+
+    def flag(self, name: str) -> bool:
+        """The boolean called ``name``."""
+        return self.fields.get(name) == "true"
+
+    def text(self, name: str) -> str | None:
+        """The string called ``name``."""
+        value = self.fields.get(name)
+        return value if isinstance(value, str) else None
+
+    def numbers(self, name: str) -> list[int]:
+        """The integers of an integer or OID list."""
+        return [int(v) for v in self.items(name) if isinstance(v, str) and v.isdigit()]
+
+    def walk(self) -> Iterator[Node]:
+        """This node and everything below it, in the order of the text."""
+        stack: list[object] = [self]
+        while stack:
+            value = stack.pop()
+            if isinstance(value, Node):
+                yield value
+                stack.extend(reversed(list(value.fields.values())))
+            elif isinstance(value, list):
+                stack.extend(reversed(value))
+
+
+_IGNORED: Final = {"location", "stmt_location", "stmt_len"}
+
+
+def same(left: object, right: object) -> bool:
+    """Whether two trees mean the same: equal but for locations."""
+    if isinstance(left, Node) and isinstance(right, Node):
+        return left.kind == right.kind and all(
+            name in _IGNORED or same(left.fields.get(name), right.fields.get(name))
+            for name in left.fields.keys() | right.fields.keys()
+        )
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._tokens = _TOKEN.findall(text)
+        self._at = 0
+
+    def value(self) -> object:
+        token = self._tokens[self._at]
+        self._at += 1
+        if token == "{":
+            return self._node()
+        if token == "(":
+            return self._list()
+        if token == "<>":
+            return None
+        return _unescape(token)
+
+    def _node(self) -> Node:
+        kind = self._tokens[self._at]
+        node = Node(_OLD_LABELS.get(kind, kind))
+        self._at += 1
+        while self._tokens[self._at] != "}":
+            name = self._tokens[self._at]
+            if not name.startswith(":"):
+                raise BugError(f"unreadable pg_node_tree at {name!r} in {kind}")
+            self._at += 1
+            node.fields[name[1:]] = (
+                self._datum() if name == ":constvalue" else self.value()
+            )
+        self._at += 1
+        return node
+
+    def _list(self) -> list[object]:
+        out: list[object] = []
+        if self._tokens[self._at] in ("i", "o", "x", "b"):
+            self._at += 1  # a list of integers, OIDs, xids, bits; strings have quotes
+        while self._tokens[self._at] != ")":
+            out.append(self.value())
+        self._at += 1
+        return out
+
+    def _datum(self) -> bytes | None:
+        length = self._tokens[self._at]
+        self._at += 1
+        if length == "<>":
+            return None
+        end = self._tokens.index("]", self._at)
+        octets = bytes(int(t) & 0xFF for t in self._tokens[self._at + 1 : end])
+        self._at = end + 1
+        return octets[: int(length)]
+
+
+def _unescape(token: str) -> str:
+    if token.startswith('"') and token.endswith('"') and len(token) > 1:
+        token = token[1:-1]
+    return _ESCAPE.sub(r"\1", token)
+
+
+def read_queries(text: str) -> list[Node]:
+    """The queries of an ``ev_action``."""
+    value = _Reader(text).value()
+    assert isinstance(value, list), "an action is a list of queries"
+    return [v for v in value if isinstance(v, Node)]

@@ -1,0 +1,407 @@
+"""From the optimised logical plan to collections.
+
+Column ids become positions, joins get their keys, aggregates their prepared arguments;
+chains of filters and maps are fused into one collection on a synchronous edge.  One
+``Source`` per table is shared by all scans of the view, each a chain over it.
+
+Nothing is pushed into the extraction of a table (``Source.pushdown`` stays empty): the row
+store must know every row, because a later UPDATE may bring it into the filter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from headrace import types as t
+from headrace.collections import plan as p
+from headrace.errors import UnsupportedError
+from headrace.expressions import ir
+from headrace.planner import logical as lg
+from headrace.planner.bind import is_key
+from headrace.planner.lower import Lowering
+from headrace.planner.scalar import (
+    Call,
+    Const,
+    Expr,
+    Ref,
+    core,
+    native,
+    raises,
+    refs,
+    trusted,
+)
+from headrace.planner.tables import Table, TableColumn
+from headrace.types import Field, Schema
+
+_INTEGERS: Final = (t.INT2, t.INT4, t.INT8)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A stateless chain under construction over the node ``base``."""
+
+    base: str
+    columns: tuple[lg.Col, ...]
+    base_columns: tuple[lg.Col, ...]
+    steps: list[p.Filter | p.Map] = field(default_factory=list)
+
+
+class Builder:
+    """Builds one physical plan."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self._lowering = lowering
+        self._nodes: list[p.Node] = []
+        self._counts: dict[str, itertools.count[int]] = defaultdict(
+            lambda: itertools.count(1)
+        )
+        self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
+        self.remotes: list[Expr] = []
+        """Every expression that Postgres will evaluate."""
+
+    def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
+        """The plan whose sink has ``columns``."""
+        for table, fields in _tables(plan).values():
+            self._source(table, fields)
+        last = self._close(self._chain(plan))
+        node_id = self._id("sink")
+        self._nodes.append(p.Sink(node_id, last, columns))
+        used = set(itertools.chain.from_iterable(p.inputs(n) for n in self._nodes))
+        assert all(n.id in used for n in self._nodes[:-1]), "every node has a reader"
+        return p.PhysicalPlan(tuple(self._nodes))
+
+    def _id(self, kind: str) -> str:
+        return f"{kind}_{next(self._counts[kind])}"
+
+    # -- expressions
+
+    def _expr(self, expr: Expr, columns: tuple[lg.Col, ...]) -> ir.Expr:
+        places = {c.id: i for i, c in enumerate(columns)}
+        if native(expr):
+            return self._native(expr, places)
+        self.remotes.append(expr)
+        order: list[Ref] = []
+        sql = self._lowering.sql(expr, lambda ref: f"${_place(order, ref)}")
+        args = tuple(_column(ref, places) for ref in order)
+        assert isinstance(expr, Call), "a leaf is native"
+        return ir.Remote(
+            sql, args, expr.oid, expr.typmod, expr.collation, trusted(expr)
+        )
+
+    def _native(self, expr: Expr, places: dict[int, int]) -> ir.Expr:
+        match expr:
+            case Ref():
+                return _column(expr, places)
+            case Const():
+                return ir.Literal(expr.text, expr.oid, expr.typmod, expr.collation)
+            case Call():
+                assert expr.native is not None, "asked by native()"
+                args = tuple(self._native(a, places) for a in expr.args)
+                if expr.symbol == "collate":
+                    return args[0]
+                return ir.Native(
+                    expr.native, args, expr.oid, expr.typmod, expr.collation
+                )
+
+    # -- chains
+
+    def _chain(self, node: lg.Node) -> _Chain:
+        match node:
+            case lg.Scan():
+                return self._scan(node)
+            case lg.Filter():
+                chain = self._chain(node.input)
+                self._filter(chain, node.predicates)
+                return chain
+            case lg.Project():
+                chain = self._chain(node.input)
+                self._map(chain, node.items)
+                return chain
+            case lg.Values():
+                node_id = self._id("values")
+                self._nodes.append(p.Values(node_id, node.rows, schema(node.columns)))
+                return _Chain(node_id, node.columns, node.columns)
+            case lg.Join():
+                return self._join(node)
+            case lg.Aggregate():
+                return self._reduce(node)
+            case lg.Distinct():
+                below = self._close(self._chain(node.input))
+                node_id = self._id("distinct")
+                self._nodes.append(p.Distinct(node_id, below, schema(node.columns)))
+                return _Chain(node_id, node.columns, node.columns)
+            case lg.Union():
+                inputs = tuple(self._close(self._chain(i)) for i in node.inputs)
+                node_id = self._id("union")
+                self._nodes.append(p.Union(node_id, inputs, schema(node.columns)))
+                return _Chain(node_id, node.columns, node.columns)
+            case _:
+                assert_never(node)
+
+    def _filter(self, chain: _Chain, predicates: tuple[Expr, ...]) -> None:
+        if predicates:
+            exprs = tuple(self._expr(e, chain.columns) for e in predicates)
+            chain.steps.append(p.Filter("", "", exprs, schema(chain.columns)))
+
+    def _map(self, chain: _Chain, items: tuple[tuple[lg.Col, Expr], ...]) -> None:
+        exprs = tuple(self._expr(e, chain.columns) for _, e in items)
+        columns = tuple(c for c, _ in items)
+        chain.columns = columns
+        identity = len(exprs) == len(_schema_before(chain)) and all(
+            isinstance(e, ir.Column) and e.index == i for i, e in enumerate(exprs)
+        )
+        if not identity:
+            chain.steps.append(p.Map("", "", exprs, schema(columns)))
+
+    def _close(self, chain: _Chain) -> str:
+        """The id of the node that ends ``chain``."""
+        if not chain.steps:
+            return chain.base
+        if len(chain.steps) == 1:
+            [step] = chain.steps
+            kind = "filter" if isinstance(step, p.Filter) else "map"
+            node_id = self._id(kind)
+            self._nodes.append(replace(step, id=node_id, input=chain.base))
+            return node_id
+        node_id = self._id("fused")
+        steps = []
+        previous = chain.base
+        for number, step in enumerate(chain.steps, 1):
+            step_id = f"{node_id}.{number}"
+            steps.append(replace(step, id=step_id, input=previous))
+            previous = step_id
+        self._nodes.append(
+            p.Fused(node_id, chain.base, tuple(steps), chain.steps[-1].schema)
+        )
+        return node_id
+
+    # -- sources
+
+    def _source(self, table: Table, fields: tuple[TableColumn, ...]) -> None:
+        node_id = self._id("source")
+        columns = tuple(_source_column(f) for f in fields)
+        key = tuple(_source_column(table.column(number)) for number in table.key)
+        for column in key:
+            if not is_key(self._lowering.catalog, column.oid, column.collation):
+                name = self._lowering.type_name(column.oid)
+                raise UnsupportedError(
+                    f'primary key of table "{table.name}" over type {name}'
+                    " is not supported"
+                )
+        self._nodes.append(
+            p.Source(
+                id=node_id,
+                table_oid=table.oid,
+                schema_name=table.schema,
+                table_name=table.name,
+                columns=columns,
+                key=key,
+                full_identity=table.full,
+                schema=tuple(
+                    Field(f.name, f.oid, f.typmod, f.collation) for f in fields
+                ),
+            )
+        )
+        self._sources[table.oid] = (node_id, fields)
+
+    def _scan(self, node: lg.Scan) -> _Chain:
+        source, fields = self._sources[node.table.oid]
+        mine = {f.attnum: c for c, f in (*node.fields, *node.hidden)}
+        # Columns of other scans of the table get ids that no expression can name.
+        columns = tuple(
+            mine.get(f.attnum, lg.Col(-f.attnum, f.name, f.oid, f.typmod, f.collation))
+            for f in fields
+        )
+        chain = _Chain(source, columns, columns)
+        self._filter(chain, node.predicates)
+        self._map(chain, tuple((c, c.ref) for c, _ in node.fields))
+        return chain
+
+    # -- join
+
+    def _join(self, node: lg.Join) -> _Chain:
+        sides = (self._chain(node.left), self._chain(node.right))
+        keys, residual = self._keys(node)
+        left_keys = self._key_columns(sides[0], [pair[0] for pair in keys])
+        right_keys = self._key_columns(sides[1], [pair[1] for pair in keys])
+        left, right = (self._close(chain) for chain in sides)
+        columns = sides[0].columns + sides[1].columns
+        node_id = self._id("join")
+        rest = tuple(self._expr(e, columns) for e in residual)
+        self._nodes.append(
+            p.Join(node_id, left, right, left_keys, right_keys, rest, schema(columns))
+        )
+        chain = _Chain(node_id, columns, columns)
+        if [c.id for c in columns] != [c.id for c in node.columns]:
+            self._map(chain, tuple((c, c.ref) for c in node.columns))
+        return chain
+
+    def _keys(self, node: lg.Join) -> tuple[list[tuple[Expr, Expr]], list[Expr]]:
+        """Equal pairs of one type (left, right), and what remains to be checked.
+
+        A side that may fail becomes a key only if there is no other: as a key it is
+        computed for every row of its side.
+        """
+        pairs: list[tuple[Expr, Expr, Expr]] = []
+        residual: list[Expr] = []
+        left, right = lg.ids(node.left), lg.ids(node.right)
+        for predicate in node.condition:
+            pair = self._pair(predicate, left, right)
+            if pair is None:
+                residual.append(predicate)
+            else:
+                pairs.append((*pair, predicate))
+        safe = [q for q in pairs if not (raises(q[0]) or raises(q[1]))]
+        chosen = safe or pairs[:1]
+        residual += [q[2] for q in pairs if q not in chosen]
+        order = {id(e): i for i, e in enumerate(node.condition)}
+        residual.sort(key=lambda e: order[id(e)])
+        return [(q[0], q[1]) for q in chosen], residual
+
+    def _pair(
+        self, predicate: Expr, left: frozenset[int], right: frozenset[int]
+    ) -> tuple[Expr, Expr] | None:
+        if not isinstance(predicate, Call) or predicate.symbol != "=":
+            return None
+        first, second = predicate.args
+        if not (refs(first) and refs(second)):
+            return None
+        if refs(first) <= right and refs(second) <= left:
+            first, second = second, first
+        if not (refs(first) <= left and refs(second) <= right):
+            return None
+        return self._unified(predicate, first, second)
+
+    def _unified(
+        self, predicate: Call, first: Expr, second: Expr
+    ) -> tuple[Expr, Expr] | None:
+        """Both sides in one type, if our keys decide this equality."""
+        lowering = self._lowering
+        operator = predicate.sql
+        if "OPERATOR(pg_catalog.=)" not in operator:
+            return None
+        if core(first).oid == core(second).oid:
+            first, second = core(first), core(second)
+        if first.oid != second.oid:
+            if first.oid in _INTEGERS and second.oid in _INTEGERS:
+                first, second = (
+                    lowering.convert(e, t.INT8, 0) for e in (first, second)
+                )
+            else:
+                return None
+        if not is_key(lowering.catalog, first.oid, predicate.input_collation):
+            return None
+        return first, second
+
+    def _key_columns(self, chain: _Chain, exprs: list[Expr]) -> tuple[int, ...]:
+        """Positions of ``exprs`` in the output of ``chain``, computed there if need be."""
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        items: list[tuple[lg.Col, Expr]] = [(c, c.ref) for c in chain.columns]
+        computed: dict[Expr, int] = {}
+        positions = []
+        for expr in exprs:
+            if isinstance(expr, Ref):
+                positions.append(places[expr.id])
+                continue
+            if expr not in computed:
+                computed[expr] = len(items)
+                items.append((_made(len(items), expr), expr))
+            positions.append(computed[expr])
+        if computed:
+            self._map(chain, tuple(items))
+        return tuple(positions)
+
+    # -- reduce
+
+    def _reduce(self, node: lg.Aggregate) -> _Chain:
+        chain = self._chain(node.input)
+        wanted: dict[Expr, int] = {}
+        for expr in _reduce_inputs(node):
+            wanted.setdefault(expr, len(wanted))
+        if wanted:
+            items = tuple((_made(place, expr), expr) for expr, place in wanted.items())
+            self._map(chain, items)
+        below = self._close(chain)
+        keys = tuple(wanted[e] for _, e in node.keys)
+        aggregates = tuple(
+            p.Aggregate(
+                function=a.function,
+                argument=None if a.argument is None else wanted[a.argument],
+                filter=None if a.filter is None else wanted[a.filter],
+                result=_field(a.column),
+                sql=a.sql,
+                distinct=a.distinct,
+            )
+            for a in node.aggs
+        )
+        node_id = self._id("reduce")
+        self._nodes.append(
+            p.Reduce(node_id, below, keys, aggregates, schema(node.columns))
+        )
+        return _Chain(node_id, node.columns, node.columns)
+
+
+def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:
+    exprs = [e for _, e in node.keys]
+    exprs += [e for a in node.aggs for e in (a.argument, a.filter) if e is not None]
+    return exprs
+
+
+def _made(place: int, expr: Expr) -> lg.Col:
+    """A column that only this node knows; its id is outside of the binder's."""
+    return lg.Col(
+        -100_000 - place, f"key_{place}", expr.oid, expr.typmod, expr.collation
+    )
+
+
+def _place(order: list[Ref], ref: Ref) -> int:
+    if ref not in order:
+        order.append(ref)
+    return order.index(ref) + 1
+
+
+def _column(ref: Ref, places: dict[int, int]) -> ir.Column:
+    return ir.Column(places[ref.id], ref.oid, ref.typmod, ref.collation)
+
+
+def _field(column: lg.Col) -> Field:
+    return Field(column.name, column.oid, column.typmod, column.collation)
+
+
+def schema(columns: tuple[lg.Col, ...]) -> Schema:
+    """Fields of ``columns``."""
+    return tuple(_field(c) for c in columns)
+
+
+def _schema_before(chain: _Chain) -> Schema:
+    return chain.steps[-1].schema if chain.steps else schema(chain.base_columns)
+
+
+def _source_column(column: TableColumn) -> p.SourceColumn:
+    return p.SourceColumn(
+        column.attnum, column.name, column.oid, column.typmod, column.collation
+    )
+
+
+def _tables(plan: lg.Node) -> dict[int, tuple[Table, tuple[TableColumn, ...]]]:
+    """Every table of the plan with the columns that any of its scans needs."""
+    needed: dict[int, set[int]] = defaultdict(set)
+    tables: dict[int, Table] = {}
+
+    def visit(node: lg.Node) -> None:
+        if isinstance(node, lg.Scan):
+            tables.setdefault(node.table.oid, node.table)
+            needed[node.table.oid] |= {
+                f.attnum for _, f in (*node.fields, *node.hidden)
+            }
+        for child in lg.children(node):
+            visit(child)
+
+    visit(plan)
+    return {
+        oid: (table, tuple(c for c in table.columns if c.attnum in needed[oid]))
+        for oid, table in tables.items()
+    }

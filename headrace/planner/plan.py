@@ -1,0 +1,270 @@
+"""``plan``: a query text becomes a physical plan, or an error that names what stands in the way.
+
+    query ── Postgres analyses it under the caller's rights and settings (session)
+          ── parse tree ── refusals (check) ── logical plan (bind, lower, aggregates)
+          ── rules (optimise) ── collections (physical) ── proof of what Postgres evaluates
+
+One transaction, always rolled back: nothing is left in the user's database.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError
+from headrace.planner import check, functions, position, session
+from headrace.planner.bind import Binder
+from headrace.planner.catalog import Catalog, Connection
+from headrace.planner.constants import Constants
+from headrace.planner.explain import explain_logical, explain_physical
+from headrace.planner.lower import Lowering, Scope
+from headrace.planner.nodetree import Node as Tree
+from headrace.planner.optimise import optimise
+from headrace.planner.physical import Builder
+from headrace.planner.request import Planned, PlanRequest, TableRef
+from headrace.planner.scalar import Call, Const, Expr, Ref, quote, show
+from headrace.planner.tables import Table, load_table
+from headrace.types import UNKNOWN, Field, Schema
+
+_FIRST_LOW_ATTRIBUTE: Final = 7
+"""Bit n of ``selectedCols`` is attribute n - 7 (FirstLowInvalidHeapAttributeNumber)."""
+_PROOF_CHUNK: Final = 500
+
+
+def plan(conn: Connection, request: PlanRequest) -> Planned:
+    """Plan ``request``; raises UserErrors with positions in its query text."""
+    with session.binding(conn, request.caller, request.settings):
+        session.bind_query(conn, request.query, request.caller)
+        settings = session.captured_settings(conn)
+        catalog = Catalog(conn)
+        tables = _Tables(conn, catalog, request.query)
+        session.pin_settings(conn)
+        bound = session.read_view(conn, request.query)
+        check.refuse_constructs(
+            bound.tree,
+            request.query,
+            bound.position,
+            lambda f: catalog.function(f).name,
+        )
+        check.refuse_clock_literals(
+            bound.tree,
+            request.query,
+            bound.position,
+            partial(functions.reads_clock, catalog),
+        )
+        tables.load(bound)
+        conn.execute("RESET ROLE")
+        tables.require_own_rights()
+        catalog.preload([bound.tree])
+        constants = Constants(conn, catalog)
+        constants.load([bound.tree], bound.canonical_sql)
+        lowering = Lowering(
+            conn,
+            catalog,
+            constants,
+            bound.position,
+            partial(position.find, request.query),
+            money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
+        )
+        logical = Binder(lowering, tables.table).bind(bound.tree)
+        columns = _columns(catalog, bound)
+        optimised = optimise(logical)
+        builder = Builder(lowering)
+        physical = builder.build(optimised, columns)
+        _prove(conn, lowering, constants, builder.remotes)
+        return Planned(
+            columns=columns,
+            canonical_sql=bound.canonical_sql,
+            logical=logical,
+            optimised=optimised,
+            physical=physical,
+            explain={
+                "logical": explain_logical(logical),
+                "optimised": explain_logical(optimised),
+                "physical": explain_physical(physical, lowering.type_name),
+            },
+            tables=tables.refs(),
+            settings=settings,
+            functions=catalog.user_functions(),
+            types=frozenset(catalog.mentioned),
+        )
+
+
+def _is_c_locale(name: str) -> bool:
+    return name in ("C", "POSIX") or name.startswith("C.")
+
+
+class _Tables:
+    """The base tables of a query, loaded while the caller's role is set."""
+
+    def __init__(self, conn: Connection, catalog: Catalog, query: str) -> None:
+        self._conn = conn
+        self._catalog = catalog
+        self._query = query
+        self._tables: dict[int, Table] = {}
+
+    def load(self, bound: session.Bound) -> None:
+        """Load every relation of the tree and check the caller's rights on it."""
+        for node in bound.tree.walk():
+            oid = node.number("relid")
+            if oid in (0, bound.oid):
+                continue
+            if (
+                node.kind == "RANGETBLENTRY"
+                and node.number("rtekind") == check.RELATION
+            ):
+                if oid not in self._tables:
+                    self._tables[oid] = load_table(self._conn, self._catalog, oid, None)
+                if "selectedCols" in node.fields:  # Postgres 15 and older
+                    self._require(node, oid)
+        for node in bound.tree.walk():
+            if node.kind == "RTEPERMISSIONINFO":
+                self._require(node, node.number("relid"))
+
+    def table(self, oid: int) -> Table:
+        """The table of that OID."""
+        return self._tables[oid]
+
+    def refs(self) -> tuple[TableRef, ...]:
+        """What others need to know of the tables, in order of their names."""
+        return tuple(
+            TableRef(x.oid, x.schema, x.name, "full" if x.full else "key")
+            for x in sorted(self._tables.values(), key=lambda x: (x.schema, x.name))
+        )
+
+    def _require(self, node: Tree, oid: int) -> None:
+        """The rights that Postgres would check when the query runs."""
+        wanted = [n - _FIRST_LOW_ATTRIBUTE for n in node.numbers("selectedCols")]
+        row = self._conn.execute(
+            "SELECT has_table_privilege(%(t)s, 'SELECT') OR CASE"
+            " WHEN %(c)s::int2[] = '{}' THEN has_any_column_privilege(%(t)s, 'SELECT')"
+            " ELSE (SELECT bool_and(a > 0 AND has_column_privilege(%(t)s, a, 'SELECT'))"
+            " FROM unnest(%(c)s::int2[]) a) END",
+            {"t": oid, "c": wanted},
+        ).fetchone()
+        if row != (True,):
+            name = self._tables[oid].name
+            raise PrivilegeError(f"permission denied for table {name}")
+
+    def require_own_rights(self) -> None:
+        """The engine reads the tables itself."""
+        for table in self._tables.values():
+            row = self._conn.execute(
+                "SELECT has_table_privilege(%s::oid, 'SELECT')"
+                " AND has_schema_privilege(%s, 'USAGE'), current_user",
+                (table.oid, table.schema),
+            ).fetchone()
+            assert row is not None, "functions give a row"
+            if not row[0]:
+                grant = sql.SQL(
+                    "GRANT USAGE ON SCHEMA {} TO {}; GRANT SELECT ON {} TO {};"
+                )
+                role = sql.Identifier(row[1])
+                hint = grant.format(
+                    sql.Identifier(table.schema),
+                    role,
+                    sql.Identifier(table.schema, table.name),
+                    role,
+                ).as_string(self._conn)
+                raise PrerequisiteError(
+                    f'Headrace may not read table "{table.name}"', hint=f"Run: {hint}"
+                )
+
+
+def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
+    if not bound.columns:
+        raise UnsupportedError("a query without columns is not supported")
+    out = []
+    for name, oid, declared, collation in bound.columns:
+        kind, typmod = catalog.type(oid), declared
+        while kind.kind == "d":
+            typmod, kind = kind.base_typmod, catalog.type(kind.base)
+        if kind.kind == "p" or kind.oid == UNKNOWN:
+            raise UnsupportedError(
+                f'column "{name}" of type {kind.name} is not supported'
+            )
+        out.append(Field(name, kind.oid, typmod, collation))
+    return tuple(out)
+
+
+# -- proof
+
+
+def _prove(
+    conn: Connection, lowering: Lowering, constants: Constants, remotes: list[Expr]
+) -> None:
+    """Postgres must understand our SQL of every remote expression as it did the query.
+
+    The SQL is analysed once more, over columns of the same types, and lowered again: the
+    result must be the expression it was made of.
+    """
+    unique = list(dict.fromkeys(remotes))
+    for start in range(0, len(unique), _PROOF_CHUNK):
+        chunk = unique[start : start + _PROOF_CHUNK]
+        refs = list({r.id: r for e in chunk for r in _columns_of(e)}.values())
+        tree = _analyse_again(conn, lowering, chunk, refs)
+        constants.load([tree])
+        scope = Scope(partial(_nth, refs))
+        for expr, target in zip(chunk, tree.nodes("targetList"), strict=True):
+            again = lowering.lower(target.child("expr"), scope)
+            if _plain(again) != _plain(expr):
+                raise UnsupportedError(
+                    f"expression {show(expr)} cannot be reproduced exactly"
+                    " and is not supported"
+                )
+
+
+def _nth(refs: list[Ref], _: int, attno: int) -> Ref:
+    return refs[attno - 1]
+
+
+def _analyse_again(
+    conn: Connection, lowering: Lowering, exprs: list[Expr], refs: list[Ref]
+) -> Tree:
+    """The tree of our SQL of ``exprs`` over columns typed as ``refs``."""
+    places = {ref.id: place for place, ref in enumerate(refs, 1)}
+    targets = ", ".join(
+        f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}"
+        for i, e in enumerate(exprs)
+    )
+    inputs = ", ".join(
+        f"{quote(None, lowering.type_name(ref.oid))} AS a{place}"
+        for place, ref in enumerate(refs, 1)
+    )
+    # Both lists are our own text over names that are quoted where they come from.
+    query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
+    try:
+        with conn.transaction(force_rollback=True):
+            return session.view_tree(conn, query, "headrace_proof")
+    except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
+        raise UnsupportedError(
+            "an expression of the query cannot be written down for evaluation",
+            detail=error.diag.message_primary,
+        ) from error
+
+
+def _columns_of(expr: Expr) -> list[Ref]:
+    match expr:
+        case Ref():
+            return [expr]
+        case Const():
+            return []
+        case Call():
+            return [r for a in expr.args for r in _columns_of(a)]
+
+
+def _plain(expr: Expr) -> Expr:
+    """``expr`` without modifiers, which a column of our own making does not have."""
+    match expr:
+        case Ref():
+            return dataclasses.replace(expr, typmod=-1, collation=0)
+        case Const():
+            return dataclasses.replace(expr, typmod=-1, collation=0)
+        case Call():
+            args = tuple(_plain(a) for a in expr.args)
+            return dataclasses.replace(expr, args=args, typmod=-1, collation=0)

@@ -1,0 +1,50 @@
+"""What goes into the planner and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.collections.plan import PhysicalPlan
+from headrace.planner.logical import Node
+from headrace.types import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A query, who asks, and with which session settings."""
+
+    query: str
+    caller: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    stats: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A base table of a view."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    """``key`` (primary key or replica-identity index) or ``full``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A planned view."""
+
+    columns: Schema
+    canonical_sql: str
+    logical: Node
+    optimised: Node
+    physical: PhysicalPlan
+    explain: dict[str, str]
+    """Stage (``logical``, ``optimised``, ``physical``) -> text."""
+    tables: tuple[TableRef, ...]
+    settings: dict[str, str]
+    """Settings that influence evaluation, as they were for the caller."""
+    functions: frozenset[int] = frozenset()
+    """OIDs of the functions it needs that are not built in."""
+    types: frozenset[int] = frozenset()
+    """OIDs of the types the query mentions."""

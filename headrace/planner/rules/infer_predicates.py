@@ -1,0 +1,81 @@
+"""A comparison with a constant holds for both sides of an equality.
+
+Join[a = b](Filter[a > 30](l), r) = Join[a = b](Filter[a > 30](l), Filter[b > 30](r))
+
+Counter-examples: for a LEFT JOIN nothing is inferred onto the preserved side (outer joins
+are refused today).  ``a::text < 'x'`` says nothing of ``b`` when equal values may look
+different.  Under another collation ``b > 'x'`` is another predicate.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.planner.facts import Equality, column_equalities, entails, known
+from headrace.planner.logical import Filter, Join, Node, ids
+from headrace.planner.scalar import (
+    Call,
+    Const,
+    Expr,
+    Ref,
+    core,
+    raises,
+    refs,
+    substitute,
+)
+from headrace.types import INT2, INT4, INT8
+
+_COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
+_INTEGERS: Final = frozenset({INT2, INT4, INT8})
+
+
+def apply(node: Node) -> Node:
+    """``node`` with what follows for its sides."""
+    if not isinstance(node, Join):
+        return node
+    sides = [node.left, node.right]
+    for equality in column_equalities(node.condition):
+        for source, target in ((0, 1), (1, 0)):
+            from_ref, to_ref = equality.side(ids(sides[source]))
+            if (
+                from_ref is None
+                or to_ref is None
+                or to_ref.id not in ids(sides[target])
+            ):
+                continue
+            found = tuple(
+                new
+                for p in known(sides[source])
+                if _comparison(p, from_ref, to_ref, equality)
+                and not entails(
+                    sides[target], new := substitute(p, {from_ref.id: to_ref})
+                )
+            )
+            if found:
+                sides[target] = Filter(sides[target], found)
+    if sides == [node.left, node.right]:
+        return node
+    return Join(sides[0], sides[1], node.condition)
+
+
+def _comparison(predicate: Expr, source: Ref, target: Ref, equality: Equality) -> bool:
+    """Whether ``predicate`` compares ``source`` with constants and may be copied."""
+    if refs(predicate) != {source.id} or raises(predicate):
+        return False
+    same = source.oid == target.oid or {source.oid, target.oid} <= _INTEGERS
+    return same and _simple(predicate, source, equality.collation)
+
+
+def _simple(predicate: Expr, source: Ref, collation: int) -> bool:
+    if not isinstance(predicate, Call):
+        return False
+    if predicate.symbol in ("and", "or"):
+        return all(_simple(a, source, collation) for a in predicate.args)
+    if predicate.symbol not in _COMPARISONS or predicate.native is None:
+        return False
+    if predicate.input_collation != collation:
+        return False
+    left, right = (core(a) for a in predicate.args)
+    return (isinstance(left, Ref) and isinstance(right, Const)) or (
+        isinstance(left, Const) and isinstance(right, Ref)
+    )

@@ -1,0 +1,50 @@
+"""The key columns of an inner join are not null.
+
+Join[a = b](l, r) = Join[a = b](Filter[a IS NOT NULL](l), Filter[b IS NOT NULL](r))
+
+Counter-examples: ``a IS NOT DISTINCT FROM b`` is true of two NULLs.  The preserved side of
+an outer join keeps its NULL keys (outer joins are refused today).
+"""
+
+from __future__ import annotations
+
+from headrace.planner.facts import column_equalities, entails
+from headrace.planner.logical import Filter, Join, Node, ids
+from headrace.planner.scalar import ARG, Call, Expr, Ref
+from headrace.types import BOOL
+
+
+def apply(node: Node) -> Node:
+    """``node`` with NOT NULL on both sides."""
+    if not isinstance(node, Join):
+        return node
+    pairs = list(column_equalities(node.condition))
+    columns = [ref for pair in pairs for ref in (pair.left, pair.right)]
+    left, right = _side(node.left, columns), _side(node.right, columns)
+    if left is node.left and right is node.right:
+        return node
+    return Join(left, right, node.condition)
+
+
+def _side(node: Node, columns: list[Ref]) -> Node:
+    new: list[Expr] = [
+        test
+        for ref in columns
+        if ref.id in ids(node) and not entails(node, test := not_null(ref))
+    ]
+    return Filter(node, tuple(dict.fromkeys(new))) if new else node
+
+
+def not_null(ref: Ref) -> Call:
+    """``ref IS NOT NULL``."""
+    return Call(
+        symbol="is_not_null",
+        args=(ref,),
+        oid=BOOL,
+        typmod=-1,
+        collation=0,
+        sql=f"({ARG} IS NOT NULL)",
+        show=f"{ARG} IS NOT NULL",
+        native="is_not_null",
+        raises=False,
+    )

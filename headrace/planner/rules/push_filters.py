@@ -1,0 +1,157 @@
+"""Filters move towards the scans and merge there.
+
+Filter[p](Filter[q](x))      = Filter[q and p](x)
+Filter[p](Scan[q])           = Scan[q and p]
+Filter[p](Project[e](x))     = Project[e](Filter[p(e)](x))
+Filter[p](Join[c](l, r))     = Join[c](Filter[p](l), r)       if p reads l alone
+Filter[p](Join[c](l, r))     = Join[c and p](l, r)            if p reads both
+Filter[p](Union(x, y))       = Union(Filter[p](x), Filter[p](y))
+Filter[p](Distinct(x))       = Distinct(Filter[p](x))
+Filter[p](Aggregate[k](x))   = Aggregate[k](Filter[p](x))     if p reads keys alone
+
+Counter-examples: ``1 / b > 2`` over a join may fail on a row of ``b`` that never finds a
+partner, so what may raise stays above joins, unions and groups.  ``scale(n) = 2`` over
+DISTINCT tells equal rows apart, so only columns with one text per value go through
+DISTINCT and GROUP BY.  A group without keys exists even over no rows: nothing passes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace.expressions import keys
+from headrace.planner.logical import (
+    Aggregate,
+    Distinct,
+    Filter,
+    Join,
+    Node,
+    Project,
+    Scan,
+    Union,
+    ids,
+)
+from headrace.planner.scalar import Const, Expr, Ref, native, raises, refs, substitute
+
+
+def apply(node: Node) -> Node:
+    """``node`` with its own filter or join condition moved down."""
+    if isinstance(node, Join):
+        return _condition(node)
+    if not isinstance(node, Filter):
+        return node
+    match node.input:
+        case Filter() as inner:
+            return Filter(inner.input, merge(inner.predicates, node.predicates))
+        case Scan() as scan:
+            predicates = merge(scan.predicates, node.predicates)
+            return dataclasses.replace(scan, predicates=predicates)
+        case Project() as project:
+            return _project(node, project)
+        case Join() as join:
+            return _join(node, join)
+        case Union() as union:
+            return _union(node, union)
+        case Distinct() as distinct:
+            low, high = _split(node.predicates, distinct, ids(distinct))
+            return _above(Distinct(_filter(distinct.input, low)), high)
+        case Aggregate() as aggregate if aggregate.keys:
+            mapping = {c.id: e for c, e in aggregate.keys}
+            low, high = _split(node.predicates, aggregate, frozenset(mapping))
+            moved = tuple(substitute(p, mapping) for p in low)
+            below = _filter(aggregate.input, moved)
+            return _above(dataclasses.replace(aggregate, input=below), high)
+    return node
+
+
+def order(predicate: Expr) -> int:
+    """Rank in a filter: what is cheap and cannot fail goes first."""
+    if raises(predicate):
+        return 3
+    if not native(predicate):
+        return 2
+    return int(getattr(predicate, "symbol", "") != "is_not_null")
+
+
+def merge(first: tuple[Expr, ...], second: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Both conjunctions as one, without repetition, in evaluation order.
+
+    The sort is stable: predicates that may fail keep the order of the query.
+    """
+    return tuple(sorted(dict.fromkeys((*first, *second)), key=order))
+
+
+def _filter(node: Node, predicates: tuple[Expr, ...]) -> Node:
+    return Filter(node, merge(predicates, ())) if predicates else node
+
+
+_above = _filter
+
+
+def _project(node: Filter, project: Project) -> Node:
+    mapping = {c.id: e for c, e in project.items}
+    low: list[Expr] = []
+    high: list[Expr] = []
+    for predicate in node.predicates:
+        moved = substitute(predicate, mapping)
+        # Remote work is not done twice for the sake of an earlier filter.
+        simple = all(isinstance(mapping[i], Ref | Const) for i in refs(predicate))
+        if simple or (native(moved) and not raises(moved)):
+            low.append(moved)
+        else:
+            high.append(predicate)
+    below = Project(_filter(project.input, tuple(low)), project.items)
+    return _above(below, tuple(high)) if low else node
+
+
+def _join(node: Filter, join: Join) -> Node:
+    low = tuple(p for p in node.predicates if not raises(p))
+    high = tuple(p for p in node.predicates if raises(p))
+    if not low:
+        return node
+    return _above(dataclasses.replace(join, condition=merge(join.condition, low)), high)
+
+
+def _condition(join: Join) -> Node:
+    left: list[Expr] = []
+    right: list[Expr] = []
+    both: list[Expr] = []
+    for predicate in join.condition:
+        used = refs(predicate)
+        if raises(predicate) or not used:
+            both.append(predicate)
+        elif used <= ids(join.left):
+            left.append(predicate)
+        elif used <= ids(join.right):
+            right.append(predicate)
+        else:
+            both.append(predicate)
+    if not left and not right:
+        return join
+    return Join(
+        _filter(join.left, tuple(left)), _filter(join.right, tuple(right)), tuple(both)
+    )
+
+
+def _union(node: Filter, union: Union) -> Node:
+    low = tuple(p for p in node.predicates if not raises(p))
+    high = tuple(p for p in node.predicates if raises(p))
+    if not low:
+        return node
+    inputs = []
+    for arm in union.inputs:
+        mapping = {
+            out.id: col.ref for out, col in zip(union.columns, arm.columns, strict=True)
+        }
+        inputs.append(_filter(arm, tuple(substitute(p, mapping) for p in low)))
+    return _above(dataclasses.replace(union, inputs=tuple(inputs)), high)
+
+
+def _split(
+    predicates: tuple[Expr, ...], node: Node, allowed: frozenset[int]
+) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    canonical = {c.id for c in node.columns if keys.is_canonical(c.oid)} & allowed
+    low = tuple(
+        p for p in predicates if refs(p) and refs(p) <= canonical and not raises(p)
+    )
+    return low, tuple(p for p in predicates if p not in low)

@@ -1,0 +1,205 @@
+"""The transaction in which a query is bound: role, settings, the temporary view.
+
+Postgres' own errors come back with SQLSTATE, message, detail and hint as they are, and
+with the position moved to the user's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import pq, sql
+
+from headrace.errors import (
+    HeadraceError,
+    PrerequisiteError,
+    PrivilegeError,
+    SyntaxUserError,
+    TransientError,
+    UserError,
+)
+from headrace.planner.catalog import Connection
+from headrace.planner.nodetree import Node, read_queries
+from headrace.types import PINNED_SETTINGS
+
+_VIEW: Final = "headrace_bind"
+_PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
+
+CAPTURED: Final = (
+    *("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output"),
+    *("lc_monetary", "lc_numeric", "lc_time", "xmloption", "xmlbinary"),
+    *("default_text_search_config", "timezone_abbreviations"),
+)
+"""Settings on which stable functions depend: kept with the view."""
+
+_PARSING: Final = (
+    *("standard_conforming_strings", "backslash_quote", "array_nulls"),
+    *("transform_null_equals", "search_path"),
+)
+"""Settings that change what the text of the query means, and nothing after that.
+
+The search path comes last: from then on a name may mean what a user has created.
+"""
+
+
+def to_error(error: psycopg.Error, *, shift: int = 0) -> HeadraceError:
+    """Postgres' error as ours; ``shift`` characters of the statement are not the user's."""
+    diag = error.diag
+    code = diag.sqlstate or "08006"
+    position = int(diag.statement_position or 0) - shift
+    kind: type[HeadraceError] = UserError
+    if code[:2] in ("08", "53", "57") or code in ("40001", "40P01", "55P03"):
+        kind = TransientError
+    elif code == "42501":
+        kind = PrivilegeError
+    return kind(
+        diag.message_primary or str(error).strip() or "connection lost",
+        detail=diag.message_detail,
+        hint=diag.message_hint,
+        position=position if position > 0 else None,
+        sqlstate=code,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The temporary view: its tree, its text, its columns."""
+
+    oid: int
+    """OID of the view: up to Postgres 15 its own tree names it (as ``old`` and ``new``)."""
+    tree: Node
+    canonical_sql: str
+    columns: list[tuple[str, int, int, int]]
+    """(name, type, typmod, collation)"""
+    query: str
+
+    def position(self, location: int) -> int | None:
+        """1-based character position in the query of a tree location, if it has one.
+
+        Postgres 17 and newer do not keep locations.
+        """
+        octets = (_PREFIX + self.query).encode()
+        if not len(_PREFIX) <= location < len(octets):
+            return None
+        return len(octets[:location].decode(errors="replace")) - len(_PREFIX) + 1
+
+
+@contextmanager
+def binding(
+    conn: Connection, caller: str | None, settings: dict[str, str]
+) -> Iterator[None]:
+    """A transaction as ``caller`` with its settings; always rolled back."""
+    try:
+        with conn.transaction(force_rollback=True):
+            if caller is not None:
+                _set_role(conn, caller)
+            given = {name.lower(): value for name, value in settings.items()}
+            for name in (*CAPTURED, *_PARSING):
+                if (value := given.get(name.lower())) is not None:
+                    _set(conn, name, value)
+            yield
+    except psycopg.Error as error:
+        raise to_error(error) from error
+
+
+def _set(conn: Connection, name: str, value: str) -> None:
+    conn.execute("SELECT pg_catalog.set_config(%s, %s, true)", (name, value))
+
+
+def _set_role(conn: Connection, caller: str) -> None:
+    role = sql.Identifier(caller)
+    try:
+        with conn.transaction():
+            conn.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
+    except psycopg.errors.InsufficientPrivilege as error:
+        mine = conn.execute("SELECT current_user").fetchone()
+        assert mine is not None, "every session has a user"
+        grant = sql.SQL("GRANT {} TO {};").format(role, sql.Identifier(mine[0]))
+        raise PrerequisiteError(
+            f'Headrace may not act for role "{caller}"',
+            detail="A query is checked under the rights of whoever creates the view.",
+            hint=f"Run: {grant.as_string(conn)}",
+        ) from error
+
+
+def captured_settings(conn: Connection) -> dict[str, str]:
+    """The settings that influence evaluation, as they are now."""
+    row = conn.execute(
+        # Under the caller's search path.
+        "SELECT pg_catalog.array_agg(pg_catalog.current_setting(s, true))"
+        " FROM pg_catalog.unnest(%s::pg_catalog.text[]) s",
+        (list(CAPTURED),),
+    ).fetchone()
+    assert row is not None, "an aggregate gives one row"
+    return {k: v for k, v in zip(CAPTURED, row[0], strict=True) if v is not None}
+
+
+def bind_query(conn: Connection, query: str, caller: str | None) -> None:
+    """Let Postgres analyse ``query`` and make the temporary view of it.
+
+    First as a prepared statement: the extended protocol takes exactly one statement, and a
+    text that is one by itself cannot smuggle a clause of CREATE VIEW in.
+    """
+    if "\0" in query:
+        raise SyntaxUserError("the query contains a zero byte")
+    _send(conn, query, prepare=True, shift=0)
+    try:
+        _send(conn, _PREFIX + query, prepare=False, shift=len(_PREFIX))
+    except PrivilegeError as error:
+        if "temporary" not in error.message:
+            raise
+        raise PrerequisiteError(
+            "checking the query needs the right to create temporary tables",
+            hint="Run: " + _grant_temporary(conn, caller or conn.info.user),
+        ) from error
+
+
+def _send(conn: Connection, text: str, *, prepare: bool, shift: int) -> None:
+    encoded = text.encode(conn.info.encoding)
+    pg = conn.pgconn
+    result = pg.prepare(b"", encoded) if prepare else pg.exec_params(encoded, None)
+    if result.status == pq.ExecStatus.COMMAND_OK:
+        return
+    error = psycopg.errors.error_from_result(result, conn.info.encoding)
+    raise to_error(error, shift=shift) from error
+
+
+def _grant_temporary(conn: Connection, role: str) -> str:
+    grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {};")
+    names = sql.Identifier(conn.info.dbname), sql.Identifier(role)
+    return grant.format(*names).as_string(conn)
+
+
+def pin_settings(conn: Connection) -> None:
+    """From here on texts of values and names are canonical."""
+    for name, value in PINNED_SETTINGS.items():
+        if name != "client_encoding":
+            _set(conn, name, value)
+
+
+def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:
+    """What Postgres made of the query."""
+    name = f"pg_temp.{view}"
+    row: tuple[Any, ...] | None = conn.execute(
+        "SELECT ev_action, pg_get_viewdef(ev_class, false), ev_class FROM pg_rewrite"
+        " WHERE ev_class = %s::regclass",
+        (name,),
+    ).fetchone()
+    assert row is not None, "the view has been made in this transaction"
+    columns = conn.execute(
+        "SELECT attname, atttypid, atttypmod, attcollation FROM pg_attribute"
+        " WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
+        (name,),
+    ).fetchall()
+    [tree] = read_queries(row[0])
+    return Bound(int(row[2]), tree, row[1].strip(), columns, query)
+
+
+def view_tree(conn: Connection, query: str, view: str) -> Node:
+    """The tree of a query of our own making."""
+    conn.execute(f"CREATE TEMPORARY VIEW pg_temp.{view} AS {query}".encode())
+    return read_view(conn, query, view).tree

@@ -1,0 +1,151 @@
+"""Base tables of a query: their columns and row identity, and which tables are refused.
+
+A table qualifies when logical replication shows every change of exactly the rows that the
+query reads: an ordinary logged table without partitions, inheritance children or row
+security, with a key (or REPLICA IDENTITY FULL).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import sql
+
+from headrace.errors import PrerequisiteError, UnsupportedError
+from headrace.planner.catalog import FIRST_USER_OID, Catalog, Connection
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column; its type is never a domain."""
+
+    attnum: int
+    name: str
+    oid: int
+    typmod: int
+    collation: int
+    not_null: bool
+    generated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that can be followed; ``key`` is empty exactly when ``full``."""
+
+    oid: int
+    schema: str
+    name: str
+    columns: tuple[TableColumn, ...]
+    key: tuple[int, ...]
+    full: bool
+
+    def column(self, attnum: int) -> TableColumn:
+        """The column of that number."""
+        return next(c for c in self.columns if c.attnum == attnum)
+
+
+_CLASS: Final = """
+SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition,
+       c.relrowsecurity AND row_security_active(c.oid), c.relreplident::text,
+       EXISTS (SELECT FROM pg_inherits WHERE inhparent = c.oid),
+       (SELECT ARRAY(SELECT k.n FROM unnest(indkey::int2[]) WITH ORDINALITY k (n, place)
+                      WHERE k.place <= indnkeyatts ORDER BY k.place)
+          FROM pg_index WHERE indrelid = c.oid AND indisvalid
+           AND indimmediate AND indpred IS NULL
+           AND CASE c.relreplident WHEN 'i' THEN indisreplident ELSE indisprimary END)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
+_COLUMNS: Final = """
+SELECT attnum, attname, atttypid, atttypmod, attcollation, attnotnull, attgenerated <> ''
+  FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+ ORDER BY attnum"""
+_KINDS: Final = {
+    "v": "view",
+    "m": "materialized view",
+    "f": "foreign table",
+    "p": "partitioned table",
+    "S": "sequence",
+    "t": "TOAST table",
+    "c": "composite type",
+    "i": "index",
+}
+
+
+def load_table(
+    conn: Connection, catalog: Catalog, oid: int, position: int | None
+) -> Table:
+    """The table of that OID; raises where it cannot be followed.
+
+    REQUIRES: the caller's role is still set (row security is asked for the current user).
+    """
+    row = conn.execute(_CLASS, (oid,)).fetchone()
+    assert row is not None, "the table is locked by our transaction"
+    schema, name = row[0], row[1]
+    _refuse(oid, row, position)
+    columns = tuple(
+        _column(catalog, attributes)
+        for attributes in conn.execute(_COLUMNS, (oid,)).fetchall()
+    )
+    identity, indkey = row[6], row[8]
+    full = identity == "f"
+    if not full and (identity == "n" or indkey is None):
+        raise _no_identity(schema, name, identity, position)
+    key = () if full else tuple(int(k) for k in indkey)
+    return Table(oid, schema, name, columns, key, full)
+
+
+def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
+    attnum, name, oid, typmod, collation, not_null, generated = row
+    found = catalog.type(oid)
+    while found.kind == "d":
+        # A domain over varchar(5) keeps the length; collations are the column's own.
+        typmod = found.base_typmod
+        found = catalog.type(found.base)
+    return TableColumn(attnum, name, found.oid, typmod, collation, not_null, generated)
+
+
+def _refuse(oid: int, row: tuple[Any, ...], position: int | None) -> None:
+    schema, name, kind, persistence, partition, secured, _, children, _ = row
+
+    def no(what: str, hint: str | None = None) -> UnsupportedError:
+        return UnsupportedError(what, hint=hint, position=position)
+
+    if oid < FIRST_USER_OID or schema in (
+        "pg_catalog",
+        "information_schema",
+        "headrace",
+    ):
+        raise no(f'system relation "{name}" is not supported')
+    if kind in _KINDS:
+        hint = "Write the view's query in its place." if kind == "v" else None
+        raise no(f'{_KINDS[kind]} "{name}" is not supported', hint)
+    if kind != "r":
+        raise no(f'relation "{name}" is not a table')
+    if persistence != "p":
+        word = "temporary" if persistence == "t" else "unlogged"
+        raise no(f'{word} table "{name}" is not supported')
+    if partition:
+        raise no(f'partition "{name}" is not supported')
+    if children:
+        raise no(f'table "{name}" with inheritance children is not supported')
+    if secured:
+        raise no(f'row security of table "{name}" is not supported')
+
+
+def _no_identity(
+    schema: str, name: str, identity: str, position: int | None
+) -> PrerequisiteError:
+    table = sql.Identifier(schema, name)
+    full = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table).as_string()
+    if identity == "n":
+        detail = "Its replica identity is NOTHING, so updates and deletes cannot be followed."
+        hint = f"Run: {full}"
+    else:
+        detail = "Without either, updates and deletes of its rows cannot be followed."
+        hint = f"Add a primary key, or run: {full}"
+    return PrerequisiteError(
+        f'table "{name}" has neither a primary key nor REPLICA IDENTITY FULL',
+        detail=detail,
+        hint=hint,
+        position=position,
+    )

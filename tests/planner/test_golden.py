@@ -1,0 +1,38 @@
+"""Plans of whole queries at every stage; ``make golden`` rewrites the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.planner import PlanRequest, plan
+from tests.planner import specs
+
+FILES = sorted((Path(__file__).parent / "golden").glob("*.spec"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_golden(path, conn, rewrite):
+    def expected(case):
+        return plan(conn, PlanRequest(case.parts["query"])).explain
+
+    specs.check(path, rewrite, expected)
+
+
+def test_seed_query_has_the_plans_of_the_seed(conn):
+    # E-6, word by word.
+    query = (
+        "SELECT count(*) FROM example_table e JOIN numbers_table n ON e.b = n.a"
+        " WHERE e.b > 30"
+    )
+    explain = plan(conn, PlanRequest(query)).explain
+    heads = [line.split()[0] for line in explain["logical"].splitlines()]
+    assert heads == ["Project", "Aggregate", "Filter", "InnerJoin", "Scan", "Scan"]
+    lines = [line.strip() for line in explain["optimised"].splitlines()]
+    assert lines == [
+        "Aggregate [count(*)]",
+        "InnerJoin e.b = n.a",
+        "Scan public.example_table AS e [b] filter (e.b IS NOT NULL) AND (e.b > 30)",
+        "Scan public.numbers_table AS n [a] filter (n.a IS NOT NULL) AND (n.a > 30)",
+    ]

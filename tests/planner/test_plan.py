@@ -1,0 +1,344 @@
+"""What is accepted, what is refused, and how an error is told."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from headrace.collections.plan import from_json, to_json
+from headrace.errors import (
+    HeadraceError,
+    PrerequisiteError,
+    PrivilegeError,
+    UnsupportedError,
+    UserError,
+)
+from headrace.expressions import ir
+from headrace.planner import PlanRequest, plan
+
+
+def refusal(conn, query, **request) -> HeadraceError:
+    with pytest.raises(UserError) as caught:
+        plan(conn, PlanRequest(query, **request))
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    return caught.value
+
+
+UNSUPPORTED = [
+    ("SELECT a.id FROM t a LEFT JOIN t b ON a.id = b.k", "left join", "LEFT JOIN"),
+    ("SELECT a.id FROM t a RIGHT OUTER JOIN t b ON a.id = b.k", "right join", "RIGHT"),
+    ("SELECT a.id FROM t a FULL JOIN t b ON a.id = b.k", "full join", "FULL"),
+    ("SELECT id, row_number() OVER (ORDER BY id) FROM t", "window", "row_number"),
+    ("SELECT id FROM t WHERE EXISTS (SELECT 1 FROM u)", "subquery", "EXISTS"),
+    ("SELECT id FROM t WHERE k IN (SELECT k FROM u)", "subquery", "k IN"),
+    ("SELECT (SELECT max(k) FROM u) AS m FROM t", "subquery", "(SELECT max"),
+    ("SELECT id FROM t ORDER BY id LIMIT 3", "limit", "LIMIT"),
+    ("SELECT id FROM t FETCH FIRST 3 ROWS ONLY", "limit", "FETCH"),
+    ("SELECT id FROM t OFFSET 3", "offset", "OFFSET"),
+    ("SELECT id FROM t INTERSECT SELECT k FROM t", "intersect", "INTERSECT"),
+    ("SELECT id FROM t EXCEPT ALL SELECT k FROM t", "except", "EXCEPT"),
+    ("SELECT DISTINCT ON (k) id FROM t", "distinct on", "DISTINCT ON"),
+    ("SELECT k, count(*) FROM t GROUP BY ROLLUP (k)", "grouping sets", "ROLLUP"),
+    ("SELECT k, count(*) FROM t GROUP BY CUBE (k)", "grouping sets", "CUBE"),
+    ("SELECT string_agg(s, ',') FROM t", "string_agg", "string_agg"),
+    ("SELECT array_agg(k) FROM t", "array_agg", "array_agg"),
+    (
+        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY f) FROM t",
+        "percentile_cont",
+        None,
+    ),
+    ("SELECT sum(f ORDER BY id) FROM t", "order by in aggregate", "sum"),
+    (
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 3)"
+        " SELECT n FROM r",
+        "recursive",
+        "RECURSIVE",
+    ),
+    ("SELECT generate_series(1, id) FROM t", "generate_series", "generate_series"),
+    ("SELECT id FROM t ORDER BY generate_series(1, 2)", "generate_series", None),
+    ("SELECT x FROM generate_series(1, 3) x", "generate_series", "generate_series"),
+    ("SELECT t.id FROM t, unnest(t.tags) x", "unnest", "unnest"),
+    ("SELECT t.id FROM t, LATERAL (SELECT t.k) x", "lateral", "LATERAL"),
+    ("SELECT ctid FROM t", "ctid", "ctid"),
+    ("SELECT id FROM t WHERE xmin::text = '1'", "xmin", "xmin"),
+    ("SELECT t FROM t", "whole-row", "t FROM"),
+    ("SELECT count(t) FROM t", "whole-row", "t) FROM"),
+    ("SELECT id FROM ONLY t", "only", "ONLY"),
+    ("SELECT id FROM t TABLESAMPLE SYSTEM (10)", "tablesample", "TABLESAMPLE"),
+    ("SELECT id FROM t FOR UPDATE", "for update", "FOR UPDATE"),
+    ("SELECT id, random() FROM t", "random", "random"),
+    ("SELECT id, now() FROM t", "now", "now"),
+    ("SELECT id, current_date FROM t", "current_date", "current_date"),
+    ("SELECT id, current_user FROM t", "current_user", "current_user"),
+    ("SELECT id FROM t WHERE ts > localtimestamp", "localtimestamp", "localtimestamp"),
+    ("SELECT id, clock_timestamp() FROM t", "clock_timestamp", "clock_timestamp"),
+    ("SELECT id, current_setting('TimeZone') AS z FROM t", "current_setting", None),
+    ("SELECT id, age(tz) FROM t", "age", "age"),
+    ("SELECT id, nextval('x'::text::regclass) FROM t", "", None),
+    ("SELECT id, s::date AS d FROM t", "current time", "::date"),
+    ("SELECT id, s::timestamptz AS d FROM t", "current time", "::timestamptz"),
+    ("SELECT id, 'today'::date AS d FROM t", "current time", "'today'"),
+    ("SELECT id FROM t WHERE ts > ' Now '", "current time", "' Now '"),
+    ("SELECT id, 'pg_class'::regclass AS c FROM t", "regclass", None),
+    ("SELECT id, counted(k) FROM t", "counted", "counted"),
+    ("SELECT id, dice(k) FROM t", "dice", "dice"),
+    ("SELECT id, padded(k) FROM t", "default", "padded"),
+    ("SELECT j, count(*) FROM t GROUP BY jb, j::text, j", "", None),
+    ("SELECT jb, count(*) FROM t GROUP BY jb", "jsonb", None),
+    ("SELECT DISTINCT jb FROM t", "jsonb", None),
+    ("SELECT count(DISTINCT jb) FROM t", "jsonb", None),
+    ("SELECT s, count(*) FROM loose GROUP BY s", "", None),
+    ("SELECT DISTINCT s FROM loose", "nondeterministic", None),
+    ("SELECT max(s) FROM loose", "nondeterministic", None),
+    ("SELECT id, s::short AS x FROM t", "domain", None),
+    ("SELECT y FROM gen", 'generated column "y"', None),
+    ("SELECT id FROM some_view", "view", None),
+    ("SELECT id FROM hasty", "unlogged", None),
+    ("SELECT id FROM parted", "partitioned", None),
+    ("SELECT id FROM part1", "partition", None),
+    ("SELECT id FROM parent", "inheritance", None),
+    ("SELECT relname FROM pg_class", "system relation", None),
+    ("SELECT FROM t", "without columns", None),
+    (
+        "SELECT id, ROW(id, k) = ROW(1, 2) AS x, ROW(id, k) < ROW(1, 2) AS y FROM t",
+        "row",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "word", "at"), UNSUPPORTED, ids=lambda v: str(v)[:40]
+)
+def test_unsupported(conn, query, word, at):
+    error = refusal(conn, query)
+    assert error.code in ("0A000", "42883", "42704") or not word
+    assert word in f"{error.message} {error.detail or ''}".lower(), error.message
+    if word:
+        assert isinstance(error, UnsupportedError)
+    if at is not None:
+        # Postgres 17 and newer keep no locations: then only names are found.
+        old = conn.info.server_version < 170000
+        assert error.position is not None or not (old or '"' in error.message)
+        if old:
+            found = query[error.position - 1 :]
+            # An operator's or cast's location may be the operator itself.
+            assert query.find(at) >= 0
+            assert (
+                found.startswith(at) or abs(query.index(at) + 1 - error.position) <= 4
+            )
+
+
+ERRORS = [
+    ("SELECT id FRM t", "42601", "t"),
+    ("SELECT id, nope FROM t", "42703", "nope"),
+    ("SELECT é.id, 'é' FROM t", "42P01", "é.id"),
+    ("SELECT * FROM nope", "42P01", "nope"),
+    ("SELECT nofunc(id) FROM t", "42883", "nofunc"),
+    ("SELECT id, id FROM t", "42701", None),
+    ("SELECT 1 UNION SELECT 'a'", "22P02", "'a'"),
+    ("SELECT id FROM t; DROP TABLE t", "42601", None),
+    ("INSERT INTO t (id) VALUES (1) RETURNING id", "42601", "INSERT"),
+    ("SELECT id INTO x FROM t", None, None),
+    ("SELECT id FROM t WHERE id = $1", "42P02", "$1"),
+    ("WITH x AS (DELETE FROM t RETURNING id) SELECT id FROM x", "0A000", None),
+    ("SELECT id FROM t WITH CHECK OPTION", "42601", "WITH"),
+    ("", "42601", None),
+    ("SELECT id FROM t WHERE s = 'unfinished", "42601", "'unfinished"),
+]
+
+
+@pytest.mark.parametrize(("query", "code", "at"), ERRORS, ids=lambda v: str(v)[:40])
+def test_errors_of_postgres_come_back_with_their_position(conn, query, code, at):
+    error = refusal(conn, query)
+    assert code is None or error.code == code, error.code
+    if at is not None:
+        assert error.position == query.index(at, 7 if at == "t" else 0) + 1 or (
+            query[error.position - 1 :].startswith(at)
+        )
+
+
+def test_unknown_column_keeps_the_hint(conn):
+    error = refusal(conn, "SELECT bgi FROM t WHERE bigg = 1")
+    assert error.code == "42703"
+    error = refusal(conn, "SELECT t.bigg FROM t")
+    assert error.hint is not None
+    assert "big" in error.hint
+
+
+def test_table_without_identity_says_how_to_mend_it(conn):
+    error = refusal(conn, "SELECT x FROM nokey")
+    assert isinstance(error, PrerequisiteError)
+    assert error.code == "55000"
+    assert 'ALTER TABLE "public"."nokey" REPLICA IDENTITY FULL;' in error.hint
+
+
+ACCEPTED = [
+    "SELECT id FROM t;",
+    "SELECT id FROM t ORDER BY k, s DESC",
+    "SELECT t.* FROM t",
+    "SELECT id, to_char(tz, 'YYYY') AS y, date_trunc('month', tz) AS m FROM t",
+    "SELECT id, tz::date AS d, ts::text AS x, tz AT TIME ZONE 'UTC' AS u FROM t",
+    "SELECT id, 'today' AS word FROM t WHERE s = 'now'",
+    "SELECT id, jb -> 'a' AS a, jb ->> 'b' AS b FROM t WHERE jb @> '{\"x\": [1]}'",
+    "SELECT id, twice(k) AS k2 FROM t",
+    "SELECT id, tags[1] AS first, array_length(tags, 1) AS n FROM t WHERE 'x' = ANY (tags)",
+    "SELECT id, m, m = 'happy' AS glad FROM t WHERE m > 'sad'",
+    "SELECT id, c || '!' AS c, v::varchar(3) AS v3, n::int AS i FROM t",
+    "SELECT w || 'x' AS wx, w < 'm' AS low FROM t WHERE w = 'a' COLLATE \"C\"",
+    "SELECT id, GREATEST(k, 3) AS g, NULLIF(k, 0) AS z, COALESCE(s, '-') AS s FROM t",
+    "SELECT id, CASE k WHEN 1 THEN 'a' WHEN 2 THEN 'b' END AS c FROM t",
+    "SELECT id, (k IS DISTINCT FROM small) AS x, ok IS NOT TRUE AS y FROM t",
+    "SELECT id, dom FROM t WHERE dom = 'abc'",
+    "SELECT x.id FROM other.t x WHERE other.lower('A') = 'x'",
+    "SELECT id FROM t WHERE k OPERATOR(other.=) id",
+    "SELECT count(*) FROM t HAVING count(*) > 0",
+    "SELECT 1 AS one FROM t GROUP BY ()",
+    "SELECT 'c' AS c, count(*) FROM t GROUP BY 1",
+    "SELECT a.id FROM (t a JOIN t b USING (id)) JOIN u USING (id)",
+    "SELECT id FROM t NATURAL JOIN (SELECT id FROM u) x",
+    "SELECT k FROM t UNION ALL SELECT n FROM u UNION ALL SELECT f FROM t",
+    "SELECT y, count(*) FROM bag GROUP BY y",
+    "SELECT E'a\\\\b\\n''' AS s, 1e10 AS e, -5 AS m, 1.50 AS n, B'101' AS b, NULL AS x FROM t",
+    "SELECT interval '1 day 2 h' AS i, date '0044-03-15 BC' AS d, 'infinity'::date AS f FROM t",
+    "SELECT '{1,NULL,\"3\"}'::text[] AS a, '[1,5)'::int4range AS r, '(1,2)'::point AS p FROM t",
+    "TABLE example_table",
+    "VALUES (1, 'a'), (2, 'b')",
+]
+
+
+@pytest.mark.parametrize("query", ACCEPTED, ids=lambda q: q[:40])
+def test_accepted(conn, query):
+    planned = plan(conn, PlanRequest(query))
+    assert from_json(to_json(planned.physical)) == planned.physical
+    assert planned.physical.sink.schema == planned.columns
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def remotes(value):
+    if isinstance(value, ir.Remote):
+        yield value
+    for name in getattr(value, "__dataclass_fields__", ()):
+        yield from remotes(getattr(value, name))
+    if isinstance(value, tuple):
+        for item in value:
+            yield from remotes(item)
+
+
+def test_sql_for_postgres_is_unambiguous(conn):
+    query = (
+        "SELECT id, other.lower(s) AS mine, pg_catalog.lower(s) AS theirs,"
+        " k OPERATOR(other.=) id AS close FROM public.t"
+    )
+    planned = plan(conn, PlanRequest(query, settings={"search_path": "other, public"}))
+    found = {r.sql: r.trusted for r in remotes(planned.physical.nodes)}
+    assert found == {
+        "other.lower($1)": False,
+        "pg_catalog.lower($1)": True,
+        "($1 OPERATOR(other.=) $2)": False,
+    }
+
+
+def test_search_path_of_the_caller_counts(conn):
+    planned = plan(
+        conn, PlanRequest("SELECT * FROM t", settings={"search_path": "other"})
+    )
+    assert [c.name for c in planned.columns] == ["id", "x"]
+    assert planned.tables[0].schema == "other"
+
+
+def test_settings_of_the_caller_are_kept_with_the_view(conn):
+    request = PlanRequest(
+        "SELECT tz::date AS d FROM t", settings={"TimeZone": "Asia/Tokyo"}
+    )
+    assert plan(conn, request).settings["TimeZone"] == "Asia/Tokyo"
+    assert conn.execute("SHOW TimeZone").fetchone() != ("Asia/Tokyo",)
+
+
+def test_literals_are_read_under_the_settings_of_the_caller(conn):
+    query = "SELECT id FROM t WHERE d = '03/02/2020'"
+    for style, day in (("SQL, DMY", "2020-02-03"), ("SQL, MDY", "2020-03-02")):
+        planned = plan(conn, PlanRequest(query, settings={"DateStyle": style}))
+        assert day in planned.explain["logical"]
+
+
+@pytest.fixture
+def role(conn):
+    conn.execute("DROP ROLE IF EXISTS d_limited")
+    conn.execute("CREATE ROLE d_limited")
+    yield "d_limited"
+    conn.execute("DROP OWNED BY d_limited")
+    conn.execute("DROP ROLE d_limited")
+
+
+def test_rights_of_the_caller_are_checked(conn, role):
+    error = refusal(conn, "SELECT id FROM t", caller=role)
+    assert isinstance(error, PrivilegeError)
+    assert error.message == "permission denied for table t"
+    conn.execute("GRANT SELECT (id, k) ON t TO d_limited")
+    plan(conn, PlanRequest("SELECT id FROM t WHERE k > 0", caller=role))
+    plan(conn, PlanRequest("SELECT count(*) FROM t", caller=role))
+    assert refusal(conn, "SELECT id FROM t WHERE s = 'x'", caller=role).code == "42501"
+    assert (
+        refusal(conn, "SELECT t.id FROM t JOIN u USING (id)", caller=role).code
+        == "42501"
+    )
+
+
+def test_row_security_that_applies_to_the_caller_is_refused(conn, role):
+    conn.execute("CREATE TABLE guarded (id int PRIMARY KEY)")
+    try:
+        conn.execute("ALTER TABLE guarded ENABLE ROW LEVEL SECURITY")
+        conn.execute("GRANT SELECT ON guarded TO d_limited")
+        error = refusal(conn, "SELECT id FROM guarded", caller=role)
+        assert "row security" in error.message
+        plan(conn, PlanRequest("SELECT id FROM guarded"))  # a superuser sees all rows
+    finally:
+        conn.execute("DROP TABLE guarded")
+
+
+def test_missing_right_for_temporary_tables_says_what_to_grant(conn, role):
+    conn.execute(f"REVOKE TEMPORARY ON DATABASE {conn.info.dbname} FROM PUBLIC")
+    try:
+        error = refusal(conn, "SELECT 1 AS one", caller=role)
+        assert isinstance(error, PrerequisiteError)
+        assert error.hint == (
+            f'Run: GRANT TEMPORARY ON DATABASE "{conn.info.dbname}" TO "d_limited";'
+        )
+    finally:
+        conn.execute(f"GRANT TEMPORARY ON DATABASE {conn.info.dbname} TO PUBLIC")
+
+
+def test_engine_that_may_not_act_for_the_caller(planner_dsn, conn, role):
+    conn.execute("DROP ROLE IF EXISTS d_engine")
+    conn.execute("CREATE ROLE d_engine LOGIN")
+    try:
+        with psycopg.connect(planner_dsn, user="d_engine", autocommit=True) as engine:
+            error = refusal(engine, "SELECT 1 AS one", caller=role)
+            assert error.hint == 'Run: GRANT "d_limited" TO "d_engine";'
+            error = refusal(engine, "SELECT id FROM t")
+            assert error.code == "42501"
+    finally:
+        conn.execute("DROP ROLE d_engine")
+
+
+def test_unknown_caller(conn):
+    assert refusal(conn, "SELECT 1", caller="d_nobody").code == "22023"
+
+
+def test_nothing_is_left_behind(conn):
+    plan(conn, PlanRequest("SELECT id, lower(s) AS s FROM t WHERE n > 1.5"))
+    count = conn.execute(
+        "SELECT count(*) FROM pg_class WHERE relname LIKE 'headrace\\_%'"
+    ).fetchone()
+    assert count == (0,)
+    assert conn.execute("SELECT current_user = session_user").fetchone() == (True,)
+    assert conn.execute("SHOW search_path").fetchone() == ('"$user", public',)
+
+
+def test_same_query_same_plan(conn):
+    query = "SELECT k, count(*) FROM t JOIN u USING (id, s) WHERE t.n > 1 GROUP BY t.k"
+    query = query.replace("SELECT k", "SELECT t.k")
+    first, second = (plan(conn, PlanRequest(query)) for _ in range(2))
+    assert first.physical == second.physical
+    assert first.explain == second.explain
