@@ -1,0 +1,162 @@
+"""The command line: ``headrace start``, ``check``, ``uninstall``, ``demo``, ``version``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from headrace.config import Settings, redact
+from headrace.errors import HeadraceError
+
+# Settings that have a flag of their own; every setting has its variable and its TOML key.
+_FLAGS: Final = {
+    "listen": "HOST:PORT for clients (default 127.0.0.1:6432; port 0: a free one)",
+    "http": "HOST:PORT of /livez, /readyz and /metrics (default: off)",
+    "data_dir": "directory of state, staging and secrets",
+    "slot_name": "replication slot (one per database of a server)",
+    "publication_name": "publication",
+    "batch_interval_ms": "milliseconds a batch stays open (default 50)",
+    "spark_master": "Spark master of populations (default local[2])",
+    "spark_threshold_rows": "rows from which a population runs on Spark",
+    "tls_cert": "PEM certificate chain for clients",
+    "tls_key": "PEM key of the certificate",
+    "log_level": "debug, info, warning or error",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of all subcommands."""
+    root = argparse.ArgumentParser(
+        prog="headrace",
+        description="Keeps SQL query results fresh inside your Postgres.",
+    )
+    commands = root.add_subparsers(dest="command", required=True)
+    start = commands.add_parser("start", help="run the server in the foreground")
+    check = commands.add_parser("check", help="say what the source database lacks")
+    remove = commands.add_parser(
+        "uninstall", help="remove slot, publication and schema headrace"
+    )
+    for command in (start, check, remove):
+        command.add_argument(
+            "--source", metavar="DSN", help="source database (HEADRACE_SOURCE)"
+        )
+        command.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
+    for name, text in _FLAGS.items():
+        flag = f"--{name.replace('_', '-')}"
+        start.add_argument(flag, dest=name, help=text)
+        if name in ("slot_name", "publication_name"):
+            check.add_argument(flag, dest=name, help=text)
+            remove.add_argument(flag, dest=name, help=text)
+    remove.add_argument(
+        "--drop-tables", action="store_true", help="drop the result tables as well"
+    )
+    commands.add_parser("demo", help="everything embedded, with data", add_help=False)
+    commands.add_parser("version", help="print the version")
+    return root
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Settings from the command line, the environment and the file.
+
+    Raises:
+        UserError: a value is wrong, or no source is given.
+    """
+    names = {f.name for f in dataclasses.fields(Settings)}
+    flags: dict[str, Any] = {k: v for k, v in vars(arguments).items() if k in names}
+    settings = Settings.load(flags, arguments.config)
+    if not settings.source:
+        raise HeadraceError(
+            "no source database given",
+            hint='Say --source "host=… dbname=… user=…" or set HEADRACE_SOURCE.',
+            sqlstate="22023",
+        )
+    return settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0 well, 1 failed, 2 wrong usage."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["demo"]:
+        # Its options are its own.
+        from headrace.embedded import demo
+
+        return int(demo.main(words[1:]) or 0)
+    arguments = parser().parse_args(words)
+    try:
+        match arguments.command:
+            case "version":
+                return _version()
+            case "start":
+                return _start(settings_of(arguments))
+            case "check":
+                return _check(settings_of(arguments))
+            case _:
+                return _uninstall(settings_of(arguments), tables=arguments.drop_tables)
+    except HeadraceError as error:
+        _say(_shown(error), err=True)
+        return 2 if error.code == "22023" else 1
+    except psycopg.Error as error:
+        _say(f"headrace: {str(error).strip()}", err=True)
+        return 1
+
+
+def _start(settings: Settings) -> int:
+    from headrace.server import main as server
+
+    return server.run(settings)
+
+
+def _check(settings: Settings) -> int:
+    from headrace.forwarder import setup
+
+    with psycopg.connect(settings.source, autocommit=True) as conn:
+        problems = setup.preflight(conn, settings)
+    for problem in problems:
+        _say(_shown(problem))
+    if not problems:
+        _say(f"{redact(settings.source)}: ready for headrace")
+    return 1 if problems else 0
+
+
+def _uninstall(settings: Settings, *, tables: bool) -> int:
+    from headrace.forwarder import setup
+    from headrace.sql import install
+
+    with psycopg.connect(settings.source, autocommit=True) as conn:
+        # The slot first: while an engine runs it is in use, and nothing is removed.
+        setup.drop(conn, settings)
+        names = install.uninstall(conn, tables=tables)
+    for name in names:
+        _say(f"result table {name} {'dropped' if tables else 'kept'}")
+    _say("headrace removed")
+    return 0
+
+
+def _version() -> int:
+    from headrace.server.main import version
+
+    _say(f"headrace {version()}")
+    return 0
+
+
+def _shown(error: HeadraceError) -> str:
+    lines = [f"headrace: {error.message}"]
+    if error.detail:
+        lines.append(f"  {error.detail}")
+    if error.hint:
+        lines.append(f"  Hint: {error.hint}")
+    return "\n".join(lines)
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    (sys.stderr if err else sys.stdout).write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""What each procedure does: a table from its name to a handler that asks the builder.
+
+The same handlers serve calls on the commander's port and those of the command table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import structlog
+
+from headrace.errors import (
+    HeadraceError,
+    QueryCancelled,
+    TransientError,
+    UndefinedError,
+    UserError,
+)
+from headrace.server.context import Context
+from headrace.server.procedures import SIGNATURES, Invocation
+from headrace.server.progress import Reporter
+
+LINGER_S: Final = 60.0
+"""Seconds a cancelled call waits for the builder to clean up."""
+BUILDER_WAIT_S: Final = 30.0
+"""Seconds a call waits for a builder that is being started again."""
+_CANCELLED: Final = "57014"
+
+_PLANNED_PHASES: Final = frozenset(("pending", "planning"))
+
+Report = Callable[[str], None]
+_log = structlog.get_logger(__name__)
+
+
+class Builder(Protocol):
+    """What a handler may ask of the builder."""
+
+    async def call(
+        self,
+        method: str,
+        params: dict[str, Any] | None = None,
+        progress: Callable[[dict[str, Any]], None] | None = None,
+        *,
+        linger_s: float = 0.0,
+    ) -> Any:
+        """Send a request and wait for its answer (``rpc.Peer.call``)."""
+
+
+class Commands:
+    """Runs calls; keeps those that go on after their caller was answered."""
+
+    def __init__(self, builder: Callable[[], Awaitable[Builder]]) -> None:
+        """``builder`` waits until the builder can be asked and gives its peer."""
+        self._builder = builder
+        self._background: set[asyncio.Task[Any]] = set()
+        self._handlers: dict[str, Callable[..., Awaitable[list[str] | None]]] = {
+            "create_view": self._create_view,
+            "drop_view": self._drop_view,
+            "create_index": self._create_index,
+            "drop_index": self._drop_index,
+            "explain_view": self._explain_view,
+        }
+
+    async def run(
+        self, invocation: Invocation, context: Context, report: Report
+    ) -> list[str] | None:
+        """Carry out ``invocation``; rows of text for a query, None for a CALL."""
+        handler = self._handlers.get(invocation.procedure)
+        if handler is None:
+            raise UserError(f'unknown procedure "{invocation.procedure}"')
+        arguments = dict(invocation.arguments)
+        for parameter in SIGNATURES[invocation.procedure]:
+            if arguments.get(parameter.name) is None:
+                if parameter.required:
+                    raise UserError(
+                        f'argument "{parameter.name}" of {invocation.procedure}'
+                        " must not be null",
+                        sqlstate="22004",
+                    )
+                arguments[parameter.name] = parameter.default
+        return await handler(arguments, context, report)
+
+    async def create_again(self, row: dict[str, Any]) -> None:
+        """Start again a view that was created without waiting, before the engine died."""
+        context = Context(row["owner"], row["settings"])
+        name = f"{_quoted(row['schema_name'])}.{_quoted(row['view_name'])}"
+        arguments = {"name": name, "query": row["query"], "options": row["options"]}
+        await self._create_view(
+            arguments,
+            context,
+            lambda line: _log.info("population", view=name, line=line),
+        )
+
+    async def _create_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        options = arguments["options"]
+        if not isinstance(options, dict):
+            raise UserError("options must be a JSON object")
+        block = options.get("block", True)
+        if not isinstance(block, bool):
+            raise UserError('option "block" must be true or false')
+        reporter = Reporter(arguments["name"], report)
+        accepted = asyncio.Event()
+
+        def progress(step: dict[str, Any]) -> None:
+            reporter(step)
+            if step.get("phase") not in _PLANNED_PHASES:
+                accepted.set()
+
+        if block:
+            answer = await self._call("create_view", arguments, context, progress)
+            reporter.flush()
+            if isinstance(answer, dict) and answer.get("notice"):
+                report(str(answer["notice"]))
+            return
+        task = asyncio.create_task(
+            self._call("create_view", arguments, context, progress)
+        )
+        await self._until_accepted(task, accepted, arguments["name"])
+
+    async def _until_accepted(
+        self, task: asyncio.Task[Any], accepted: asyncio.Event, view: str
+    ) -> None:
+        """Return once the view is planned; the task goes on without its caller."""
+        waiter = asyncio.create_task(accepted.wait())
+        try:
+            await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        finally:
+            waiter.cancel()
+        if task.done():
+            await task
+            return
+        self._background.add(task)
+
+        def done(finished: asyncio.Task[Any]) -> None:
+            self._background.discard(finished)
+            if not finished.cancelled() and (error := finished.exception()):
+                _log.warning("view was not created", view=view, reason=str(error))
+
+        task.add_done_callback(done)
+
+    async def _drop_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        answer = await self._call("drop_view", arguments, context)
+        if (
+            arguments["if_exists"]
+            and isinstance(answer, dict)
+            and answer.get("message")
+        ):
+            report(str(answer["message"]))
+
+    async def _create_index(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        await self._call("create_index", arguments, context)
+
+    async def _drop_index(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        await self._call("drop_index", arguments, context)
+
+    async def _explain_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> list[str]:
+        params = {
+            "query_or_name": arguments["name_or_query"],
+            "stage": arguments["stage"],
+        }
+        answer = await self._call("explain_view", params, context)
+        return _lines(answer, arguments["stage"])
+
+    async def _call(
+        self,
+        method: str,
+        arguments: dict[str, Any],
+        context: Context,
+        progress: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Any:
+        params = {**arguments, "caller": context.caller, "settings": context.settings}
+        try:
+            async with asyncio.timeout(BUILDER_WAIT_S):
+                builder = await self._builder()
+        except TimeoutError as error:
+            raise TransientError("the builder process is not running") from error
+        try:
+            return await builder.call(method, params, progress, linger_s=LINGER_S)
+        except HeadraceError as error:
+            if error.code == _CANCELLED:
+                raise QueryCancelled(error.message, detail=error.detail) from error
+            raise
+
+
+def _lines(answer: Any, stage: str) -> list[str]:
+    """An explanation as lines, in whichever form the planner gives it."""
+    if isinstance(answer, dict):
+        if stage not in answer:
+            raise UndefinedError(
+                f'there is no plan of stage "{stage}"',
+                hint=f"Stages: {', '.join(sorted(answer))}.",
+                sqlstate="22023",
+            )
+        answer = answer[stage]
+    if isinstance(answer, str):
+        return answer.rstrip("\n").split("\n")
+    if isinstance(answer, list):
+        return [x if isinstance(x, str) else json.dumps(x) for x in answer]
+    raise UserError(f'there is no plan of stage "{stage}"')
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

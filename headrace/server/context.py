@@ -1,0 +1,43 @@
+"""What a call needs to know of the session it was made in: role and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import ProtocolError
+
+CAPTURED: Final = (
+    "search_path", "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits",
+    "bytea_output", "default_text_search_config", "xmloption", "xmlbinary",
+    "lc_messages", "lc_monetary", "lc_numeric", "lc_time",
+    "standard_conforming_strings", "backslash_quote", "array_nulls",
+    "transform_null_equals", "timezone_abbreviations",
+)  # fmt: skip
+"""Settings that can change what a query means; ``sql/captured_settings.sql`` has the same."""
+
+CONTEXT_QUERY: Final = (
+    "SELECT current_user::pg_catalog.text,"  # noqa: S608  constants only
+    " (SELECT pg_catalog.jsonb_object_agg(s.name, pg_catalog.current_setting(s.name))"
+    " FROM pg_catalog.unnest('{"
+    + ", ".join(CAPTURED)
+    + "}'::pg_catalog.text[]) AS s(name))::pg_catalog.text"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The session's current role and captured settings."""
+
+    caller: str
+    settings: dict[str, str]
+
+
+def read_context(values: Sequence[bytes | None], encoding: str) -> Context:
+    """The context in the row that ``CONTEXT_QUERY`` gives."""
+    if len(values) != 2 or values[0] is None or values[1] is None:
+        raise ProtocolError("unexpected answer to the context query")
+    caller, settings = (v.decode(encoding) for v in values if v is not None)
+    return Context(caller, json.loads(settings))

@@ -1,0 +1,228 @@
+"""Calls made on direct connections: the command table, its notifications, its outcomes.
+
+Two connections of the engine's role: one listens, and its backend is what
+``headrace.engine_running`` looks for; the other writes.  A command whose caller has gone is
+cancelled: the caller holds an advisory lock while it waits (``await_command``), and several
+looks in a row without it mean that nobody waits any longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg.rows import dict_row
+
+from headrace.config import Settings
+from headrace.errors import BugError, HeadraceError, QueryCancelled
+from headrace.server.commands import Commands
+from headrace.server.context import Context
+from headrace.server.procedures import Invocation
+
+LOOK_S: Final = 0.3
+MISSES_MAX: Final = 4
+LOCK_CLASS: Final = 1_212_437_059
+_RETRY_S: Final = 0.5
+_KEEP: Final = "1 hour"
+
+Connection = psycopg.AsyncConnection[dict[str, Any]]
+
+_log = structlog.get_logger(__name__)
+
+
+class Direct:
+    """Serves the command table."""
+
+    def __init__(self, settings: Settings, commands: Commands) -> None:
+        self._settings = settings
+        self._commands = commands
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._misses: dict[int, int] = {}
+        self._outbox: dict[int, dict[str, Any]] = {}
+        self._wake = asyncio.Event()
+        self._written = asyncio.Event()
+        self._written.set()
+        self._main: asyncio.Task[None] | None = None
+        self.connected = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._main = asyncio.create_task(self._serve())
+
+    async def stop(self) -> None:
+        """Cancel running commands, write their outcomes, disconnect."""
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=10)
+        if self._main:
+            self._wake.set()
+            # The writer gets a moment for the last outcomes.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2):
+                    await self._written.wait()
+            self._main.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._main
+
+    async def _serve(self) -> None:
+        fresh = True
+        while True:
+            try:
+                async with (
+                    await self._connect() as listen,
+                    await self._connect() as write,
+                ):
+                    await self._announce(listen, fresh=fresh)
+                    fresh = False
+                    self.connected.set()
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self._listen(listen))
+                        group.create_task(self._write(write))
+            except* (psycopg.OperationalError, psycopg.InterfaceError) as errors:
+                _log.warning(
+                    "command table not reachable", reason=str(errors.exceptions[0])
+                )
+            self.connected.clear()
+            await asyncio.sleep(_RETRY_S)
+
+    async def _connect(self) -> Connection:
+        conn = await psycopg.AsyncConnection.connect(
+            self._settings.source,
+            autocommit=True,
+            row_factory=dict_row,
+            application_name="headrace commands",
+        )
+        await conn.execute("SET search_path = pg_catalog")
+        await conn.execute("SET idle_session_timeout = 0")
+        return conn
+
+    async def _announce(self, conn: Connection, *, fresh: bool) -> None:
+        """Say that an engine is here, and end what an earlier one left."""
+        await conn.execute("LISTEN headrace_commands")
+        if fresh:
+            error = {
+                "C": "57P01",
+                "M": "headrace was restarted while the command was under way",
+                "H": "See headrace.list_views() and call again.",
+            }
+            await conn.execute(
+                "UPDATE headrace.commands SET status = 'failed', error = %s,"
+                " finished_at = now() WHERE status = 'running'",
+                (json.dumps(error),),
+            )
+        await conn.execute(
+            "INSERT INTO headrace.meta (key, value)"
+            " SELECT 'commander', pid || ' ' || extract(epoch FROM backend_start)"
+            " FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+            " ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"
+        )
+
+    async def _listen(self, conn: Connection) -> None:
+        """Take new commands as they are announced."""
+        while True:
+            await self._take(conn)
+            # The timeout makes a lost notification a delay and not a loss.
+            async for _ in conn.notifies(timeout=5.0, stop_after=1):
+                pass
+
+    async def _take(self, conn: Connection) -> None:
+        cursor = await conn.execute(
+            "UPDATE headrace.commands SET status = 'running' WHERE status = 'pending'"
+            " RETURNING id, procedure, arguments, caller, settings"
+        )
+        rows = await cursor.fetchall()
+        for row in sorted(rows, key=lambda r: int(r["id"])):
+            number = int(row["id"])
+            self._misses[number] = 0
+            self._tasks[number] = asyncio.create_task(self._run(number, row))
+        if rows:
+            self._wake.set()
+
+    async def _run(self, number: int, row: dict[str, Any]) -> None:
+        def report(line: str) -> None:
+            self._post(number, progress=json.dumps({"text": line}))
+
+        try:
+            invocation = Invocation(row["procedure"], row["arguments"])
+            context = Context(row["caller"], row["settings"])
+            result = await self._commands.run(invocation, context, report)
+            self._post(number, status="done", result=json.dumps(result))
+        except asyncio.CancelledError:
+            error = QueryCancelled("canceling statement due to user request")
+            self._fail(number, error)
+        except HeadraceError as error:
+            self._fail(number, error)
+        except Exception as error:  # noqa: BLE001  the command's boundary, as a session's
+            _log.exception("command failed", procedure=row["procedure"])
+            self._fail(number, BugError(f"internal error: {error!r}"))
+        finally:
+            self._tasks.pop(number, None)
+            self._misses.pop(number, None)
+
+    def _fail(self, number: int, error: HeadraceError) -> None:
+        self._post(number, status="failed", error=json.dumps(error.fields()))
+
+    def _post(self, number: int, **columns: str) -> None:
+        self._outbox.setdefault(number, {}).update(columns)
+        self._written.clear()
+        self._wake.set()
+
+    async def _write(self, conn: Connection) -> None:
+        """Write progress and outcomes, and look whether callers still wait."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if self._tasks else 60.0):
+                    await self._wake.wait()
+            self._wake.clear()
+            while self._outbox:
+                number, latest = next(iter(self._outbox.items()))
+                columns = dict(latest)
+                await conn.execute(
+                    "UPDATE headrace.commands SET status = coalesce(%s, status),"
+                    " progress = coalesce(%s::jsonb, progress),"
+                    " result = %s::jsonb, error = %s::jsonb, finished_at ="
+                    " CASE WHEN %s::text IS NOT NULL THEN clock_timestamp() END"
+                    " WHERE id = %s",
+                    (
+                        columns.get("status"),
+                        columns.get("progress"),
+                        columns.get("result"),
+                        columns.get("error"),
+                        columns.get("status"),
+                        number,
+                    ),
+                )
+                # Only now: a lost connection must not lose the outcome.
+                if self._outbox[number] == columns:
+                    del self._outbox[number]
+                if "status" in columns:
+                    await conn.execute(
+                        "DELETE FROM headrace.commands"
+                        " WHERE finished_at < now() - %s::interval",
+                        (_KEEP,),
+                    )
+            self._written.set()
+            if self._tasks:
+                await self._look(conn)
+
+    async def _look(self, conn: Connection) -> None:
+        cursor = await conn.execute(
+            "SELECT objid::bigint AS id FROM pg_locks WHERE locktype = 'advisory'"
+            " AND classid = %s AND objsubid = 2 AND granted AND database ="
+            " (SELECT oid FROM pg_database WHERE datname = current_database())",
+            (LOCK_CLASS,),
+        )
+        waiting = {int(r["id"]) for r in await cursor.fetchall()}
+        for number, task in list(self._tasks.items()):
+            if number % 2_147_483_647 in waiting:
+                self._misses[number] = 0
+                continue
+            self._misses[number] = self._misses.get(number, 0) + 1
+            if self._misses[number] == MISSES_MAX:
+                _log.info("command's caller is gone", command=number)
+                task.cancel()

@@ -1,0 +1,64 @@
+"""Removes what a dead builder left half done.
+
+A view in status pending or populating belongs to a job; when a builder starts there is
+none.  Its result table cannot exist, for that appears in the same transaction as the status
+``running``: what there is are the catalog row, perhaps staged state, and tables that the
+publication need not carry.  Views created without waiting (``block`` false) start again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg.rows import dict_row, tuple_row
+
+from headrace.config import Settings
+from headrace.forwarder import publication
+
+_log = structlog.get_logger(__name__)
+
+
+def clean(settings: Settings) -> list[dict[str, Any]]:
+    """Remove abandoned populations; returns the rows of those to start again."""
+    with psycopg.connect(
+        settings.source, autocommit=True, row_factory=dict_row
+    ) as conn:
+        conn.execute("SET search_path = pg_catalog")
+        rows = conn.execute(
+            "DELETE FROM headrace.views WHERE status IN ('pending', 'populating')"
+            " RETURNING id, schema_name, view_name, query, owner, options, settings, block"
+        ).fetchall()
+        for row in rows:
+            _log.info(
+                "abandoned population removed",
+                view=f"{row['schema_name']}.{row['view_name']}",
+                again=not row["block"],
+            )
+            remove_staging(settings.staging_dir / str(row["id"]))
+        if rows:
+            _shrink_publication(conn, settings)
+    return [row for row in rows if not row["block"]]
+
+
+def remove_staging(path: Path) -> None:
+    """Remove one view's staged state, if there is any."""
+    if path.is_dir():
+        shutil.rmtree(path)
+
+
+def _shrink_publication(conn: psycopg.Connection[Any], settings: Settings) -> None:
+    """Take tables that no view reads any longer out of the publication."""
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        rows = cursor.execute(
+            "SELECT t.table_oid::bigint FROM headrace.view_tables t"
+        ).fetchall()
+    used = {int(row[0]) for row in rows}
+    with psycopg.connect(settings.source, autocommit=True) as plain:
+        published = publication.tables(plain, settings.publication_name)
+        unused = sorted(published - used)
+        if unused:
+            publication.drop_tables(plain, settings, unused)

@@ -1,0 +1,172 @@
+"""The commander process: installs, starts the children, listens, and stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import structlog
+
+from headrace import events
+from headrace.config import Settings
+from headrace.errors import HeadraceError, PrerequisiteError, TransientError
+from headrace.forwarder import setup
+from headrace.runtime import ownership, rpc
+from headrace.server import janitor
+from headrace.server.commands import Builder, Commands
+from headrace.server.direct import Direct
+from headrace.server.health import Health
+from headrace.server.http import HttpServer
+from headrace.server.listener import Listener
+from headrace.server.supervisor import Supervisor
+from headrace.server.upstream import Target
+from headrace.sql import install
+
+_log = structlog.get_logger(__name__)
+
+
+def version() -> str:
+    """Version of the installed package."""
+    return metadata.version("headrace")
+
+
+def run(settings: Settings) -> int:
+    """Run until a signal; returns the exit status."""
+    events.configure(settings.log_level, process="commander")
+    os.umask(0o077)
+    with lock_data_dir(settings.data_dir):
+        settings, database = prepare(settings)
+        return asyncio.run(Commander(settings, database).run())
+
+
+@contextlib.contextmanager
+def lock_data_dir(path: Path) -> Any:
+    """Make the data directory ours alone while inside.
+
+    Raises:
+        PrerequisiteError: another engine uses it, or others may look into it.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)
+    with (path / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PrerequisiteError(
+                f'another headrace uses data directory "{path}"', sqlstate="55006"
+            ) from error
+        yield
+
+
+def prepare(settings: Settings) -> tuple[Settings, str]:
+    """Check the source and install our objects; returns completed settings, database.
+
+    Raises:
+        PrerequisiteError: the first thing that is missing, or another engine runs there.
+        TransientError: the source cannot be reached.
+    """
+    for folder in (settings.run_dir, settings.staging_dir, settings.tmp_dir):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with psycopg.connect(settings.source, autocommit=True) as conn:
+            problems = setup.preflight(conn, settings)
+            if problems:
+                raise problems[0]
+            ownership.check_alone(conn)
+            install.install(conn)
+            install.put_meta(conn, "slot_name", settings.slot_name)
+            if not settings.eval_dsn:
+                dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
+                settings = settings.replace(eval_dsn=dsn or "")
+            return settings, conn.info.dbname
+    except psycopg.OperationalError as error:
+        raise TransientError(
+            f"could not connect to the source database: {str(error).strip()}"
+        ) from error
+
+
+class Commander:
+    """All parts of the running server."""
+
+    def __init__(self, settings: Settings, database: str) -> None:
+        self._settings = settings
+        self._supervisor = Supervisor(settings, self._before_builder)
+        self._commands = Commands(self._builder)
+        self._direct = Direct(settings, self._commands)
+        self._listener = Listener(
+            settings, Target.of(settings.source), database, self._commands.run
+        )
+        self._health = Health(settings, self._supervisor, version(), self._sessions)
+        self._again: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Start everything, say so, and stop everything on a signal."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        self._supervisor.start()
+        http: HttpServer | None = None
+        try:
+            stopped = asyncio.create_task(self._stop.wait())
+            ready = asyncio.create_task(self._supervisor.ready())
+            await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
+            if not self._stop.is_set():
+                await ready
+                self._direct.start()
+                host, port = await self._listener.start()
+                if self._settings.http:
+                    http = HttpServer(self._settings.http, self._health)
+                    where = await http.start()
+                    _log.info("http", address=f"{where[0]}:{where[1]}")
+                await self._direct.connected.wait()
+                shown = f"[{host}]" if ":" in host else host
+                sys.stdout.write(f"headrace ready on {shown}:{port}\n")
+                sys.stdout.flush()
+                await stopped
+            ready.cancel()
+        finally:
+            _log.info("stopping")
+            if http:
+                await http.close()
+            await self._listener.close()
+            await self._direct.stop()
+            await self._supervisor.stop()
+        return 0
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            # The second one: now, which is as safe as kill -9 (the children follow).
+            _log.warning("stopped at once")
+            os._exit(1)
+        self._stop.set()
+
+    def _sessions(self) -> int:
+        return len(self._listener.connections)
+
+    async def _builder(self) -> Builder:
+        return await self._supervisor.builder.peer()
+
+    async def _before_builder(self, peer: rpc.Peer) -> None:
+        """Tidy up after a dead builder; start what nobody waited for again."""
+        for row in await asyncio.to_thread(janitor.clean, self._settings):
+            task = asyncio.create_task(self._create_again(row))
+            self._again.add(task)
+            task.add_done_callback(self._again.discard)
+
+    async def _create_again(self, row: dict[str, Any]) -> None:
+        try:
+            await self._commands.create_again(row)
+        except HeadraceError as error:
+            _log.warning(
+                "view was not created", view=row["view_name"], reason=str(error)
+            )

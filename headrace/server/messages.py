@@ -1,0 +1,300 @@
+"""Wire messages of the Postgres protocol, version 3: bytes to values and back, no sockets.
+
+Only what the commander itself reads or says is here; everything else is relayed unread.
+Lengths are checked against ``limit`` before anybody waits for, or stores, a body.
+
+Source: "Message Formats" of the Postgres documentation.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import ProtocolError
+
+HEADER_BYTES: Final = 5
+STARTUP_BYTES_MIN: Final = 8
+STARTUP_BYTES_MAX: Final = 10_000
+SMALL_BYTES_MAX: Final = 10_000
+LOGIN_BYTES_MAX: Final = 65_540
+MESSAGE_BYTES_MAX: Final = 0x3FFF_FFFF
+"""Postgres' own limit (MaxAllocSize); such a message is streamed, never stored."""
+
+CANCEL_CODE: Final = 80_877_102
+SSL_CODE: Final = 80_877_103
+GSS_CODE: Final = 80_877_104
+
+SSL_REQUEST: Final = struct.pack("!ii", 8, SSL_CODE)
+SYNC: Final = b"S\x00\x00\x00\x04"
+
+# Messages that a client sends in the course of a statement, by what they cost to look at.
+_EMPTY: Final = frozenset(b"SHXc")
+_SMALL: Final = frozenset(b"ECDF")
+
+_PYTHON_ENCODINGS: Final = {
+    "UTF8": "utf-8",
+    "SQL_ASCII": "utf-8",
+    "LATIN1": "latin-1",
+    "LATIN2": "iso8859-2",
+    "LATIN5": "iso8859-9",
+    "LATIN9": "iso8859-15",
+    "WIN1250": "cp1250",
+    "WIN1251": "cp1251",
+    "WIN1252": "cp1252",
+    "WIN1253": "cp1253",
+    "WIN1254": "cp1254",
+    "WIN1257": "cp1257",
+    "KOI8R": "koi8-r",
+    "KOI8U": "koi8-u",
+    "EUC_JP": "euc_jp",
+    "EUC_CN": "gb2312",
+    "EUC_KR": "euc_kr",
+    "SJIS": "shift_jis",
+    "BIG5": "big5",
+    "GBK": "gbk",
+    "GB18030": "gb18030",
+}
+
+
+def python_encoding(name: str) -> str | None:
+    """Python's codec for Postgres' encoding ``name``; None if there is none we trust."""
+    return _PYTHON_ENCODINGS.get(name.upper())
+
+
+# --- the client's first packet
+
+
+@dataclass(frozen=True, slots=True)
+class StartupPacket:
+    """A packet without type byte: ``code`` is a protocol version or a request code."""
+
+    code: int
+    packet: bytes
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Names and values of a StartupMessage, as far as they can be read."""
+        parts = self.packet[8:].split(b"\x00")
+        text = [p.decode("utf-8", "replace") for p in parts]
+        pairs = zip(text[::2], text[1::2], strict=False)
+        return {name: value for name, value in pairs if name}
+
+
+def read_startup(buffer: bytes | bytearray) -> StartupPacket | None:
+    """The packet at the head of ``buffer``; None when it is not complete yet."""
+    if len(buffer) < 4:
+        return None
+    (length,) = struct.unpack_from("!i", buffer)
+    if not STARTUP_BYTES_MIN <= length <= STARTUP_BYTES_MAX:
+        raise ProtocolError("invalid length of startup packet")
+    if len(buffer) < length:
+        return None
+    (code,) = struct.unpack_from("!i", buffer, 4)
+    return StartupPacket(code, bytes(buffer[:length]))
+
+
+def check_length(kind: int, length: int) -> None:
+    """Refuse what Postgres would refuse, before a byte of the body is waited for."""
+    if length < 4 or length > MESSAGE_BYTES_MAX:
+        raise ProtocolError("invalid message length")
+    if kind in _EMPTY and length != 4:
+        raise ProtocolError("invalid message length")
+    if kind in _SMALL and kind != ord("F") and length > SMALL_BYTES_MAX:
+        raise ProtocolError("invalid message length")
+
+
+# --- what the client says
+
+
+@dataclass(frozen=True, slots=True)
+class Parse:
+    """Parse: statement name, query (still encoded) and declared parameter types."""
+
+    name: bytes
+    query: bytes
+    oids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Bind: each parameter with its format (0 text, 1 binary); None is NULL."""
+
+    portal: bytes
+    statement: bytes
+    parameters: tuple[tuple[int, bytes | None], ...]
+
+
+class Reader:
+    """Reads the body of one message; anything that does not fit is a ProtocolError."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    def cstring(self) -> bytes:
+        """Bytes up to the next NUL."""
+        end = self._body.find(b"\x00", self._at)
+        if end < 0:
+            raise ProtocolError("invalid string in message")
+        out = self._body[self._at : end]
+        self._at = end + 1
+        return out
+
+    def int16(self) -> int:
+        """Unsigned 16 bits: counts are never negative (65 535 parameters are legal)."""
+        return int.from_bytes(self.take(2), "big")
+
+    def int32(self) -> int:
+        """Signed 32 bits."""
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes."""
+        if size < 0 or self._at + size > len(self._body):
+            raise ProtocolError("insufficient data left in message")
+        out = self._body[self._at : self._at + size]
+        self._at += size
+        return out
+
+
+def read_parse(body: bytes) -> Parse:
+    """Decode the body of a Parse message."""
+    reader = Reader(body)
+    name, query = reader.cstring(), reader.cstring()
+    count = reader.int16()
+    return Parse(name, query, tuple(reader.int32() for _ in range(count)))
+
+
+def read_bind(body: bytes) -> Bind:
+    """Decode the body of a Bind message (result formats are not looked at)."""
+    reader = Reader(body)
+    portal, statement = reader.cstring(), reader.cstring()
+    formats = [reader.int16() for _ in range(reader.int16())]
+    count = reader.int16()
+    if len(formats) not in (0, 1, count):
+        raise ProtocolError("bind message has wrong number of parameter formats")
+    if len(formats) < count:
+        formats = (formats or [0]) * count
+    values: list[tuple[int, bytes | None]] = []
+    for number in range(count):
+        size = reader.int32()
+        # -1 is NULL, not a length.
+        values.append((formats[number], None if size == -1 else reader.take(size)))
+    return Bind(portal, statement, tuple(values))
+
+
+# --- what the commander says
+
+
+def message(kind: bytes, body: bytes = b"") -> bytes:
+    """A message with type byte and length."""
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
+def _report(
+    kind: bytes, severity: str, fields: Mapping[str, str], encoding: str
+) -> bytes:
+    ordered = {"S": severity, "V": severity, **fields}
+    parts = [
+        key.encode() + value.replace("\x00", "").encode(encoding, "replace") + b"\x00"
+        for key, value in ordered.items()
+    ]
+    return message(kind, b"".join(parts) + b"\x00")
+
+
+def error_response(
+    fields: Mapping[str, str], *, severity: str = "ERROR", encoding: str = "utf-8"
+) -> bytes:
+    """ErrorResponse; ``fields`` has C and M, perhaps D, H, P, p, q."""
+    return _report(b"E", severity, fields, encoding)
+
+
+def notice_response(
+    text: str, *, severity: str = "NOTICE", encoding: str = "utf-8"
+) -> bytes:
+    """NoticeResponse without SQLSTATE of its own."""
+    return _report(b"N", severity, {"C": "00000", "M": text}, encoding)
+
+
+def command_complete(tag: str) -> bytes:
+    """CommandComplete."""
+    return message(b"C", tag.encode() + b"\x00")
+
+
+def ready_for_query(status: bytes) -> bytes:
+    """ReadyForQuery; ``status`` is I, T or E."""
+    return message(b"Z", status)
+
+
+def text_row_description(column: str) -> bytes:
+    """RowDescription of one column of type text."""
+    name = column.encode() + b"\x00"
+    return message(
+        b"T", struct.pack("!h", 1) + name + struct.pack("!ihihih", 0, 0, 25, -1, -1, 0)
+    )
+
+
+def text_rows(values: Sequence[str], encoding: str) -> bytes:
+    """One DataRow of one text column for each of ``values``."""
+    out = []
+    for value in values:
+        data = value.encode(encoding, "replace")
+        out.append(message(b"D", struct.pack("!hi", 1, len(data)) + data))
+    return b"".join(out)
+
+
+def read_report(body: bytes) -> dict[str, str]:
+    """Fields of an ErrorResponse or NoticeResponse."""
+    fields = {}
+    for part in body.split(b"\x00"):
+        if part:
+            fields[chr(part[0])] = part[1:].decode("utf-8", "replace")
+    return fields
+
+
+def read_data_row(body: bytes) -> list[bytes | None]:
+    """Values of a DataRow."""
+    reader = Reader(body)
+    values: list[bytes | None] = []
+    for _ in range(reader.int16()):
+        size = reader.int32()
+        values.append(None if size == -1 else reader.take(size))
+    return values
+
+
+def query(text: str) -> bytes:
+    """Query (simple protocol)."""
+    return message(b"Q", text.encode() + b"\x00")
+
+
+def extended_query(name: bytes, text: bytes) -> bytes:
+    """Parse, Bind, Execute, Close both, Sync under the reserved ``name``.
+
+    The unnamed statement and portal belong to the client: a simple Query would drop them.
+    """
+    none = b"\x00\x00"
+    return b"".join(
+        (
+            message(b"P", name + b"\x00" + text + b"\x00" + none),
+            message(b"B", name + b"\x00" + name + b"\x00" + none + none + none),
+            message(b"E", name + b"\x00\x00\x00\x00\x00"),
+            message(b"C", b"P" + name + b"\x00"),
+            message(b"C", b"S" + name + b"\x00"),
+            SYNC,
+        )
+    )
+
+
+def without_channel_binding(body: bytes) -> bytes:
+    """An authentication request without the SASL mechanisms bound to a TLS channel.
+
+    TLS ends at the commander, so the client's channel is not the server's, and libpq
+    refuses an offer of SCRAM-SHA-256-PLUS on a connection without TLS.
+    """
+    if body[:4] != b"\x00\x00\x00\x0a":
+        return body
+    names = [n for n in body[4:].split(b"\x00") if n and not n.endswith(b"-PLUS")]
+    return body[:4] + b"".join(n + b"\x00" for n in names) + b"\x00"

@@ -1,0 +1,199 @@
+"""The procedures of schema ``headrace``: names, parameters, and calls bound to them.
+
+``bind`` turns a recognised statement and its parameter values into an ``Invocation``, or
+answers None where only Postgres can say what it means (or what is wrong with it).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from headrace.server.statements import Argument, Statement
+
+_TEXT_OIDS: Final = frozenset((0, 25, 1043, 19, 705))
+_BOOL_OIDS: Final = frozenset((0, 16, 705))
+_JSONB_OIDS: Final = frozenset((0, 3802, 705))
+_TRUE: Final = frozenset(("t", "true", "on", "yes", "1"))
+_FALSE: Final = frozenset(("f", "false", "off", "no", "0"))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A procedure's parameter; ``kind`` is text, jsonb or bool."""
+
+    name: str
+    kind: str
+    required: bool = True
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value from Bind: its format, bytes (None is NULL) and declared type (0 unknown)."""
+
+    format: int
+    data: bytes | None
+    oid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A call ready to run: every parameter of ``procedure`` has its value."""
+
+    procedure: str
+    arguments: dict[str, Any]
+    position: Callable[[int], int | None] = field(default=lambda _: None, compare=False)
+    """Position in the statement of a position in argument ``query`` (both 1-based)."""
+
+    def error_fields(self, fields: dict[str, str]) -> dict[str, str]:
+        """``fields`` with the position moved from the query to the statement.
+
+        Where the query came as a parameter, the client is shown it as an internal query.
+        """
+        if "P" not in fields:
+            return fields
+        rest = {k: v for k, v in fields.items() if k != "P"}
+        moved = self.position(int(fields["P"]))
+        if moved is not None:
+            return {**rest, "P": str(moved)}
+        text = self.arguments.get("query", self.arguments.get("name_or_query"))
+        return {**rest, "p": fields["P"], "q": str(text)} if text else rest
+
+
+_NAME: Final = Parameter("name", "text")
+SIGNATURES: Final[dict[str, tuple[Parameter, ...]]] = {
+    "create_view": (
+        _NAME,
+        Parameter("query", "text"),
+        Parameter("options", "jsonb", required=False, default={}),
+    ),
+    "drop_view": (_NAME, Parameter("if_exists", "bool", required=False, default=False)),
+    "create_index": (Parameter("view", "text"), Parameter("definition", "text")),
+    "drop_index": (_NAME,),
+    "explain_view": (
+        Parameter("name_or_query", "text"),
+        Parameter("stage", "text", required=False, default="physical"),
+    ),
+}
+
+PLANNED: Final = frozenset(
+    (
+        "alter_view", "rename_view", "pause_view", "resume_view", "resync_view",
+        "wait_for", "create_connection_point", "drop_connection_point", "add_worker",
+        "add_link", "add_source", "set_placement",
+    )
+)  # fmt: skip
+"""Procedures of the design that this version does not have."""
+
+
+def bind(
+    statement: Statement, given: Sequence[Given], encoding: str
+) -> Invocation | None:
+    """The invocation of ``statement`` with parameter values ``given``."""
+    signature = SIGNATURES.get(statement.procedure)
+    if signature is None or (statement.kind == "call") == (
+        statement.procedure == "explain_view"
+    ):
+        return None
+    named = {p.name: p for p in signature}
+    values: dict[str, Any] = {}
+    sources: dict[str, Argument] = {}
+    for number, argument in enumerate(statement.arguments):
+        if argument.name is None:
+            # Positional arguments come first.
+            if number >= len(signature) or any(s.name for s in sources.values()):
+                return None
+            parameter = signature[number]
+        elif argument.name in named:
+            parameter = named[argument.name]
+        else:
+            return None
+        if parameter.name in values:
+            return None
+        ok, value = _value(argument, parameter, given, encoding)
+        if not ok:
+            return None
+        values[parameter.name] = value
+        sources[parameter.name] = argument
+    for parameter in signature:
+        if parameter.name not in values:
+            if parameter.required:
+                return None
+            values[parameter.name] = parameter.default
+    query = sources.get("query", sources.get("name_or_query"))
+    return Invocation(statement.procedure, values, _positions(query))
+
+
+def _positions(argument: Argument | None) -> Callable[[int], int | None]:
+    def position(at: int) -> int | None:
+        if argument is None or argument.parameter is not None:
+            return None
+        offsets = argument.offsets
+        if 1 <= at <= len(offsets):
+            return offsets[at - 1] + 1
+        # One past the end is where Postgres reports "at end of input".
+        return offsets[-1] + 2 if offsets and at == len(offsets) + 1 else None
+
+    return position
+
+
+def _value(
+    argument: Argument, parameter: Parameter, given: Sequence[Given], encoding: str
+) -> tuple[bool, Any]:
+    """(whether it could be read, value) of ``argument`` as ``parameter``'s type."""
+    if argument.parameter is None:
+        if not _cast_fits(argument, parameter):
+            return False, None
+        return _convert(argument.value, parameter.kind)
+    if not 1 <= argument.parameter <= len(given):
+        return False, None
+    item = given[argument.parameter - 1]
+    kind = argument.cast or parameter.kind
+    kind = {"varchar": "text", "json": "jsonb", "boolean": "bool"}.get(kind, kind)
+    if kind != parameter.kind:
+        return False, None
+    if item.data is None:
+        return True, None
+    oids = {"text": _TEXT_OIDS, "bool": _BOOL_OIDS, "jsonb": _JSONB_OIDS}[kind]
+    if item.oid not in oids:
+        return False, None
+    data = item.data
+    if item.format == 1 and kind == "bool":
+        return (True, data == b"\x01") if len(data) == 1 else (False, None)
+    if item.format == 1 and kind == "jsonb":
+        if data[:1] != b"\x01":
+            return False, None
+        data = data[1:]
+    try:
+        return _convert(data.decode(encoding), kind)
+    except UnicodeDecodeError:
+        return False, None
+
+
+def _cast_fits(argument: Argument, parameter: Parameter) -> bool:
+    if argument.cast is None:
+        # A bare TRUE for a text parameter is an error for Postgres to word.
+        return not isinstance(argument.value, bool) or parameter.kind == "bool"
+    families = {
+        "text": ("text", "varchar"),
+        "jsonb": ("jsonb",),
+        "bool": ("bool", "boolean"),
+    }
+    return argument.cast in families[parameter.kind]
+
+
+def _convert(value: str | bool | None, kind: str) -> tuple[bool, Any]:
+    if value is None:
+        return True, None
+    if kind == "text":
+        return True, value
+    if kind == "bool":
+        text = str(value).strip().lower()
+        return text in _TRUE | _FALSE, text in _TRUE
+    try:
+        return True, json.loads(str(value))
+    except ValueError:
+        return False, None

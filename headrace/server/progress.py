@@ -1,0 +1,93 @@
+"""Progress of a population in words, at a rate that people can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from headrace import clock
+
+INTERVAL_S: Final = 0.5
+
+_PHASES: Final = {
+    "pending": "waiting for another job before",
+    "hold": "preparing",
+    "publication": "preparing",
+    "snapshot": "waiting for a snapshot for",
+    "writing": "writing the result of",
+    "finishing": "finishing",
+    "adopting": "catching up",
+}
+
+
+def describe(view: str, progress: dict[str, Any]) -> str:
+    """``progress`` (phase, rows, total, percent, eta_s) as one line about ``view``."""
+    if text := progress.get("message"):
+        return str(text)
+    rows, phase = progress.get("rows") or 0, str(progress.get("phase") or "")
+    if not has_counts(progress):
+        return f'{_PHASES.get(phase, "populating")} "{view}"'
+    total, percent, left = (progress.get(k) for k in ("total", "percent", "eta_s"))
+    if percent is None and total:
+        percent = min(100.0, 100.0 * rows / total)
+    verb = "writing" if phase == "writing" else "populating"
+    text = f'{verb} "{view}": {rows}'
+    text += f" of {max(total, rows)} rows" if total else " rows"
+    if percent is not None:
+        text += f" ({percent:.0f} %)"
+    if left is not None:
+        text += f", {_duration(float(left))} left"
+    return text
+
+
+def has_counts(progress: dict[str, Any]) -> bool:
+    """Whether ``progress`` says how many rows are done."""
+    return bool(progress.get("rows") or progress.get("total"))
+
+
+def _duration(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 7200 else f"{whole // 3600} h"
+
+
+class Reporter:
+    """Passes lines on, at most one per ``INTERVAL_S`` and none twice.
+
+    The last line held back is passed on by ``flush``, so that a short job is seen as well.
+    """
+
+    def __init__(self, view: str, report: Callable[[str], None]) -> None:
+        self._view = view
+        self._report = report
+        self._last = ""
+        self._held = ""
+        self._next_at = 0.0
+
+    def __call__(self, progress: dict[str, Any]) -> None:
+        """One step of progress."""
+        if progress.get("phase") == "planning":
+            # It takes no time, and says nothing to somebody who gets an error instead.
+            return
+        line = describe(self._view, progress)
+        now = clock.monotonic()
+        if progress.get("message"):
+            self._pass(line)
+        elif now < self._next_at:
+            self._held = line if progress.get("rows") else self._held
+        else:
+            self._next_at = now + INTERVAL_S
+            self._held = ""
+            self._pass(line)
+
+    def flush(self) -> None:
+        """Pass on what was held back last."""
+        if self._held:
+            self._pass(self._held)
+            self._held = ""
+
+    def _pass(self, line: str) -> None:
+        if line != self._last:
+            self._last = line
+            self._report(line)

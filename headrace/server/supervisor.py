@@ -1,0 +1,220 @@
+"""Keeps the worker and the builder running, and the control connections to them.
+
+A dead child is started again after a back-off that grows from 0.2 s to 5 s and starts over
+once a child has lived for ten seconds.  Children end by themselves when this process dies:
+they hold the read end of a pipe, their standard input, whose write end is only here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from headrace import clock
+from headrace.config import ENV_SETTINGS, Settings
+from headrace.errors import HeadraceError, TransientError
+from headrace.runtime import rpc
+
+BACKOFF_S_MIN: Final = 0.2
+BACKOFF_S_MAX: Final = 5.0
+HEALTHY_S: Final = 10.0
+STOP_S: Final = 10.0
+_CONNECT_S: Final = 60.0
+_POLL_S: Final = 0.02
+
+OnUp = Callable[[rpc.Peer], Awaitable[None]]
+
+_log = structlog.get_logger(__name__)
+
+
+class Child:
+    """One child process and the control connection to it."""
+
+    def __init__(
+        self, name: str, module: str, socket: Path, settings: Settings, on_up: OnUp
+    ) -> None:
+        """``on_up`` runs on each new process before anybody else may ask it."""
+        self.name = name
+        self.restarts = 0
+        self.problem = ""
+        self._module = module
+        self._socket = socket
+        self._settings = settings
+        self._on_up = on_up
+        self._process: Process | None = None
+        self._peer: rpc.Peer | None = None
+        self._changed = asyncio.Condition()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether the process can be asked now."""
+        return self._peer is not None and not self._peer.closed.is_set()
+
+    def start(self) -> None:
+        """Begin to supervise."""
+        self._task = asyncio.create_task(self._supervise())
+
+    async def peer(self) -> rpc.Peer:
+        """The control connection, as soon as there is one."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.up)
+            assert self._peer is not None, "it is up"
+            return self._peer
+
+    async def stop(self) -> None:
+        """SIGTERM, wait, SIGKILL."""
+        self._stopping = True
+        if self._task:
+            process = self._process
+            if process and process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await process.wait()
+                if process.returncode is None:
+                    _log.warning("child killed", child=self.name, after_s=STOP_S)
+                    process.kill()
+                    await process.wait()
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _supervise(self) -> None:
+        delay = BACKOFF_S_MIN
+        while True:
+            began = clock.monotonic()
+            try:
+                await self._run_once()
+            except (HeadraceError, OSError) as error:
+                self.problem = str(error)
+                _log.warning("child not usable", child=self.name, reason=str(error))
+            finally:
+                await self._down()
+            if clock.monotonic() - began > HEALTHY_S:
+                delay = BACKOFF_S_MIN
+            if self._stopping:
+                return
+            self.restarts += 1
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, BACKOFF_S_MAX)
+
+    async def _run_once(self) -> None:
+        """Start a process, connect, and return when it has ended."""
+        self._socket.unlink(missing_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            self._module,
+            stdin=PIPE,
+            env=os.environ | {ENV_SETTINGS: self._settings.to_json()},
+        )
+        self._process = process
+        _log.info("child started", child=self.name, pid=process.pid)
+        try:
+            peer = await self._connect(process)
+            await self._on_up(peer)
+            async with self._changed:
+                self._peer = peer
+                self.problem = ""
+                self._changed.notify_all()
+            await peer.closed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            if not self._stopping:
+                status = process.returncode
+                _log.warning("child ended", child=self.name, status=status)
+
+    async def _connect(self, process: Process) -> rpc.Peer:
+        deadline = clock.monotonic() + _CONNECT_S
+        while True:
+            if process.returncode is not None:
+                raise TransientError(
+                    f"the {self.name} process ended with status {process.returncode}"
+                )
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                return await rpc.connect(self._socket)
+            if clock.monotonic() > deadline:
+                raise TransientError(f"the {self.name} process does not listen")
+            await asyncio.sleep(_POLL_S)
+
+    async def _down(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer:
+            await peer.close()
+
+
+class Supervisor:
+    """The worker and the builder of one engine."""
+
+    def __init__(self, settings: Settings, before_builder: OnUp) -> None:
+        """``before_builder`` tidies up after a dead builder, before it takes new jobs."""
+        self._before_builder = before_builder
+        self.worker = Child(
+            "worker",
+            "headrace.runtime.worker",
+            settings.worker_socket,
+            settings,
+            self._worker_up,
+        )
+        self.builder = Child(
+            "builder",
+            "headrace.population.builder",
+            settings.builder_socket,
+            settings,
+            self._builder_up,
+        )
+
+    def start(self) -> None:
+        """Start both; ``ready`` waits for them."""
+        self.worker.start()
+        self.builder.start()
+
+    async def ready(self) -> None:
+        """Wait until both can be asked."""
+        await self.worker.peer()
+        await self.builder.peer()
+
+    async def stop(self) -> None:
+        """Stop both: the builder first, because it calls the worker."""
+        await self.builder.stop()
+        await self.worker.stop()
+
+    async def _worker_up(self, peer: rpc.Peer) -> None:
+        """Tell a new worker which WAL populations still need."""
+        await peer.call("start", {"holds": await self._holds()})
+
+    async def _holds(self) -> list[Any]:
+        """Holds of the builder's jobs, as far as it can tell.
+
+        A hold that is missing costs a population a second attempt, never rows: before a
+        view appears the builder proves that the slot was not confirmed past its snapshot.
+        """
+        if not self.builder.up:
+            return []
+        builder = await self.builder.peer()
+        try:
+            return list(await builder.call("holds") or [])
+        except HeadraceError as error:
+            _log.info("holds unknown", reason=error.message)
+            return []
+
+    async def _builder_up(self, peer: rpc.Peer) -> None:
+        # Its catalog clean-up needs the objects that a first worker may still be creating.
+        await self.worker.peer()
+        await self._before_builder(peer)

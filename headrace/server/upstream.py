@@ -1,0 +1,156 @@
+"""Where the source is and how to reach it: the commander's side of a relayed session.
+
+The engine's own credentials in the DSN (password, client certificate) are never used here:
+a relayed session logs in as whoever the client says it is, and the source decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict
+
+from headrace.errors import TransientError
+from headrace.server.messages import SSL_REQUEST
+
+CONNECT_TIMEOUT_S: Final = 10.0
+_LOOPBACK: Final = ("127.", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The source's addresses (tried in order) and how its TLS is checked."""
+
+    addresses: tuple[tuple[str, int], ...]
+    sslmode: str = "prefer"
+    sslrootcert: str = ""
+
+    @classmethod
+    def of(cls, dsn: str) -> Self:
+        """From a libpq DSN, with libpq's own environment and defaults."""
+        values = {
+            o.keyword.decode(): (o.val or b"").decode()
+            for o in pq.Conninfo.get_defaults()
+        }
+        given = conninfo_to_dict(dsn)
+        values |= {k: str(v) for k, v in given.items() if v is not None}
+        names = values.get("host", "").split(",")
+        numbers = values.get("hostaddr", "").split(",")
+        hosts = numbers if any(numbers) else names
+        if hosts == [""]:
+            hosts = ["/var/run/postgresql"]
+        ports = (values.get("port") or "5432").split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports
+        addresses = tuple(
+            (host, int(port)) for host, port in zip(hosts, ports, strict=True)
+        )
+        return cls(
+            addresses, values.get("sslmode") or "prefer", values.get("sslrootcert", "")
+        )
+
+    @property
+    def local(self) -> bool:
+        """Whether the source may trust this computer (loopback or a Unix socket)."""
+        return any(
+            host.startswith(("/", "@", *_LOOPBACK)) for host, _ in self.addresses
+        )
+
+    async def open(
+        self, protocol: asyncio.Protocol
+    ) -> tuple[asyncio.WriteTransport, bool]:
+        """Connect ``protocol``; returns its transport and whether TLS is on.
+
+        Raises:
+            TransientError: when no address answers.
+        """
+        problems: list[str] = []
+        for host, port in self.addresses:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    return await self._open(protocol, host, port)
+            except (OSError, ssl.SSLError, asyncio.IncompleteReadError) as error:
+                problems.append(f"{host}:{port}: {error or type(error).__name__}")
+        raise TransientError(
+            "could not connect to the source database", detail="; ".join(problems) + "."
+        )
+
+    async def _open(
+        self, protocol: asyncio.Protocol, host: str, port: int
+    ) -> tuple[asyncio.WriteTransport, bool]:
+        loop = asyncio.get_running_loop()
+        answer = _Answer(loop.create_future())
+        if host.startswith(("/", "@")):
+            path = f"{host}/.s.PGSQL.{port}".replace("@", "\0", 1)
+            local, _ = await loop.create_unix_connection(lambda: answer, path)
+            return _hand_over(local, protocol), False
+        transport, _ = await loop.create_connection(lambda: answer, host, port)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self.sslmode == "disable":
+            return _hand_over(transport, protocol), False
+        transport.write(SSL_REQUEST)
+        if await answer.received == b"S":
+            secured = await loop.start_tls(
+                transport, protocol, self._context(), server_hostname=host
+            )
+            if secured is None:
+                raise ConnectionResetError("connection lost in TLS handshake")
+            return secured, True
+        if self.sslmode in ("require", "verify-ca", "verify-full"):
+            transport.close()
+            raise ConnectionRefusedError("server does not support SSL")
+        return _hand_over(transport, protocol), False
+
+    def _context(self) -> ssl.SSLContext:
+        """As libpq: certificates are checked where sslmode or a root file asks for it."""
+        root = self.sslrootcert or str(Path.home() / ".postgresql" / "root.crt")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.sslmode == "verify-full"
+        if root == "system":
+            context.load_default_certs()
+            context.check_hostname = True
+        elif self.sslmode.startswith("verify") or (
+            self.sslmode == "require" and Path(root).exists()
+        ):
+            context.load_verify_locations(root)
+        else:
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+class _Answer(asyncio.Protocol):
+    """Waits for the one byte that answers an SSLRequest."""
+
+    def __init__(self, received: asyncio.Future[bytes]) -> None:
+        self.received = received
+
+    def data_received(self, data: bytes) -> None:
+        """More than one byte could come from anybody (CVE-2021-23222)."""
+        if self.received.done() or len(data) != 1:
+            self._fail(ConnectionAbortedError("unexpected data before TLS"))
+        else:
+            self.received.set_result(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server did not even answer."""
+        self._fail(exc or ConnectionResetError("connection closed"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self.received.done():
+            self.received.set_exception(error)
+            # Looked at, for nobody waits where no TLS was asked for.
+            self.received.exception()
+
+
+def _hand_over(
+    transport: asyncio.WriteTransport, protocol: asyncio.Protocol
+) -> asyncio.WriteTransport:
+    transport.set_protocol(protocol)
+    return transport

@@ -1,0 +1,161 @@
+"""A commander without worker: real listener, real Postgres, and a builder that is ours.
+
+The builder here is a peer of our own control protocol on a real socket, so that a test
+decides what it answers; Postgres is never faked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from headrace.config import Settings
+from headrace.errors import UnsupportedError
+from headrace.runtime import rpc
+from headrace.server.commands import Commands
+from headrace.server.direct import Direct
+from headrace.server.listener import Listener
+from headrace.server.upstream import Target
+from headrace.sql import install
+
+
+class FakeBuilder:
+    """Answers create_view by what the view is called; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.cancelled = threading.Event()
+        self.cleaned = threading.Event()
+        self.started = threading.Event()
+
+    def handlers(self) -> dict[str, rpc.Handler]:
+        names = ("drop_view", "create_index", "drop_index")
+        others = {n: self._plain(n) for n in names}
+        return {"create_view": self._create, "explain_view": self._explain, **others}
+
+    def _plain(self, method: str) -> rpc.Handler:
+        async def handler(params: dict[str, Any], progress: rpc.Progress) -> Any:
+            self.calls.append((method, params))
+            return None
+
+        return handler
+
+    async def _explain(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        self.calls.append(("explain_view", params))
+        return f"stage {params['stage']}\n  of {params['query_or_name']}"
+
+    async def _create(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        self.calls.append(("create_view", params))
+        progress({"phase": "planning", "rows": 0, "total": 0})
+        name = params["name"]
+        if name == "refused":
+            raise UnsupportedError(
+                "LEFT JOIN is not supported",
+                detail="A detail.",
+                hint="A hint.",
+                position=8,
+            )
+        if name == "slow":
+            self.started.set()
+            progress({"phase": "reading", "rows": 0, "total": 1000, "percent": 0})
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                await asyncio.sleep(0.2)
+                self.cleaned.set()
+                raise
+        progress(
+            {
+                "phase": "reading",
+                "rows": 250_000,
+                "total": 1_000_000,
+                "percent": 25,
+                "eta_s": 3.1,
+            }
+        )
+        return {"view_id": 1}
+
+
+class Running:
+    """A listener in a thread of its own."""
+
+    def __init__(self, source: str, folder: Path, **settings: Any) -> None:
+        self.source = source
+        self.builder = FakeBuilder()
+        self.settings = Settings(
+            source=source, data_dir=folder, listen="127.0.0.1:0", **settings
+        )
+        self.port = 0
+        self.listener: Listener
+        self._up = threading.Event()
+        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+        self._thread.start()
+        assert self._up.wait(20), "the listener starts"
+
+    @property
+    def dsn(self) -> str:
+        return make_conninfo(self.source, host="127.0.0.1", port=self.port)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        path = self.settings.data_dir / "b.sock"
+        peers: list[rpc.Peer] = []
+        server = await rpc.serve(path, self.builder.handlers(), peers.append)
+        peer = await rpc.connect(path)
+
+        async def builder() -> rpc.Peer:
+            return peer
+
+        commands = Commands(builder)
+        direct = Direct(self.settings, commands)
+        direct.start()
+        database = psycopg.conninfo.conninfo_to_dict(self.source)["dbname"]
+        target = Target.of(self.source)
+        self.listener = Listener(self.settings, target, str(database), commands.run)
+        _, self.port = await self.listener.start()
+        await direct.connected.wait()
+        self._up.set()
+        await self._stop.wait()
+        await self.listener.close()
+        await direct.stop()
+        await peer.close()
+        for other in peers:
+            await other.close()
+        server.close()
+        await asyncio.sleep(0)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def start(database: str, tmp_path: Path) -> Iterator[Any]:
+    """Start a commander on a fresh database that has our objects."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        install.install(conn)
+    running: list[Running] = []
+
+    def begin(**settings: Any) -> Running:
+        running.append(Running(database, tmp_path, **settings))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.stop()
+
+
+@pytest.fixture
+def commander(start: Any) -> Running:
+    return start()

@@ -1,0 +1,169 @@
+"""Calls on direct connections: the command table, end to end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from headrace.sql import install
+
+
+def direct(commander, **options) -> psycopg.Connection:
+    return psycopg.connect(commander.source, autocommit=True, **options)
+
+
+def test_call_with_progress(commander):
+    notices = []
+    with direct(commander) as conn:
+        conn.add_notice_handler(lambda d: notices.append(d.message_primary))
+        conn.execute("SET search_path = pg_temp; SET TimeZone = 'Asia/Tokyo'")
+        began = time.monotonic()
+        conn.execute(
+            "CALL headrace.create_view('v', %s, '{\"a\": 1}')", ("SELECT 'ä'",)
+        )
+        assert time.monotonic() - began < 2
+    (method, params) = commander.builder.calls[0]
+    assert method == "create_view"
+    assert (params["name"], params["query"], params["options"]) == (
+        "v",
+        "SELECT 'ä'",
+        {"a": 1},
+    )
+    assert params["caller"] == "postgres"
+    assert params["settings"]["search_path"] == "pg_temp"
+    assert params["settings"]["TimeZone"] == "Asia/Tokyo"
+    assert any("25 %" in n for n in notices)
+
+
+def test_settings_are_the_same_on_both_ways(commander):
+    with (
+        direct(commander) as conn,
+        psycopg.connect(commander.dsn, autocommit=True) as other,
+    ):
+        for c in (conn, other):
+            c.execute("CALL headrace.drop_view(name => 'v', if_exists => true)")
+    first, second = (c[1] for c in commander.builder.calls)
+    assert first == second
+
+
+def test_error_has_all_its_fields(commander):
+    with (
+        direct(commander) as conn,
+        pytest.raises(psycopg.errors.FeatureNotSupported) as caught,
+    ):
+        conn.execute("CALL headrace.create_view('refused', 'SELECT 1')")
+    diag = caught.value.diag
+    assert diag.message_primary == "LEFT JOIN is not supported"
+    assert (diag.message_detail, diag.message_hint) == ("A detail.", "A hint.")
+
+
+def test_cancel(commander):
+    with direct(commander) as conn:
+        threading.Timer(0.4, conn.cancel_safe).start()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            conn.execute("CALL headrace.create_view('slow', 'SELECT 1')")
+    assert commander.builder.cleaned.wait(10)
+
+
+def test_lost_caller(commander):
+    conn = direct(commander)
+    conn.pgconn.send_query(b"CALL headrace.create_view('slow', 'SELECT 1')")
+    assert commander.builder.started.wait(10)
+    with direct(commander) as other:
+        other.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
+    assert commander.builder.cancelled.wait(10)
+    conn.close()
+
+
+def test_in_a_transaction_nothing_happens(commander):
+    with direct(commander) as conn:
+        with (
+            pytest.raises(psycopg.errors.InvalidTransactionTermination),
+            conn.transaction(),
+        ):
+            conn.execute("CALL headrace.create_view('v', 'SELECT 1')")
+        assert conn.execute("SELECT count(*) FROM headrace.commands").fetchone() == (0,)
+
+
+def test_caller_cannot_be_forged(commander):
+    with direct(commander) as conn:
+        conn.execute("DROP ROLE IF EXISTS f_plain; CREATE ROLE f_plain LOGIN")
+        conn.execute(
+            "DROP ROLE IF EXISTS f_group; CREATE ROLE f_group; GRANT f_group TO f_plain"
+        )
+        try:
+            with direct(commander, user="f_plain") as plain:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    plain.execute(
+                        "SELECT headrace.submit('drop_view', '{}', 'postgres', '{}')"
+                    )
+                for sql in (
+                    "SELECT * FROM headrace.commands",
+                    "INSERT INTO headrace.commands (procedure) VALUES ('x')",
+                    "UPDATE headrace.views SET owner = 'f_plain'",
+                    "INSERT INTO headrace.meta VALUES ('commander', 'me')",
+                ):
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        plain.execute(sql)
+                plain.execute("SET ROLE f_group")
+                plain.execute("CALL headrace.drop_view('v')")
+                plain.execute("RESET ROLE")
+                plain.execute("CALL headrace.drop_view('v')")
+                assert (
+                    plain.execute("SELECT * FROM headrace.list_views()").fetchall()
+                    == []
+                )
+                # Somebody else's command cannot be looked at.
+                conn.execute("CALL headrace.drop_view('mine')")
+                number = conn.execute(
+                    "SELECT max(id) FROM headrace.commands"
+                ).fetchone()[0]
+                with pytest.raises(psycopg.errors.UndefinedObject):
+                    plain.execute(
+                        "SELECT * FROM headrace.await_command(%s, NULL)", (number,)
+                    )
+        finally:
+            conn.execute("DROP ROLE f_plain, f_group")
+    callers = [c[1]["caller"] for c in commander.builder.calls]
+    assert callers == ["f_group", "f_plain", "postgres"]
+
+
+def test_hostile_search_path(commander):
+    with direct(commander) as conn:
+        conn.execute("CREATE SCHEMA evil; CREATE TABLE evil.hit (x text)")
+        for signature in (
+            'jsonb_build_object(VARIADIC "any")',
+            "current_setting(text)",
+        ):
+            if "VARIADIC" in signature:
+                continue
+            conn.execute(
+                f"CREATE FUNCTION evil.{signature} RETURNS text LANGUAGE sql"
+                " AS $$INSERT INTO evil.hit VALUES ('x') RETURNING x$$"
+            )
+        conn.execute("SET search_path = evil, pg_catalog")
+        conn.execute("CALL headrace.drop_view('v')")
+        conn.execute("SELECT * FROM headrace.list_views()")
+        assert conn.execute("SELECT count(*) FROM evil.hit").fetchone() == (0,)
+
+
+def test_engine_that_is_down_is_told(database):
+    with psycopg.connect(database, autocommit=True) as conn:
+        install.install(conn)
+        with pytest.raises(
+            psycopg.errors.CannotConnectNow, match="headrace is not running"
+        ):
+            conn.execute("CALL headrace.drop_view('v')")
+        assert conn.execute("SELECT * FROM headrace.list_views()").fetchall() == []
+
+
+def test_command_table_survives_a_lost_connection(commander):
+    with direct(commander) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'headrace commands' AND datname = current_database()"
+        )
+        conn.execute("CALL headrace.drop_view('v')")

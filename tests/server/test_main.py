@@ -1,0 +1,152 @@
+"""The whole commander process: start, stop, its children's deaths, the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import psycopg
+import pytest
+
+from headrace.config import Settings
+from headrace.server import janitor
+from headrace.server.cli import main
+from headrace.sql import install
+
+
+def wait(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_life_of_an_engine(database, start_engine):
+    """One engine, several questions: it takes seconds to start."""
+    with psycopg.connect(database, autocommit=True) as source:
+        source.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        engine = start_engine(database, "--http", "127.0.0.1:0")
+        with psycopg.connect(engine.dsn, autocommit=True) as conn:
+            conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
+            # A dead builder is started again, and serves the next call.
+            builder = engine.child("headrace.population.builder")
+            os.kill(builder, signal.SIGKILL)
+            module = "headrace.population.builder"
+            wait(lambda: engine.child(module) not in (None, builder))
+            conn.execute("CALL headrace.create_view('w', 'SELECT id FROM t')")
+            worker = engine.child("headrace.runtime.worker")
+            os.kill(worker, signal.SIGKILL)
+            source.execute("INSERT INTO t VALUES (1)")
+            wait(lambda: source.execute("SELECT count(*) FROM w").fetchone() == (1,))
+        address = engine.log.split('"address": "')[1].split('"')[0]
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert 'headrace_view_state{view="public.v",state="running"} 1' in text
+        assert 'headrace_process_restarts_total{process="worker"} 1' in text
+        # The data directory is ours alone.
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace.server.cli", "start", "--source", database,
+             "--listen", "127.0.0.1:0", "--data-dir", str(engine.data_dir)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "another headrace uses data directory" in done.stderr
+        # Nothing of the secrets on the way.
+        assert engine.data_dir.stat().st_mode & 0o077 == 0
+        children = [
+            engine.child("headrace.runtime.worker"),
+            engine.child("headrace.population.builder"),
+        ]
+        assert engine.stop() == 0
+        for pid in children:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        assert (
+            source.execute("SELECT status FROM headrace.views").fetchall()
+            == [("running",)] * 2
+        )
+
+
+def test_children_die_with_a_killed_commander(database, start_engine):
+    engine = start_engine(database)
+    children = [
+        engine.child("headrace.runtime.worker"),
+        engine.child("headrace.population.builder"),
+    ]
+    os.kill(engine.pid, signal.SIGKILL)
+
+    def gone(pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+                return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    wait(lambda: all(gone(pid) for pid in children))
+
+
+def test_janitor_removes_abandoned_populations(database, tmp_path):
+    settings = Settings(source=database, data_dir=tmp_path)
+    with psycopg.connect(database, autocommit=True) as conn:
+        install.install(conn)
+        conn.execute(
+            "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
+        )
+        conn.execute("CREATE PUBLICATION headrace FOR TABLE a, b")
+        conn.execute(
+            "INSERT INTO headrace.views (schema_name, view_name, query, status, block) VALUES"
+            " ('public', 'dead', 'q', 'populating', true),"
+            " ('public', 'again', 'q', 'pending', false), ('public', 'alive', 'q', 'running', true)"
+        )
+        conn.execute(
+            "INSERT INTO headrace.view_tables SELECT id, ('public.' ||"
+            " CASE view_name WHEN 'alive' THEN 'b' ELSE 'a' END)::regclass, 'public', 'x'"
+            " FROM headrace.views"
+        )
+        staged = tmp_path / "staging" / "1"
+        staged.mkdir(parents=True)
+        (staged / "run").write_text("x")
+        again = janitor.clean(settings)
+        assert [r["view_name"] for r in again] == ["again"]
+        assert not staged.exists()
+        left = conn.execute("SELECT view_name FROM headrace.views").fetchall()
+        assert left == [("alive",)]
+        published = conn.execute(
+            "SELECT tablename FROM pg_publication_tables"
+        ).fetchall()
+        assert published == [("b",)]
+        assert janitor.clean(settings) == []
+
+
+def test_check_and_uninstall(database, capsys):
+    name = "headrace_" + psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    assert main(["check", "--source", database, "--slot-name", name]) == 0
+    assert "ready for headrace" in capsys.readouterr().out
+    with psycopg.connect(database, autocommit=True) as conn:
+        install.install(conn)
+        conn.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,)
+        )
+        conn.execute("CREATE PUBLICATION headrace")
+        assert main(["uninstall", "--source", database, "--slot-name", name]) == 0
+        left = conn.execute(
+            "SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s),"
+            " (SELECT count(*) FROM pg_publication),"
+            " (SELECT count(*) FROM pg_namespace WHERE nspname = 'headrace')",
+            (name,),
+        ).fetchone()
+        assert left == (0, 0, 0)
+
+
+def test_wrong_usage(capsys, monkeypatch):
+    monkeypatch.delenv("HEADRACE_SOURCE", raising=False)
+    assert main(["check"]) == 2
+    assert "no source database given" in capsys.readouterr().err
+    assert main(["check", "--source", "host=127.0.0.1 port=1 dbname=x"]) == 1
+    assert main(["version"]) == 0
+    with pytest.raises(SystemExit):
+        main(["nonsense"])

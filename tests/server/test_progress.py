@@ -1,0 +1,38 @@
+"""Progress in words, and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.server import progress
+from headrace.server.progress import Reporter, describe
+
+
+@pytest.mark.parametrize(
+    ("step", "want"),
+    [
+        ({"phase": "reading", "rows": 250_000, "total": 1_000_000, "percent": 25, "eta_s": 3.1},
+         'populating "v": 250000 of 1000000 rows (25 %), 3 s left'),
+        ({"phase": "reading", "rows": 5, "total": 10}, 'populating "v": 5 of 10 rows (50 %)'),
+        ({"phase": "reading", "rows": 5}, 'populating "v": 5 rows'),
+        ({"phase": "writing", "rows": 5, "total": 10, "eta_s": 130},
+         'writing "v": 5 of 10 rows (50 %), 2 min 10 s left'),
+        ({"phase": "snapshot", "rows": 0, "total": 0}, 'waiting for a snapshot for "v"'),
+        ({"message": "schema made"}, "schema made"),
+    ],
+)  # fmt: skip
+def test_words(step, want):
+    assert describe("v", step) == want
+
+
+def test_rate(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.clock, "monotonic", lambda: now[0])
+    lines: list[str] = []
+    reporter = Reporter("v", lines.append)
+    for i in range(100):
+        now[0] = i * 0.1
+        reporter({"phase": "reading", "rows": i, "total": 100})
+    reporter.flush()
+    assert len(lines) == 21
+    assert lines[-1] == 'populating "v": 99 of 100 rows (99 %)'

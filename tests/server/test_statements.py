@@ -1,0 +1,169 @@
+"""The tokenizer against Postgres' own reading, and the two statements that are ours."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.server import statements
+from headrace.server.procedures import Given, bind
+from headrace.server.statements import contains_call, parse, tokenize
+
+
+def arguments(text: str, **options):
+    statement = parse(text, **options)
+    return statement and [a.value for a in statement.arguments]
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("CALL headrace.create_view('a', 'b')", ["a", "b"]),
+        ("call HEADRACE . Create_View ( 'a' , $$b$$ ) ;;", ["a", "b"]),
+        ('/* x /* y */ */ CALL "headrace"."create_view"(\'it\'\'s\', $q$b $$ c$q$) -- end', ["it's", "b $$ c"]),
+        (r"CALL headrace.create_view(E'a\nb\'\\c\u0041', 'a\nb')", ["a\nb'\\cA", "a\\nb"]),
+        ("CALL headrace.drop_view('a', true)", ["a", True]),
+        ("CALL headrace.drop_view('a', NULL)", ["a", None]),
+        ("CALL headrace.drop_index('ä')", ["ä"]),
+        ("CALL headrace.x()", []),
+    ],
+)  # fmt: skip
+def test_ours(text, want):
+    assert arguments(text) == want
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SELECT 1",
+        "CALL other.create_view('a')",
+        "CALL create_view('a', 'b')",
+        "CALL \"Headrace\".create_view('a')",
+        "CALL headrace.create_view('a', 'b'); SELECT 1",
+        "SELECT 1; CALL headrace.create_view('a', 'b')",
+        "CALL headrace.create_view('a' || 'b')",
+        "CALL headrace.create_view('a'\n'b', 'c')",
+        "CALL headrace.create_view(U&'a', 'b')",
+        "CALL headrace.create_view(E'\\x41', 'b')",
+        "CALL headrace.create_view('a', 'b'",
+        "CALL headrace.create_view('a', )",
+        "CALL headrace.create_view(, 'a')",
+        "CALL headrace.create_view('a' 'b')",
+        "CALL headrace.create_view('a'::regclass)",
+        "CALL headrace.create_view('unterminated)",
+        "CALL headrace.create_view($x$unterminated)",
+        "CALL headrace.create_view('a') /* unterminated",
+        "CALL headrace.create_view",
+        "EXPLAIN CALL headrace.create_view('a', 'b')",
+        "SELECT * FROM headrace.list_views()",
+        "SELECT * FROM headrace.explain_view('a') x",
+        "SELECT count(*) FROM headrace.explain_view('a')",
+    ],
+)
+def test_not_ours(text):
+    assert parse(text) is None
+
+
+def test_strings_with_backslashes_when_not_standard():
+    text = r"CALL headrace.drop_view('a\'b')"
+    assert parse(text) is None
+    assert arguments(text, standard_strings=False) == ["a'b"]
+
+
+def test_contains_call():
+    assert contains_call("SELECT ';'; CALL headrace.drop_view('a')") == "drop_view"
+    assert contains_call("SELECT 'CALL headrace.drop_view(1)'") is None
+    assert contains_call("SELECT headrace.drop_view('a')") is None
+
+
+def test_positions():
+    text = "CALL headrace.create_view(query => E'a\\'b''c', name => 'v')"
+    invocation = bind(parse(text), (), "utf-8")
+    query = invocation.arguments["query"]
+    assert query == "a'b'c"
+    shown = [text[invocation.position(i + 1) - 1] for i in range(len(query))]
+    assert shown == ["a", "\\", "b", "'", "c"]
+    assert text[invocation.position(6) - 1] == "'"
+    assert invocation.position(7) is None
+    fields = invocation.error_fields({"C": "1", "M": "m", "P": "1"})
+    assert fields["P"] == str(text.index("a\\") + 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CALL headrace.create_view('a')",
+        "CALL headrace.create_view('a', 'b', 'c')",
+        "CALL headrace.create_view('a', 'b', '{}', 'd')",
+        "CALL headrace.create_view('a', name => 'b')",
+        "CALL headrace.create_view(name => 'a', 'b')",
+        "CALL headrace.create_view('a', nonsense => 'b')",
+        "CALL headrace.create_view('a', true)",
+        "CALL headrace.create_view('a', 'b', '{}'::text)",
+        "CALL headrace.explain_view('a')",
+        "CALL headrace.drop_view('a', 'maybe')",
+        "CALL headrace.drop_view($1)",
+    ],
+)
+def test_wrong_arguments_are_left_to_postgres(text):
+    assert bind(parse(text), (), "utf-8") is None
+
+
+def test_parameters_in_both_formats():
+    statement = parse("CALL headrace.create_view($2, $1, options => $3::jsonb)")
+    for given_options in (Given(0, b'{"a": 1}', 3802), Given(1, b'\x01{"a": 1}', 0)):
+        given_all = [Given(0, b"q", 0), Given(1, "ä".encode(), 25), given_options]
+        assert bind(statement, given_all, "utf-8").arguments == {
+            "name": "ä", "query": "q", "options": {"a": 1},
+        }  # fmt: skip
+    assert bind(statement, [*given_all[:2], Given(0, b"{}", 114)], "utf-8") is None
+    drop = parse("CALL headrace.drop_view('v', $1)")
+    assert bind(drop, [Given(1, b"\x01", 16)], "utf-8").arguments["if_exists"] is True
+    assert bind(drop, [Given(0, b"f", 0)], "utf-8").arguments["if_exists"] is False
+
+
+TEXTS = st.text(
+    st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30
+)
+
+
+@given(TEXTS)
+def test_quoting_by_psycopg_is_read_back(value):
+    literal = psycopg.sql.Literal(value).as_string(None).strip()
+    statement = parse(f"CALL headrace.drop_index({literal})")
+    assert statement is not None
+    assert statement.arguments[0].value == value
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        ["'", '"', "$$", "$a$", "E'", "\\", "--", "/*", "*/", "\n", " ", "a", "1", ".5",
+         "::", "=>", ";", "(", "$1", "U&'", "é", "''"]
+    ),
+    max_size=14,
+).map("".join)  # fmt: skip
+
+
+def test_strings_are_what_postgres_reads(database):
+    """Random lexemes: wherever we read one string constant, Postgres reads the same."""
+    with psycopg.connect(database, autocommit=True) as conn:
+
+        @given(
+            PIECES.map("'a{}'".format)
+            | PIECES.map("E'a{}'".format)
+            | PIECES.map("$$a{}$$".format)
+        )
+        def check(text: str) -> None:
+            try:
+                tokens = tokenize(text)
+            except statements._Unreadable:
+                return
+            if [t.kind for t in tokens] != ["string"]:
+                return
+            row = conn.execute(f"SELECT {text}\n".encode()).fetchone()
+            assert row == (tokens[0].value,)
+
+        check()
