@@ -1,0 +1,59 @@
+-- One look at a command of the login role: reports progress as NOTICE, raises its error,
+-- returns whether it is done.  Its procedure commits between two looks, so that it holds no
+-- snapshot while a population runs.
+--
+-- The advisory lock tells the commander that somebody still waits: when it is missing for a
+-- while (Ctrl-C, a lost connection) the command is cancelled.  An attempt that fails (the lock
+-- is taken shared, so only by somebody's malice) must not stop the caller.
+CREATE OR REPLACE FUNCTION headrace.await_command(command bigint, INOUT seen text, OUT done boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    c       headrace.commands;
+    waited  int := 0;
+    code    text;
+    what    text;
+BEGIN
+    PERFORM pg_try_advisory_xact_lock_shared(1212437059, (command % 2147483647)::int);
+    LOOP
+        SELECT * INTO c FROM headrace.commands x
+         WHERE x.id = command AND x.login = session_user;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION USING ERRCODE = '42704',
+                MESSAGE = format('command %s does not exist', command);
+        END IF;
+        IF c.progress ->> 'text' IS DISTINCT FROM seen AND c.progress ? 'text' THEN
+            seen := c.progress ->> 'text';
+            RAISE NOTICE '%', seen;
+        END IF;
+        EXIT WHEN c.status IN ('done', 'failed');
+        IF waited >= 50 THEN
+            IF NOT headrace.engine_running() THEN
+                RAISE EXCEPTION USING ERRCODE = '57P03',
+                    MESSAGE = 'headrace is not running',
+                    DETAIL = 'The engine went away while the command was under way; it ends what can be ended when it is back.',
+                    HINT = 'See headrace.list_views() once it runs again.';
+            END IF;
+            done := false;
+            RETURN;
+        END IF;
+        waited := waited + 1;
+        PERFORM pg_sleep(0.02);
+    END LOOP;
+    IF c.status = 'failed' THEN
+        -- An option of RAISE cannot be NULL, and an empty DETAIL would be shown.
+        code := coalesce(c.error ->> 'C', 'XX000');
+        what := coalesce(c.error ->> 'M', 'unknown error');
+        IF c.error ? 'D' AND c.error ? 'H' THEN
+            RAISE EXCEPTION USING ERRCODE = code, MESSAGE = what,
+                DETAIL = c.error ->> 'D', HINT = c.error ->> 'H';
+        ELSIF c.error ? 'D' THEN
+            RAISE EXCEPTION USING ERRCODE = code, MESSAGE = what, DETAIL = c.error ->> 'D';
+        ELSIF c.error ? 'H' THEN
+            RAISE EXCEPTION USING ERRCODE = code, MESSAGE = what, HINT = c.error ->> 'H';
+        END IF;
+        RAISE EXCEPTION USING ERRCODE = code, MESSAGE = what;
+    END IF;
+    done := true;
+END
+$$;

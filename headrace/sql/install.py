@@ -1,0 +1,254 @@
+"""Installs the SQL objects of schema ``headrace`` into a source database, and removes them.
+
+Each object is one ``.sql`` file; ``FILES`` is the load order.  Every file may run again over
+itself (``IF NOT EXISTS``, ``OR REPLACE``), so ``install`` is also the upgrade.  All objects
+belong to the engine's role; PUBLIC may read the catalog and call the procedures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from headrace.errors import PrerequisiteError
+
+SCHEMA_VERSION: Final = "1"
+EVAL_ROLE: Final = "headrace_eval"
+
+FILES: Final = (
+    "schema.sql",
+    "meta.sql",
+    "views.sql",
+    "progress.sql",
+    "view_tables.sql",
+    "commands.sql",
+    "engine_running.sql",
+    "captured_settings.sql",
+    "submit.sql",
+    "await_command.sql",
+    "create_view.sql",
+    "drop_view.sql",
+    "create_index.sql",
+    "drop_index.sql",
+    "list_views.sql",
+    "explain_view.sql",
+    "grants.sql",
+)
+
+Connection = psycopg.Connection[Any]
+
+_log = structlog.get_logger(__name__)
+# One installer at a time: two CREATE OR REPLACE of one function can collide (XX000 "tuple
+# concurrently updated").
+_INSTALL_LOCK: Final = 0x4844_5201
+
+
+def statements(name: str) -> str:
+    """Text of the SQL file ``name``."""
+    return resources.files("headrace.sql").joinpath(name).read_text(encoding="utf-8")
+
+
+def install(conn: Connection) -> None:
+    """Create or upgrade every object, in one transaction; idempotent.
+
+    Raises:
+        PrerequisiteError: when the role may not create the schema, or a schema of that
+            name belongs to somebody else.
+    """
+    with conn.transaction():
+        conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+        conn.execute("SET LOCAL search_path = pg_catalog")
+        conn.execute("SET LOCAL client_min_messages = warning")
+        _check_owner(conn)
+        try:
+            for name in FILES:
+                # Our own constant text, with several statements: no parameters.
+                conn.execute(statements(name).encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise PrerequisiteError(
+                f"could not install schema headrace: {error.diag.message_primary}",
+                hint="Grant CREATE on the database to the role of headrace.",
+                sqlstate="42501",
+            ) from error
+        put_meta(conn, "version", SCHEMA_VERSION)
+
+
+def put_meta(conn: Connection, key: str, value: str) -> None:
+    """Set ``headrace.meta`` ``key``; writes nothing when it has that value already."""
+    conn.execute(
+        "INSERT INTO headrace.meta AS m (key, value) VALUES (%s, %s)"
+        " ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"
+        " WHERE m.value IS DISTINCT FROM EXCLUDED.value",
+        (key, value),
+    )
+
+
+def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
+    """Remove the schema and what is in it; returns the result tables (schema.name).
+
+    Result tables stay as ordinary tables, unless ``tables``: then they are dropped too
+    (an object that depends on one makes the whole uninstall fail, with Postgres' words).
+    The eval role goes where nothing in another database needs it.
+    """
+    with conn.transaction():
+        conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+        found = conn.execute(
+            "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
+        ).fetchone()
+        names: list[str] = []
+        if found and found[0]:
+            rows = conn.execute(
+                "SELECT n.nspname, c.relname FROM headrace.views v"
+                " JOIN pg_catalog.pg_class c ON c.oid = v.result_oid"
+                " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace ORDER BY 1, 2"
+            ).fetchall()
+            for schema, table in rows:
+                name = sql.Identifier(schema, table)
+                names.append(name.as_string(conn))
+                if tables:
+                    conn.execute(sql.SQL("DROP TABLE {}").format(name))
+        conn.execute("SET LOCAL client_min_messages = warning")
+        conn.execute("DROP SCHEMA IF EXISTS headrace CASCADE")
+    _drop_eval_role(conn)
+    return names
+
+
+def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | None:
+    """DSN of role ``headrace_eval``, made when missing; None where that is not permitted.
+
+    The role may log in and nothing else.  Its password is random and known only from a file
+    of mode 0600 in ``data_dir``.  Roles belong to the whole server: where the role is another
+    engine's (its password is not ours to change), this database gets one of its own, with
+    the database's OID in its name.
+    """
+    secret = data_dir / "eval_password"
+    try:
+        for role, shared in (
+            (EVAL_ROLE, True),
+            (f"{EVAL_ROLE}_{_database_oid(conn)}", False),
+        ):
+            # Another database's engine may make the shared role at the same moment.
+            collided = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject)
+            dsn = None
+            with contextlib.suppress(*collided), conn.transaction():
+                dsn = _eval_dsn(conn, role, secret, source, shared=shared)
+            if dsn and _can_log_in(dsn):
+                return dsn
+    except psycopg.errors.InsufficientPrivilege as error:
+        _log.warning(
+            "eval role not available: functions that are not built in will be refused",
+            reason=error.diag.message_primary,
+        )
+    return None
+
+
+def _eval_dsn(
+    conn: Connection, role: str, secret: Path, source: str, *, shared: bool
+) -> str | None:
+    """DSN of ``role``, created if missing; None when it has rights and is no use."""
+    conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+    found = conn.execute(
+        "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication"
+        " OR rolbypassrls OR NOT rolcanlogin OR EXISTS ("
+        "SELECT FROM pg_catalog.pg_auth_members m WHERE m.member = r.oid)"
+        " FROM pg_catalog.pg_roles r WHERE rolname = %s",
+        (role,),
+    ).fetchone()
+    if found and found[0]:
+        _log.warning("eval role has rights: not used", role=role)
+        return None
+    password = _read_secret(secret)
+    name = sql.Identifier(role)
+    if not found:
+        conn.execute(
+            sql.SQL("CREATE ROLE {} LOGIN NOINHERIT CONNECTION LIMIT 64").format(name)
+        )
+        # Whose it is, so that another database's uninstall leaves it alone.
+        conn.execute(
+            sql.SQL("COMMENT ON ROLE {} IS {}").format(
+                name, sql.Literal(f"headrace of database {_database_oid(conn)}")
+            )
+        )
+    if not found or (password is None and not shared):
+        password = password or secrets.token_urlsafe(32)
+        conn.execute(
+            sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(password))
+        )
+        _write_secret(secret, password)
+    return make_conninfo(source, user=role, password=password)
+
+
+def _database_oid(conn: Connection) -> int:
+    row = conn.execute(
+        "SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None, "the current database exists"
+    return int(row[0])
+
+
+def _can_log_in(dsn: str) -> bool:
+    """Whether pg_hba.conf lets the eval role in; if not, it is as good as absent."""
+    try:
+        with psycopg.connect(dsn, connect_timeout=5):
+            return True
+    except psycopg.OperationalError as error:
+        _log.warning("eval role cannot log in", reason=str(error).strip())
+        return False
+
+
+def _check_owner(conn: Connection) -> None:
+    row = conn.execute(
+        "SELECT pg_catalog.pg_get_userbyid(nspowner),"
+        " pg_catalog.pg_has_role(nspowner, 'USAGE')"
+        " FROM pg_catalog.pg_namespace WHERE nspname = 'headrace'"
+    ).fetchone()
+    if row and not row[1]:
+        raise PrerequisiteError(
+            f'schema "headrace" belongs to role "{row[0]}"',
+            hint=f'Let headrace connect as "{row[0]}", or uninstall it as that role first.',
+            sqlstate="42501",
+        )
+
+
+def _drop_eval_role(conn: Connection) -> None:
+    """Drop the eval roles that nobody is logged in as."""
+    # Another engine of the server may use one; its own uninstall removes it then.
+    refused = (
+        psycopg.errors.UndefinedObject,
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.DependentObjectsStillExist,
+        psycopg.errors.ObjectInUse,
+    )
+    rows = conn.execute(
+        "SELECT rolname FROM pg_catalog.pg_roles r"
+        " WHERE pg_catalog.shobj_description(r.oid, 'pg_authid') ="
+        " 'headrace of database ' || (SELECT oid FROM pg_catalog.pg_database"
+        " WHERE datname = current_database()) AND NOT EXISTS ("
+        "SELECT FROM pg_catalog.pg_stat_activity a WHERE a.usename = r.rolname)"
+    ).fetchall()
+    for (role,) in rows:
+        with contextlib.suppress(*refused), conn.transaction():
+            conn.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def _read_secret(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _write_secret(path: Path, password: str) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(password)

@@ -1,0 +1,24 @@
+-- One row per view: its definition, plan and state.  Written by the engine only.
+CREATE TABLE IF NOT EXISTS headrace.views (
+    id          bigserial PRIMARY KEY,
+    schema_name name NOT NULL,
+    view_name   name NOT NULL,
+    query       text NOT NULL,
+    columns     jsonb,
+    plan        jsonb,
+    explain     jsonb,
+    options     jsonb NOT NULL DEFAULT '{}',
+    settings    jsonb NOT NULL DEFAULT '{}',
+    owner       name,
+    result_oid  oid,
+    start_lsn   pg_lsn,
+    status      text NOT NULL DEFAULT 'pending'
+                CHECK (status IN ('pending', 'populating', 'running', 'paused', 'error', 'sink_error')),
+    message     text,
+    sqlstate    text,
+    block       boolean NOT NULL DEFAULT true,
+    created_at  timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    UNIQUE (schema_name, view_name)
+);
+-- What the view relies on in the catalog (forwarder/fingerprint.py); NULL until it is populated.
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS watched jsonb;

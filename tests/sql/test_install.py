@@ -1,0 +1,173 @@
+"""Installing, upgrading and removing the SQL objects; the eval role."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from headrace.errors import PrerequisiteError
+from headrace.server.context import CAPTURED
+from headrace.sql import install
+
+
+@pytest.fixture
+def conn(database):
+    with psycopg.connect(database, autocommit=True) as conn:
+        yield conn
+
+
+OBJECTS = (
+    "SELECT classid::regclass::text, count(*) FROM pg_depend"
+    " WHERE refobjid = 'headrace'::regnamespace GROUP BY 1 ORDER BY 1"
+)
+
+
+def test_every_file_is_loaded():
+    names = {
+        f.name
+        for f in resources.files("headrace.sql").iterdir()
+        if f.name.endswith(".sql")
+    }
+    assert names == set(install.FILES)
+
+
+def test_install_is_idempotent_and_uninstall_clean(conn):
+    count = (
+        "SELECT count(*) FROM pg_class WHERE relnamespace <> 'pg_toast'::regnamespace"
+    )
+    before = conn.execute(count).fetchone()
+    install.install(conn)
+    conn.execute(
+        "INSERT INTO headrace.views (schema_name, view_name, query) VALUES ('s', 'v', 'q')"
+    )
+    objects = conn.execute(OBJECTS).fetchall()
+    install.install(conn)
+    assert conn.execute(OBJECTS).fetchall() == objects
+    assert conn.execute("SELECT view_name FROM headrace.views").fetchall() == [("v",)]
+    assert install.uninstall(conn) == []
+    assert conn.execute("SELECT to_regnamespace('headrace')").fetchone() == (None,)
+    assert conn.execute(count).fetchone() == before
+    assert install.uninstall(conn) == []
+
+
+def test_uninstall_keeps_or_drops_result_tables(conn):
+    for tables in (False, True):
+        install.install(conn)
+        conn.execute('CREATE TABLE IF NOT EXISTS "Odd ""name" (x int)')
+        conn.execute(
+            "INSERT INTO headrace.views (schema_name, view_name, query, result_oid)"
+            " SELECT 'public', relname, 'q', oid FROM pg_class WHERE relname LIKE 'Odd%'"
+        )
+        assert install.uninstall(conn, tables=tables) == ['"public"."Odd ""name"']
+        left = conn.execute(
+            "SELECT count(*) FROM pg_class WHERE relname LIKE 'Odd%'"
+        ).fetchone()
+        assert left == (0 if tables else 1,)
+
+
+def test_no_right_to_install_is_told(conn, database):
+    conn.execute("DROP ROLE IF EXISTS f_nobody; CREATE ROLE f_nobody LOGIN")
+    try:
+        with psycopg.connect(
+            make_conninfo(database, user="f_nobody"), autocommit=True
+        ) as nobody:
+            with pytest.raises(PrerequisiteError, match="permission denied"):
+                install.install(nobody)
+            install.install(conn)
+            with pytest.raises(PrerequisiteError, match="belongs to role"):
+                install.install(nobody)
+    finally:
+        conn.execute("DROP ROLE f_nobody")
+
+
+def test_installs_for_a_role_that_is_no_superuser(conn, database):
+    conn.execute("DROP ROLE IF EXISTS f_engine; CREATE ROLE f_engine LOGIN REPLICATION")
+    name = conn.info.dbname
+    conn.execute(
+        psycopg.sql.SQL("GRANT CREATE ON DATABASE {} TO f_engine").format(
+            psycopg.sql.Identifier(name)
+        )
+    )
+    try:
+        with psycopg.connect(
+            make_conninfo(database, user="f_engine"), autocommit=True
+        ) as engine:
+            install.install(engine)
+            install.install(engine)
+            engine.execute("SELECT * FROM headrace.list_views()")
+            install.uninstall(engine)
+    finally:
+        conn.execute("DROP OWNED BY f_engine; DROP ROLE f_engine")
+
+
+def test_eval_role_has_no_rights(conn, database, tmp_path):
+    dsn = install.ensure_eval_role(conn, tmp_path, database)
+    assert dsn is not None
+    assert install.ensure_eval_role(conn, tmp_path, database) == dsn
+    with psycopg.connect(dsn) as powerless:
+        row = powerless.execute(
+            "SELECT rolsuper, rolcreaterole, rolcreatedb, rolreplication, rolbypassrls"
+            " FROM pg_roles WHERE rolname = current_user"
+        ).fetchone()
+        assert row == (False,) * 5
+    for file in tmp_path.glob("eval_password"):
+        assert file.stat().st_mode & 0o077 == 0
+
+
+def test_captured_settings_are_those_of_the_commander(conn):
+    install.install(conn)
+    text = install.statements("captured_settings.sql")
+    listed = re.search(r"\{(.*?)\}", text, re.DOTALL)
+    assert [n.strip() for n in listed[1].split(",")] == list(CAPTURED)
+    (settings,) = conn.execute("SELECT headrace.captured_settings()").fetchone()
+    assert set(settings) == set(CAPTURED)
+
+
+def test_list_views_columns(conn):
+    install.install(conn)
+    conn.execute(
+        "INSERT INTO headrace.views (schema_name, view_name, query, status) VALUES"
+        " ('public', 'Odd name', 'SELECT 1', 'running')"
+    )
+    conn.execute(
+        "INSERT INTO headrace.progress (view_id, txid, lsn, source_commit_at)"
+        " SELECT id, 7, pg_current_wal_lsn() - 100, now() - interval '2 s' FROM headrace.views"
+    )
+    cursor = conn.execute("SELECT * FROM headrace.list_views()")
+    names = "name status message query rows lag_ms lag_bytes txid lsn"
+    assert [c.name for c in cursor.description] == names.split()
+    row = cursor.fetchone()
+    assert row[0] == 'public."Odd name"'
+    assert row[1] == "running"
+    assert row[5] >= 2000
+    assert row[6] >= 100
+    assert row[7] == 7
+
+
+def test_explain_view_of_names(conn):
+    install.install(conn)
+    conn.execute("CREATE SCHEMA s")
+    for schema in ("public", "s"):
+        conn.execute(
+            "INSERT INTO headrace.views (schema_name, view_name, query, explain) VALUES"
+            " (%s, 'V x', 'q', jsonb_build_object('physical', %s::text, 'logical', 'l'))",
+            (schema, f"in {schema}\n  more\n"),
+        )
+    sql = "SELECT * FROM headrace.explain_view(%s)"
+    assert conn.execute(sql, ('"V x"',)).fetchall() == [("in public",), ("  more",)]
+    assert conn.execute(sql, ('s."V x"',)).fetchall() == [("in s",), ("  more",)]
+    conn.execute("SET search_path = s, public")
+    assert conn.execute(sql, ('"V x"',)).fetchone() == ("in s",)
+    assert conn.execute(
+        "SELECT * FROM headrace.explain_view('\"V x\"', 'logical')"
+    ).fetchall() == [("l",)]
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        conn.execute(sql, ("nothing",))
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="no plan of stage"):
+        conn.execute("SELECT * FROM headrace.explain_view('\"V x\"', 'x')")
+    with pytest.raises(psycopg.errors.FeatureNotSupported):
+        conn.execute(sql, ("SELECT 1",))
