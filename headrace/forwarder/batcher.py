@@ -1,0 +1,347 @@
+"""Source transactions become batches: gathered until the interval is over, never split.
+
+    stream thread ── add(), keepalive() ──► Batcher ── take() ──► engine thread
+
+The engine takes a batch when it is free and the interval since the first transaction has passed:
+so while the engine is busy, or behind, batches grow by themselves (up to ``rows_max``).
+During replay (``cuts``) batches end exactly at the recorded end LSNs instead.
+
+* Invariant 1: a batch ends at the end of a source transaction.
+* Invariant 2: a transaction that committed before the start position is dropped, by our own
+  position (H17): its Relation messages are kept, since the server will not send them again.
+* Invariant 3: memory is bounded: ``add`` says to wait while more than ``bytes_max`` are
+  buffered, and one transaction's bytes beyond ``spool_bytes_min`` go to a file.
+* Invariant 4: ``idle_lsn`` is a keepalive position before which nothing is left to process
+  once all taken batches are processed (H15).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from headrace import clock
+from headrace.errors import ContinuityLost, HeadraceError
+from headrace.forwarder.spool import Spool
+from headrace.types import format_lsn
+
+_BEGIN: Final = struct.Struct("!cQqI")
+_COMMIT: Final = struct.Struct("!cBQQq")
+_B, _C, _R, _Y = b"BCRY"
+_MESSAGE_BYTES: Final = 64
+"""What a message in memory costs beyond its content."""
+_CHUNK_MESSAGES: Final = 100_000
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
+
+Part = list[bytes] | Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A recorded batch: it must end at ``end_lsn`` again."""
+
+    txid: int
+    end_lsn: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """Whole source transactions, as raw messages in stream order."""
+
+    end_lsn: int = 0
+    commit_time_us: int = 0
+    """Of its last transaction, microseconds since 2000-01-01."""
+    transactions: int = 0
+    messages: int = 0
+    size: int = 0
+    """Bytes in memory."""
+    txid: int | None = None
+    """The recorded txid during replay."""
+    opened_at: float = 0.0
+    parts: list[Part] = field(default_factory=list)
+
+    def chunks(self) -> Iterator[list[bytes]]:
+        """All messages, in pieces of bounded size; may be read again."""
+        for part in self.parts:
+            if isinstance(part, Spool):
+                yield from part.read(_CHUNK_BYTES)
+                continue
+            for start in range(0, len(part), _CHUNK_MESSAGES):
+                yield part[start : start + _CHUNK_MESSAGES]
+
+    @property
+    def spooled(self) -> bool:
+        """Whether a part of it is on disk."""
+        return any(isinstance(part, Spool) for part in self.parts)
+
+    def close(self) -> None:
+        """Forget the messages."""
+        for part in self.parts:
+            if isinstance(part, Spool):
+                part.close()
+        self.parts = []
+
+
+class Batcher:
+    """Between the stream of one connection and the engine; see the module text."""
+
+    def __init__(
+        self,
+        *,
+        start_lsn: int,
+        cuts: Sequence[Cut] = (),
+        interval_s: float = 0.05,
+        rows_max: int = 100_000,
+        bytes_max: int = 64 * 1024 * 1024,
+        spool_bytes_min: int = 32 * 1024 * 1024,
+        spool_dir: Path | None = None,
+    ) -> None:
+        """Transactions that ended at or before ``start_lsn`` are dropped."""
+        self._start_lsn = start_lsn
+        self._cuts = deque(cuts)
+        self._interval_s = interval_s
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._spool_bytes_min = spool_bytes_min
+        self._spool_dir = spool_dir
+        self._lock = threading.Condition()
+        # Guarded by the lock.
+        self._closed: deque[Batch] = deque()
+        self._open = Batch()
+        self._error: HeadraceError | None = None
+        self._poked = False
+        self._idle_lsn = 0
+        self._buffered = 0
+        # The transaction being received: the stream thread's own.
+        self._tx: list[bytes] = []
+        self._tx_bytes = 0
+        self._tx_messages = 0
+        self._tx_parts: list[Part] = []
+        self._tx_open = False
+        self._tx_late = False
+        self._final_lsn = 0
+        self.duplicates = 0
+        """Transactions dropped because they had been processed before."""
+
+    # --- the stream's side
+
+    def add(self, messages: Sequence[bytes]) -> bool:
+        """Take messages in stream order; false: wait with ``wait_for_room`` before more."""
+        tx = self._tx
+        for message in messages:
+            kind = message[0]
+            if kind == _C:
+                self._commit(message)
+                tx = self._tx
+                continue
+            if kind == _B:
+                self._begin(message)
+            elif self._tx_late and kind not in (_R, _Y):
+                continue
+            tx.append(message)
+            self._tx_bytes += len(message) + _MESSAGE_BYTES
+            if self._tx_bytes > self._spool_bytes_min and self._spool_dir is not None:
+                self._spill()
+        return not self._full()
+
+    def keepalive(self, lsn: int) -> None:
+        """The server has sent everything before ``lsn`` that it will ever send."""
+        if self._tx_open:
+            return
+        with self._lock:
+            while self._cuts and self._cuts[0].end_lsn <= lsn:
+                self._close_cut()
+            if (
+                not self._closed
+                and self._open.transactions == 0
+                and lsn > self._idle_lsn
+            ):
+                self._idle_lsn = lsn
+            self._lock.notify_all()
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Whether there is room again, after waiting for at most ``timeout_s``."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._full_locked(), timeout_s)
+
+    def fail(self, error: HeadraceError) -> None:
+        """The stream has ended; ``take`` raises ``error`` once the rest is taken."""
+        with self._lock:
+            self._error = self._error or error
+            self._lock.notify_all()
+
+    # --- the engine's side
+
+    def take(self, timeout_s: float) -> Batch | None:
+        """The next batch; None when poked or when ``timeout_s`` has passed.
+
+        Raises:
+            HeadraceError: what ended the stream.
+        """
+        until = clock.monotonic() + timeout_s
+        with self._lock:
+            while True:
+                batch = self._ready()
+                if batch is not None:
+                    self._buffered -= batch.size
+                    self._lock.notify_all()
+                    return batch
+                if self._error is not None:
+                    raise self._error
+                if self._poked:
+                    self._poked = False
+                    return None
+                now = clock.monotonic()
+                wait = until - now
+                if wait <= 0:
+                    return None
+                if self._open.transactions and not self._cuts:
+                    wait = min(wait, self._open.opened_at + self._interval_s - now)
+                self._lock.wait(max(wait, 0.0))
+
+    def poke(self) -> None:
+        """Let ``take`` return: there is something else to do."""
+        with self._lock:
+            self._poked = True
+            self._lock.notify_all()
+
+    @property
+    def idle_lsn(self) -> int:
+        """See Invariant 4; 0 if not known."""
+        with self._lock:
+            return self._idle_lsn
+
+    @property
+    def replaying(self) -> bool:
+        """Whether recorded batches are still to come."""
+        with self._lock:
+            return bool(self._cuts) or any(b.txid is not None for b in self._closed)
+
+    def statistics(self) -> dict[str, int]:
+        """Numbers for the status."""
+        with self._lock:
+            return {
+                "buffered_bytes": self._buffered,
+                "closed_batches": len(self._closed),
+                "open_transactions": self._open.transactions,
+                "duplicates": self.duplicates,
+            }
+
+    def close(self) -> None:
+        """Drop whatever is buffered."""
+        with self._lock:
+            for batch in (*self._closed, self._open, Batch(parts=self._tx_parts)):
+                batch.close()
+            self._closed.clear()
+
+    # --- inside
+
+    def _begin(self, message: bytes) -> None:
+        if self._tx_open or len(message) != _BEGIN.size:
+            raise ContinuityLost("the stream has a malformed or nested Begin")
+        self._final_lsn = _BEGIN.unpack(message)[1]
+        self._tx_open = True
+        # The start position is a transaction's end: what committed before it also ended by it.
+        self._tx_late = self._final_lsn < self._start_lsn
+
+    def _commit(self, message: bytes) -> None:
+        if not self._tx_open or len(message) != _COMMIT.size:
+            raise ContinuityLost(
+                "the stream has a malformed Commit or one without Begin"
+            )
+        _, _, commit_lsn, end_lsn, time_us = _COMMIT.unpack(message)
+        if commit_lsn != self._final_lsn:
+            raise ContinuityLost(
+                f"the stream's Commit is at {format_lsn(commit_lsn)}, its Begin said"
+                f" {format_lsn(self._final_lsn)}"
+            )
+        self._tx_open = False
+        if self._tx_late:
+            # What is left of it (Begin, Relations) must still be fed to the decoder, in a
+            # transaction of its own that has no rows.
+            self._tx_late = False
+            self.duplicates += 1
+            relations = [m for m in self._tx if m[0] in (_R, _Y)]
+            self._tx = relations
+            self._tx_bytes = sum(map(len, relations))
+            return
+        self._tx.append(message)
+        self._tx_bytes += len(message) + _MESSAGE_BYTES
+        with self._lock:
+            self._accept(end_lsn, time_us)
+            self._lock.notify_all()
+
+    def _accept(self, end_lsn: int, time_us: int) -> None:
+        while self._cuts and self._cuts[0].end_lsn < end_lsn:
+            self._close_cut()
+        batch = self._open
+        if batch.transactions == 0:
+            batch.opened_at = clock.monotonic()
+        batch.transactions += 1
+        batch.end_lsn, batch.commit_time_us = end_lsn, time_us
+        batch.size += self._tx_bytes
+        batch.messages += self._tx_messages + len(self._tx)
+        self._buffered += self._tx_bytes
+        last = batch.parts[-1] if batch.parts else None
+        if not self._tx_parts and isinstance(last, list):
+            last.extend(self._tx)
+        else:
+            batch.parts.extend((*self._tx_parts, self._tx))
+        self._tx, self._tx_parts = [], []
+        self._tx_bytes = self._tx_messages = 0
+        if self._cuts:
+            if self._cuts[0].end_lsn == end_lsn:
+                self._close_cut()
+        elif batch.messages >= self._rows_max or batch.spooled:
+            self._close_open()
+
+    def _close_cut(self) -> None:
+        cut = self._cuts.popleft()
+        self._open.txid, self._open.end_lsn = cut.txid, cut.end_lsn
+        self._close_open()
+
+    def _close_open(self) -> None:
+        self._closed.append(self._open)
+        self._open = Batch()
+
+    def _ready(self) -> Batch | None:
+        if self._closed:
+            return self._closed.popleft()
+        batch = self._open
+        if self._cuts or batch.transactions == 0:
+            return None
+        # A stream that has ended sends no more: what is complete need not wait.
+        if (
+            clock.monotonic() < batch.opened_at + self._interval_s
+            and self._error is None
+        ):
+            return None
+        self._open = Batch()
+        return batch
+
+    def _full(self) -> bool:
+        with self._lock:
+            return self._full_locked()
+
+    def _full_locked(self) -> bool:
+        # An open recorded batch cannot be taken before it is complete: it must get room.
+        takeable = bool(self._closed) or (
+            self._open.transactions > 0 and not self._cuts
+        )
+        return takeable and self._buffered > self._bytes_max
+
+    def _spill(self) -> None:
+        assert self._spool_dir is not None, "asked by the caller"
+        if not self._tx_parts:
+            self._tx_parts.append(Spool(self._spool_dir))
+        spool = self._tx_parts[-1]
+        assert isinstance(spool, Spool), "only spools are parts of an open transaction"
+        spool.write(self._tx)
+        self._tx_messages += len(self._tx)
+        self._tx.clear()
+        self._tx_bytes = 0

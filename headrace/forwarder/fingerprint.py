@@ -1,0 +1,365 @@
+"""What a view relies on in the source's catalog, as plain facts that can be compared.
+
+Most DDL leaves no trace in the stream (reliability.md E11, E12).  So the facts that a view was
+populated under are kept with it, and read again and again.  ``take`` decides once what there
+is to know for a view; ``read`` gives the present facts of any number of views in one
+statement, hence of one moment; ``difference`` says what stands against going on.
+
+Objects are known by OID, never by name: a renamed table is the same table, one that was
+dropped and made again is not.  Harmless: a new column or index, ANALYZE, SET STATISTICS, VACUUM
+FULL, CLUSTER, TRUNCATE, new enum labels, another name or schema of a table.
+
+*Rewrites.*  ``ALTER COLUMN v TYPE int USING v * 1000`` changes no fact of a column.  But it writes
+the column's row of pg_attribute *and* gives the table new storage, in one transaction; hardly
+anything else does both.  What else does (VACUUM FULL of a table with a used column that was once
+added with a default) stops the view as well: it cannot be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import ContinuityLost, DefiniteFailure, HeadraceError
+
+Connection = psycopg.Connection[Any]
+
+Facts = dict[str, Any]
+"""JSON: ``owner``, ``publication``, and by OID ``tables``, ``types`` and ``functions``."""
+
+HINT: Final = "Drop the view and create it again."
+_FIRST_USER_OID: Final = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a plan names; ``take`` adds what that depends on."""
+
+    columns: frozenset[tuple[int, int]]
+    """(table, attnum) of every column that is read, key columns too."""
+    types: frozenset[int]
+    functions: frozenset[int]
+    """Those that are not built in."""
+    owner: str
+    """Role whose row security counts."""
+
+
+# Types whose values change their text when the type is altered: enums and composites, also
+# inside of domains, arrays and ranges.
+_TYPES: Final = """
+WITH RECURSIVE used (oid) AS (
+  SELECT unnest(%(types)s::oid[])
+  UNION SELECT a.atttypid FROM unnest(%(tables)s::oid[], %(attnums)s::int2[]) u (t, n)
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
+  UNION
+  SELECT x.oid FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid
+    CROSS JOIN LATERAL (
+      SELECT t.typelem UNION ALL SELECT t.typbasetype
+      UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
+        WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0
+      UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r
+        WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid)
+   WHERE x.oid <> 0)
+SELECT t.oid::bigint FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid
+ WHERE t.typtype IN ('e', 'c')"""
+
+# What a function calls: by its dependencies, else by any function whose name is in its text.
+_FUNCTIONS: Final = r"""
+WITH RECURSIVE used (oid) AS (
+  SELECT unnest(%(functions)s::oid[])
+  UNION
+  SELECT g.oid FROM used JOIN pg_catalog.pg_proc f ON f.oid = used.oid
+    JOIN pg_catalog.pg_language l ON l.oid = f.prolang
+     AND l.lanname NOT IN ('internal', 'c')
+    JOIN pg_catalog.pg_proc g ON g.oid >= %(user)s AND (
+      f.prosrc ~* ('(^|\W)' || regexp_replace(g.proname, '(\W)', '\\\1', 'g') || '(\W|$)')
+      OR EXISTS (SELECT FROM pg_catalog.pg_depend d
+        WHERE d.classid = 'pg_catalog.pg_proc'::regclass AND d.objid = f.oid
+          AND d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = g.oid)))
+SELECT oid::bigint FROM used"""
+
+_READ: Final = """
+SELECT
+ (SELECT jsonb_build_object('oid', p.oid::bigint, 'written', p.xmin::text,
+    'whole', p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
+             AND NOT p.pubviaroot)
+    FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s),
+ (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
+    'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text,
+    'persistence', c.relpersistence::text, 'partition', c.relispartition,
+    'parent', EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid),
+    'storage', c.relfilenode::bigint, 'identity', c.relreplident::text,
+    'key', (SELECT jsonb_agg(k.n ORDER BY k.n) FROM pg_catalog.pg_index i,
+        unnest(i.indkey::int2[]) WITH ORDINALITY k (n, place)
+       WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+         AND i.indpred IS NULL AND k.place <= i.indnkeyatts
+         AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
+               WHEN 'i' THEN i.indisreplident END),
+    'secured', (SELECT jsonb_agg(o.name) FROM unnest(%(owners)s::name[]) o (name)
+        LEFT JOIN pg_catalog.pg_roles r ON r.rolname = o.name
+       WHERE c.relrowsecurity AND (r.oid IS NULL OR NOT (
+         r.rolsuper OR r.rolbypassrls OR (NOT c.relforcerowsecurity
+           AND pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))))),
+    'published', (SELECT jsonb_build_object('oid', s.oid::bigint,
+        'whole', s.prqual IS NULL AND s.prattrs IS NULL)
+        FROM pg_catalog.pg_publication_rel s
+        JOIN pg_catalog.pg_publication p ON p.oid = s.prpubid
+       WHERE s.prrelid = c.oid AND p.pubname = %(publication)s),
+    'columns', (SELECT jsonb_object_agg(a.attnum, jsonb_build_object('name', a.attname,
+        'type', a.atttypid::bigint, 'typmod', a.atttypmod,
+        'collation', a.attcollation::bigint, 'generated', a.attgenerated::text,
+        'not_null', a.attnotnull, 'written', a.xmin::text))
+        FROM unnest(%(tables)s::oid[], %(attnums)s::int2[]) u (t, n)
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
+       WHERE u.t = c.oid AND NOT a.attisdropped)))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+   WHERE c.oid = ANY (%(tables)s::oid[])),
+ (SELECT jsonb_object_agg(t.oid::bigint, jsonb_build_object(
+    'name', format('%%I.%%I', n.nspname, t.typname),
+    'labels', (SELECT jsonb_agg(jsonb_build_array(e.oid::bigint, e.enumlabel)
+        ORDER BY e.enumsortorder) FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid),
+    'attributes', (SELECT jsonb_agg(jsonb_build_array(a.attnum, a.attname,
+        a.atttypid::bigint, a.atttypmod, a.attcollation::bigint) ORDER BY a.attnum)
+        FROM pg_catalog.pg_attribute a WHERE t.typrelid <> 0
+         AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)))
+    FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+   WHERE t.oid = ANY (%(types)s::oid[])),
+ (SELECT jsonb_object_agg(f.oid::bigint, jsonb_build_object(
+    'name', format('%%I.%%I', n.nspname, f.proname), 'body', md5(jsonb_build_array(
+      f.prosrc, f.probin, f.prosqlbody::text, f.prolang::bigint, f.proconfig,
+      f.provolatile::text, f.proisstrict, f.prosecdef, f.prokind::text, f.proretset,
+      f.prorettype::bigint, f.proargtypes::text)::text)))
+    FROM pg_catalog.pg_proc f JOIN pg_catalog.pg_namespace n ON n.oid = f.pronamespace
+   WHERE f.oid = ANY (%(functions)s::oid[]))"""
+
+
+def take(conn: Connection, uses: Uses, publication: str) -> Facts:
+    """The facts of one view, now (or in the snapshot that ``conn`` is in)."""
+    columns = sorted(uses.columns)
+    asked = {
+        "tables": [table for table, _ in columns],
+        "attnums": [attnum for _, attnum in columns],
+        "types": sorted(uses.types),
+        "functions": sorted(uses.functions),
+        "user": _FIRST_USER_OID,
+    }
+    types = [int(row[0]) for row in conn.execute(_TYPES, asked).fetchall()]
+    functions = []
+    if uses.functions:
+        rows = conn.execute(_FUNCTIONS, asked).fetchall()
+        functions = [int(row[0]) for row in rows]
+    facts = _read(conn, columns, types, functions, [uses.owner], publication)
+    return _narrow(facts, uses.owner, None)
+
+
+def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Facts]:
+    """For each of ``known``, the present facts of the same things, all of one moment."""
+    views = list(known)
+    columns = {
+        (int(table), int(attnum))
+        for view in views
+        for table, facts in view["tables"].items()
+        for attnum in facts["columns"] or ()
+    }
+    found = _read(
+        conn,
+        sorted(columns),
+        sorted({int(oid) for view in views for oid in view["types"]}),
+        sorted({int(oid) for view in views for oid in view["functions"]}),
+        sorted({view["owner"] for view in views}),
+        publication,
+    )
+    return [_narrow(found, view["owner"], view) for view in views]
+
+
+def difference(
+    before: Facts, now: Facts, *, published: bool = True
+) -> HeadraceError | None:
+    """Why a view that was right under ``before`` cannot go on under ``now``; None: it can.
+
+    Both are of the same view.  What may change harmlessly is not compared.  The publication
+    counts from the moment the tables are in it (``published``).
+    """
+
+    def errors() -> Iterator[HeadraceError]:
+        if published and before["tables"]:  # not for a view of constants
+            yield from _publication_changed(before["publication"], now["publication"])
+        for oid, facts in before["tables"].items():
+            found = now["tables"].get(oid)
+            if published and found is not None:
+                yield from _unpublished(facts, found)
+            yield from _table_changed(facts, found)
+        for oid, facts in before["types"].items():
+            yield from _type_changed(facts, now["types"].get(oid))
+        for oid, facts in before["functions"].items():
+            yield from _function_changed(facts, now["functions"].get(oid))
+
+    return next(errors(), None)
+
+
+def rewritten(before: Facts, now: Facts) -> str | None:
+    """A table that has other storage now: a population that reads it must start again."""
+    for oid, old in before["tables"].items():
+        new = now["tables"].get(oid)
+        if new is None or new["storage"] != old["storage"]:
+            return _table(old)
+    return None
+
+
+# --- reading
+
+
+def _read(
+    conn: Connection,
+    columns: list[tuple[int, int]],
+    types: list[int],
+    functions: list[int],
+    owners: list[str],
+    publication: str,
+) -> Facts:
+    row = conn.execute(
+        _READ,
+        {
+            "tables": [table for table, _ in columns],
+            "attnums": [attnum for _, attnum in columns],
+            "types": types,
+            "functions": functions,
+            "owners": owners,
+            "publication": publication,
+        },
+        prepare=True,
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    names = ("publication", "tables", "types", "functions")
+    return dict(zip(names, (row[0], *(part or {} for part in row[1:])), strict=True))
+
+
+def _narrow(found: Facts, owner: str, known: Facts | None) -> Facts:
+    """``found`` as far as it concerns one view: what ``known`` has, or all of it."""
+    out: Facts = {"owner": owner, "publication": found["publication"]}
+    for kind in ("tables", "types", "functions"):
+        oids = found[kind] if known is None else known[kind]
+        out[kind] = {oid: found[kind][oid] for oid in oids if oid in found[kind]}
+    for oid, table in out["tables"].items():
+        columns = table["columns"] or {}
+        if known is not None:
+            had = known["tables"][oid]["columns"] or {}
+            columns = {n: c for n, c in columns.items() if n in had}
+        secured = owner in (table["secured"] or ())
+        out["tables"][oid] = table | {"secured": secured, "columns": columns}
+    return out
+
+
+# --- comparing
+
+
+def _stop(message: str, detail: str | None = None) -> HeadraceError:
+    return DefiniteFailure(message, detail=detail, hint=HINT)
+
+
+def _lost(message: str) -> HeadraceError:
+    return ContinuityLost(
+        message, detail="Changes may have been missed meanwhile.", hint=HINT
+    )
+
+
+def _table(facts: Facts) -> str:
+    return f'table "{facts["schema"]}"."{facts["name"]}"'
+
+
+def _publication_changed(
+    old: Facts | None, new: Facts | None
+) -> Iterator[HeadraceError]:
+    if old is None or new is None:
+        yield _lost("the publication was dropped")
+    elif old["oid"] != new["oid"]:
+        yield _lost("the publication was dropped and made again")
+    elif not new["whole"]:
+        yield _lost("the publication does not publish every change any more")
+    elif old["written"] != new["written"]:
+        yield _lost("the publication was altered")
+
+
+def _unpublished(old: Facts, new: Facts) -> Iterator[HeadraceError]:
+    before, now = old["published"], new["published"]
+    if before is None or now is None:
+        yield _lost(f"{_table(old)} was taken out of the publication")
+    elif not now["whole"]:
+        yield _lost(f"the publication has a row filter or column list of {_table(old)}")
+    elif before["oid"] != now["oid"]:
+        yield _lost(f"{_table(old)} was out of the publication for a while")
+
+
+def _table_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    table = _table(old)
+    if new is None:
+        yield _stop(f"{table} was dropped")
+        return
+    for name, what in (
+        ("kind", "is of another kind now"),
+        ("persistence", "is unlogged now"),
+        ("partition", "is a partition now"),
+        ("parent", "has partitions or inheritance children now"),
+        ("identity", "has another replica identity now"),
+        ("key", "has another key now"),
+    ):
+        if old[name] != new[name]:
+            yield _stop(f"{table} {what}")
+    if new["secured"]:
+        yield _stop(f"row security of {table} is active now for the view's owner")
+    moved = old["storage"] != new["storage"]
+    for number, column in old["columns"].items():
+        known = int(number) in (old["key"] or ())
+        yield from _column_changed(
+            column, new["columns"].get(number), table, key=known, moved=moved
+        )
+
+
+def _column_changed(
+    old: Facts, new: Facts | None, table: str, *, key: bool, moved: bool
+) -> Iterator[HeadraceError]:
+    column = f'column "{old["name"]}" of {table}'
+    if new is None:
+        yield _stop(f"{column} was dropped")
+        return
+    if old["name"] != new["name"]:
+        yield _stop(f'{column} was renamed to "{new["name"]}"')
+    if any(old[f] != new[f] for f in ("type", "typmod", "collation", "generated")):
+        yield _stop(f"{column} has another type now")
+    if key and not new["not_null"]:
+        yield _stop(f"{column}, part of its key, may be NULL now")
+    if moved and old["written"] != new["written"]:
+        yield _stop(
+            f"{column} was rewritten",
+            "ALTER TABLE may have changed its values, which the stream does not tell.",
+        )
+
+
+def _type_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    if new is None:
+        yield _stop(f"type {old['name']} was dropped")
+        return
+    if old["name"] != new["name"]:
+        yield _stop(f"type {old['name']} was renamed to {new['name']}")
+    had = old["labels"] or []
+    have = dict(new["labels"] or ())
+    for oid, label in had:
+        if have.get(oid) != label:
+            yield _stop(f'label "{label}" of enum {old["name"]} was renamed')
+    kept = {oid for oid, _ in had}
+    if [oid for oid in have if oid in kept] != [oid for oid, _ in had]:
+        yield _stop(f"the order of enum {old['name']} has changed")
+    if old["attributes"] != new["attributes"]:
+        yield _stop(f"the attributes of type {old['name']} have changed")
+
+
+def _function_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    if new is None:
+        yield _stop(f"function {old['name']} was dropped")
+    elif old["name"] != new["name"]:
+        yield _stop(f"function {old['name']} was renamed to {new['name']}")
+    elif old["body"] != new["body"]:
+        yield _stop(f"function {old['name']} was replaced")

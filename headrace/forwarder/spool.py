@@ -1,0 +1,64 @@
+"""A file for the messages of one transaction that is too large for memory.
+
+It holds the raw messages, each after its length: smaller than decoded columns, and decoding
+them chunk by chunk later costs the same.  It is gone when the batch is done, or at start.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from headrace.errors import BugError
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Spool:
+    """Messages on disk, written once and read any number of times."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix="tx-", suffix=".spool", dir=folder)
+        self._file: IO[bytes] = os.fdopen(handle, "w+b", buffering=1 << 20)
+        # The name is not needed: the space is free again whenever the process ends.
+        Path(name).unlink()
+        self.messages = 0
+        self.bytes = 0
+
+    def write(self, messages: Sequence[bytes]) -> None:
+        """Append messages."""
+        pack = _LENGTH.pack
+        self._file.write(b"".join(x for m in messages for x in (pack(len(m)), m)))
+        self.messages += len(messages)
+        self.bytes += sum(map(len, messages))
+
+    def read(self, bytes_max: int) -> Iterator[list[bytes]]:
+        """All messages in order, in chunks of about ``bytes_max``."""
+        self._file.flush()
+        self._file.seek(0)
+        chunk: list[bytes] = []
+        size = count = 0
+        while head := self._file.read(_LENGTH.size):
+            (length,) = _LENGTH.unpack(head)
+            message = self._file.read(length)
+            if len(message) != length:
+                raise BugError("a spool file ends within a message")
+            chunk.append(message)
+            size += length
+            count += 1
+            if size >= bytes_max:
+                yield chunk
+                chunk, size = [], 0
+        if count != self.messages:
+            raise BugError(f"a spool file has {count} messages, not {self.messages}")
+        if chunk:
+            yield chunk
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._file.close()

@@ -1,0 +1,146 @@
+"""Batches: whole transactions, recorded cuts, duplicates, bounded memory."""
+
+from __future__ import annotations
+
+import struct
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ContinuityLost, TransientError
+from headrace.forwarder.batcher import Batcher, Cut
+
+
+def transaction(end: int, rows: int = 1, size: int = 10) -> list[bytes]:
+    """Messages of a transaction that ends at ``end``."""
+    begin = struct.pack("!cQqI", b"B", end - 5, 7, 1)
+    commit = struct.pack("!cBQQq", b"C", 0, end - 5, end, 7)
+    return [begin, *(b"I" + bytes(size) for _ in range(rows)), commit]
+
+
+def batcher(**kwargs) -> Batcher:
+    return Batcher(**{"start_lsn": 0, "interval_s": 0.0} | kwargs)
+
+
+def test_takes_what_is_complete_and_nothing_else():
+    b = batcher()
+    b.add(transaction(10) + transaction(20) + transaction(30)[:2])
+    batch = b.take(0)
+    assert (batch.transactions, batch.end_lsn, batch.messages) == (2, 20, 6)
+    assert b.take(0) is None
+    b.add(transaction(30)[2:])
+    assert b.take(0).end_lsn == 30
+
+
+def test_waits_for_the_interval_since_the_first():
+    b = batcher(interval_s=30.0)
+    b.add(transaction(10))
+    assert b.take(0.01) is None
+    b.fail(TransientError("gone"))
+    assert b.take(0).end_lsn == 10  # a stream that has ended sends no more
+    with pytest.raises(TransientError):
+        b.take(0)
+
+
+def test_poke_returns_at_once():
+    b = batcher()
+    thread = threading.Timer(0.02, b.poke)
+    thread.start()
+    assert b.take(20) is None
+    thread.join()
+
+
+def test_row_limit_closes_at_a_transaction_end():
+    b = batcher(rows_max=5, interval_s=30.0)
+    b.add(transaction(10) + transaction(20) + transaction(30))
+    assert b.take(0).end_lsn == 20
+    assert b.take(0) is None
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.data())
+def test_cuts_are_met_exactly(rows, data):
+    ends = [10 * (i + 1) for i in range(len(rows))]
+    chosen = sorted(data.draw(st.sets(st.sampled_from(ends))))
+    cuts = [Cut(100 + i, end) for i, end in enumerate(chosen)]
+    b = batcher(cuts=cuts, rows_max=2)
+    b.add([m for end, n in zip(ends, rows, strict=True) for m in transaction(end, n)])
+    for cut in cuts:
+        batch = b.take(0)
+        assert (batch.txid, batch.end_lsn) == (cut.txid, cut.end_lsn)
+    assert not b.replaying
+    rest = ends[ends.index(chosen[-1]) + 1 :] if chosen else ends
+    seen = []
+    while (batch := b.take(0)) is not None:
+        assert batch.txid is None
+        seen.append(batch.end_lsn)
+    assert (seen[-1:] or rest[-1:]) == rest[-1:]
+
+
+def test_cut_whose_transactions_are_no_longer_sent():
+    b = batcher(cuts=[Cut(4, 10), Cut(5, 20)])
+    b.add(transaction(30))
+    assert [(b.take(0).txid, 0)] == [(4, 0)]
+    assert b.take(0).txid == 5
+    assert b.take(0).end_lsn == 30
+    b = batcher(cuts=[Cut(4, 10)])
+    b.keepalive(9)
+    assert b.take(0) is None
+    b.keepalive(10)
+    assert b.take(0).txid == 4
+
+
+def test_duplicates_are_dropped_but_their_relations_stay():  # H17
+    b = batcher(start_lsn=20)
+    begin, row, commit = transaction(20)
+    b.add([begin, b"Rrelation", row, commit, *transaction(30)])
+    batch = b.take(0)
+    assert batch.transactions == 1
+    assert [m[:1] for m in next(batch.chunks())] == [b"R", b"B", b"I", b"C"]
+    assert b.duplicates == 1
+
+
+def test_idle_position_only_when_nothing_is_left():  # H15
+    b = batcher(interval_s=30.0)
+    b.keepalive(5)
+    assert b.idle_lsn == 5
+    b.add(transaction(10))
+    b.keepalive(12)
+    assert b.idle_lsn == 5
+    b.add(transaction(20)[:2])
+    b.keepalive(15)
+    assert b.idle_lsn == 5
+
+
+def test_large_transaction_goes_to_disk_and_back(tmp_path):
+    b = batcher(spool_bytes_min=10_000, spool_dir=tmp_path, bytes_max=50_000)
+    messages = transaction(10, rows=5000, size=50)
+    for start in range(0, len(messages), 500):
+        assert b.add(messages[start : start + 500])
+    batch = b.take(0)
+    assert batch.spooled
+    for _ in range(2):  # it may be read again
+        assert [m for chunk in batch.chunks() for m in chunk] == messages
+    assert batch.size < 20_000
+    batch.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_holds_back_when_full_but_never_a_recorded_batch():
+    b = batcher(bytes_max=1000, interval_s=30.0)
+    assert not b.add(transaction(10, rows=50))
+    assert not b.wait_for_room(0.01)
+    b.fail(TransientError("gone"))
+    b.take(0)
+    assert b.wait_for_room(0.01)
+    b = batcher(bytes_max=1000, cuts=[Cut(1, 20)])
+    assert b.add(transaction(10, rows=50))
+    assert not b.add(transaction(20, rows=50))
+
+
+def test_malformed_transactions_end_the_stream():
+    begin, row, commit = transaction(10)
+    for messages in ([commit], [begin, begin], [begin, row, transaction(20)[2]]):
+        with pytest.raises(ContinuityLost):
+            batcher().add(messages)
