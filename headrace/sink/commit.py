@@ -1,0 +1,115 @@
+"""The progress compare-and-set: what makes a txid's rows appear exactly once.
+
+* Invariant 1: rows and progress change in one Postgres transaction.
+* Invariant 2: progress of a view moves only from the txid it was last written at (which its
+  owner knows) to a later one, guarded by the owner's epoch.  A txid that changes no view at
+  all is not written: so progress may skip txids, but never one that changed something.
+* Invariant 4: all running views move together, in one statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from headrace.errors import BugError, FencedError
+from headrace.types import Lsn, Txid, format_lsn, parse_lsn
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a result table has come, as its row in ``headrace.progress`` says."""
+
+    view_id: int
+    epoch: int
+    txid: Txid
+    lsn: Lsn
+
+
+def take_over(conn: Connection, view_ids: Sequence[int]) -> dict[int, Progress]:
+    """Become the owner of ``view_ids``: fence every earlier one, and read how far it came.
+
+    The row locks make it wait for a transaction of an earlier owner that is still being
+    committed; so this is also how a lost COMMIT answer is found out (H20).  Views without
+    a progress row are missing in the answer.
+    """
+    rows = conn.execute(
+        "UPDATE headrace.progress SET epoch = epoch + 1"
+        " WHERE view_id = ANY (%s::bigint[]) RETURNING view_id, epoch, txid, lsn::text",
+        (list(view_ids),),
+    ).fetchall()
+    return {
+        int(view_id): Progress(
+            view_id, epoch, Txid(txid), parse_lsn(lsn) if lsn else Lsn(0)
+        )
+        for view_id, epoch, txid, lsn in rows
+    }
+
+
+def advance(
+    conn: Connection,
+    views: Sequence[Progress],
+    txid: int,
+    attempt: int,
+    lsn: int,
+    committed_at: datetime | None,
+) -> list[int]:
+    """Move ``views`` from the txids they hold to ``txid``; returns views that are gone.
+
+    REQUIRES: an open transaction, to be rolled back unless the answer is empty.
+
+    Raises:
+        FencedError: another engine owns one of the views.
+        BugError: progress is not where its owner left it.
+    """
+    rows = conn.execute(
+        "UPDATE headrace.progress p SET txid = %s, attempt = %s, lsn = %s,"
+        " source_commit_at = %s, applied_at = pg_catalog.clock_timestamp()"
+        " FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[])"
+        "   AS mine(view_id, epoch, txid)"
+        " WHERE p.view_id = mine.view_id AND p.epoch = mine.epoch AND p.txid = mine.txid"
+        " RETURNING p.view_id",
+        (
+            txid, attempt, format_lsn(lsn), committed_at,
+            [v.view_id for v in views], [v.epoch for v in views], [v.txid for v in views],
+        ),
+    ).fetchall()  # fmt: skip
+    if len(rows) == len(views):
+        return []
+    moved = {row[0] for row in rows}
+    return _explain(conn, [v for v in views if v.view_id not in moved], txid)
+
+
+def _explain(conn: Connection, missed: Sequence[Progress], txid: int) -> list[int]:
+    """Why the compare-and-set missed: the view is gone, or this must stop."""
+    found = {
+        int(row[0]): (int(row[1]), int(row[2]))
+        for row in conn.execute(
+            "SELECT view_id, epoch, txid FROM headrace.progress"
+            " WHERE view_id = ANY (%s::bigint[])",
+            ([v.view_id for v in missed],),
+        ).fetchall()
+    }
+    gone = []
+    for view in missed:
+        if view.view_id not in found:
+            gone.append(view.view_id)
+            continue
+        epoch, stored = found[view.view_id]
+        if epoch != view.epoch:
+            raise FencedError(
+                f"another engine has taken over view {view.view_id}",
+                detail=f"Its epoch is {epoch}; this engine has {view.epoch}.",
+            )
+        state = "already done" if stored >= txid else "a gap"
+        raise BugError(
+            f"progress of view {view.view_id} is txid {stored}, not {view.txid},"
+            f" when txid {txid} should be committed: {state}"
+        )
+    return gone

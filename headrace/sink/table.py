@@ -1,0 +1,303 @@
+"""Result tables: making one, its index for deletes, its grants, and its fingerprint.
+
+* Invariant 3 (architecture.md 4): the table holds exactly the query's columns.
+* The table belongs to the engine's role; its creator may read it and pass that on (E16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headrace.errors import SinkTableError, UnsupportedError
+from headrace.types import Oid, Schema
+
+Connection = psycopg.Connection[Any]
+
+_NAME_BYTES_MAX: Final = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A result table: where rows of a view go."""
+
+    view_id: int
+    schema_name: str
+    table_name: str
+    oid: int
+    schema: Schema
+    """The view's columns, in table order."""
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """Qualified name for statements."""
+        return sql.Identifier(self.schema_name, self.table_name)
+
+    @property
+    def shown(self) -> str:
+        """Qualified name for messages."""
+        return f'"{self.schema_name}"."{self.table_name}"'
+
+
+def create(
+    conn: Connection,
+    schema_name: str,
+    table_name: str,
+    query: sql.Composable | str,
+    *,
+    columns: Sequence[str] = (),
+    reader: str | None = None,
+) -> Oid:
+    """Make an empty result table with the names and types of ``query``; returns its OID.
+
+    Runs in the caller's transaction and under the caller's settings (search_path).
+    ``columns`` renames the columns; ``reader`` gets SELECT WITH GRANT OPTION.
+
+    Raises:
+        UnsupportedError: the query has no columns.
+    """
+    name = sql.Identifier(schema_name, table_name)
+    text = query if isinstance(query, sql.Composable) else sql.SQL(query)
+    renamed: sql.Composable = sql.SQL("")
+    if columns:
+        renamed = sql.SQL(" ({})").format(
+            sql.SQL(", ").join(sql.Identifier(c) for c in columns)
+        )
+    conn.execute(
+        sql.SQL("CREATE TABLE {}{} AS {} WITH NO DATA").format(name, renamed, text)
+    )
+    row = conn.execute(
+        "SELECT %s::pg_catalog.regclass::pg_catalog.oid", (name.as_string(conn),)
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    oid = Oid(int(row[0]))
+    if not attributes(conn, oid):
+        raise UnsupportedError("a view without columns is not supported")
+    create_hash_index(conn, schema_name, table_name)
+    if reader is not None:
+        conn.execute(
+            sql.SQL("GRANT SELECT ON TABLE {} TO {} WITH GRANT OPTION").format(
+                name, sql.Identifier(reader)
+            )
+        )
+    return oid
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column of a result table as the catalog has it."""
+
+    name: str
+    type_name: str
+    """With typmod, as format_type spells it."""
+    array_name: str | None
+    """Name of the array type whose literal carries the values; None: go through text."""
+    base_oid: int
+    """Type OID, domains resolved."""
+    hashable: bool = False
+
+
+def attributes(conn: Connection, oid: int) -> list[Attribute]:
+    """Columns in table order; ``hashable`` is left false (see ``hashable``)."""
+    rows = conn.execute(
+        "WITH RECURSIVE a AS ("
+        " SELECT attnum, attname, atttypid AS typ, atttypid, atttypmod"
+        "   FROM pg_catalog.pg_attribute"
+        "  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+        " UNION ALL"
+        " SELECT a.attnum, a.attname, t.typbasetype, a.atttypid, a.atttypmod"
+        "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype = 'd')"
+        " SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),"
+        # An array's elements cannot be arrays, unnest spreads composites over columns, and
+        # a box's delimiter is not a comma.
+        "        CASE WHEN t.typcategory <> 'A' AND t.typtype <> 'c' AND t.typarray <> 0 AND t.typdelim = ','"
+        "             THEN pg_catalog.format_type(t.typarray, -1) END, t.oid"
+        "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype <> 'd'"
+        "  ORDER BY a.attnum",
+        (oid,),
+    ).fetchall()
+    return [Attribute(r[0], r[1], r[2], int(r[3])) for r in rows]
+
+
+def hashable(conn: Connection, found: Sequence[Attribute]) -> list[bool]:
+    """Which columns hash_record_extended can hash: asked from Postgres, per type."""
+    known: dict[str, bool] = {}
+    out = []
+    for attribute in found:
+        kind = attribute.type_name
+        if kind not in known:
+            try:
+                with conn.transaction():
+                    conn.execute(
+                        sql.SQL(
+                            "SELECT pg_catalog.hash_record_extended(ROW(NULL::{}), 0)"
+                        ).format(sql.SQL(kind))
+                    )
+                known[kind] = True
+            except psycopg.errors.UndefinedFunction:
+                known[kind] = False
+        out.append(known[kind])
+    return out
+
+
+def row_hash(qualifier: str, columns: Sequence[str]) -> sql.Composed:
+    """The indexed expression over ``columns`` of ``qualifier`` (spelt the same everywhere)."""
+    return sql.SQL("pg_catalog.hash_record_extended(ROW({}), 0::bigint)").format(
+        sql.SQL(", ").join(sql.Identifier(qualifier, c) for c in columns)
+    )
+
+
+def create_hash_index(conn: Connection, schema_name: str, table_name: str) -> None:
+    """The index that finds a row to delete by the hash of its values.
+
+    Columns whose type cannot be hashed are left out; without any there is no index.
+    """
+    row = conn.execute(
+        "SELECT %s::pg_catalog.regclass::pg_catalog.oid",
+        (sql.Identifier(schema_name, table_name).as_string(conn),),
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    found = attributes(conn, int(row[0]))
+    names = [a.name for a, ok in zip(found, hashable(conn, found), strict=True) if ok]
+    if not names:
+        return
+    expression = sql.SQL("pg_catalog.hash_record_extended(ROW({}), 0::bigint)").format(
+        sql.SQL(", ").join(sql.Identifier(n) for n in names)
+    )
+    conn.execute(
+        sql.SQL("CREATE INDEX {} ON {} (({}))").format(
+            sql.Identifier(index_name(int(row[0]))),
+            sql.Identifier(schema_name, table_name),
+            expression,
+        )
+    )
+
+
+def index_name(oid: int) -> str:
+    """Name of the hash index of the result table ``oid``; never truncated."""
+    name = f"headrace_row_hash_{oid}"
+    assert len(name) <= _NAME_BYTES_MAX, "a fixed prefix and an OID"
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Whatever may change a result table's meaning behind our back."""
+
+    name: str
+    owner: str
+    kind: str
+    columns: tuple[tuple[str, str], ...]
+    triggers: tuple[str, ...]
+    rules: tuple[str, ...]
+    constraints: tuple[str, ...]
+    row_security: bool
+    published: tuple[str, ...]
+
+
+def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
+    """Fingerprint of the table ``oid``; None if there is no such table."""
+    row = conn.execute(
+        "SELECT pg_catalog.format('%%I.%%I', n.nspname, c.relname),"
+        " pg_catalog.pg_get_userbyid(c.relowner), c.relkind::text,"
+        " ARRAY(SELECT t.tgname::text FROM pg_catalog.pg_trigger t"
+        "        WHERE t.tgrelid = c.oid AND t.tgenabled <> 'D' ORDER BY 1),"
+        " ARRAY(SELECT r.rulename::text FROM pg_catalog.pg_rewrite r"
+        "        WHERE r.ev_class = c.oid ORDER BY 1),"
+        # Since 18 NOT NULL is a constraint too; it is told by the columns.
+        " ARRAY(SELECT k.conname::text FROM pg_catalog.pg_constraint k"
+        "        WHERE k.conrelid = c.oid AND k.contype <> 'n' ORDER BY 1),"
+        " c.relrowsecurity OR c.relforcerowsecurity,"
+        " ARRAY(SELECT p.pubname::text FROM pg_catalog.pg_publication p"
+        "        WHERE EXISTS (SELECT FROM pg_catalog.pg_publication_tables pt"
+        "              WHERE pt.pubname = p.pubname AND pt.schemaname = n.nspname"
+        "                AND pt.tablename = c.relname) ORDER BY 1)"
+        " FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
+        (oid,),
+    ).fetchone()
+    if row is None:
+        return None
+    columns = tuple((a.name, a.type_name) for a in attributes(conn, oid))
+    return Fingerprint(
+        name=row[0],
+        owner=row[1],
+        kind=row[2],
+        columns=columns,
+        triggers=tuple(row[3]),
+        rules=tuple(row[4]),
+        constraints=tuple(row[5]),
+        row_security=row[6],
+        published=tuple(row[7]),
+    )
+
+
+def replaced(conn: Connection, targets: Sequence[Target]) -> set[int]:
+    """Views whose result table's name now means another table.
+
+    Asked after writing: the locks that writing took keep the answer true until the commit.
+    """
+    rows = conn.execute(
+        "SELECT u.view_id FROM unnest(%s::bigint[], %s::bigint[], %s::text[])"
+        "   AS u(view_id, oid, name)"
+        " WHERE pg_catalog.to_regclass(u.name)::bigint IS DISTINCT FROM u.oid",
+        (
+            [t.view_id for t in targets],
+            [t.oid for t in targets],
+            [t.identifier.as_string(conn) for t in targets],
+        ),
+    ).fetchall()
+    return {int(row[0]) for row in rows}
+
+
+def check(conn: Connection, target: Target, publication: str) -> None:
+    """Prove that the result table is still what ``create`` made.
+
+    Raises:
+        SinkTableError: it is gone, or was altered; the message says how.
+    """
+    found = fingerprint(conn, target.oid)
+    name = target.shown
+    if found is None:
+        raise SinkTableError(
+            f"result table {name} was dropped",
+            hint="Drop the view and create it again.",
+        )
+    row = conn.execute("SELECT current_user").fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    expected = [f.name for f in target.schema]
+    wrong = None
+    if not _same_name(conn, target):
+        wrong = f"was renamed to {found.name}"
+    elif found.kind != "r":
+        wrong = "is no ordinary table"
+    elif found.owner != row[0]:
+        wrong = f'belongs to role "{found.owner}" now'
+    elif [c for c, _ in found.columns] != expected:
+        wrong = "has other columns now"
+    elif found.triggers or found.rules:
+        wrong = f"has a trigger or rule: {', '.join(found.triggers + found.rules)}"
+    elif found.constraints:
+        wrong = f"has a constraint: {', '.join(found.constraints)}"
+    elif found.row_security:
+        wrong = "has row-level security"
+    elif publication in found.published:
+        wrong = f'is in publication "{publication}"'
+    if wrong:
+        raise SinkTableError(
+            f"result table {name} {wrong}",
+            hint="Undo that, or drop the view and create it again.",
+            sqlstate="55000",
+        )
+
+
+def _same_name(conn: Connection, target: Target) -> bool:
+    row = conn.execute(
+        "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid IS NOT DISTINCT FROM %s::oid",
+        (target.identifier.as_string(conn), target.oid),
+    ).fetchone()
+    return bool(row and row[0])

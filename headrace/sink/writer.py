@@ -1,0 +1,277 @@
+"""Writes a view's diffs into its result table; the caller owns the transaction.
+
+Inserts go in by COPY.  A delete finds its row by the indexed hash of the row, compares every
+column exactly (two numerics of different scale are different rows), and deletes as many copies
+as the weight says, which is checked against the count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from headrace.errors import SinkBlocked, SinkTableError
+from headrace.kernels import copytext, text
+from headrace.sink import table
+from headrace.sink.table import Target
+from headrace.types import (
+    BOOL,
+    BPCHAR,
+    DATE,
+    INT2,
+    INT4,
+    INT8,
+    OID,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    VARCHAR,
+    WEIGHT,
+    Oid,
+)  # fmt: skip
+
+Connection = psycopg.Connection[Any]
+
+SINK_SETTINGS: Final = {
+    # Deletes look their rows up one by one in the hash index; statistics of a table that
+    # changes all the time must never turn that into a scan per row.
+    "enable_seqscan": "off",
+    "enable_mergejoin": "off",
+    "enable_hashjoin": "off",
+    "jit": "off",
+    # Progress that could be lost with a crash of the server would let state run ahead of it.
+    "synchronous_commit": "on",
+}
+"""Settings of the sink connection on top of the pinned ones."""
+
+_IDENTICAL: Final = frozenset(
+    (BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID)
+)
+"""Types whose equality is identity: no need to compare texts."""
+_TEXTS: Final = frozenset((TEXT, VARCHAR))
+
+_ROWS_PER_COPY: Final = 65_536
+_ROWS_PER_DELETE: Final = 20_000
+
+_TABLE_CHANGED: Final = ("42", "0A", "23", "44", "22")
+"""SQLSTATE classes of a statement of ours that no longer fits the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Statements:
+    copy: sql.Composed
+    delete: sql.Composed
+
+
+class SinkWriter:
+    """Writes diffs over one connection, which has ``SINK_SETTINGS`` and pinned settings."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._statements: dict[int, _Statements] = {}
+
+    def create_table(
+        self,
+        target: Target,
+        query: sql.Composable | str,
+        *,
+        columns: Sequence[str] = (),
+        reader: str | None = None,
+    ) -> Oid:
+        """See ``table.create``; ``target.oid`` is not used."""
+        return table.create(
+            self._conn, target.schema_name, target.table_name, query,
+            columns=columns, reader=reader,
+        )  # fmt: skip
+
+    def forget(self, view_id: int) -> None:
+        """The view is gone or changed: its statements are made anew when needed."""
+        self._statements.pop(view_id, None)
+
+    def write(self, target: Target, diffs: pa.RecordBatch) -> int:
+        """Carry out consolidated ``diffs``; returns the rows written.
+
+        REQUIRES: an open transaction; after an exception it must be rolled back to a savepoint.
+
+        Raises:
+            SinkBlocked: the table is locked by somebody else.
+            SinkTableError: it is gone, altered, or does not hold the rows to delete.
+        """
+        if diffs.num_rows == 0:
+            return 0
+        try:
+            return self._write(target, diffs)
+        except psycopg.errors.LockNotAvailable as error:
+            raise SinkBlocked(
+                f"result table {target.shown} is locked",
+                hint="It goes on by itself when the lock is released.",
+            ) from error
+        except psycopg.Error as error:
+            if error.sqlstate and error.sqlstate.startswith(_TABLE_CHANGED):
+                raise SinkTableError(
+                    f"result table {target.shown} cannot be written:"
+                    f" {error.diag.message_primary}",
+                    hint="Drop the view and create it again.",
+                    sqlstate=error.sqlstate,
+                ) from error
+            raise
+
+    def _write(self, target: Target, diffs: pa.RecordBatch) -> int:
+        statements = self._prepared(target)
+        # By place: a view may have a column of that name.
+        weights = diffs.column(len(target.schema)).to_numpy()
+        gone = np.flatnonzero(weights < 0)
+        if len(gone):
+            self._delete(target, statements, diffs, weights, gone)
+        come = np.flatnonzero(weights > 0)
+        if len(come):
+            # Copies of a row are rows of their own.
+            take = come if (weights[come] == 1).all() else come.repeat(weights[come])
+            self._insert(target, statements, diffs, take)
+        return int(np.abs(weights).sum())
+
+    def _insert(
+        self, target: Target, made: _Statements, diffs: pa.RecordBatch, take: np.ndarray
+    ) -> None:
+        with self._conn.cursor() as cursor, cursor.copy(made.copy) as copy:
+            for start in range(0, len(take), _ROWS_PER_COPY):
+                part = diffs.take(pa.array(take[start : start + _ROWS_PER_COPY]))
+                copy.write(copytext.join(_texts(target, part)))
+
+    def _delete(
+        self,
+        target: Target,
+        made: _Statements,
+        diffs: pa.RecordBatch,
+        weights: np.ndarray,
+        gone: np.ndarray,
+    ) -> None:
+        for start in range(0, len(gone), _ROWS_PER_DELETE):
+            rows = gone[start : start + _ROWS_PER_DELETE]
+            part = diffs.take(pa.array(rows))
+            literals = [copytext.array_literal(c) for c in _texts(target, part)]
+            copies = (-weights[rows]).tolist()
+            # Numbered parameters: a "%" in a column's name is no placeholder.
+            with psycopg.RawCursor(self._conn) as cursor:
+                cursor.execute(made.delete, [*literals, copies])
+                found = cursor.rowcount
+            if found != sum(copies):
+                raise SinkTableError(
+                    f"result table {target.shown} was changed by somebody else:"
+                    f" {sum(copies)} rows should go, {found} were found",
+                    hint="Drop the view and create it again.",
+                    sqlstate="55000",
+                )
+
+    def _prepared(self, target: Target) -> _Statements:
+        made = self._statements.get(target.view_id)
+        if made is None:
+            made = _compose(self._conn, target)
+            self._statements[target.view_id] = made
+        return made
+
+    def blockers(self, target: Target) -> list[int]:
+        """Processes whose lock keeps us from writing; not between an error and its rollback."""
+        rows = self._conn.execute(
+            "SELECT DISTINCT l.pid FROM pg_catalog.pg_locks l"
+            " WHERE l.relation = %s AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()"
+            " AND l.database = (SELECT oid FROM pg_catalog.pg_database"
+            "                    WHERE datname = current_database())"
+            # What a sink may not write beside.
+            " AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',"
+            " 'AccessExclusiveLock') ORDER BY 1",
+            (target.oid,),
+        ).fetchall()
+        return [int(row[0]) for row in rows]
+
+
+def _compose(conn: Connection, target: Target) -> _Statements:
+    found = table.attributes(conn, target.oid)
+    if [a.name for a in found] != [f.name for f in target.schema]:
+        raise SinkTableError(
+            f"result table {target.shown} was dropped or has other columns now",
+            hint="Drop the view and create it again.",
+        )
+    names = [a.name for a in found]
+    copy = sql.SQL("COPY {} ({}) FROM STDIN").format(
+        target.identifier, sql.SQL(", ").join(map(sql.Identifier, names))
+    )
+    arrays: list[sql.Composed] = []
+    columns: list[sql.Composed] = []
+    equal: list[sql.Composed] = []
+    for attribute in found:
+        name = attribute.name
+        kind = sql.SQL(attribute.type_name)
+        array = sql.SQL(attribute.array_name or "pg_catalog.text[]")
+        arrays.append(sql.SQL("${}::{}").format(len(arrays) + 1, array))
+        columns.append(
+            sql.SQL("u.{0}::{1} AS {0}").format(sql.Identifier(name), kind)
+            if attribute.array_name is None
+            else sql.SQL("u.{}").format(sql.Identifier(name))
+        )
+        equal.append(_same(attribute))
+    flags = table.hashable(conn, found)
+    hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
+    if hashed:
+        equal.insert(
+            0,
+            sql.SQL("{} = {}").format(
+                table.row_hash("t", hashed), table.row_hash("g", hashed)
+            ),
+        )
+    weight = _free_name(names)
+    delete = sql.SQL(
+        "DELETE FROM {table} WHERE ctid = ANY (ARRAY("
+        "SELECT x.ctid FROM (SELECT {columns}, u.{weight} FROM unnest({arrays},"
+        " ${last}::bigint[]) AS u({names}, {weight}) OFFSET 0) g CROSS JOIN LATERAL ("
+        "SELECT t.ctid FROM {table} t WHERE {equal} LIMIT g.{weight}) x))"
+    ).format(
+        table=target.identifier,
+        columns=sql.SQL(", ").join(columns),
+        arrays=sql.SQL(", ").join(arrays),
+        last=len(arrays) + 1,
+        names=sql.SQL(", ").join(map(sql.Identifier, names)),
+        weight=sql.Identifier(weight),
+        equal=sql.SQL(" AND ").join(equal),
+    )
+    return _Statements(copy, delete)
+
+
+def _same(attribute: table.Attribute) -> sql.Composed:
+    """Whether column values of ``t`` and ``g`` are the same, exactly."""
+    name = attribute.name
+    form: LiteralString = "{} IS NOT DISTINCT FROM {}"
+    if attribute.base_oid == BPCHAR:
+        # As text it would lose its trailing blanks.
+        form = (
+            "pg_catalog.bpcharsend({}) IS NOT DISTINCT FROM pg_catalog.bpcharsend({})"
+        )
+    elif attribute.base_oid in _TEXTS:
+        form = '{} COLLATE "C" IS NOT DISTINCT FROM {} COLLATE "C"'
+    elif attribute.base_oid not in _IDENTICAL:
+        form = (
+            '{}::pg_catalog.text COLLATE "C" IS NOT DISTINCT FROM'
+            ' {}::pg_catalog.text COLLATE "C"'
+        )
+    return sql.SQL(form).format(sql.Identifier("t", name), sql.Identifier("g", name))
+
+
+def _free_name(names: Sequence[str]) -> str:
+    name = WEIGHT
+    while name in names:
+        name += "_"
+    return name
+
+
+def _texts(target: Target, diffs: pa.RecordBatch) -> list[pa.StringArray]:
+    return [
+        text.render(diffs.column(i), field.oid) for i, field in enumerate(target.schema)
+    ]

@@ -1,0 +1,89 @@
+"""The progress compare-and-set: done, gap, zombie, gone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+
+from headrace.errors import BugError, FencedError
+from headrace.sink import commit
+from headrace.sql import install
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def conn(database):
+    with psycopg.connect(database, autocommit=True) as made:
+        install.install(made)
+        made.execute(
+            "INSERT INTO headrace.views (id, schema_name, view_name, query)"
+            " SELECT i, 'public', 'v' || i, '' FROM generate_series(1, 3) i"
+        )
+        made.execute(
+            "INSERT INTO headrace.progress (view_id, txid, lsn) SELECT i, 4, '0/10' FROM generate_series(1, 3) i"
+        )
+        yield made
+
+
+def advance(conn, views, txid, attempt=0):
+    with conn.transaction():
+        return commit.advance(conn, views, txid, attempt, 0x1_0000_0020, NOW)
+
+
+def test_moves_all_views_together(conn):
+    owned = commit.take_over(conn, [1, 2, 3])
+    assert advance(conn, list(owned.values()), 5, 2) == []
+    rows = conn.execute(
+        "SELECT view_id, txid, attempt, lsn::text, source_commit_at FROM headrace.progress ORDER BY 1"
+    ).fetchall()
+    assert rows == [(i, 5, 2, "1/20", NOW) for i in (1, 2, 3)]
+
+
+def test_txids_that_changed_nothing_may_be_skipped(conn):
+    owned = commit.take_over(conn, [1])
+    assert advance(conn, [owned[1]], 9) == []
+
+
+def test_second_commit_and_gap_are_refused_and_say_which(conn):
+    owned = commit.take_over(conn, [1])
+    advance(conn, [owned[1]], 5)
+    with pytest.raises(BugError, match="already done"):
+        advance(conn, [owned[1]], 5)
+    ahead = commit.Progress(1, owned[1].epoch, 7, 0)
+    with pytest.raises(BugError, match="a gap"):
+        advance(conn, [ahead], 8)
+    assert conn.execute(
+        "SELECT txid FROM headrace.progress WHERE view_id = 1"
+    ).fetchone() == (5,)
+
+
+def test_later_owner_fences_the_earlier(conn):
+    old = commit.take_over(conn, [1, 2])
+    commit.take_over(conn, [2])
+    with pytest.raises(FencedError):
+        advance(conn, list(old.values()), 5)
+    assert (
+        conn.execute("SELECT txid FROM headrace.progress ORDER BY view_id").fetchall()
+        == [(4,)] * 3
+    )
+
+
+def test_dropped_view_is_told_apart(conn):
+    owned = commit.take_over(conn, [1, 2, 77])
+    assert set(owned) == {1, 2}
+    conn.execute("DELETE FROM headrace.views WHERE id = 2")
+    assert advance(conn, list(owned.values()), 5) == [2]
+
+
+def test_take_over_waits_for_a_commit_under_way(conn, database):
+    owned = commit.take_over(conn, [1])
+    with psycopg.connect(database) as slow:
+        commit.advance(slow, [owned[1]], 5, 0, 32, NOW)
+        conn.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            commit.take_over(conn, [1])
+        slow.commit()
+    assert commit.take_over(conn, [1])[1].txid == 5
