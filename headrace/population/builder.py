@@ -1,0 +1,338 @@
+"""The builder process: plans, populates, drops and indexes views; keeps Spark warm.
+
+    commander ──rpc──► builder ──rpc──► worker (hold, adopt, release, drop)
+
+Started by the commander (``python -m headrace.population.builder``), settings in the environment.
+Each request runs in a thread with connections of its own.  Populations run one at a time, in
+order of arrival; drops and indexes do not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import psycopg
+import structlog
+
+from headrace import events, imports
+from headrace.config import Settings
+from headrace.errors import HeadraceError, QueryCancelled, TransientError
+from headrace.population import create, drop, explain, indexes, staging
+from headrace.population import snapshot as snapshots
+from headrace.population.connect import as_headrace, connect
+from headrace.population.create import Context
+from headrace.population.job import Job
+from headrace.population.spark import Spark
+from headrace.runtime import rpc
+
+_log = structlog.get_logger(__name__)
+_PR_SET_PDEATHSIG: Final = 1
+_THREADS: Final = 64
+_STOP_S: Final = 8.0
+_RETRY_S: Final = 0.5
+
+Work = Callable[[Job], Any]
+
+
+class WorkerLink:
+    """The worker, asked from job threads; connects when needed."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._path = settings.worker_socket
+        self._loop = loop
+        self._peer: rpc.Peer | None = None
+        self._lock = asyncio.Lock()
+
+    def call(self, method: str, params: dict[str, Any]) -> Any:
+        """See ``create.Worker``; REQUIRES: not on the event loop's thread."""
+        request = self.request(method, params)
+        return asyncio.run_coroutine_threadsafe(request, self._loop).result()
+
+    async def start(self, holds: list[str]) -> None:
+        """Tell the worker which holds are still somebody's."""
+        await self.request("start", {"holds": holds})
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        """A request; TransientError while the worker is down."""
+        peer = await self._connected()
+        return await peer.call(method, params)
+
+    async def _connected(self) -> rpc.Peer:
+        async with self._lock:
+            if self._peer is None or self._peer.closed.is_set():
+                try:
+                    self._peer = await rpc.connect(self._path)
+                except OSError as error:
+                    raise TransientError("the worker process is not running") from error
+            return self._peer
+
+
+class Builder:
+    """RPC handlers of docs/CONTRACTS.md 6."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._spark = Spark(settings)
+        self._worker = WorkerLink(settings, loop)
+        self._context = Context(settings, self._worker, self._spark)
+        self._populations = asyncio.Lock()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
+        self._jobs: set[Job] = set()
+        self._running: set[asyncio.Future[Any]] = set()
+
+    @property
+    def handlers(self) -> dict[str, rpc.Handler]:
+        """Method -> handler."""
+        return {
+            "create_view": self._create_view,
+            "drop_view": self._drop_view,
+            "create_index": self._create_index,
+            "drop_index": self._drop_index,
+            "explain_view": self._explain_view,
+            "holds": self._holds,
+            "check": self._check,
+        }
+
+    @property
+    def holds(self) -> list[str]:
+        """Jobs that hold the slot back."""
+        return sorted(job.name for job in self._jobs)
+
+    def start(self) -> None:
+        """Remove what a dead builder left, then warm Spark up in the background."""
+        clean_up(self._settings)
+        if self._settings.spark_warm:
+            self._spark.warm()
+
+    async def greet_worker(self) -> None:
+        """Have the worker release the holds of a dead builder, finish its last handovers."""
+        while True:
+            try:
+                await self._worker.start(self.holds)
+                break
+            except TransientError:
+                await asyncio.sleep(_RETRY_S)
+        for view_id in await asyncio.to_thread(
+            staging.sealed, self._settings.staging_dir
+        ):
+            if view_id in self._context.live:
+                continue
+            with contextlib.suppress(HeadraceError):
+                # Idempotent: a view that was adopted before is only waited for.
+                await self._worker.request("adopt", {"view_id": view_id})
+                staged = staging.of_view(self._settings.staging_dir, view_id)
+                await asyncio.to_thread(staged.remove)
+
+    async def stop(self) -> None:
+        """Cancel all jobs, wait for their cleaning up, stop Spark."""
+        jobs = list(self._jobs)
+        for job in jobs:
+            await self._loop.run_in_executor(None, job.cancel)
+        if self._running:
+            await asyncio.wait(self._running, timeout=_STOP_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._spark.stop)
+
+    # --- handlers
+
+    async def _create_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = create.Request(
+            name=params["name"],
+            query=params["query"],
+            options=dict(params.get("options") or {}),
+            caller=params.get("caller"),
+            settings=dict(params.get("settings") or {}),
+        )
+        if self._populations.locked():
+            progress({"phase": "pending"})
+        async with self._populations:
+            return await self._run(
+                lambda job: create.create_view(self._context, job, request), progress
+            )
+
+    async def _drop_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = drop.Request(
+            name=params["name"],
+            if_exists=bool(params.get("if_exists")),
+            caller=params.get("caller"),
+            settings=dict(params.get("settings") or {}),
+        )
+        return await self._run(
+            lambda job: drop.drop_view(self._context, job, request), progress
+        )
+
+    async def _create_index(
+        self, params: dict[str, Any], progress: rpc.Progress
+    ) -> Any:
+        request = _index_request(params)
+        return await self._run(
+            lambda job: indexes.create_index(
+                self._context, job, params["view"], params["definition"], request
+            ),
+            progress,
+        )
+
+    async def _drop_index(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _index_request(params)
+        return await self._run(
+            lambda job: indexes.drop_index(self._context, job, params["name"], request),
+            progress,
+        )
+
+    async def _explain_view(
+        self, params: dict[str, Any], progress: rpc.Progress
+    ) -> Any:
+        return await self._run(
+            lambda job: explain.explain_view(
+                self._context,
+                job,
+                params["query_or_name"],
+                params.get("stage"),
+                params.get("caller"),
+                dict(params.get("settings") or {}),
+            ),
+            progress,
+        )
+
+    async def _holds(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        return self.holds
+
+    async def _check(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        return {
+            "jobs": sorted(job.name for job in self._jobs),
+            "spark": self._spark.status,
+        }
+
+    async def _run(self, work: Work, progress: rpc.Progress) -> Any:
+        """Run ``work`` in a thread; a cancel is passed on, and its cleaning up awaited."""
+
+        def report(message: dict[str, Any]) -> None:
+            self._loop.call_soon_threadsafe(progress, message)
+
+        job = Job(report)
+        future = self._loop.run_in_executor(self._pool, _guarded, work, job)
+        self._jobs.add(job)
+        self._running.add(future)
+        try:
+            while True:
+                try:
+                    return await asyncio.shield(future)
+                except asyncio.CancelledError:
+                    if future.cancelled():
+                        raise
+                    # What was committed stays: then the answer is the result after all.
+                    await self._loop.run_in_executor(None, job.cancel)
+        finally:
+            self._jobs.discard(job)
+            self._running.discard(future)
+
+
+def _index_request(params: dict[str, Any]) -> indexes.Request:
+    return indexes.Request(params.get("caller"), dict(params.get("settings") or {}))
+
+
+def _guarded(work: Work, job: Job) -> Any:
+    """``work``, its errors in our tree; after a cancel they all mean that."""
+    try:
+        return work(job)
+    except QueryCancelled:
+        raise
+    except (HeadraceError, psycopg.Error) as error:
+        job.check()
+        if isinstance(error, psycopg.Error):
+            raise as_headrace(error) from error
+        raise
+    except Exception:
+        _log.exception("job failed", job=job.name)
+        raise
+
+
+def clean_up(settings: Settings) -> None:
+    """Remove slots and files that populations of an earlier builder left.
+
+    Catalog rows are the commander's to remove (``server.janitor``), which also starts views
+    again that were created without waiting.
+    """
+    with contextlib.closing(connect(settings.source, what="builder")) as conn:
+        exists = conn.execute("SELECT to_regclass('headrace.views')").fetchone()
+        if exists is None or exists[0] is None:
+            return
+        slots = snapshots.remove_slots(conn, settings.slot_name)
+        kept = conn.execute(
+            "SELECT id FROM headrace.views WHERE status NOT IN ('pending', 'populating')"
+        ).fetchall()
+    removed = staging.remove_orphans(
+        settings.staging_dir, {int(row[0]) for row in kept}
+    )
+    if slots or removed:
+        _log.info("left-over populations removed", slots=slots, directories=removed)
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """End with the commander: by signal on Linux, and when a piped stdin is closed."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    mode = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(stop)
+
+    threading.Thread(target=watch, name="headrace-stdin", daemon=True).start()
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, or until the commander is gone."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    _watch_parent(loop, stopping.set)
+    builder = Builder(settings, loop)
+    await asyncio.to_thread(builder.start)
+    settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.builder_socket.unlink(missing_ok=True)
+    server = await rpc.serve(settings.builder_socket, builder.handlers)
+    greeting = asyncio.create_task(builder.greet_worker())
+    _log.info("builder ready", pid=os.getpid())
+    try:
+        await stopping.wait()
+    finally:
+        server.close()
+        greeting.cancel()
+        await builder.stop()
+
+
+def main() -> int:
+    """Entry point of the process."""
+    settings = Settings.from_env()
+    imports.keep_pandas_out()
+    events.configure(settings.log_level, process="builder", pid=os.getpid())
+    os.umask(0o077)
+    try:
+        asyncio.run(serve(settings))
+    except HeadraceError as error:
+        _log.error("builder cannot run", reason=error.message, code=error.code)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Rows of schema ``headrace`` that say which views there are (docs/CONTRACTS.md 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from headrace.collections.plan import to_json
+from headrace.errors import DuplicateError
+from headrace.forwarder.fingerprint import Facts
+from headrace.planner import Planned, TableRef
+from headrace.population.connect import Connection
+from headrace.population.names import Target
+
+POPULATING: Final = "populating"
+
+
+@dataclass(frozen=True, slots=True)
+class NewView:
+    """What is known of a view before it is populated."""
+
+    target: Target
+    query: str
+    caller: str | None
+    options: dict[str, Any]
+    block: bool
+    planned: Planned
+
+
+def insert(conn: Connection, view: NewView) -> int:
+    """Register a view that is being populated; returns its id.
+
+    Raises:
+        DuplicateError: 42P07, the name was taken meanwhile.
+    """
+    planned = view.planned
+    try:
+        with conn.transaction():
+            row: Any = conn.execute(
+                "INSERT INTO headrace.views (schema_name, view_name, query, columns, plan,"
+                " explain, options, settings, owner, status, block) VALUES (%s, %s, %s, %s,"
+                " %s, %s, %s, %s, coalesce(%s::name, current_user), %s, %s) RETURNING id",
+                (
+                    view.target.schema,
+                    view.target.name,
+                    view.query,
+                    Jsonb(to_json(planned.columns)),
+                    Jsonb(to_json(planned.physical)),
+                    Jsonb(planned.explain),
+                    Jsonb(view.options),
+                    Jsonb(planned.settings),
+                    view.caller,
+                    POPULATING,
+                    view.block,
+                ),
+            ).fetchone()
+            insert_tables(conn, int(row[0]), planned.tables)
+    except psycopg.errors.UniqueViolation as error:
+        raise DuplicateError(
+            f'view "{view.target.name}" already exists', sqlstate="42P07"
+        ) from error
+    return int(row[0])
+
+
+def insert_tables(conn: Connection, view_id: int, tables: Sequence[TableRef]) -> None:
+    """Register the base tables of a view."""
+    with conn.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO headrace.view_tables (view_id, table_oid, schema_name, table_name)"
+            " VALUES (%s, %s, %s, %s)",
+            [(view_id, t.oid, t.schema, t.name) for t in tables],
+        )
+
+
+def set_watched(conn: Connection, view_id: int, facts: Facts) -> None:
+    """Keep the facts that a view was populated under, for the worker to compare."""
+    conn.execute(
+        "UPDATE headrace.views SET watched = %s WHERE id = %s", (Jsonb(facts), view_id)
+    )
+
+
+def delete(conn: Connection, view_id: int) -> None:
+    """Forget a view; its progress and tables go with it."""
+    conn.execute("DELETE FROM headrace.views WHERE id = %s", (view_id,))
+
+
+def delete_stale(conn: Connection, name: Target, live: Collection[int]) -> list[int]:
+    """Forget a view of that name whose population died; returns its id."""
+    rows = conn.execute(
+        "DELETE FROM headrace.views WHERE status IN ('pending', 'populating')"
+        " AND schema_name = %s AND view_name = %s AND NOT id = ANY(%s::bigint[])"
+        " RETURNING id",
+        (name.schema, name.name, list(live)),
+    ).fetchall()
+    return [int(row[0]) for row in rows]
+
+
+def unused_tables(conn: Connection, table_oids: Collection[int]) -> list[int]:
+    """Those of ``table_oids`` that no view reads."""
+    rows = conn.execute(
+        "SELECT t.oid::bigint FROM unnest(%s::oid[]) AS t(oid)"
+        " WHERE NOT EXISTS (SELECT FROM headrace.view_tables v WHERE v.table_oid = t.oid)"
+        " ORDER BY 1",
+        (sorted(table_oids),),
+    ).fetchall()
+    return [int(row[0]) for row in rows]
+
+
+def tables_of(conn: Connection, view_id: int) -> list[int]:
+    """OIDs of the base tables of a view."""
+    rows = conn.execute(
+        "SELECT table_oid::bigint FROM headrace.view_tables WHERE view_id = %s"
+        " ORDER BY 1",
+        (view_id,),
+    ).fetchall()
+    return [int(row[0]) for row in rows]

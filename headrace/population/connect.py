@@ -1,0 +1,116 @@
+"""Connections of the builder to the source database: pinned, named, cancellable.
+
+Settings go into the startup packet, where they win over those of the database and the role
+(reliability.md E7, E13): one value always has one text, and no idle timeout kills a snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headrace import pinned
+from headrace.errors import (
+    HeadraceError,
+    PrerequisiteError,
+    QueryCancelled,
+    TransientError,
+    UserError,
+)
+
+Connection = psycopg.Connection[Any]
+
+_TRANSACTION_TIMEOUT_SINCE: Final = 170_000
+_SEARCH_PATH: Final = '"$user", public'
+"""Postgres' own default, for a caller who gave none: ours is pinned."""
+
+
+def connect(
+    dsn: str,
+    *,
+    what: str,
+    autocommit: bool = True,
+    replication: bool = False,
+    settings: dict[str, str] | None = None,
+) -> Connection:
+    """An ordinary or logical replication connection under ``PINNED_SETTINGS``.
+
+    ``what`` is shown as its application name; ``settings`` are laid over the pinned ones.
+
+    Raises:
+        TransientError: the server cannot be reached, or refuses connections for now.
+    """
+    target = pinned.conninfo(
+        dsn,
+        name=f"headrace {what}",
+        replication=replication,
+        settings={"idle_session_timeout": "0"} | (settings or {}),
+    )
+    # A replication connection knows the simple protocol only; ours sends values as literals.
+    factory = psycopg.ClientCursor if replication else psycopg.Cursor
+    try:
+        conn: Connection = psycopg.connect(
+            target,
+            autocommit=autocommit,
+            prepare_threshold=None,
+            cursor_factory=factory,
+        )
+    except psycopg.Error as error:
+        raise as_headrace(error) from error
+    if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+        conn.execute("SET transaction_timeout = 0")
+        if not autocommit:
+            conn.commit()
+    return conn
+
+
+def as_headrace(error: psycopg.Error) -> HeadraceError:
+    """The same error in our tree, with Postgres' own words."""
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        return QueryCancelled("canceling statement due to user request")
+    code = error.sqlstate
+    message = error.diag.message_primary or str(error).strip()
+    if code is None or code[:2] in ("08", "53") or code.startswith("57P"):
+        return TransientError(
+            message,
+            detail=error.diag.message_detail,
+            hint=error.diag.message_hint,
+            sqlstate=code,
+        )
+    return UserError(
+        message,
+        detail=error.diag.message_detail,
+        hint=error.diag.message_hint,
+        sqlstate=code,
+    )
+
+
+def act_as(conn: Connection, caller: str | None, settings: dict[str, str]) -> None:
+    """For the rest of the transaction, be ``caller`` with the caller's search path."""
+    path = settings.get("search_path", _SEARCH_PATH)
+    if caller is not None:
+        _become(conn, caller)
+    conn.execute("SELECT pg_catalog.set_config('search_path', %s, true)", (path,))
+
+
+def _become(conn: Connection, caller: str) -> None:
+    role = sql.Identifier(caller)
+    try:
+        with conn.transaction():
+            conn.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
+    except psycopg.errors.InsufficientPrivilege as error:
+        row = conn.execute("SELECT current_user").fetchone()
+        assert row is not None, "every session has a user"
+        grant = sql.SQL("GRANT {} TO {};").format(role, sql.Identifier(row[0]))
+        raise PrerequisiteError(
+            f'Headrace may not act for role "{caller}"',
+            hint=f"Run: {grant.as_string(conn)}",
+            sqlstate="42501",
+        ) from error
+
+
+def quoted(schema: str, name: str) -> str:
+    """``schema.name`` with quotes where they are needed for the eye to read it as two."""
+    return f'"{schema}"."{name}"'

@@ -1,0 +1,123 @@
+"""drop_view: the table, what the worker keeps, the publication's entries, the catalog row.
+
+The table is dropped first, in a transaction that stays open: if an object of the user depends on
+it, Postgres says so and nothing has been lost.  Only then the worker forgets the view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from headrace.errors import HeadraceError, TransientError, UndefinedError, UserError
+from headrace.population import catalog, names, staging
+from headrace.population.connect import Connection, as_headrace
+from headrace.population.create import Context, unpublish_unused
+from headrace.population.job import Job
+from headrace.population.names import ViewRow
+
+_log = structlog.get_logger(__name__)
+_WORKER_WAIT_S: Final = 15.0
+_RETRY_S: Final = 0.2
+_LOCK_ATTEMPTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for."""
+
+    name: str
+    if_exists: bool
+    caller: str | None
+    settings: dict[str, str]
+
+
+def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
+    """Drop a view; ``message`` in the answer says so if there was none.
+
+    Raises:
+        UndefinedError: 42P01, no such view, and not ``if_exists``.
+        PrivilegeError: the caller is not its owner.
+        UserError: 2BP01, something depends on its table; 55006, it is being created.
+    """
+    with job.connection(
+        context.settings.source,
+        what="builder",
+        settings={"lock_timeout": f"{context.settings.lock_timeout_ms}ms"},
+    ) as conn:
+        try:
+            view = names.find_owned(
+                conn, request.name, request.caller, request.settings
+            )
+        except UndefinedError as error:
+            if not request.if_exists:
+                raise
+            return {"message": f"{error.message}, skipping"}
+        if view.id in context.live:
+            raise UserError(
+                f'view "{view.name}" is being created',
+                hint="Cancel its creation instead.",
+                sqlstate="55006",
+            )
+        read = catalog.tables_of(conn, view.id)
+        try:
+            _drop(context, job, conn, view)
+        except psycopg.Error as error:
+            job.check()
+            raise as_headrace(error) from error
+    staging.of_view(context.settings.staging_dir, view.id).remove()
+    try:
+        unpublish_unused(context, read)
+    except (HeadraceError, psycopg.Error) as error:
+        # The tables stay published, which costs WAL decoding but harms nothing.
+        _log.warning("tables not unpublished", view=view.shown, reason=str(error))
+    _log.info("view dropped", view=view.shown)
+    return {}
+
+
+def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
+    for attempt in range(1, _LOCK_ATTEMPTS + 1):
+        try:
+            with conn.transaction():
+                _drop_table(conn, view)
+                job.check()
+                _tell_worker(context, view)
+                catalog.delete(conn, view.id)
+                return
+        except psycopg.errors.LockNotAvailable:
+            if attempt == _LOCK_ATTEMPTS:
+                raise
+            _log.info("drop waits for a lock", view=view.shown, attempt=attempt)
+        except psycopg.errors.DeadlockDetected:
+            if attempt == _LOCK_ATTEMPTS:
+                raise
+
+
+def _drop_table(conn: Connection, view: ViewRow) -> None:
+    row = conn.execute(
+        "SELECT n.nspname, c.relname FROM pg_class c"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
+        (view.result_oid,),
+    ).fetchone()
+    if row is not None:
+        conn.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(row[0], row[1])))
+
+
+def _tell_worker(context: Context, view: ViewRow) -> None:
+    """Have the worker forget the view; it may be restarting for a moment."""
+    deadline = time.monotonic() + _WORKER_WAIT_S
+    while True:
+        with contextlib.suppress(TransientError):
+            context.worker.call("drop", {"view_id": view.id})
+            return
+        if time.monotonic() >= deadline:
+            raise TransientError(
+                "the view cannot be dropped while the worker process is down"
+            )
+        time.sleep(_RETRY_S)

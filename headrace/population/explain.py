@@ -1,0 +1,49 @@
+"""explain_view: the plan of a view, or of a query that is none yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.errors import UserError
+from headrace.planner import PlanRequest, plan
+from headrace.population import names
+from headrace.population.create import Context
+from headrace.population.job import Job
+
+
+def explain_view(
+    context: Context,
+    job: Job,
+    query_or_name: str,
+    stage: str | None,
+    caller: str | None,
+    settings: dict[str, str],
+) -> dict[str, str] | str:
+    """Plan text of ``stage``, or all stages by name without one.
+
+    A text that is a name is looked up among the views; anything else is a query.
+
+    Raises:
+        UserError: 22023, there is no such stage; or the query is refused.
+    """
+    with job.connection(context.settings.source, what="builder") as conn:
+        stages: dict[str, str] | None = None
+        try:
+            view = names.find(conn, query_or_name, caller, settings)
+        except UserError:
+            view = None  # no identifier: a query
+        if view is not None:
+            row: Any = conn.execute(
+                "SELECT explain FROM headrace.views WHERE id = %s", (view.id,)
+            ).fetchone()
+            stages = row[0] if row else None
+        if stages is None:
+            stages = plan(conn, PlanRequest(query_or_name, caller, settings)).explain
+    if stage is None:
+        return stages
+    if stage not in stages:
+        raise UserError(
+            f'there is no plan of stage "{stage}"',
+            hint=f"Stages: {', '.join(stages)}.",
+        )
+    return stages[stage]

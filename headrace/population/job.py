@@ -1,0 +1,136 @@
+"""One piece of the builder's work that a user waits for, and may give up on.
+
+The work runs in a thread; ``cancel`` comes from another.  Everything that can block is told
+about with ``cancelling`` before it starts, so that a cancel reaches it, and ``check`` stands
+between the steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import psycopg
+import structlog
+
+from headrace.errors import QueryCancelled
+from headrace.population.connect import Connection, connect
+
+Report = Callable[[dict[str, Any]], None]
+
+_log = structlog.get_logger(__name__)
+_numbers = itertools.count(1)
+_PROCESS: Final = uuid.uuid4().hex[:12]
+"""Tells the jobs of this process from those of an earlier one, whose holds may still be."""
+_REPORT_INTERVAL_S: Final = 0.2
+
+
+class Job:
+    """State of one request: whether it was cancelled, and how far it has come.
+
+    ``name`` tells jobs of this process apart.  ``report`` is called from the job's thread and
+    must be safe there.
+    """
+
+    def __init__(self, report: Report, name: str = "") -> None:
+        self.name: Final = name or f"{_PROCESS}-{next(_numbers)}"
+        self._report = report
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._cancels: dict[int, Callable[[], None]] = {}
+        self._keys = itertools.count()
+        self._phase = ""
+        self._total = 0
+        self._done = 0
+        self._phase_started = 0.0
+        self._reported = 0.0
+
+    # --- cancelling
+
+    def check(self) -> None:
+        """Raise QueryCancelled if the user gave up."""
+        if self._cancelled.is_set():
+            raise QueryCancelled("canceling statement due to user request")
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; QueryCancelled as soon as the user gives up."""
+        self._cancelled.wait(seconds)
+        self.check()
+
+    def cancel(self) -> None:
+        """Give up: wake what blocks.  Safe from any thread, any number of times."""
+        self._cancelled.set()
+        with self._lock:
+            actions = list(self._cancels.values())
+        for action in actions:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001  the next one must be tried as well
+                _log.warning("cancel failed", job=self.name, reason=str(error))
+
+    @contextlib.contextmanager
+    def cancelling(self, action: Callable[[], None]) -> Iterator[None]:
+        """While inside, ``cancel`` also calls ``action``."""
+        self.check()
+        with self._lock:
+            key = next(self._keys)
+            self._cancels[key] = action
+        try:
+            # A cancel between the check and the entry above has called nothing of ours.
+            self.check()
+            yield
+        finally:
+            with self._lock:
+                del self._cancels[key]
+
+    @contextlib.contextmanager
+    def connection(self, dsn: str, **options: Any) -> Iterator[Connection]:
+        """A connection (see ``connect``) whose running query a cancel stops."""
+        conn = connect(dsn, **options)
+        try:
+            with self.cancelling(lambda: _cancel_query(conn)):
+                yield conn
+        finally:
+            conn.close()
+
+    # --- progress
+
+    def phase(self, name: str, total: int = 0, **details: Any) -> None:
+        """A new phase of the work begins; ``total`` is the expected number of rows."""
+        self.check()
+        self._phase, self._total = name, total
+        self._phase_started = time.monotonic()
+        self._send(0, details)
+
+    def rows(self, done: int) -> None:
+        """So many rows of the phase are done; sent on only a few times a second."""
+        self.check()
+        if done == self._done or time.monotonic() - self._reported < _REPORT_INTERVAL_S:
+            return
+        self._send(done, {})
+
+    def _send(self, done: int, details: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._reported = now
+        self._done = done
+        message: dict[str, Any] = {"phase": self._phase, **details}
+        if self._total or done:
+            message |= {"rows": done, "total": max(self._total, done)}
+        if self._total:
+            # The total is an estimate: nothing is 100 % before it is done.
+            message["percent"] = min(99, int(100 * done / max(self._total, done, 1)))
+            if done:
+                left = max(self._total - done, 0) * (now - self._phase_started) / done
+                message["eta_s"] = round(left, 1)
+        self._report(message)
+
+
+def _cancel_query(conn: Connection) -> None:
+    if not conn.closed:
+        with contextlib.suppress(psycopg.OperationalError):
+            conn.cancel_safe(timeout=5.0)

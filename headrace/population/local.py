@@ -1,0 +1,51 @@
+"""In-process population: for small tables, where starting Spark tasks would cost more."""
+
+from __future__ import annotations
+
+from headrace.collections.dataflow import Dataflow
+from headrace.collections.plan import PhysicalPlan
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.population import reader, rows
+from headrace.population.job import Job
+from headrace.population.snapshot import SnapshotRef
+from headrace.population.staging import Staging
+from headrace.state.memory import MemoryStore
+
+_PART = "0"
+
+
+def populate(
+    job: Job,
+    dsn: str,
+    plan: PhysicalPlan,
+    ref: SnapshotRef,
+    remote: RemoteEvaluator | None,
+    staging: Staging,
+) -> int:
+    """Fill ``staging`` with the result rows and states at snapshot ``ref``; returns the rows.
+
+    Raises:
+        SnapshotLost: the snapshot is gone; begin anew with another.
+    """
+    store = MemoryStore(undo=False)
+    flow = Dataflow(plan, store, remote, ref.start_lsn)
+    done = 0
+    with (
+        reader.joined(dsn, ref) as conn,
+        job.cancelling(lambda: conn.cancel_safe(timeout=5.0)),
+    ):
+        for table in {source.table_oid for source in plan.sources}:
+            for source in plan.sources:
+                if source.table_oid != table:
+                    continue
+                for columns in reader.read(conn, source):
+                    flow.load(table, columns)
+                    done += len(columns[0])
+                    job.rows(done)
+                break
+        reader.prove(conn, ref)
+    job.check()
+    result = flow.end(0)
+    job.check()
+    staging.write_state(_PART, store.dump())
+    return staging.write_rows(_PART, rows.render(plan.sink.schema, result))

@@ -1,0 +1,221 @@
+"""Names of views: parsed as Postgres does, placed in a schema, and checked for rights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import (
+    DuplicateError,
+    PrivilegeError,
+    UndefinedError,
+    UserError,
+)
+from headrace.population.connect import Connection, act_as, quoted
+
+_BYTES_MAX: Final = 63
+_OURS: Final = "headrace"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a view's result table goes."""
+
+    schema: str
+    name: str
+    new_schema: bool = False
+    """The schema does not exist; it is made, for the caller, together with the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRow:
+    """A view of the catalog."""
+
+    id: int
+    schema: str
+    name: str
+    owner: str | None
+    status: str
+    result_oid: int | None
+
+    @property
+    def shown(self) -> str:
+        """Its name for messages."""
+        return quoted(self.schema, self.name)
+
+
+def parse(conn: Connection, text: str) -> tuple[str | None, str]:
+    """(schema or None, name) of ``name`` or ``schema.name``, quoted or not.
+
+    Raises:
+        UserError: 42602 (no identifier), 42622 (longer than 63 bytes).
+    """
+    if "\x00" in text:
+        raise UserError("invalid name syntax: zero byte", sqlstate="42602")
+    try:
+        with conn.transaction():
+            row = conn.execute("SELECT pg_catalog.parse_ident(%s)", (text,)).fetchone()
+    except psycopg.errors.InvalidParameterValue as error:
+        raise UserError(
+            f'invalid name syntax: "{text}"',
+            detail=error.diag.message_detail,
+            hint="Write it as name or schema.name, with double quotes where SQL needs them.",
+            sqlstate="42602",
+        ) from error
+    assert row is not None, "a function call answers one row"
+    parts: list[str] = row[0]
+    if len(parts) > 2:
+        raise UserError(
+            f"improper qualified name (too many dotted names): {text}", sqlstate="42602"
+        )
+    for part in parts:
+        if not part:
+            raise UserError("zero-length delimited identifier", sqlstate="42602")
+        if len(part.encode()) > _BYTES_MAX:
+            raise UserError(
+                f'identifier "{part}" is too long',
+                detail=f"An identifier may have at most {_BYTES_MAX} bytes.",
+                sqlstate="42622",
+            )
+    return (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
+
+
+def resolve_new(
+    conn: Connection, text: str, caller: str | None, settings: dict[str, str]
+) -> Target:
+    """Where a new view called ``text`` goes; every check that needs no plan.
+
+    Raises:
+        UserError: 42602, 42622, 3F000 (no such schema), 42P07 or 42710 (name taken).
+        PrivilegeError: the caller may not create there.
+    """
+    schema, name = parse(conn, text)
+    if schema is None:
+        schema = _current_schema(conn, caller, settings)
+    if schema in (_OURS, "information_schema") or schema.startswith("pg_"):
+        raise PrivilegeError(f'permission denied for schema "{schema}"')
+    row: Any = conn.execute(
+        "SELECT n.oid, has_schema_privilege(coalesce(%(caller)s, current_user), n.oid,"
+        " 'CREATE') FROM pg_namespace n WHERE n.nspname = %(schema)s",
+        {"caller": caller, "schema": schema},
+    ).fetchone()
+    if row is None:
+        return _resolve_new_schema(conn, schema, name, caller)
+    oid, may_create = row
+    if not may_create:
+        raise PrivilegeError(f"permission denied for schema {schema}")
+    _check_free(conn, int(oid), schema, name)
+    return Target(schema, name)
+
+
+def find(
+    conn: Connection, text: str, caller: str | None, settings: dict[str, str]
+) -> ViewRow | None:
+    """The view called ``text``: in its schema, or the first on the caller's search path."""
+    schema, name = parse(conn, text)
+    path = [schema] if schema is not None else search_path(conn, caller, settings)
+    found = conn.execute(
+        "SELECT id, schema_name, view_name, owner, status, result_oid::bigint"
+        " FROM headrace.views WHERE view_name = %s AND schema_name = ANY(%s::name[])"
+        " ORDER BY array_position(%s::text[], schema_name::text) LIMIT 1",
+        (name, path, path),
+    ).fetchone()
+    return ViewRow(*found) if found else None
+
+
+def search_path(
+    conn: Connection, caller: str | None, settings: dict[str, str]
+) -> list[str]:
+    """The existing schemas of the caller's search path."""
+    with conn.transaction(force_rollback=True):
+        act_as(conn, caller, settings)
+        row: Any = conn.execute("SELECT pg_catalog.current_schemas(false)").fetchone()
+    return [str(schema) for schema in row[0]]
+
+
+def find_owned(
+    conn: Connection, text: str, caller: str | None, settings: dict[str, str]
+) -> ViewRow:
+    """Like ``find``, for what only the owner may do.
+
+    Raises:
+        UndefinedError: 42P01, there is no such view.
+        PrivilegeError: the caller is neither its owner nor a superuser.
+    """
+    view = find(conn, text, caller, settings)
+    if view is None:
+        raise UndefinedError(
+            f'view "{text}" does not exist',
+            hint="See headrace.list_views().",
+            sqlstate="42P01",
+        )
+    check_owner(conn, view, caller)
+    return view
+
+
+def check_owner(conn: Connection, view: ViewRow, caller: str | None) -> None:
+    """Raise PrivilegeError unless ``caller`` acts for the owner of ``view``, or for us."""
+    if caller is None:
+        return
+    row: Any = conn.execute(
+        "SELECT r.rolsuper OR r.rolname = current_user OR r.rolname = %(owner)s"
+        " OR (EXISTS (SELECT FROM pg_roles o WHERE o.rolname = %(owner)s)"
+        "     AND pg_has_role(r.oid, %(owner)s::name, 'USAGE'))"
+        " FROM pg_roles r WHERE r.rolname = %(caller)s",
+        {"owner": view.owner, "caller": caller},
+    ).fetchone()
+    if not row or not row[0]:
+        raise PrivilegeError(f"must be owner of view {view.name}")
+
+
+def _current_schema(
+    conn: Connection, caller: str | None, settings: dict[str, str]
+) -> str:
+    with conn.transaction(force_rollback=True):
+        act_as(conn, caller, settings)
+        row: Any = conn.execute("SELECT pg_catalog.current_schema()").fetchone()
+    if row[0] is None:
+        raise UndefinedError(
+            "no schema has been selected to create in", sqlstate="3F000"
+        )
+    return str(row[0])
+
+
+def _resolve_new_schema(
+    conn: Connection, schema: str, name: str, caller: str | None
+) -> Target:
+    row: Any = conn.execute(
+        "SELECT has_database_privilege(coalesce(%s, current_user), current_database(),"
+        " 'CREATE')",
+        (caller,),
+    ).fetchone()
+    if not row[0]:
+        raise UndefinedError(f'schema "{schema}" does not exist', sqlstate="3F000")
+    return Target(schema, name, new_schema=True)
+
+
+def _check_free(conn: Connection, namespace: int, schema: str, name: str) -> None:
+    row: Any = conn.execute(
+        "SELECT EXISTS (SELECT FROM pg_class"
+        "  WHERE relnamespace = %(n)s AND relname = %(name)s),"
+        " EXISTS (SELECT FROM pg_type WHERE typnamespace = %(n)s AND typname = %(name)s)",
+        {"n": namespace, "name": name},
+    ).fetchone()
+    if row[0]:
+        raise DuplicateError(f'relation "{name}" already exists', sqlstate="42P07")
+    if row[1]:
+        raise DuplicateError(f'type "{name}" already exists', sqlstate="42710")
+    taken = conn.execute(
+        "SELECT status FROM headrace.views WHERE schema_name = %s AND view_name = %s"
+        " AND status NOT IN ('pending', 'populating')",
+        (schema, name),
+    ).fetchone()
+    if taken:
+        raise DuplicateError(
+            f'view "{name}" already exists',
+            detail="Its result table was dropped or renamed.",
+            hint=f"CALL headrace.drop_view('{schema}.{name}') removes what is left of it.",
+            sqlstate="42P07",
+        )

@@ -1,0 +1,115 @@
+"""The transaction in which a view appears: table, rows, index, grants, progress, catalog."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from psycopg import sql
+
+from headrace.errors import BugError, TransientError
+from headrace.population.catalog import NewView
+from headrace.population.connect import Connection
+from headrace.population.job import Job
+from headrace.population.staging import Staging
+from headrace.sink import table
+from headrace.types import format_lsn
+
+_PIECE_BYTES: Final = 1 << 20
+_ROWS_INDEX_LATER: Final = 10_000
+
+
+def publish(
+    job: Job,
+    conn: Connection,
+    view_id: int,
+    view: NewView,
+    staging: Staging,
+    position: dict[str, Any],
+) -> int:
+    """Make the result table with its rows and set the view running; the caller commits.
+
+    ``position`` is what ``hold`` answered plus ``start_lsn``.  Returns the table's OID.
+
+    REQUIRES: an open transaction on a connection with pinned settings.
+    """
+    target = view.target
+    if target.new_schema:
+        _make_schema(conn, target.schema, view.caller)
+    oid = int(
+        table.create(
+            conn,
+            target.schema,
+            target.name,
+            view.planned.canonical_sql.rstrip().removesuffix(";"),
+            columns=[field.name for field in view.planned.columns],
+            reader=view.caller,
+        )
+    )
+    total = staging.row_count()
+    later = total >= _ROWS_INDEX_LATER and _drop_hash_index(conn, target.schema, oid)
+    count = _copy_rows(job, conn, view, staging, total)
+    if count != total:
+        raise BugError(f"{count} rows were written, {total} were expected")
+    if later:
+        job.phase("indexing")
+        table.create_hash_index(conn, target.schema, target.name)
+    conn.execute(
+        sql.SQL("ANALYZE {}").format(sql.Identifier(target.schema, target.name))
+    )
+    start_lsn = format_lsn(int(position["start_lsn"]))
+    conn.execute(
+        "INSERT INTO headrace.progress (view_id, txid, lsn, applied_at)"
+        " VALUES (%s, %s, %s, clock_timestamp())",
+        (view_id, int(position["txid"]), start_lsn),
+    )
+    changed = conn.execute(
+        "UPDATE headrace.views SET status = 'running', message = NULL, sqlstate = NULL,"
+        " result_oid = %s, start_lsn = %s WHERE id = %s AND status = 'populating'",
+        (oid, start_lsn, view_id),
+    ).rowcount
+    if changed != 1:
+        raise TransientError(
+            f'view "{target.name}" was removed while it was being created'
+        )
+    return oid
+
+
+def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
+    statement = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+    if caller is not None:
+        statement += sql.SQL(" AUTHORIZATION {}").format(sql.Identifier(caller))
+    conn.execute(statement)
+
+
+def _drop_hash_index(conn: Connection, schema: str, oid: int) -> bool:
+    """Drop the still empty index: building it over all rows is faster than row by row."""
+    name = table.index_name(oid)
+    row: Any = conn.execute(
+        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid"
+        " WHERE i.indrelid = %s AND c.relname = %s)",
+        (oid, name),
+    ).fetchone()
+    if row[0]:
+        conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(schema, name)))
+    return bool(row[0])
+
+
+def _copy_rows(
+    job: Job, conn: Connection, view: NewView, staging: Staging, total: int
+) -> int:
+    job.phase("writing", total=total)
+    statement = sql.SQL("COPY {} FROM STDIN").format(
+        sql.Identifier(view.target.schema, view.target.name)
+    )
+    files = staging.row_files()
+    bytes_total = sum(path.stat().st_size for path in files) or 1
+    sent = 0
+    with conn.cursor() as cursor:
+        with cursor.copy(statement) as copy:
+            for path in files:
+                with path.open("rb") as file:
+                    while piece := file.read(_PIECE_BYTES):
+                        copy.write(piece)
+                        sent += len(piece)
+                        job.rows(total * sent // bytes_total)
+        return cursor.rowcount

@@ -1,0 +1,174 @@
+"""Rows of a base table as of a source snapshot: COPY text through the stream's own decoder.
+
+Used alike by the builder itself and by every Spark task, each on a connection of its own.
+
+* Invariant 1: nothing is read outside the snapshot: the reader proves it with
+  ``pg_current_snapshot()`` after it has joined (reliability.md E5, H4).
+* Invariant 2: a value has the same text here and in the stream: same output functions, same
+  pinned settings, never a cast to text (H5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from psycopg.pq import ExecStatus
+
+from headrace.collections.plan import Source, SourceColumn
+from headrace.collections.source import load_columns
+from headrace.errors import BugError, DefiniteFailure, TransientError
+from headrace.kernels import copytext, text
+from headrace.population.connect import Connection, as_headrace, connect
+from headrace.population.snapshot import SnapshotLost, SnapshotRef
+
+ROWS_PER_BATCH: Final = 50_000
+BYTES_PER_BATCH: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A range of a table's disk blocks: ``first`` to ``last`` - 1, or to the end (None)."""
+
+    first: int
+    last: int | None
+
+
+WHOLE: Final = Blocks(0, None)
+
+
+@contextlib.contextmanager
+def joined(
+    dsn: str, ref: SnapshotRef, watch: Callable[[Connection], Any] | None = None
+) -> Iterator[Connection]:
+    """A connection inside the snapshot; ``watch`` is given it before anything is read.
+
+    Raises:
+        SnapshotLost: the snapshot is no longer there, or it is not the one expected.
+    """
+    conn = connect(dsn, what="population reader", autocommit=True)
+    try:
+        if watch is not None:
+            watch(conn)
+        # NB: an explicit BEGIN: in an implicit transaction SET has no effect, silently (E5).
+        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            conn.execute(
+                sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name))
+            )
+        except psycopg.errors.InvalidParameterValue as error:
+            raise SnapshotLost(
+                "the snapshot of the population was lost", detail=str(error).strip()
+            ) from error
+        except psycopg.errors.UndefinedObject as error:
+            raise SnapshotLost(
+                "the snapshot of the population was lost", detail=str(error).strip()
+            ) from error
+        prove(conn, ref)
+        yield conn
+    except psycopg.Error as error:
+        raise as_headrace(error) from error
+    finally:
+        conn.close()
+
+
+def prove(conn: Connection, ref: SnapshotRef) -> None:
+    """Raise SnapshotLost unless ``conn`` reads exactly the snapshot ``ref``."""
+    row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
+    seen = row[0] if row else None
+    if seen != ref.proof:
+        raise SnapshotLost(
+            "a reader of the population is outside its snapshot",
+            detail=f"Expected {ref.proof}, seen {seen}.",
+        )
+
+
+def read(
+    conn: Connection, source: Source, blocks: Blocks = WHOLE
+) -> Iterator[list[pa.Array]]:
+    """Typed columns of ``load_columns(source)``, batch by batch.
+
+    REQUIRES: ``conn`` comes from ``joined``.
+    """
+    columns = load_columns(source)
+    if not columns:
+        raise BugError(f'source "{source.id}" reads no column')
+    statement = copy_statement(source, columns, blocks).as_string(conn)
+    for data in _copy(conn, statement.encode()):
+        arrays = copytext.split(data, len(columns))
+        yield [
+            _parse(source, c, array) for c, array in zip(columns, arrays, strict=True)
+        ]
+
+
+def copy_statement(
+    source: Source, columns: tuple[SourceColumn, ...], blocks: Blocks
+) -> sql.Composed:
+    """The COPY that reads ``columns`` of ``source`` in a range of blocks."""
+    conditions = []
+    if blocks.first:
+        conditions.append(
+            sql.SQL("ctid >= {}").format(sql.Literal(f"({blocks.first},0)"))
+        )
+    if blocks.last is not None:
+        conditions.append(
+            sql.SQL("ctid < {}").format(sql.Literal(f"({blocks.last},0)"))
+        )
+    if source.pushdown:
+        conditions.append(sql.SQL("({})").format(sql.SQL(source.pushdown)))
+    where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions))
+    return sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT").format(
+        sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
+        sql.Identifier(source.schema_name, source.table_name),
+        where if conditions else sql.SQL(""),
+    )
+
+
+def _parse(source: Source, column: SourceColumn, values: pa.Array) -> pa.Array:
+    try:
+        return text.parse(values, column.oid)
+    except ValueError as error:
+        raise DefiniteFailure(
+            f'column "{column.name}" of table "{source.schema_name}".'
+            f'"{source.table_name}" has another type now',
+            detail=str(error),
+        ) from error
+
+
+def _copy(conn: Connection, statement: bytes) -> Iterator[bytes]:
+    """Whole lines of COPY data in pieces of about ``BYTES_PER_BATCH``."""
+    pgconn = conn.pgconn
+    result = pgconn.exec_(statement)
+    if result.status != ExecStatus.COPY_OUT:
+        raise _failed(conn, result)
+    lines: list[bytes] = []
+    size = 0
+    while True:
+        # Straight from libpq: per row only this call is Python.
+        length, data = pgconn.get_copy_data(0)
+        if length <= 0:
+            break
+        lines.append(bytes(data))
+        size += length
+        if size >= BYTES_PER_BATCH or len(lines) >= ROWS_PER_BATCH:
+            yield b"".join(lines)
+            lines, size = [], 0
+    done = pgconn.get_result()
+    if length != -1 or done is None or done.status != ExecStatus.COMMAND_OK:
+        raise _failed(conn, done)
+    while pgconn.get_result() is not None:
+        continue
+    if lines:
+        yield b"".join(lines)
+
+
+def _failed(conn: Connection, result: Any) -> Exception:
+    if result is None or conn.pgconn.status != psycopg.pq.ConnStatus.OK:
+        reason = conn.pgconn.error_message.decode(errors="replace").strip()
+        return TransientError("the connection of a reader was lost", detail=reason)
+    return as_headrace(psycopg.errors.error_from_result(result))

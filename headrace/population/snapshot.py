@@ -1,0 +1,253 @@
+"""A source snapshot at a known LSN, that many connections can read at once.
+
+Only the snapshot that comes with a replication slot is consistent with the stream (reliability.md
+E1-E4): a transaction is in the snapshot exactly if its commit LSN is below the slot's consistent
+point.  So every population makes a temporary slot of its own; it goes away with the connection.
+
+    exporter:  BEGIN; CREATE_REPLICATION_SLOT … TEMPORARY … (SNAPSHOT 'use'); pg_export_snapshot()
+    readers:   BEGIN; SET TRANSACTION SNAPSHOT '…'; prove it; COPY …
+
+Invariant 1: readers work only while ``alive``; the exporter is asked again at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from headrace.errors import (
+    HeadraceError,
+    PrerequisiteError,
+    TransientError,
+    UserError,
+)
+from headrace.population.connect import Connection, as_headrace, connect
+from headrace.population.job import Job
+from headrace.types import Lsn, parse_lsn
+
+_log = structlog.get_logger(__name__)
+_PING_INTERVAL_S: Final = 10.0
+_ATTEMPT_MS: Final = 1_000
+_OLDEST_SERVER: Final = 150_000
+_SLOT_INFIX: Final = "_p_"
+
+
+class SnapshotLost(TransientError):
+    """The snapshot's exporter died: what was read must be thrown away, then tried anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRef:
+    """What a reader anywhere needs to join the snapshot."""
+
+    name: str
+    proof: str
+    """``pg_current_snapshot()`` of the exporter, which each reader must see as well."""
+    start_lsn: Lsn
+    """Consistent point: changes committed below it are in the snapshot, others are not."""
+
+
+class Snapshot:
+    """An exported snapshot and the connection that keeps it alive."""
+
+    def __init__(self, conn: Connection, slot: str, ref: SnapshotRef) -> None:
+        self.ref: Final = ref
+        self.slot: Final = slot
+        self._conn = conn
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._lost: Exception | None = None
+        self._thread = threading.Thread(
+            target=self._keep, name=f"snapshot {slot}", daemon=True
+        )
+        self._thread.start()
+
+    def check(self) -> None:
+        """Prove that the exporter still lives.
+
+        Raises:
+            SnapshotLost: it does not; nothing that was read may be used.
+        """
+        if self._lost is None:
+            self._ping()
+        if self._lost is not None:
+            raise SnapshotLost(
+                "the snapshot of the population was lost", detail=str(self._lost)
+            )
+
+    def close(self) -> None:
+        """End the snapshot; its slot goes with the connection."""
+        self._stop.set()
+        self._conn.close()
+        self._thread.join(timeout=5)
+
+    def _keep(self) -> None:
+        while not self._stop.wait(_PING_INTERVAL_S):
+            self._ping()
+            if self._lost is not None:
+                return
+
+    def _ping(self) -> None:
+        # NB: any statement is allowed: with SNAPSHOT 'use' the snapshot is the transaction's.
+        with self._lock:
+            if self._lost is not None or self._stop.is_set():
+                return
+            try:
+                self._conn.execute("SELECT 1")
+            except psycopg.Error as error:
+                self._lost = error
+                _log.warning(
+                    "source snapshot lost", slot=self.slot, reason=str(error).strip()
+                )
+
+
+@contextlib.contextmanager
+def export(
+    job: Job, dsn: str, *, slot_name: str, number: str, wait_ms: int
+) -> Iterator[Snapshot]:
+    """A snapshot that lives as long as the block.
+
+    Waits at most ``wait_ms`` in all for transactions that write: a slot begins only where
+    none is open.  REQUIRES: tables have been in the publication, committed, before.
+
+    Raises:
+        PrerequisiteError: transactions (named) stay open, a slot is missing, the server is
+            too old, or the role may not replicate.
+    """
+    slot = slot_of(slot_name, number)
+    # A walsender waits for locks of others; the timeout bounds each wait (reliability.md E8).
+    conn = connect(
+        dsn,
+        what="snapshot",
+        replication=True,
+        settings={"lock_timeout": f"{_ATTEMPT_MS}ms"},
+    )
+    try:
+        with job.cancelling(lambda: conn.cancel_safe(timeout=5.0)):
+            ref = _create(job, conn, dsn, slot, wait_ms)
+    except BaseException as error:
+        conn.close()
+        remove_slot(dsn, slot)
+        if isinstance(error, psycopg.Error):
+            raise as_headrace(error) from error
+        raise
+    snapshot = Snapshot(conn, slot, ref)
+    _log.info("source snapshot exported", slot=slot, proof=ref.proof)
+    try:
+        yield snapshot
+    finally:
+        snapshot.close()
+
+
+def slot_of(slot_name: str, number: str) -> str:
+    """Name of the temporary slot of population ``number``; at most 63 bytes."""
+    tail = f"{_SLOT_INFIX}{number}"
+    return slot_name[: 63 - len(tail)] + tail
+
+
+def remove_slot(dsn: str, slot: str) -> None:
+    """Remove a slot that a broken creation may have left half-made (reliability.md H8)."""
+    try:
+        with connect(dsn, what="janitor") as conn:
+            _terminate(conn, "s.slot_name = %s", slot)
+    except (HeadraceError, psycopg.Error) as error:
+        # The slot is temporary: it goes when its server process notices that we left.
+        _log.warning("temporary slot not removed yet", slot=slot, reason=str(error))
+
+
+def remove_slots(conn: Connection, slot_name: str) -> int:
+    """End all populations' slots of an earlier builder of the same engine; how many."""
+    prefix = slot_name[: 63 - len(_SLOT_INFIX)] + _SLOT_INFIX
+    return _terminate(conn, "starts_with(s.slot_name, %s)", prefix)
+
+
+def _terminate(conn: Connection, condition: str, value: str) -> int:
+    rows = conn.execute(
+        sql.SQL(
+            "SELECT pg_terminate_backend(s.active_pid) FROM pg_replication_slots s"
+            " WHERE s.temporary AND s.active_pid IS NOT NULL"
+            " AND s.database = current_database() AND {}"
+        ).format(sql.SQL(condition)),
+        (value,),
+    ).fetchall()
+    return len(rows)
+
+
+def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) -> Lsn:
+    """Create the slot as the first thing in a transaction, which stays open."""
+    create = sql.SQL(
+        "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')"
+    ).format(sql.Identifier(slot))
+    deadline = time.monotonic() + wait_ms / 1000
+    while True:
+        job.check()
+        # READ ONLY: PostgreSQL 18 insists (reliability.md E6).
+        conn.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+        try:
+            row = conn.execute(create).fetchone()
+        except psycopg.errors.LockNotAvailable as error:
+            conn.execute("ROLLBACK")
+            blockers = find_blockers(dsn)
+            if time.monotonic() >= deadline:
+                raise _blocked(blockers) from error
+            if blockers:
+                job.phase("snapshot", message=f"waiting for {blockers}")
+            continue
+        except psycopg.errors.QueryCanceled:
+            job.check()
+            raise
+        except psycopg.errors.ConfigurationLimitExceeded as error:
+            raise PrerequisiteError(
+                "no replication slot is free for the population",
+                detail=error.diag.message_primary,
+                hint="Raise max_replication_slots and restart the server.",
+            ) from error
+        assert row is not None, "CREATE_REPLICATION_SLOT answers one row"
+        return parse_lsn(str(row[1]))
+
+
+def _create(
+    job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int
+) -> SnapshotRef:
+    if conn.info.server_version < _OLDEST_SERVER:
+        raise PrerequisiteError("the source must be PostgreSQL 15 or later")
+    start_lsn = _make_slot(job, conn, dsn, slot, wait_ms)
+    row: Any = conn.execute(
+        "SELECT pg_export_snapshot(), pg_current_snapshot()::text"
+    ).fetchone()
+    return SnapshotRef(str(row[0]), str(row[1]), start_lsn)
+
+
+def find_blockers(dsn: str) -> str:
+    """Transactions that hold a new slot up, oldest first, in words."""
+    with connect(dsn, what="population") as conn:
+        rows = conn.execute(
+            "SELECT 'process ' || pid || ' (role ' || coalesce(usename, '?') || ', open for '"
+            " || date_trunc('second', clock_timestamp() - xact_start) || ')'"
+            " FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
+            " AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 5"
+        ).fetchall()
+        rows += conn.execute(
+            "SELECT 'prepared transaction ' || quote_literal(gid) || ' (role ' || owner"
+            " || ', since ' || date_trunc('second', prepared) || ')'"
+            " FROM pg_prepared_xacts ORDER BY prepared LIMIT 5"
+        ).fetchall()
+    return ", ".join(str(row[0]) for row in rows)
+
+
+def _blocked(blockers: str) -> UserError:
+    return PrerequisiteError(
+        "the population cannot start while transactions that write stay open",
+        detail=f"Open: {blockers}." if blockers else None,
+        hint="Let them end (COMMIT, ROLLBACK, COMMIT PREPARED, pg_terminate_backend)"
+        " and create the view again.",
+        sqlstate="55P03",
+    )

@@ -1,0 +1,432 @@
+"""Population by Spark: the same collections, many tasks, inside one source snapshot.
+
+The plan becomes a few DataFrames of encoded rows (``segments``): a scan per table, a shuffle before
+each collection that needs all rows of a key, one action.  Adaptive execution is off: a shuffle
+must stay what we asked for, since every task's states are named by its keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+import structlog
+
+from headrace.collections import plan
+from headrace.collections.plan import PhysicalPlan, Source
+from headrace.config import Settings
+from headrace.embedded.java import java_home
+from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError
+from headrace.population import segments
+from headrace.population.connect import as_headrace
+from headrace.population.job import Job
+from headrace.population.segments import Exit, Segment, Spec
+from headrace.population.snapshot import Snapshot
+from headrace.population.staging import Staging
+from headrace.population.tables import Size
+
+_log = structlog.get_logger(__name__)
+_POLL_S: Final = 0.25
+_START_POLL_S: Final = 0.1
+_ROWS_PER_ARROW_BATCH: Final = 65_536
+_ROWS_WORTH_A_TASK: Final = 20_000
+_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The JVM only moves our bytes: the better compiler's work is never earned back."""
+
+
+class Spark:
+    """The builder's Spark session, started once and kept."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._starting: Future[Any] | None = None
+        self.status = "cold"
+        """``cold``, ``warming``, ``warm`` or ``failed: <why>``."""
+
+    def warm(self) -> None:
+        """Start the session and its Python workers in the background."""
+        self._start()
+
+    def session(self, job: Job) -> Any:
+        """The session; waits until it has started, or the user gives up.
+
+        Raises:
+            HeadraceError: it cannot be started; it is tried again next time.
+        """
+        starting = self._start()
+        if not starting.done():
+            job.phase("starting", message="starting Spark")
+        while not starting.done():
+            job.wait(_START_POLL_S)
+        return starting.result()
+
+    def stop(self) -> None:
+        """End the session and its JVM."""
+        with self._lock:
+            starting, self._starting = self._starting, None
+        # One that still starts ends with us: its JVM reads our end of a pipe.
+        if starting is not None and starting.done() and not starting.exception():
+            with contextlib.suppress(Exception):
+                starting.result().stop()
+
+    def _start(self) -> Future[Any]:
+        """The start that is under way or done; a new one if there is none, or it failed."""
+        with self._lock:
+            starting = self._starting
+            if starting is None or (starting.done() and starting.exception()):
+                starting = self._starting = Future()
+                self.status = "warming"
+                # A daemon: an engine that stops does not wait for Spark to start.
+                threading.Thread(
+                    target=self._run_start,
+                    args=(starting,),
+                    name="spark start",
+                    daemon=True,
+                ).start()
+            return starting
+
+    def _run_start(self, starting: Future[Any]) -> None:
+        started = time.monotonic()
+        try:
+            session = _start(self._settings)
+            # The first query compiles and forks what the next ones find ready.
+            session.range(2, numPartitions=2).mapInArrow(_idle, "id bigint").collect()
+        except HeadraceError as error:
+            self.status = f"failed: {error.message}"
+            starting.set_exception(error)
+        except Exception as error:  # noqa: BLE001  Spark fails in many ways; asked again later
+            self.status = f"failed: {error}"
+            _log.warning("spark could not be started", reason=str(error)[:2000])
+            starting.set_exception(
+                TransientError("spark could not be started", detail=str(error)[:2000])
+            )
+        else:
+            self.status = "warm"
+            seconds = round(time.monotonic() - started, 1)
+            _log.info("spark is warm", seconds=seconds)
+            starting.set_result(session)
+
+    def populate(
+        self,
+        job: Job,
+        physical: PhysicalPlan,
+        snapshot: Snapshot,
+        sizes: dict[str, Size],
+        settings: dict[str, str],
+        staged: Staging,
+    ) -> int:
+        """Fill ``staged`` with the result rows and states; returns the rows.
+
+        Raises:
+            HeadraceError: of a task, as it was raised there; TransientError if Spark failed.
+        """
+        session = self.session(job)
+        spec = Spec(
+            physical,
+            self._settings.source,
+            self._settings.eval_dsn or None,
+            settings,
+            snapshot.ref,
+            staged,
+            self._blocks(physical, sizes, _cores(session)),
+        )
+        path = str(spec.write())
+        total = sum(size.rows for size in sizes.values())
+        tasks = max(
+            _cores(session), -(-total // max(self._settings.spark_partition_rows, 1))
+        )
+        graph = _Graph(session, physical, path, tasks)
+        action = graph.result()
+        try:
+            with _watched(session, job, staged):
+                counted = sum(row["w"] for row in action.collect())
+        except HeadraceError:
+            raise
+        except Exception as error:
+            self._forget_if_dead(session)
+            job.check()
+            known = segments.saved_error(staged)
+            if known is not None:
+                raise known from error
+            raise TransientError(
+                "the spark job of the population failed", detail=str(error)[-2000:]
+            ) from error
+        finally:
+            graph.close()
+            (staged.path / "job.json").unlink(missing_ok=True)
+        job.check()
+        if counted != staged.row_count():
+            raise BugError(f"{counted} rows counted, {staged.row_count()} in files")
+        return int(counted)
+
+    def _blocks(
+        self, physical: PhysicalPlan, sizes: dict[str, Size], cores: int
+    ) -> dict[str, list[list[int | None]]]:
+        rows = self._settings.spark_partition_rows
+        return {
+            source.id: split_blocks(sizes[source.id], rows, cores)
+            for source in physical.sources
+        }
+
+    def _forget_if_dead(self, session: Any) -> None:
+        """Let go of a session whose JVM has died; the next population starts another."""
+        try:
+            if not session.sparkContext._jsc.sc().isStopped():  # noqa: SLF001
+                return
+        except Exception as error:  # noqa: BLE001  whatever py4j says when nobody answers
+            _log.warning("the JVM of spark has died", reason=str(error)[:500])
+        with self._lock:
+            self._starting = None
+            self.status = "cold"
+        _forget(session)
+
+
+def split_blocks(
+    size: Size, rows_per_task: int, tasks_min: int
+) -> list[list[int | None]]:
+    """[first, last] block ranges of about ``rows_per_task`` rows; the last one is open.
+
+    Open, because the table may have grown: what grew is not in the snapshot, but nothing
+    that is in the snapshot may be left out.
+    """
+    tasks = -(-size.rows // max(rows_per_task, 1))
+    if size.rows >= _ROWS_WORTH_A_TASK:
+        tasks = max(tasks, tasks_min)
+    tasks = max(1, min(tasks, size.blocks))
+    bounds = [size.blocks * i // tasks for i in range(tasks)]
+    lasts: list[int | None] = [*bounds[1:], None]
+    return [[first, last] for first, last in zip(bounds, lasts, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """Rows of a node that have not left their segment yet."""
+
+    segment: Segment
+    frame: Any = None
+    """Encoded input; None: the segment reads a table."""
+
+
+class _Graph:
+    """DataFrames of a plan."""
+
+    def __init__(
+        self, session: Any, physical: PhysicalPlan, spec_path: str, tasks: int
+    ) -> None:
+        self._session = session
+        self._plan = physical
+        self._path = spec_path
+        self._tasks = tasks
+        self._flows: dict[str, _Flow] = {}
+        self._persisted: list[Any] = []
+        self._uses: dict[str, int] = {}
+        for node in physical.nodes:
+            for name in plan.inputs(node):
+                self._uses[name] = self._uses.get(name, 0) + 1
+
+    def result(self) -> Any:
+        """The action: one row per task with the number of result rows it wrote."""
+        return self._emit(self._flow(self._plan.sink.input), Exit(segments.RESULT))
+
+    def close(self) -> None:
+        """Let go of what was kept for several users."""
+        for frame in self._persisted:
+            with contextlib.suppress(Exception):
+                frame.unpersist()
+
+    def _flow(self, name: str) -> _Flow:
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._make(self._plan.node(name))
+            if self._uses[name] > 1:
+                frame = self._emit(flow, Exit(segments.PLAIN)).persist()
+                self._persisted.append(frame)
+                flow = _Flow(Segment("", (), name), frame)
+            self._flows[name] = flow
+        return flow
+
+    def _make(self, node: plan.Node) -> _Flow:
+        match node:
+            case Source():
+                if not node.full_identity:
+                    return _Flow(Segment(node.id))
+                scan = self._emit(_Flow(Segment("", (), node.id)), Exit(segments.PLAIN))
+                return _Flow(Segment(node.id), self._shuffled(node, scan))
+            case plan.Values():
+                return _Flow(Segment(node.id))
+            case plan.Filter() | plan.Map() | plan.Fused():
+                flow = self._flow(node.input)
+                return _Flow(flow.segment.then(node.id), flow.frame)
+            case plan.Join() | plan.Reduce() | plan.Distinct():
+                frames = [
+                    self._emit(self._flow(name), Exit(segments.KEYED, node.id, port))
+                    for port, name in enumerate(plan.inputs(node))
+                ]
+                return _Flow(Segment(node.id), self._shuffled(node, _union(frames)))
+            case plan.Union():
+                frames = [
+                    self._emit(self._flow(name), Exit(segments.PLAIN))
+                    for name in node.inputs
+                ]
+                return _Flow(Segment("", (), node.id), _union(frames))
+            case plan.Sink():
+                raise BugError("the sink is no input")
+
+    def _shuffled(self, node: plan.Node, frame: Any) -> Any:
+        if segments.single(node):
+            return frame.repartition(1)
+        return frame.repartition(self._tasks, "key")
+
+    def _emit(self, flow: _Flow, exit_: Exit) -> Any:
+        if flow.frame is None:
+            segment = flow.segment
+            return (
+                self._session.read.format("headrace")
+                .option("spec", self._path)
+                .option(
+                    "segment",
+                    json.dumps([segment.head, segment.tail, segment.schema_of]),
+                )
+                .option("exit", json.dumps([exit_.kind, exit_.node, exit_.port]))
+                .load()
+            )
+        function = functools.partial(run_task, self._path, flow.segment, exit_)
+        return flow.frame.mapInArrow(function, segments.SPARK_SCHEMA)
+
+
+def run_task(
+    spec_path: str,
+    segment: Segment,
+    exit_: Exit,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """One Spark task of a segment that reads no table (called by ``mapInArrow``)."""
+    from pyspark import TaskContext  # only there is a task
+
+    context = TaskContext.get()
+    if context is None:
+        raise BugError("not in a Spark task")
+    spec = segments.load_spec(spec_path)
+    try:
+        part = f"p{context.partitionId()}"
+        yield from segments.run(spec, segment, exit_, part, batches)
+    except (HeadraceError, psycopg.Error) as error:
+        mine = as_headrace(error) if isinstance(error, psycopg.Error) else error
+        segments.save_error(spec.staging, mine)
+        raise
+
+
+def _union(frames: list[Any]) -> Any:
+    return functools.reduce(lambda a, b: a.union(b), frames)
+
+
+@contextlib.contextmanager
+def _watched(session: Any, job: Job, staged: Staging) -> Iterator[None]:
+    """While inside: progress is reported, and a cancel reaches the Spark job."""
+    context = session.sparkContext
+    context.setJobGroup(job.name, "headrace population", interruptOnCancel=True)
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL_S):
+            try:
+                job.rows(staged.rows_read())
+            except QueryCancelled:
+                # Again and again: a cancel before the job began has no effect.
+                with contextlib.suppress(Exception):
+                    context.cancelJobGroup(job.name)
+
+    watcher = threading.Thread(target=watch, name=f"watch {job.name}", daemon=True)
+    watcher.start()
+    try:
+        with job.cancelling(lambda: context.cancelJobGroup(job.name)):
+            yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _idle(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    # Imports what tasks need, so that forked workers start with it.
+    segments.load_spec.cache_info()
+    yield from batches
+
+
+def _cores(session: Any) -> int:
+    return max(1, int(session.sparkContext.defaultParallelism))
+
+
+def _forget(session: Any) -> None:
+    """Have pyspark forget a dead JVM: it keeps one per process, for good."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway = SparkContext._gateway  # noqa: SLF001  pyspark has no other way
+    with contextlib.suppress(Exception):
+        session.stop()
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        process.stdin.close()
+        process.kill()
+        process.wait()
+    SparkContext._active_spark_context = None  # noqa: SLF001
+    SparkContext._gateway = None  # noqa: SLF001
+    SparkContext._jvm = None  # noqa: SLF001
+    SparkSession._instantiatedSession = None  # noqa: SLF001
+
+
+def _start(settings: Settings) -> Any:
+    """A new session; nothing is fetched from any network."""
+    os.environ["JAVA_HOME"] = java_home()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    local = settings.spark_master.startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    scratch = settings.tmp_dir / "spark"
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    from pyspark.sql import SparkSession  # after the environment is set
+
+    from headrace.population.datasource import HeadraceSource
+
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": f"{settings.spark_memory_mb}m",
+        "spark.executor.memory": f"{settings.spark_memory_mb}m",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_PER_ARROW_BATCH),
+        "spark.python.worker.reuse": "true",
+        # A task repeated on another executor reads the same snapshot: two tries are enough.
+        "spark.task.maxFailures": "2",
+        "spark.log.level": "ERROR",
+    }
+    if local:
+        options["spark.driver.host"] = "127.0.0.1"
+        options["spark.driver.bindAddress"] = "127.0.0.1"
+        options["spark.driver.extraJavaOptions"] = _JVM
+    builder = SparkSession.builder.master(settings.spark_master).appName("headrace")
+    for key, value in options.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.dataSource.register(HeadraceSource)
+    return session

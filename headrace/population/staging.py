@@ -1,0 +1,186 @@
+"""The files a population leaves for the worker, and those it needs on the way.
+
+    STAGING_DIR/<view id>/
+        manifest.json          written last: the population is whole
+        state/<state>/<n>.sst  sorted runs of each state, no key in two runs of one state
+        rows/<n>.copy          result rows in COPY text format
+        rows/<n>.count         how many they are
+        progress/<n>           rows read by task n
+        job.json               what Spark tasks need (mode 0600: it holds the DSN)
+
+On a Spark cluster the directory must be on storage that all executors share (setting
+``staging_dir_override``).  A task writes under a name of its own and renames at the end, so a task
+that is repeated replaces its file by an equal one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import BugError
+from headrace.state.layout import Pairs
+from headrace.state.rocks import write_run
+
+MANIFEST: Final = "manifest.json"
+
+
+class Staging:
+    """The staging directory of one population."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+
+    def make(self) -> None:
+        """Make it anew, empty."""
+        self.remove()
+        for folder in (self.path, self.path / "state", self.path / "rows"):
+            folder.mkdir(mode=0o700, parents=True)
+        (self.path / "progress").mkdir(mode=0o700)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        # The manifest goes first: what is left of a half-removed directory is no population.
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / MANIFEST).unlink()
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
+
+    # --- what tasks write
+
+    def write_state(self, part: str, states: dict[str, Pairs]) -> None:
+        """Sorted runs of the ``states`` that task ``part`` has built."""
+        for name, pairs in states.items():
+            folder = self.path / "state" / name
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._renamed(folder / f"{part}.sst") as draft:
+                if not write_run(draft, pairs):
+                    draft.touch()
+
+    def write_rows(self, part: str, pieces: Iterable[tuple[int, bytes]]) -> int:
+        """Result rows of task ``part``: (rows, COPY text) pieces; returns the row count."""
+        folder = self.path / "rows"
+        count = 0
+        with self._renamed(folder / f"{part}.copy") as draft, draft.open("wb") as file:
+            for rows, data in pieces:
+                file.write(data)
+                count += rows
+        with self._renamed(folder / f"{part}.count") as draft:
+            draft.write_text(str(count))
+        return count
+
+    def write_progress(self, part: str, rows: int) -> None:
+        """Tell how many rows task ``part`` has read."""
+        with self._renamed(self.path / "progress" / part) as draft:
+            draft.write_text(str(rows))
+
+    def write_json(self, name: str, data: Any) -> Path:
+        """A file only we may read, on disk when this returns."""
+        path = self.path / name
+        with self._renamed(path) as draft:
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                json.dump(data, file)
+                file.flush()
+                os.fsync(file.fileno())
+        return path
+
+    # --- what the builder reads
+
+    def rows_read(self) -> int:
+        """Rows read so far by all tasks."""
+        total = 0
+        for path in (self.path / "progress").glob("[0-9a-z]*"):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                total += int(path.read_text())
+        return total
+
+    def row_files(self) -> list[Path]:
+        """Files of result rows."""
+        return sorted((self.path / "rows").glob("*.copy"))
+
+    def row_count(self) -> int:
+        """Result rows in all files."""
+        files = (self.path / "rows").glob("*.count")
+        return sum(int(path.read_text()) for path in files)
+
+    def runs(self) -> dict[str, list[Path]]:
+        """Runs per state; a state without entries has none."""
+        out: dict[str, list[Path]] = {}
+        for folder in sorted((self.path / "state").iterdir()):
+            files = sorted(folder.glob("*.sst"))
+            out[folder.name] = [path for path in files if path.stat().st_size]
+        return out
+
+    def seal(self, facts: dict[str, Any]) -> None:
+        """Write the manifest: ``facts`` and the runs; everything is on disk when it is there."""
+        runs = self.runs()
+        for files in runs.values():
+            for path in files:
+                _sync(path)
+        for folder in (self.path / "state").iterdir():
+            _sync(folder)
+        relative = {
+            name: [str(path.relative_to(self.path)) for path in files]
+            for name, files in runs.items()
+        }
+        self.write_json(MANIFEST, {**facts, "runs": relative})
+        _sync(self.path / "state")
+        _sync(self.path)
+        _sync(self.path.parent)
+
+    @contextlib.contextmanager
+    def _renamed(self, path: Path) -> Iterator[Path]:
+        """A draft name; the file gets its own name only if all went well."""
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            yield draft
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def of_view(staging_dir: Path, view_id: int) -> Staging:
+    """The staging directory of a view."""
+    if view_id <= 0:
+        raise BugError(f"view id {view_id}")
+    return Staging(staging_dir / str(view_id))
+
+
+def sealed(staging_dir: Path) -> list[int]:
+    """Ids of the views whose population is whole and was not handed over for certain."""
+    if not staging_dir.exists():
+        return []
+    return sorted(
+        int(folder.name)
+        for folder in staging_dir.iterdir()
+        if folder.name.isdecimal() and (folder / MANIFEST).exists()
+    )
+
+
+def remove_orphans(staging_dir: Path, keep: set[int]) -> list[str]:
+    """Remove the directories of views that are not in ``keep``; returns their names."""
+    removed: list[str] = []
+    if not staging_dir.exists():
+        return removed
+    for folder in staging_dir.iterdir():
+        if folder.is_dir() and not (
+            folder.name.isdecimal() and int(folder.name) in keep
+        ):
+            Staging(folder).remove()
+            removed.append(folder.name)
+    return removed
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,139 @@
+"""Base tables of a population: how large they are, and whether they stay as they were planned.
+
+A snapshot protects rows, not the table around them: TRUNCATE and rewrites (VACUUM FULL, CLUSTER,
+ALTER … TYPE) are not seen by it, and change what is at which place.  So a table's *shape* is
+read, outside the snapshot, before the first row and after the last; any difference throws
+the population away (reliability.md E11, H9).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+
+from headrace.collections.plan import Source
+from headrace.collections.source import load_columns
+from headrace.errors import TransientError
+from headrace.population.connect import Connection
+
+BLOCK_BYTES: Final = 8192
+
+
+class TableChanged(TransientError):
+    """A table was changed by DDL under the population; it may be tried again."""
+
+    sqlstate = "40001"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much there is to read of one table."""
+
+    rows: int
+    """Estimate, as Postgres' planner makes it."""
+    blocks: int
+
+
+Shape = tuple[object, ...]
+
+
+def size(conn: Connection, source: Source) -> Size:
+    """Size of the table of ``source`` now."""
+    row = conn.execute(
+        "SELECT pg_relation_size(%s::oid::regclass), current_setting('block_size')::int",
+        (source.table_oid,),
+    ).fetchone()
+    if row is None or row[0] is None:
+        raise _changed(source)
+    blocks = -(-int(row[0]) // int(row[1]))
+    if blocks == 0:
+        return Size(0, 0)
+    # The planner's estimate: rows per page of the last ANALYZE times the pages of today.
+    plan = conn.execute(
+        sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM ONLY {}").format(
+            sql.Identifier(source.schema_name, source.table_name)
+        )
+    ).fetchone()
+    assert plan is not None, "EXPLAIN answers one row"
+    data = plan[0] if isinstance(plan[0], list) else json.loads(plan[0])
+    return Size(int(data[0]["Plan"]["Plan Rows"]), blocks)
+
+
+def shape(conn: Connection, sources: Sequence[Source]) -> dict[str, Shape]:
+    """What may not change while the tables are read.
+
+    Raises:
+        TableChanged: a table is no longer what the plan was made for.
+    """
+    found: dict[str, Shape] = {}
+    for source in sources:
+        row = conn.execute(
+            "SELECT n.nspname, c.relname, c.relkind, c.relreplident, c.relrowsecurity,"
+            " c.relispartition, pg_relation_filenode(c.oid), c.relhassubclass,"
+            " (SELECT i.indexrelid FROM pg_index i WHERE i.indrelid = c.oid"
+            "  AND i.indisreplident),"
+            " (SELECT i.indexrelid FROM pg_index i WHERE i.indrelid = c.oid"
+            "  AND i.indisprimary)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE c.oid = %s",
+            (source.table_oid,),
+        ).fetchone()
+        if row is None or row[:2] != (source.schema_name, source.table_name):
+            raise _changed(source)
+        if source.full_identity != (row[3] == "f"):
+            raise _changed(source)
+        _check_columns(conn, source)
+        found[source.id] = (*row, _labels(conn, source))
+    return found
+
+
+def check_same(before: dict[str, Shape], after: dict[str, Shape]) -> None:
+    """Raise TableChanged if a table was rewritten or altered in between."""
+    for name, old in before.items():
+        if after[name] != old:
+            raise TableChanged(
+                f'table "{old[0]}"."{old[1]}" was changed while it was read',
+                hint="Create the view again when no ALTER TABLE, TRUNCATE, CLUSTER or"
+                " VACUUM FULL is running.",
+            )
+
+
+def _check_columns(conn: Connection, source: Source) -> None:
+    rows = conn.execute(
+        # A domain's values are those of its base type: that is what the plan knows.
+        "WITH RECURSIVE types AS ("
+        " SELECT attnum, attname, atttypid AS oid FROM pg_attribute"
+        "  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+        " UNION ALL SELECT s.attnum, s.attname, t.typbasetype FROM types s"
+        "  JOIN pg_type t ON t.oid = s.oid WHERE t.typtype = 'd')"
+        " SELECT s.attnum, s.attname, s.oid::bigint FROM types s"
+        "  JOIN pg_type t ON t.oid = s.oid WHERE t.typtype <> 'd'",
+        (source.table_oid,),
+    ).fetchall()
+    have = {(int(number), str(name), int(oid)) for number, name, oid in rows}
+    for column in load_columns(source):
+        if (column.attnum, column.name, column.oid) not in have:
+            raise _changed(source)
+
+
+def _labels(conn: Connection, source: Source) -> object:
+    """Labels of the enums among the columns: renaming one changes values, silently (E11)."""
+    row = conn.execute(
+        "SELECT array_agg(e.oid || ':' || e.enumlabel ORDER BY e.oid) FROM pg_enum e"
+        " JOIN pg_type t ON t.oid = e.enumtypid"
+        " WHERE t.oid = ANY(%(oids)s::oid[]) OR t.typarray = ANY(%(oids)s::oid[])",
+        {"oids": [column.oid for column in load_columns(source)]},
+    ).fetchone()
+    return tuple(row[0]) if row and row[0] else ()
+
+
+def _changed(source: Source) -> TableChanged:
+    return TableChanged(
+        f'table "{source.schema_name}"."{source.table_name}" was changed'
+        " while the view was being created",
+        hint="Create the view again.",
+    )

@@ -1,0 +1,102 @@
+"""What a planned view relies on in the catalog: the question for ``forwarder.fingerprint``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.collections.plan import PhysicalPlan, to_json
+from headrace.collections.source import load_columns
+from headrace.forwarder import fingerprint
+from headrace.forwarder.fingerprint import Facts, Uses
+from headrace.planner import Planned
+from headrace.population.connect import Connection
+from headrace.population.tables import TableChanged
+
+
+def of(
+    physical: PhysicalPlan,
+    owner: str,
+    *,
+    types: frozenset[int] = frozenset(),
+    functions: frozenset[int] = frozenset(),
+) -> Uses:
+    """Columns of its sources, and every type in the plan besides those of the query."""
+    return Uses(
+        frozenset(
+            (source.table_oid, column.attnum)
+            for source in physical.sources
+            for column in load_columns(source)
+        ),
+        types | frozenset(_types(to_json(physical))),
+        functions,
+        owner,
+    )
+
+
+def of_planned(conn: Connection, planned: Planned, caller: str | None) -> Uses:
+    """What ``planned`` uses, for a view of ``caller`` (None: of our own role)."""
+    if caller is None:
+        row = conn.execute("SELECT current_user").fetchone()
+        assert row is not None, "every session has a user"
+        caller = str(row[0])
+    return of(
+        planned.physical, caller, types=planned.types, functions=planned.functions
+    )
+
+
+def check_planned(before: Facts, physical: PhysicalPlan, now: Facts) -> None:
+    """Prove that the plan, made of what ``before`` shows, fits the snapshot's facts ``now``.
+
+    Raises:
+        TableChanged: something was altered in between.
+    """
+    error = fingerprint.difference(before, now, published=False)
+    if error is not None:
+        raise _changed(error.message, error.detail)
+    for source in physical.sources:
+        name = f'table "{source.schema_name}"."{source.table_name}"'
+        table = now["tables"].get(str(source.table_oid))
+        if table is None:
+            raise _changed(f"{name} was dropped")
+        full, key = table["identity"] == "f", sorted(c.attnum for c in source.key)
+        if source.full_identity != full or key != (table["key"] or []):
+            raise _changed(f"{name} got another replica identity or key")
+        for column in load_columns(source):
+            found = table["columns"].get(str(column.attnum))
+            if found is None or found["name"] != column.name:
+                raise _changed(f'column "{column.name}" of {name} was altered')
+
+
+def check_kept(before: Facts, now: Facts) -> None:
+    """Prove that a snapshot with the facts ``before`` was read from tables as they were.
+
+    Raises:
+        TableChanged: something was altered, or a table has other storage (a snapshot
+            protects neither against TRUNCATE nor against a rewrite).
+    """
+    error = fingerprint.difference(before, now)
+    if error is not None:
+        raise _changed(error.message, error.detail)
+    table = fingerprint.rewritten(before, now)
+    if table is not None:
+        raise _changed(f"{table} was rewritten or truncated")
+
+
+def _changed(message: str, detail: str | None = None) -> TableChanged:
+    return TableChanged(
+        f"{message} while the view was being created",
+        detail=detail,
+        hint="Create the view again.",
+    )
+
+
+def _types(data: Any) -> Iterator[int]:
+    """Values of every ``oid`` in a plan as JSON."""
+    if isinstance(data, dict):
+        if isinstance(data.get("oid"), int):
+            yield data["oid"]
+        data = list(data.values())
+    if isinstance(data, list):
+        for part in data:
+            yield from _types(part)

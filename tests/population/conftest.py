@@ -1,0 +1,170 @@
+"""A source database with a small shop, and a worker that only remembers what it was asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from headrace.config import Settings
+from headrace.errors import TransientError
+from headrace.forwarder import setup
+from headrace.population.create import Context, Request, create_view
+from headrace.population.job import Job
+from headrace.population.spark import Spark
+from headrace.sql import install
+from headrace.types import parse_lsn
+from tests.population import plans
+
+
+class Worker:
+    """The builder's view of a worker: positions from the server, calls in order."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.down = 0
+        self.on_call = lambda method: None
+
+    def call(self, method: str, params: dict[str, Any]) -> Any:
+        self.on_call(method)
+        if self.down:
+            self.down -= 1
+            raise TransientError("the worker process is not running")
+        self.calls.append((method, params))
+        if method == "hold":
+            with psycopg.connect(self.dsn) as conn:
+                row = conn.execute(
+                    "SELECT pg_current_wal_insert_lsn()::text"
+                ).fetchone()
+            return {"txid": 7, "lsn": parse_lsn(row[0])}
+        return {}
+
+    @property
+    def methods(self) -> list[str]:
+        return [method for method, _ in self.calls]
+
+
+@dataclasses.dataclass
+class Bench:
+    dsn: str
+    settings: Settings
+    worker: Worker
+    context: Context
+    conn: psycopg.Connection
+    messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def job(self) -> Job:
+        return Job(self.messages.append)
+
+    def create(
+        self, name: str, query: str, job: Job | None = None, **given: Any
+    ) -> Any:
+        request = Request(
+            name, query, given.get("options", {}), given.get("caller"),
+            given.get("settings", {"search_path": "public"}),
+        )  # fmt: skip
+        return create_view(self.context, job or self.job(), request)
+
+    def rows(self, query: str) -> list[tuple]:
+        # By text: NaN is not itself, and 1.0 is not 1.00.
+        cursor = self.conn.execute(f"SELECT whole::text FROM ({query}) whole")
+        return sorted(cursor.fetchall())
+
+    def nothing_left(self) -> None:
+        """What every failure and cancel promises."""
+        assert self.conn.execute("SELECT id FROM headrace.views").fetchall() == []
+        assert self.conn.execute("SELECT * FROM headrace.view_tables").fetchall() == []
+        assert self.published() == set()
+        slots = "SELECT slot_name FROM pg_replication_slots WHERE temporary AND database = current_database()"
+        assert self.conn.execute(slots).fetchall() == []
+        staging = self.settings.staging_dir
+        assert not staging.exists() or list(staging.iterdir()) == []
+        methods = self.worker.methods
+        assert ("hold" in methods) <= (methods[-1:] == ["release"])
+
+    def published(self) -> set[str]:
+        rows = self.conn.execute(
+            "SELECT tablename FROM pg_publication_tables WHERE pubname = 'headrace'"
+        ).fetchall()
+        return {row[0] for row in rows}
+
+
+@pytest.fixture
+def shop(database: str):
+    with psycopg.connect(database, autocommit=True, prepare_threshold=None) as conn:
+        conn.execute(plans.SCHEMA)
+        plans.fill(conn)
+        yield conn
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """One Spark session for all tests; each test gives it its own database."""
+    settings = Settings(data_dir=tmp_path_factory.mktemp("spark"))
+    session = Spark(settings)
+    session.session(Job(lambda message: None))
+    assert session.status == "warm"
+    yield session
+    session.stop()
+
+
+def make_bench(
+    database: str, conn: psycopg.Connection, path: Path, spark: Spark | None
+) -> Bench:
+    name = conn.info.dbname
+    settings = Settings(
+        source=database,
+        data_dir=path / "data",
+        slot_name=f"s_{name}",
+        population_lock_wait_ms=2_500,
+    )
+    install.install(conn)
+    setup.ensure_publication(conn, settings)
+    worker = Worker(database)
+    chosen = Spark(settings)
+    if spark is not None:
+        chosen._starting = spark._starting
+    context = Context(settings, worker, chosen)
+    return Bench(database, settings, worker, context, conn)
+
+
+@pytest.fixture
+def bench(database: str, shop: psycopg.Connection, tmp_path: Path) -> Bench:
+    return make_bench(database, shop, tmp_path, None)
+
+
+@pytest.fixture
+def spark_bench(database: str, shop, tmp_path: Path, spark: Spark) -> Bench:
+    return make_bench(database, shop, tmp_path, spark)
+
+
+@pytest.fixture
+def in_thread():
+    """Runs functions in threads; re-raises what they raised at the end."""
+    threads: list[tuple[threading.Thread, list[BaseException]]] = []
+
+    def start(function) -> threading.Thread:
+        errors: list[BaseException] = []
+
+        def guard() -> None:
+            try:
+                function()
+            except BaseException as error:  # noqa: BLE001  raised below
+                errors.append(error)
+
+        thread = threading.Thread(target=guard)
+        threads.append((thread, errors))
+        thread.start()
+        return thread
+
+    yield start
+    for thread, errors in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+        if errors:
+            raise errors[0]

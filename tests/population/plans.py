@@ -1,0 +1,206 @@
+"""Hand-made physical plans over a small shop, with the SQL they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+
+from headrace.collections import plan as p
+from headrace.expressions.ir import Column, Literal, Native
+from headrace.types import BOOL, FLOAT8, INT4, INT8, NUMERIC, TEXT, Field
+
+SCHEMA = """
+CREATE TABLE customers (id int PRIMARY KEY, region text, note text);
+CREATE TABLE orders (id int PRIMARY KEY, customer int, amount numeric(10,2), f float8);
+CREATE TABLE tags (customer int, tag text);
+ALTER TABLE tags REPLICA IDENTITY FULL;
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    sql: str
+    plan: p.PhysicalPlan
+
+
+def fill(conn: psycopg.Connection, orders: int = 500) -> None:
+    conn.execute(
+        "INSERT INTO customers SELECT i, CASE i %% 7 WHEN 0 THEN NULL ELSE 'r' || i %% 5 END,"
+        " repeat(E'x\\t\\\\y\\n', i %% 3) FROM generate_series(1, %s) i",
+        (max(orders // 10, 1),),
+    )
+    conn.execute(
+        "INSERT INTO orders SELECT i, CASE i %% 11 WHEN 0 THEN NULL ELSE 1 + i %% %s END,"
+        " (i %% 1000) / 10.0, CASE i %% 5 WHEN 0 THEN '-0'::float8 WHEN 1 THEN 'NaN'"
+        " WHEN 2 THEN 0.1 ELSE i END::float8 FROM generate_series(1, %s) i",
+        (max(orders // 8, 1), orders),
+    )
+    conn.execute(
+        "INSERT INTO tags SELECT i %% 20, 't' || i %% 3 FROM generate_series(1, %s) i",
+        (max(orders // 5, 1),),
+    )
+
+
+def oid(conn: psycopg.Connection, table: str) -> int:
+    row = conn.execute("SELECT %s::regclass::oid::bigint", (table,)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def source(
+    conn: psycopg.Connection, table: str, columns: list[str], node: str = ""
+) -> p.Source:
+    rows = conn.execute(
+        "SELECT attname, attnum, atttypid::bigint, atttypmod FROM pg_attribute"
+        " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+        (table,),
+    ).fetchall()
+    known = {
+        name: p.SourceColumn(num, name, kind, mod) for name, num, kind, mod in rows
+    }
+    full = conn.execute(
+        "SELECT relreplident = 'f' FROM pg_class WHERE oid = %s::regclass", (table,)
+    ).fetchone()[0]
+    chosen = tuple(known[name] for name in columns)
+    return p.Source(
+        node or f"source_{table}",
+        oid(conn, table),
+        "public",
+        table,
+        chosen,
+        () if full else (known["id"],),
+        full,
+        "",
+        tuple(Field(c.name, c.oid, c.typmod) for c in chosen),
+    )
+
+
+def sink(node: p.Node) -> p.Sink:
+    return p.Sink("sink", node.id, node.schema)
+
+
+def copy(conn) -> Case:
+    s = source(conn, "customers", ["id", "region", "note"])
+    return Case("SELECT id, region, note FROM customers", p.PhysicalPlan((s, sink(s))))
+
+
+def multiset(conn) -> Case:
+    s = source(conn, "tags", ["tag", "customer"])
+    return Case("SELECT tag, customer FROM tags", p.PhysicalPlan((s, sink(s))))
+
+
+def filtered(conn) -> Case:
+    s = source(conn, "orders", ["id", "amount", "f"])
+    big = Native(">", (Column(0, INT4), Literal("100", INT4)), BOOL)
+    f = p.Fused(
+        "fused",
+        s.id,
+        (
+            p.Filter("f", s.id, (big,), s.schema),
+            p.Map(
+                "m",
+                "f",
+                (Column(2, FLOAT8), Column(1, NUMERIC)),
+                (s.schema[2], s.schema[1]),
+            ),
+        ),
+        (s.schema[2], s.schema[1]),
+    )
+    return Case(
+        "SELECT f, amount FROM orders WHERE id > 100", p.PhysicalPlan((s, f, sink(f)))
+    )
+
+
+def joined(conn) -> Case:
+    o = source(conn, "orders", ["customer", "amount"])
+    c = source(conn, "customers", ["id", "region"])
+    j = p.Join("join", o.id, c.id, (0,), (0,), (), (*o.schema, *c.schema))
+    r = p.Reduce(
+        "reduce",
+        j.id,
+        (3,),
+        (
+            p.Aggregate("count_star", None, None, Field("n", INT8)),
+            p.Aggregate("sum", 1, None, Field("total", NUMERIC)),
+        ),
+        (c.schema[1], Field("n", INT8), Field("total", NUMERIC)),
+    )
+    return Case(
+        "SELECT c.region, count(*) AS n, sum(o.amount) AS total FROM orders o"
+        " JOIN customers c ON o.customer = c.id GROUP BY c.region",
+        p.PhysicalPlan((o, c, j, r, sink(r))),
+    )
+
+
+def self_join(conn) -> Case:
+    t = source(conn, "tags", ["customer", "tag"])
+    j = p.Join("join", t.id, t.id, (0,), (0,), (), (*t.schema, *t.schema))
+    d = p.Distinct("distinct", j.id, j.schema)
+    return Case(
+        "SELECT DISTINCT a.customer, a.tag, b.customer, b.tag FROM tags a"
+        " JOIN tags b ON a.customer = b.customer",
+        p.PhysicalPlan((t, j, d, sink(d))),
+    )
+
+
+def total(conn) -> Case:
+    o = source(conn, "orders", ["amount"])
+    schema = (Field("n", INT8), Field("total", NUMERIC))
+    r = p.Reduce(
+        "reduce",
+        o.id,
+        (),
+        (
+            p.Aggregate("count_star", None, None, schema[0]),
+            p.Aggregate("sum", 0, None, schema[1]),
+        ),
+        schema,
+    )
+    return Case(
+        "SELECT count(*), sum(amount) FROM orders", p.PhysicalPlan((o, r, sink(r)))
+    )
+
+
+def cross(conn) -> Case:
+    c = source(conn, "customers", ["region"])
+    v = p.Values(
+        "values", (("1", "x"), ("2", None)), (Field("a", INT4), Field("b", TEXT))
+    )
+    j = p.Join("join", c.id, v.id, (), (), (), (*c.schema, *v.schema))
+    return Case(
+        "SELECT region, a, b FROM customers, (VALUES (1, 'x'), (2, NULL)) v(a, b)",
+        p.PhysicalPlan((c, v, j, sink(j))),
+    )
+
+
+def union(conn) -> Case:
+    o = source(conn, "orders", ["customer"])
+    c = source(conn, "customers", ["id"])
+    u = p.Union("union", (o.id, c.id, o.id), o.schema)
+    return Case(
+        "SELECT customer FROM orders UNION ALL SELECT id FROM customers"
+        " UNION ALL SELECT customer FROM orders",
+        p.PhysicalPlan((o, c, u, sink(u))),
+    )
+
+
+def union_of_joins(conn) -> Case:
+    o = source(conn, "orders", ["customer", "id"])
+    c = source(conn, "customers", ["id", "region"])
+    out = (*o.schema, *c.schema)
+    j = p.Join("join_1", o.id, c.id, (0,), (0,), (), out)
+    k = p.Join("join_2", o.id, c.id, (1,), (0,), (), out)
+    u = p.Union("union", (j.id, k.id), out)
+    d = p.Distinct("distinct", u.id, out)
+    return Case(
+        "SELECT o.customer, o.id, c.id, c.region FROM orders o JOIN customers c"
+        " ON o.customer = c.id UNION SELECT o.customer, o.id, c.id, c.region"
+        " FROM orders o JOIN customers c ON o.id = c.id",
+        p.PhysicalPlan((o, c, j, k, u, d, sink(d))),
+    )
+
+
+CASES = [
+    copy, multiset, filtered, joined, self_join, total, cross, union, union_of_joins,
+]  # fmt: skip

@@ -1,0 +1,255 @@
+"""The builder as a process: its RPC, a queue of populations, cancels, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.population import staging
+from headrace.runtime import rpc
+from headrace.types import parse_lsn
+
+QUERY = "SELECT region, count(*) AS n FROM customers GROUP BY region"
+CALLER = {"caller": "postgres", "settings": {"search_path": "public"}}
+
+
+class Process:
+    """A builder process, and a worker's socket that answers as the worker would."""
+
+    def __init__(self, bench, kill=None) -> None:
+        self.bench = bench
+        self.settings = bench.settings.replace(spark_warm=False)
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.process: subprocess.Popen | None = None
+
+    async def __aenter__(self):
+        self.settings.run_dir.mkdir(parents=True, exist_ok=True)
+        self.server = await rpc.serve(
+            self.settings.worker_socket,
+            {
+                name: self._answer(name)
+                for name in ("start", "hold", "release", "adopt", "drop")
+            },
+        )
+        await self.start()
+        return self
+
+    async def start(self) -> None:
+        env = os.environ | {"HEADRACE_SETTINGS": self.settings.to_json()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.population.builder"],
+            env=env,
+            stdin=subprocess.PIPE,
+        )
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError):
+                self.peer = await rpc.connect(self.settings.builder_socket)
+                return
+            assert self.process.poll() is None
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+
+    async def __aexit__(self, *_) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+        await self.peer.close()
+        self.server.close()
+
+    def _answer(self, name: str):
+        async def handle(params, progress):
+            self.calls.append((name, params))
+            if name == "hold":
+                row = self.bench.conn.execute(
+                    "SELECT pg_current_wal_insert_lsn()::text"
+                ).fetchone()
+                return {"txid": 3, "lsn": parse_lsn(row[0])}
+            return {}
+
+        return handle
+
+    async def create(
+        self, name: str, query: str = QUERY, progress=None, **options
+    ) -> Any:
+        params = {"name": name, "query": query, "options": options, **CALLER}
+        return await self.peer.call("create_view", params, progress, linger_s=30)
+
+
+def test_one_after_the_other(bench):
+    async def main() -> None:
+        async with Process(bench) as builder:
+            phases: dict[str, list[str]] = {"a": [], "b": []}
+            await asyncio.gather(
+                *(
+                    builder.create(
+                        n, progress=lambda m, n=n: phases[n].append(m["phase"])
+                    )
+                    for n in "ab"
+                )
+            )
+            assert phases["b"][0] == "pending"
+            assert "pending" not in phases["a"]
+            assert await builder.peer.call("check") == {"jobs": [], "spark": "cold"}
+            assert await builder.peer.call("holds") == []
+            assert builder.calls[0] == ("start", {"holds": []})
+            plan = await builder.peer.call(
+                "explain_view", {"query_or_name": "a", **CALLER}
+            )
+            assert "physical" in plan
+            params = {"query_or_name": QUERY, "stage": "logical", **CALLER}
+            assert "customers" in await builder.peer.call("explain_view", params)
+            await builder.peer.call(
+                "create_index", {"view": "a", "definition": "(n)", **CALLER}
+            )
+            await builder.peer.call(
+                "drop_view", {"name": "a", "if_exists": False, **CALLER}
+            )
+            with pytest.raises(HeadraceError) as caught:
+                await builder.create("b")
+            assert caught.value.code == "42P07"
+
+    asyncio.run(main())
+    assert bench.rows("TABLE b") == bench.rows(QUERY)
+
+
+def test_cancel_through_the_socket(bench):
+    async def main() -> None:
+        async with Process(bench) as builder:
+            with psycopg.connect(bench.dsn) as writer:
+                writer.execute("INSERT INTO customers VALUES (9000, '', '')")
+                reached = asyncio.Event()
+                task = asyncio.create_task(
+                    builder.create(
+                        "v",
+                        progress=lambda m: m["phase"] == "snapshot" and reached.set(),
+                    )
+                )
+                await asyncio.wait_for(reached.wait(), 20)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                bench.worker.calls = builder.calls[1:]
+                bench.nothing_left()
+            await builder.create("v")
+
+    asyncio.run(main())
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
+
+
+def test_cancel_while_spark_starts(bench):
+    async def main() -> None:
+        async with Process(bench) as builder:
+            reached = asyncio.Event()
+            task = asyncio.create_task(
+                builder.create(
+                    "v",
+                    population="spark",
+                    progress=lambda m: m["phase"] == "starting" and reached.set(),
+                )
+            )
+            await asyncio.wait_for(reached.wait(), 20)
+            started = time.monotonic()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert time.monotonic() - started < 3
+            bench.worker.calls = builder.calls[1:]
+            bench.nothing_left()
+            builder.process.terminate()
+            assert await asyncio.to_thread(builder.process.wait, 20) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, "stdin"])
+def test_clean_end_in_the_middle(bench, how):
+    async def main() -> None:
+        async with Process(bench) as builder:
+            with psycopg.connect(bench.dsn) as writer:
+                writer.execute("INSERT INTO customers VALUES (9000, '', '')")
+                reached = asyncio.Event()
+                task = asyncio.create_task(
+                    builder.create(
+                        "v",
+                        progress=lambda m: m["phase"] == "snapshot" and reached.set(),
+                    )
+                )
+                await asyncio.wait_for(reached.wait(), 20)
+                if how == "stdin":
+                    builder.process.stdin.close()
+                else:
+                    builder.process.send_signal(how)
+                assert await asyncio.to_thread(builder.process.wait, 20) == 0
+                with pytest.raises(HeadraceError):
+                    await task
+                bench.worker.calls = builder.calls[1:]
+                bench.nothing_left()
+
+    asyncio.run(main())
+
+
+def test_kill_in_the_middle_is_cleaned_up_at_the_next_start(bench):
+    async def main() -> None:
+        async with Process(bench) as builder:
+            with psycopg.connect(bench.dsn) as writer:
+                writer.execute("INSERT INTO customers VALUES (9000, '', '')")
+                reached = asyncio.Event()
+                task = asyncio.create_task(
+                    builder.create(
+                        "v",
+                        progress=lambda m: m["phase"] == "snapshot" and reached.set(),
+                    )
+                )
+                await asyncio.wait_for(reached.wait(), 20)
+                await asyncio.sleep(0.3)
+                builder.process.kill()
+                with pytest.raises(HeadraceError):
+                    await task
+                await asyncio.to_thread(builder.process.wait)
+                folder = staging.of_view(builder.settings.staging_dir, 1)
+                folder.make()
+                builder.calls.clear()
+                await builder.start()
+                slots = "SELECT slot_name FROM pg_replication_slots WHERE temporary AND database = current_database()"
+                deadline = time.monotonic() + 20
+                while bench.conn.execute(slots).fetchall():
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+                assert not folder.path.exists()
+                while ("start", {"holds": []}) not in builder.calls:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+            # The commander's janitor removes the row; a new call for the name does as well.
+            done = await builder.create("v")
+            assert done["rows"] == 7
+
+    asyncio.run(main())
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
+
+
+def test_staged_state_of_a_running_view_is_handed_over_again(bench):
+    done = bench.create("v", QUERY)
+    folder = staging.of_view(bench.settings.staging_dir, done["view_id"])
+    folder.make()
+    folder.seal({"view_id": done["view_id"], "txid": 1, "lsn": 1, "start_lsn": 1})
+
+    async def main() -> None:
+        async with Process(bench) as builder:
+            deadline = time.monotonic() + 20
+            while folder.path.exists():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+            assert ("adopt", {"view_id": done["view_id"]}) in builder.calls
+
+    asyncio.run(main())

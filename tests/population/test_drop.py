@@ -1,0 +1,214 @@
+"""drop_view, create_index and drop_index."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pytest
+
+from headrace.errors import (
+    HeadraceError,
+    PrivilegeError,
+    UndefinedError,
+    UnsupportedError,
+)
+from headrace.population import drop, indexes
+
+QUERY = "SELECT id, region FROM customers"
+PATH = {"search_path": "public"}
+
+
+def drop_view(bench, name, if_exists=False, caller=None):
+    request = drop.Request(name, if_exists, caller, PATH)
+    return drop.drop_view(bench.context, bench.job(), request)
+
+
+def create_index(bench, view, definition, caller=None):
+    request = indexes.Request(caller, PATH)
+    return indexes.create_index(bench.context, bench.job(), view, definition, request)[
+        "name"
+    ]
+
+
+def drop_index(bench, name, caller=None):
+    return indexes.drop_index(
+        bench.context, bench.job(), name, indexes.Request(caller, PATH)
+    )
+
+
+@pytest.fixture
+def stranger(bench):
+    name = f"stranger_{bench.conn.info.dbname}"
+    bench.conn.execute(f"CREATE ROLE {name}")
+    yield name
+    bench.conn.execute(f"DROP ROLE {name}")
+
+
+def test_drop_leaves_nothing(bench):
+    done = bench.create("v", QUERY)
+    bench.create("w", "SELECT count(*) FROM orders")
+    drop_view(bench, "v")
+    assert bench.conn.execute("SELECT to_regclass('v')").fetchone() == (None,)
+    assert bench.published() == {"orders"}
+    assert bench.worker.calls[-1] == ("drop", {"view_id": done["view_id"]})
+    drop_view(bench, "public.w")
+    assert bench.published() == set()
+    assert bench.conn.execute("SELECT id FROM headrace.views").fetchall() == []
+
+
+def test_unknown_view(bench):
+    with pytest.raises(UndefinedError) as caught:
+        drop_view(bench, "nope")
+    assert caught.value.code == "42P01"
+    assert "skipping" in drop_view(bench, "nope", if_exists=True)["message"]
+    with pytest.raises(UndefinedError):
+        drop_view(bench, "customers")
+    assert bench.rows("SELECT count(*) FROM customers") == [("(50)",)]
+
+
+def test_dependents_lose_nothing(bench):
+    bench.create("v", QUERY)
+    bench.conn.execute("CREATE VIEW onto AS SELECT * FROM v")
+    with pytest.raises(HeadraceError) as caught:
+        drop_view(bench, "v")
+    assert caught.value.code == "2BP01"
+    assert "drop" not in bench.worker.methods
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
+    assert bench.published() == {"customers"}
+
+
+def test_only_the_owner_drops(bench, stranger):
+    bench.create("v", QUERY)
+    with pytest.raises(PrivilegeError):
+        drop_view(bench, "v", caller=stranger)
+    bench.conn.execute("UPDATE headrace.views SET owner = %s", (stranger,))
+    drop_view(bench, "v", caller=stranger)
+
+
+def test_table_that_is_gone_already(bench):
+    bench.create("v", QUERY)
+    bench.conn.execute("DROP TABLE v")
+    drop_view(bench, "v")
+    bench.create("v", QUERY)
+
+
+def test_worker_that_is_down(bench, monkeypatch):
+    bench.create("v", QUERY)
+    monkeypatch.setattr("headrace.population.drop._WORKER_WAIT_S", 0.3)
+    bench.worker.down = 1000
+    with pytest.raises(HeadraceError):
+        drop_view(bench, "v")
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
+    bench.worker.down = 1
+    drop_view(bench, "v")
+
+
+@pytest.mark.parametrize(
+    ("definition", "want"),
+    [
+        ("(id)", "btree (id)"),
+        ("USING btree (region, id DESC)", "btree (region, id DESC)"),
+        ("using hash (region)", "hash (region)"),
+        ("(lower(region)) WHERE id > 3", "btree (lower(region)) WHERE (id > 3)"),
+        ('(region COLLATE "C" text_pattern_ops) INCLUDE (id)', "INCLUDE (id)"),
+        ("((id * 1.5)) -- a comment", "* 1.5"),
+    ],
+)
+def test_create_index(bench, definition, want):
+    bench.create("v", QUERY)
+    name = create_index(bench, "v", definition)
+    made = bench.conn.execute(
+        "SELECT indexdef FROM pg_indexes WHERE tablename = 'v' AND indexname = %s",
+        (name,),
+    ).fetchone()
+    assert want in made[0]
+    drop_index(bench, name)
+    left = bench.conn.execute(
+        "SELECT indexname FROM pg_indexes WHERE tablename = 'v'"
+    ).fetchall()
+    assert len(left) == 1
+
+
+@pytest.mark.parametrize(
+    ("definition", "code"),
+    [
+        ("", "42601"), ("id", "42601"), ("(id", "42601"), ("(nope)", "42703"),
+        ("(id); DROP TABLE orders", "42601"), ("(id)) ; DROP TABLE orders; --", "42601"),
+        ("ON orders (id)", "42601"), ("(public.evil(id))", "0A000"), ("(evil(id))", "42883"),
+        ("((id OPERATOR(public.+) 1))", "0A000"), ('("public" . "evil"(id))', "0A000"),
+        ("(random())", "42P17"), ("(id) TABLESPACE nowhere", "42704"), ("('", "42601"),
+        ("((m::int4))", "0A000"), ("(id)\0", "42601"), ("(" + "id," * 5000 + "id)", "42601"),
+    ],
+)  # fmt: skip
+def test_refused_definitions(bench, definition, code):
+    """E16: nothing of a user's ever runs with our rights."""
+    conn = bench.conn
+    conn.execute(
+        "CREATE TABLE ran (what text);"
+        "CREATE FUNCTION evil(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS"
+        " $$BEGIN INSERT INTO ran VALUES ('fn'); RETURN $1; END$$;"
+        "CREATE TYPE mood AS ENUM ('sad', 'ok');"
+        "CREATE FUNCTION evil_cast(mood) RETURNS int LANGUAGE plpgsql IMMUTABLE AS"
+        " $$BEGIN RAISE EXCEPTION 'ran with the rights of %', current_user; END$$;"
+        "CREATE CAST (mood AS int) WITH FUNCTION evil_cast(mood);"
+        "CREATE TABLE moods (id int PRIMARY KEY, m mood);"
+        "INSERT INTO moods VALUES (1, 'ok')"
+    )
+    bench.create("v", "SELECT id, m FROM moods")
+    with pytest.raises(HeadraceError) as caught:
+        create_index(bench, "v", definition)
+    assert caught.value.code == code, caught.value
+    assert "rights" not in caught.value.message
+    assert conn.execute("SELECT count(*) FROM ran").fetchone() == (0,)
+    assert conn.execute("SELECT count(*) FROM orders").fetchone() == (500,)
+    assert (
+        len(conn.execute("SELECT 1 FROM pg_indexes WHERE tablename = 'v'").fetchall())
+        == 1
+    )
+
+
+def test_enum_columns_can_be_indexed(bench):
+    bench.conn.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TABLE moods (id int PRIMARY KEY, m mood)"
+    )
+    bench.create("v", "SELECT id, m FROM moods")
+    create_index(bench, "v", "(m, id) WHERE m = 'ok'")
+
+
+def test_index_rights(bench, stranger):
+    bench.create("v", QUERY)
+    name = create_index(bench, "v", "(id)")
+    with pytest.raises(PrivilegeError):
+        create_index(bench, "v", "(id)", caller=stranger)
+    with pytest.raises(PrivilegeError):
+        drop_index(bench, name, caller=stranger)
+    with pytest.raises(UndefinedError):
+        drop_index(bench, "orders_pkey")
+    oid = bench.conn.execute("SELECT 'v'::regclass::oid").fetchone()[0]
+    with pytest.raises(PrivilegeError, match="needed"):
+        drop_index(bench, f"headrace_row_hash_{oid}")
+
+
+def test_qualified_index_name(bench):
+    bench.create("v", QUERY)
+    name = create_index(bench, "public.v", "(id)")
+    drop_index(bench, f'public."{name}"')
+
+
+def test_locked_table_is_reported(bench):
+    bench.create("v", QUERY)
+    with psycopg.connect(bench.dsn) as other:
+        other.execute("LOCK TABLE v IN ACCESS EXCLUSIVE MODE")
+        started = time.monotonic()
+        with pytest.raises(HeadraceError) as caught:
+            create_index(bench, "v", "(id)")
+        assert caught.value.code == "55P03"
+        assert time.monotonic() - started < 10
+
+
+def test_check_definition_alone():
+    indexes.check_definition("(a, b) WHERE c > .5 AND d < -1.5")
+    for text in ("(a.b)", '(a."b")', "(a .b)", "(f. g(x))"):
+        with pytest.raises(UnsupportedError):
+            indexes.check_definition(text)

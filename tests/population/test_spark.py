@@ -1,0 +1,182 @@
+"""Spark and the builder itself must give the same rows and the same state, byte for byte."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+
+import pytest
+
+from headrace.errors import HeadraceError, QueryCancelled, TransientError
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.population import local, tables
+from headrace.population import snapshot as snapshots
+from headrace.population.spark import split_blocks
+from headrace.population.staging import Staging
+from headrace.population.tables import Size
+from headrace.state.rocks import RocksDatabase
+from tests.population import plans
+
+_numbers = itertools.count()
+
+
+def both(bench, case, path, partition_rows: int = 100):
+    """(rows, state) from in-process and from Spark population of one snapshot."""
+    bench.context.spark._settings = bench.settings.replace(
+        spark_partition_rows=partition_rows
+    )
+    job = bench.job()
+    out = []
+    with snapshots.export(
+        job,
+        bench.dsn,
+        slot_name=bench.settings.slot_name,
+        number=str(next(_numbers)),
+        wait_ms=5000,
+    ) as snapshot:
+        sizes = {s.id: tables.size(bench.conn, s) for s in case.plan.sources}
+        for mode in ("local", "spark"):
+            staged = Staging(path / mode)
+            staged.make()
+            if mode == "local":
+                remote = RemoteEvaluator(bench.dsn, {})
+                count = local.populate(
+                    job, bench.dsn, case.plan, snapshot.ref, remote, staged
+                )
+                remote.close()
+            else:
+                count = bench.context.spark.populate(
+                    job, case.plan, snapshot, sizes, {}, staged
+                )
+            lines = b"".join(f.read_bytes() for f in staged.row_files()).splitlines()
+            assert len(lines) == count == staged.row_count()
+            database = RocksDatabase(path / f"db_{mode}")
+            database.ingest(1, staged.runs())
+            out.append((sorted(lines), database.view(1).dump()))
+            database.close()
+    return out
+
+
+@pytest.mark.parametrize("make", plans.CASES, ids=lambda make: make.__name__)
+def test_same_rows_and_state_as_in_process(spark_bench, tmp_path, make):
+    spark_bench.conn.execute("ANALYZE")
+    case = make(spark_bench.conn)
+    (local_rows, local_state), (spark_rows, spark_state) = both(
+        spark_bench, case, tmp_path
+    )
+    assert spark_rows == local_rows
+    assert spark_state == local_state
+    want = [
+        line
+        for (line,) in spark_bench.conn.execute(
+            f"SELECT count(*) FROM ({case.sql}) x"
+        ).fetchall()
+    ]
+    assert [len(local_rows)] == want
+
+
+@pytest.mark.parametrize(
+    "make", [plans.total, plans.joined, plans.multiset, plans.self_join]
+)
+def test_empty_tables(spark_bench, tmp_path, make):
+    spark_bench.conn.execute("TRUNCATE orders, customers, tags")
+    case = make(spark_bench.conn)
+    (local_rows, local_state), (spark_rows, spark_state) = both(
+        spark_bench, case, tmp_path
+    )
+    assert spark_rows == local_rows == ([b"0\t\\N"] if make is plans.total else [])
+    assert spark_state == local_state
+
+
+def test_several_reading_tasks_read_every_row_once(spark_bench, tmp_path):
+    conn = spark_bench.conn
+    plans_rows = 20_000
+    conn.execute("TRUNCATE orders, customers, tags")
+    plans.fill(conn, plans_rows)
+    conn.execute("DELETE FROM orders WHERE id % 3 = 0")
+    conn.execute("UPDATE orders SET amount = amount + 1 WHERE id % 4 = 1")
+    conn.execute("ANALYZE")
+    (local_rows, local_state), (spark_rows, spark_state) = both(
+        spark_bench, plans.joined(conn), tmp_path, partition_rows=3_000
+    )
+    assert spark_rows == local_rows
+    assert spark_state == local_state
+
+
+def test_create_view_by_spark(spark_bench):
+    query = plans.joined(spark_bench.conn).sql
+    spark_bench.create("v", query, options={"population": "spark"})
+    assert spark_bench.rows("TABLE v") == spark_bench.rows(query)
+    assert any("percent" in m for m in spark_bench.messages)
+
+
+def test_error_of_a_row_comes_out_of_the_task(spark_bench):
+    with pytest.raises(HeadraceError) as caught:
+        spark_bench.create(
+            "v",
+            "SELECT id, 1 / (id - 100) AS q FROM orders",
+            options={"population": "spark"},
+        )
+    assert caught.value.code == "22012", caught.value
+    spark_bench.nothing_left()
+
+
+def test_cancel_in_the_middle(spark_bench):
+    spark_bench.conn.execute(
+        "INSERT INTO orders SELECT i, i, i, i FROM generate_series(1000001, 1200000) i"
+    )
+    job = spark_bench.job()
+    spark_bench.worker.on_call = lambda method: None
+    seen = spark_bench.messages
+
+    class Cancelling(list):
+        def append(self, message):
+            super().append(message)
+            if message["phase"] == "reading" and message.get("rows"):
+                job.cancel()
+
+    job._report = Cancelling().append
+    with pytest.raises(QueryCancelled):
+        spark_bench.create(
+            "v", "SELECT amount, count(*) FROM orders GROUP BY amount", job=job,
+            options={"population": "spark"},
+        )  # fmt: skip
+    assert seen == []
+    spark_bench.nothing_left()
+    spark_bench.create(
+        "v", "SELECT count(*) FROM orders", options={"population": "spark"}
+    )
+    assert spark_bench.rows("TABLE v") == [("(200500)",)]
+
+
+@pytest.mark.slow
+def test_dead_jvm(spark_bench):
+    """H38: the population fails cleanly, and the next one has a new Spark."""
+    from pyspark import SparkContext
+
+    spark_bench.conn.execute(
+        "INSERT INTO orders SELECT i, i, i, i FROM generate_series(1000001, 1200000) i"
+    )
+    job = spark_bench.job()
+    killed = []
+
+    def report(message):
+        if message["phase"] == "reading" and message.get("rows") and not killed:
+            killed.append(os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL))
+
+    job._report = report
+    query = "SELECT count(*) FROM orders"
+    with pytest.raises(TransientError):
+        spark_bench.create("v", query, job=job, options={"population": "spark"})
+    assert killed
+    spark_bench.nothing_left()
+    spark_bench.create("v", query, options={"population": "spark"})
+    assert spark_bench.rows("TABLE v") == [("(200500)",)]
+
+
+def test_block_ranges_cover_everything():
+    assert split_blocks(Size(0, 0), 100, 2) == [[0, None]]
+    assert split_blocks(Size(1000, 10), 400, 2) == [[0, 3], [3, 6], [6, None]]
+    assert split_blocks(Size(50_000, 1), 400, 2) == [[0, None]]
+    assert split_blocks(Size(50_000, 100), 1_000_000, 2) == [[0, 50], [50, None]]
