@@ -1,0 +1,371 @@
+"""One batch through the dataflows of the views, and its rows into the result tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+import structlog
+
+from headrace import clock, pinned
+from headrace.config import Settings
+from headrace.errors import (
+    BugError,
+    DefiniteFailure,
+    FencedError,
+    HeadraceError,
+    SinkBlocked,
+    SinkTableError,
+    StateDamaged,
+    TransientError,
+)
+from headrace.forwarder.batcher import Batch
+from headrace.kernels.pgoutput import Changes, Decoder, RelationChanged
+from headrace.runtime import culprit, faults
+from headrace.runtime.edges import Edge, TableDiffs
+from headrace.runtime.ownership import Owner
+from headrace.runtime.views import View
+from headrace.sink import commit, table
+from headrace.types import Diffs, Lsn, TimeEnd, Txid
+
+_log = structlog.get_logger(__name__)
+
+THREADS: Final = max(2, os.cpu_count() or 2)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a batch did: diffs per view, and the views that failed."""
+
+    diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
+    failed: dict[int, HeadraceError] = field(default_factory=dict)
+
+
+class Frames:
+    """The change batches of one batch, in chunks; may be read again (for one that failed)."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        decoder: Decoder,
+        txid: int,
+        attempt: int,
+        described: Callable[[set[int]], dict[int, HeadraceError]] | None = None,
+    ) -> None:
+        """``described`` is told which tables the stream describes anew, before their rows."""
+        self.stopped: dict[int, HeadraceError] = {}
+        """What it answered: views that must not take the rows, by id."""
+        self._described = described
+        self._batch = batch
+        self._decoder = decoder
+        self._txid = txid
+        self._attempt = attempt
+        self._kept: list[list[TableDiffs]] | None = None
+
+    def __iter__(self) -> Iterator[list[TableDiffs]]:
+        """Chunks of frames; REQUIRES: read to the end, the decoder must see every message."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept = []
+        for messages in self._batch.chunks():
+            events = [*self._decoder.feed(messages), *self._decoder.flush()]
+            tables = {e.relation.oid for e in events if isinstance(e, RelationChanged)}
+            if tables and self._described is not None:
+                self.stopped |= self._described(tables)
+            chunk = [
+                TableDiffs(e.relation.oid, Diffs(self._txid, self._attempt, e.batch))
+                for e in events
+                if isinstance(e, Changes)
+            ]
+            if not self._batch.spooled:
+                kept.append(chunk)
+            yield chunk
+        if not self._batch.spooled:
+            self._kept = kept
+
+    def all(self) -> list[TableDiffs] | None:
+        """Every frame; None when they do not fit into memory."""
+        if self._batch.spooled or self._kept is None:
+            return None
+        return [frame for chunk in self._kept for frame in chunk]
+
+
+class Processor:
+    """Runs dataflows on a pool of threads whose number does not depend on the views."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
+        self.edge = Edge("source")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def run(
+        self, views: Sequence[View], frames: Frames, txid: int, attempt: int
+    ) -> Outcome:
+        """Process one batch for ``views``.
+
+        A view that fails for good is in ``failed``; its state must be rolled back.
+
+        Raises:
+            TransientError: nothing is lost; the whole batch must be processed again.
+        """
+        outcome = Outcome()
+        touched: set[int] = set()
+        self.edge.open((view.id for view in views), txid - 1)
+        for chunk in frames:
+            outcome.failed |= _only(frames.stopped, views)
+            busy = [
+                view
+                for view in views
+                if view.id not in outcome.failed
+                and any(self._reads(view, frame) for frame in chunk)
+            ]
+            if not busy:
+                continue
+            for frame in chunk:
+                self.edge.put(frame)
+            touched.update(view.id for view in busy)
+            self._each(busy, self._ingest, outcome)
+            for view in views:
+                if view not in busy and view.id not in outcome.failed:
+                    self.edge.pull(view.id)
+            for view_id in outcome.failed:
+                self.edge.leave(view_id)
+        self.edge.put(TimeEnd(txid, attempt))
+        ending = [v for v in views if v.id in touched and v.id not in outcome.failed]
+
+        def end(view: View) -> None:
+            outcome.diffs[view.id] = view.flow(self._settings).end(txid, attempt)
+            # Before the sink's commit: what cannot be stored must not appear either.
+            assert view.store is not None, "it has a dataflow"
+            view.store.prepare()
+
+        self._each(ending, end, outcome)
+        for view in views:
+            error = outcome.failed.get(view.id)
+            if error is not None and view.id not in frames.stopped:
+                outcome.failed[view.id] = self._blame(view, error, frames, txid)
+        return outcome
+
+    def _reads(self, view: View, frame: TableDiffs) -> bool:
+        return any(s.table_oid == frame.table_oid for s in view.plan.sources)
+
+    def _ingest(self, view: View) -> None:
+        flow = view.flow(self._settings)
+        for frame in self.edge.pull(view.id):
+            if isinstance(frame, TableDiffs):
+                flow.ingest(frame.table_oid, frame.diffs.batch)
+
+    def _each(
+        self, views: Sequence[View], work: Callable[[View], None], outcome: Outcome
+    ) -> None:
+        """``work`` on every view, side by side when there are several."""
+        if len(views) == 1:
+            errors: Iterable[HeadraceError | None] = [_guarded(work, views[0])]
+        else:
+            errors = list(self._pool.map(lambda v: _guarded(work, v), views))
+        for view, error in zip(views, errors, strict=True):
+            if isinstance(error, TransientError):
+                raise error
+            if error is not None:
+                outcome.failed[view.id] = error
+
+    def _blame(
+        self, view: View, error: HeadraceError, frames: Frames, txid: int
+    ) -> HeadraceError:
+        """``error`` with the source row that causes it, where one can be found."""
+        everything = frames.all()
+        by_row = isinstance(error, DefiniteFailure) and not isinstance(
+            error, StateDamaged
+        )
+        if everything is None or not by_row:
+            return error
+
+        def fails(prefix: Sequence[TableDiffs]) -> bool:
+            view.reset()
+            try:
+                flow = view.flow(self._settings)
+                for frame in prefix:
+                    flow.ingest(frame.table_oid, frame.diffs.batch)
+                flow.end(txid)
+            except DefiniteFailure:
+                return True
+            return False
+
+        try:
+            where = culprit.find(view.plan, everything, fails)
+        except HeadraceError as second:
+            _log.warning("culprit not found", view=view.id, reason=second.message)
+            return error
+        finally:
+            view.reset()
+        if not where:
+            return error
+        return type(error)(
+            f"{error.message} {where}",
+            detail=error.detail,
+            hint=error.hint,
+            sqlstate=error.code,
+        )
+
+
+def _only(
+    errors: dict[int, HeadraceError], views: Sequence[View]
+) -> dict[int, HeadraceError]:
+    """The errors of ``views``."""
+    return {view.id: errors[view.id] for view in views if view.id in errors}
+
+
+def _guarded(work: Callable[[View], None], view: View) -> HeadraceError | None:
+    """The error of ``work``, if any.  A bug stops its view only, with the story in the log."""
+    try:
+        work(view)
+    except TransientError as error:
+        return error
+    except HeadraceError as error:
+        if isinstance(error, BugError):
+            _log.exception(
+                "view stopped by a bug", view=view.id, story=view.story.tell()
+            )
+        return error
+    except Exception as error:  # noqa: BLE001  the boundary of one view's dataflow
+        _log.exception("view stopped by a bug", view=view.id, story=view.story.tell())
+        return BugError(f"internal error in the view's dataflow: {error!r}")
+    return None
+
+
+def write(
+    owner: Owner,
+    views: Sequence[View],
+    outcome: Outcome,
+    txid: int,
+    attempt: int,
+    lsn: int,
+    commit_time_us: int,
+) -> list[int]:
+    """Write the diffs of ``views`` and move their progress, in one Postgres transaction.
+
+    Views whose table cannot be written go to ``outcome.failed``; the others do not notice.
+    Returns views that are gone from the catalog.  A txid that changes nothing makes no
+    transaction (commit.py, Invariant 2).
+
+    Raises:
+        TransientError: the connection broke, or COMMIT was not answered: nothing is known
+            until somebody takes the views over again.
+        FencedError: we are not their owner any more.
+    """
+    changing = [
+        v for v in views if v.id in outcome.diffs and outcome.diffs[v.id].num_rows
+    ]
+    if not changing:
+        return []
+    try:
+        return _write(
+            owner, views, changing, outcome, txid, attempt, lsn, commit_time_us
+        )
+    except psycopg.Error as error:
+        if pinned.is_transient(error):
+            raise TransientError(
+                f"the sink connection failed: {str(error).strip()}",
+                sqlstate=error.sqlstate or "08006",
+            ) from error
+        raise
+
+
+def _write(
+    owner: Owner,
+    views: Sequence[View],
+    changing: Sequence[View],
+    outcome: Outcome,
+    txid: int,
+    attempt: int,
+    lsn: int,
+    commit_time_us: int,
+) -> list[int]:
+    conn = owner.conn
+    gone: list[int] = []
+    while True:
+        conn.execute("BEGIN")
+        written = 0
+        for view in changing:
+            if view.id in outcome.failed or view.id in gone:
+                continue
+            written += _write_view(owner, view, outcome)
+        moving = [
+            v.progress
+            for v in views
+            if v.id not in outcome.failed
+            and v.id not in gone
+            and v.progress is not None
+        ]
+        if not written:
+            conn.execute("ROLLBACK")
+            return gone
+        faults.point(faults.ROWS_SENT)
+        if _swapped(owner, changing, outcome, gone):
+            conn.execute("ROLLBACK")
+            continue
+        try:
+            missing = commit.advance(
+                conn, moving, txid, attempt, lsn, clock.from_postgres(commit_time_us)
+            )
+        except (FencedError, BugError):
+            conn.execute("ROLLBACK")
+            raise
+        if not missing:
+            break
+        conn.execute("ROLLBACK")
+        gone.extend(missing)
+    faults.point(faults.COMMIT_SENT)
+    conn.execute("COMMIT")
+    faults.point(faults.COMMIT_ANSWERED)
+    for view in views:
+        progress = view.progress
+        if progress in moving and progress is not None:
+            view.progress = commit.Progress(
+                view.id, progress.epoch, Txid(txid), Lsn(lsn)
+            )
+    return gone
+
+
+def _swapped(
+    owner: Owner, changing: Sequence[View], outcome: Outcome, gone: Sequence[int]
+) -> bool:
+    """Whether a table was replaced by another of its name; its view fails then."""
+    written = [v for v in changing if v.id not in outcome.failed and v.id not in gone]
+    found = table.replaced(owner.conn, [v.target for v in written])
+    for view in written:
+        if view.id in found:
+            owner.writer.forget(view.id)
+            outcome.failed[view.id] = SinkTableError(
+                f"result table {view.target.shown} was replaced by another table",
+                hint="Drop the view and create it again.",
+                sqlstate="55000",
+            )
+    return bool(found)
+
+
+def _write_view(owner: Owner, view: View, outcome: Outcome) -> int:
+    conn: psycopg.Connection[Any] = owner.conn
+    conn.execute("SAVEPOINT view")
+    try:
+        rows = owner.writer.write(view.target, outcome.diffs[view.id])
+    except (SinkBlocked, SinkTableError) as error:
+        conn.execute("ROLLBACK TO SAVEPOINT view")
+        owner.writer.forget(view.id)
+        if isinstance(error, SinkBlocked):
+            pids = ", ".join(str(pid) for pid in owner.writer.blockers(view.target))
+            error.detail = f"It is locked by process {pids}." if pids else None
+        outcome.failed[view.id] = error
+        return 0
+    conn.execute("RELEASE SAVEPOINT view")
+    return rows

@@ -1,0 +1,75 @@
+"""Finds the source row that makes a view fail, by replaying prefixes of its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headrace.collections.plan import PhysicalPlan
+from headrace.runtime.edges import TableDiffs
+
+ROWS_MAX = 200_000
+"""Batches with more rows are not searched: each step computes them anew."""
+
+Fails = Callable[[Sequence[TableDiffs]], bool]
+
+
+def find(physical: PhysicalPlan, frames: Sequence[TableDiffs], fails: Fails) -> str:
+    """Table and key of the row after which the batch fails, as words; '' if not found.
+
+    ``fails`` replays frames from the checkpoint and says whether that fails.
+    """
+    tables = {source.table_oid for source in physical.sources}
+    mine = [f for f in frames if f.table_oid in tables]
+    total = sum(f.diffs.batch.num_rows for f in mine)
+    if not 0 < total <= ROWS_MAX or not fails(mine):
+        return ""
+    passing, failing = 0, total
+    while failing - passing > 1:
+        middle = (passing + failing) // 2
+        if fails(_prefix(mine, middle)):
+            failing = middle
+        else:
+            passing = middle
+    return _name(physical, *_locate(mine, failing - 1))
+
+
+def _prefix(frames: Sequence[TableDiffs], rows: int) -> list[TableDiffs]:
+    out = []
+    for frame in frames:
+        if rows <= 0:
+            break
+        diffs = frame.diffs
+        batch = diffs.batch.slice(0, min(rows, diffs.batch.num_rows))
+        out.append(
+            TableDiffs(frame.table_oid, type(diffs)(diffs.txid, diffs.attempt, batch))
+        )
+        rows -= batch.num_rows
+    return out
+
+
+def _locate(frames: Sequence[TableDiffs], row: int) -> tuple[TableDiffs, int]:
+    for frame in frames:
+        if row < frame.diffs.batch.num_rows:
+            return frame, row
+        row -= frame.diffs.batch.num_rows
+    raise IndexError(row)
+
+
+def _name(physical: PhysicalPlan, frame: TableDiffs, row: int) -> str:
+    source = next(s for s in physical.sources if s.table_oid == frame.table_oid)
+    where = f'table "{source.schema_name}"."{source.table_name}"'
+    batch = frame.diffs.batch
+    values = []
+    for column in source.key:
+        for kind in ("n", "o"):
+            place = batch.schema.get_field_index(f"{kind}:{column.name}")
+            if place < 0:
+                continue
+            value = batch.column(place)[row].as_py()
+            if value is not None:
+                values.append(value)
+                break
+    if not source.key or len(values) != len(source.key):
+        return f"at a row of {where}"
+    names = ", ".join(c.name for c in source.key)
+    return f"at row ({names})=({', '.join(values)}) of {where}"

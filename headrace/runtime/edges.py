@@ -1,0 +1,135 @@
+"""Edges: the queue contract between an output and its successors.
+
+One queue per output, one tail per successor: a message is kept until every successor has
+pulled it (A-4, A-5).  For now it is in memory, and the producer must ask ``room`` first.
+
+* Invariant 1: messages come out in the order they were put, once per successor.
+* Invariant 2: after TimeEnd(t) nothing at or before t may be put.
+* Invariant 3: frames carry (txid, attempt); those of an old attempt are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from headrace.errors import BugError
+from headrace.types import Diffs, TimeEnd
+
+
+@dataclass(frozen=True, slots=True)
+class TableDiffs:
+    """A change batch of one base table, on the edge between forwarder and dataflows."""
+
+    table_oid: int
+    diffs: Diffs
+
+
+Frame = TableDiffs | Diffs | TimeEnd
+
+
+class Edge:
+    """A bounded in-memory queue with one tail per successor; safe between threads."""
+
+    def __init__(self, name: str, rows_max: int = 1_000_000) -> None:
+        """``rows_max``: rows that may wait before ``room`` is false."""
+        self.name = name
+        self._rows_max = rows_max
+        self._lock = threading.Lock()
+        self._frames: deque[Frame] = deque()
+        self._first = 0
+        self._tails: dict[Hashable, int] = {}
+        self._attempt: tuple[int, int] = (-1, 0)
+        self._ended = -1
+        self._rows = 0
+        self._put = 0
+        self._dropped = 0
+
+    def open(self, successors: Iterable[Hashable], after_txid: int) -> None:
+        """Start with these successors, empty, after TimeEnd(``after_txid``)."""
+        with self._lock:
+            self._frames.clear()
+            self._rows = 0
+            self._first = 0
+            self._ended = after_txid
+            self._attempt = (-1, 0)
+            self._tails = dict.fromkeys(successors, 0)
+
+    def leave(self, successor: Hashable) -> None:
+        """A successor pulls no more; nothing is kept for it."""
+        with self._lock:
+            self._tails.pop(successor, None)
+            self._trim()
+
+    def put(self, frame: Frame) -> None:
+        """Add a frame at the head.
+
+        Raises:
+            BugError: its txid had ended (Invariant 2).
+        """
+        with self._lock:
+            txid, attempt = _time(frame)
+            if txid <= self._ended:
+                raise BugError(
+                    f'edge "{self.name}" got txid {txid} after the end of {self._ended}'
+                )
+            if txid == self._attempt[0] and attempt < self._attempt[1]:
+                self._dropped += 1
+                return
+            self._attempt = (txid, attempt)
+            if isinstance(frame, TimeEnd):
+                self._ended = txid
+            self._frames.append(frame)
+            self._rows += _rows(frame)
+            self._put += 1
+            self._trim()
+
+    def pull(self, successor: Hashable) -> list[Frame]:
+        """All frames that ``successor`` has not pulled yet; its tail moves."""
+        with self._lock:
+            start = self._tails[successor] - self._first
+            self._tails[successor] = self._first + len(self._frames)
+            out = [self._frames[i] for i in range(start, len(self._frames))]
+            self._trim()
+        return out
+
+    @property
+    def room(self) -> bool:
+        """Whether the producer may put more."""
+        with self._lock:
+            return self._rows < self._rows_max
+
+    def statistics(self) -> dict[str, int]:
+        """Numbers for ``queues()``."""
+        with self._lock:
+            return {
+                "frames": len(self._frames),
+                "rows": self._rows,
+                "put": self._put,
+                "successors": len(self._tails),
+                "dropped": self._dropped,
+            }
+
+    def _trim(self) -> None:
+        end = self._first + len(self._frames)
+        keep = min(self._tails.values(), default=end)
+        while self._first < keep:
+            self._rows -= _rows(self._frames.popleft())
+            self._first += 1
+
+
+def _time(frame: Frame) -> tuple[int, int]:
+    message = frame.diffs if isinstance(frame, TableDiffs) else frame
+    return message.txid, message.attempt
+
+
+def _rows(frame: Frame) -> int:
+    match frame:
+        case TableDiffs(diffs=diffs):
+            return int(diffs.batch.num_rows)
+        case Diffs(batch=batch):
+            return int(batch.num_rows)
+        case _:
+            return 0

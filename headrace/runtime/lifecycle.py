@@ -1,0 +1,404 @@
+"""How views come, fail, heal and go, on the engine's thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from headrace import clock
+from headrace.errors import (
+    BugError,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    SinkBlocked,
+    SinkTableError,
+)
+from headrace.runtime import positions, views
+from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.views import ERROR, RUNNING, SINK_ERROR, View
+from headrace.sink import table
+
+if TYPE_CHECKING:
+    from headrace.runtime.engine import Engine
+
+_log = structlog.get_logger(__name__)
+
+RESYNC: Final = "Drop the view and create it again."
+
+
+@dataclass(slots=True)
+class _Waiting:
+    view_id: int
+    txid: int
+    future: Future[None]
+
+
+class Lifecycle:
+    """Views of one engine; every method runs on the engine's thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: list[_Waiting] = []
+
+    # --- at start and after each loss of the connection
+
+    def load(self) -> None:
+        """Own every view that should run: those known already, and those in the catalog."""
+        engine = self._engine
+        conn = engine.owner.conn
+        marks = positions.views(engine.db)
+        listed = {view.id: view for view in views.load(conn)}
+        for view_id in [i for i in engine.views if i not in listed]:
+            if engine.views[view_id].owned:
+                self.forget(view_id)
+        for view_id, view in listed.items():
+            known = engine.views.get(view_id)
+            if known is None or not known.owned:
+                engine.views[view_id] = view
+                self._restore(view, marks.get(view_id))
+        self._collect_garbage(conn, marks)
+        owned = [v for v in engine.views.values() if v.owned and v.store is not None]
+        for view in engine.owner.take_over(owned):
+            self.forget(view.id)
+        for view in owned:
+            if view.id in engine.views:
+                self._verify(view)
+
+    def _restore(self, view: View, mark: StateMark | None) -> None:
+        engine = self._engine
+        if mark is not None:
+            view.store = engine.db.view(view.id)
+            view.mark = mark
+            view.status = RUNNING
+            return
+        try:
+            if not self._ingest(view):
+                raise engine.damage or DefiniteFailure(
+                    "the view's state is not in the data directory", hint=RESYNC
+                )
+        except (DefiniteFailure, OSError) as error:
+            known = (
+                error
+                if isinstance(error, HeadraceError)
+                else DefiniteFailure(
+                    f"the view's staged state cannot be read: {error}", hint=RESYNC
+                )
+            )
+            self.fail(view, known)
+
+    def _ingest(self, view: View) -> bool:
+        """Take the state that population has staged; idempotent.  False: there is none."""
+        engine = self._engine
+        found = views.manifest(engine.settings, view.id)
+        if found is None:
+            return False
+        txid = self._txid_before(found.lsn, found.txid)
+        engine.db.ingest(view.id, found.runs)
+        view.start_lsn = found.lsn
+        view.mark = StateMark(txid, found.lsn, found.txid)
+        view.store = engine.db.view(view.id)
+        view.status = RUNNING
+        meta: positions.Meta = {}
+        positions.put_view(meta, view.id, view.mark)
+        engine.db.checkpoint([], meta, sync=True)
+        view.story.add("ingested", txid=txid, lsn=found.lsn)
+        return True
+
+    def _txid_before(self, lsn: int, held_txid: int) -> int:
+        """The last batch that is wholly before ``lsn``, and so in the population.
+
+        ``held_txid`` is known to be, from the hold.
+
+        Raises:
+            ContinuityLost: the batches after it are not kept any more.
+        """
+        engine = self._engine
+        before = [t for t, r in engine.records.items() if r.end_lsn <= lsn]
+        if before:
+            return max(before)
+        if lsn >= engine.position.lsn:
+            return engine.position.txid
+        # Without records nothing was processed up to the position: unless it is a new one,
+        # because earlier state or the slot was lost.
+        if not engine.records and lsn >= engine.confirmed:
+            return engine.position.txid
+        first = min(engine.records, default=0)
+        if held_txid + 1 == first and lsn >= engine.confirmed:
+            return held_txid
+        raise ContinuityLost(
+            "the stream has moved on since the view was populated", hint=RESYNC
+        )
+
+    def _verify(self, view: View) -> None:
+        """What must hold before a view may run."""
+        engine = self._engine
+        assert view.progress is not None, "it was just taken over"
+        if view.progress.txid < view.mark.sink_txid:
+            # Sink commit precedes checkpoint: the database was set back.
+            self.fail(
+                view,
+                ContinuityLost(
+                    "the database is older than the view's state: it was restored",
+                    hint=RESYNC,
+                ),
+            )
+            return
+        if self._written_by_another(view):
+            self.fail(
+                view,
+                ContinuityLost(
+                    "another engine has written the view since this one did",
+                    detail="Each batch must be cut by the engine whose state covers it.",
+                    hint=RESYNC,
+                ),
+            )
+            return
+        if view.mark.txid < engine.position.txid and view.mark.lsn < engine.confirmed:
+            self.fail(
+                view,
+                ContinuityLost(
+                    "the stream has moved on since the view was populated", hint=RESYNC
+                ),
+            )
+            return
+        try:
+            table.check(
+                engine.owner.conn, view.target, engine.settings.publication_name
+            )
+        except SinkTableError as error:
+            self.fail(view, error)
+            return
+        stop = engine.watch.check([view]).get(view.id)
+        if stop is not None:
+            self.fail(view, stop)
+            return
+        if view.live:
+            views.set_status(engine.owner.conn, view.id, RUNNING)
+
+    def _written_by_another(self, view: View) -> bool:
+        """Whether progress shows a batch that this engine did not cut so (H21)."""
+        assert view.progress is not None, "it was just taken over"
+        txid, mark = view.progress.txid, view.mark
+        if txid <= mark.txid:
+            # The last txid written is in the state: no crash comes between the two.
+            return txid != mark.sink_txid
+        record = self._engine.records.get(txid)
+        return record is not None and record.end_lsn != view.progress.lsn
+
+    def _collect_garbage(
+        self, conn: psycopg.Connection[Any], marks: dict[int, StateMark]
+    ) -> None:
+        """State of views that were dropped while we were not there."""
+        for view_id in marks:
+            if view_id not in self._engine.views and not views.exists(conn, view_id):
+                self._drop_state(view_id)
+
+    # --- commands
+
+    def hold(self, job: str) -> Position:
+        """Confirm nothing beyond the present position until the job is released."""
+        engine = self._engine
+        hold = engine.holds.get(job)
+        if hold is None:
+            hold = Position(
+                engine.position.txid, max(engine.confirmable(), engine.confirmed)
+            )
+            meta: positions.Meta = {}
+            positions.put_hold(meta, job, hold)
+            engine.db.checkpoint([], meta, sync=True)
+            engine.holds[job] = hold
+        return hold
+
+    def release(self, job: str) -> None:
+        """End a hold; nothing happens if there is none."""
+        engine = self._engine
+        if engine.holds.pop(job, None) is None:
+            return
+        meta: positions.Meta = {}
+        positions.put_hold(meta, job, None)
+        engine.db.checkpoint([], meta, sync=False)
+
+    def keep_holds(self, jobs: set[str]) -> None:
+        """Release every hold of a job that is not among ``jobs``."""
+        for job in [j for j in self._engine.holds if j not in jobs]:
+            self.release(job)
+
+    def adopt(self, view_id: int) -> Future[None]:
+        """Take over a populated view; the future is done when it has caught up with now."""
+        engine = self._engine
+        future: Future[None] = Future()
+        view = engine.views.get(view_id)
+        if view is None or not view.owned:
+            view = views.load_one(engine.owner.conn, view_id)
+            self._take(view)
+        target = max(engine.position.txid, view.mark.txid)
+        self._waiting.append(_Waiting(view_id, target, future))
+        if view.live and view.mark.txid < target:
+            engine.rewind_soon()
+        self.caught_up()
+        return future
+
+    def _take(self, view: View) -> None:
+        engine = self._engine
+        mark = positions.views(engine.db).get(view.id)
+        if mark is not None:
+            view.store, view.mark = engine.db.view(view.id), mark
+            view.status = RUNNING
+        elif not self._ingest(view):
+            raise DefiniteFailure("the view has no staged state", hint=RESYNC)
+        engine.views[view.id] = view
+        if engine.owner.take_over([view]):
+            self.forget(view.id)
+            raise BugError(f"view {view.id} has no progress row")
+        if mark is None and view.progress and view.progress.txid > view.mark.txid:
+            # Batches up to there would be taken for written.
+            raise BugError(f"progress of the new view {view.id} is ahead of its state")
+        self._verify(view)
+        _log.info("view adopted", view=view.id, txid=view.mark.txid)
+
+    def drop(self, view_id: int) -> None:
+        """Forget a view and its state; nothing happens if there is none."""
+        self.forget(view_id)
+
+    def forget(self, view_id: int) -> None:
+        """The view is gone from the catalog, or about to be."""
+        engine = self._engine
+        view = engine.views.pop(view_id, None)
+        if view is not None:
+            view.reset()
+            view.store = None
+            view.status = ERROR
+            if view.remote is not None:
+                view.remote.close()
+        engine.owner.writer.forget(view_id)
+        self._drop_state(view_id)
+        _log.info("view forgotten", view=view_id)
+        self.caught_up()
+
+    def _drop_state(self, view_id: int) -> None:
+        meta: positions.Meta = {}
+        positions.put_view(meta, view_id, None)
+        self._engine.db.checkpoint([], meta, sync=False)
+        self._engine.db.drop_view(view_id)
+
+    # --- failing and healing
+
+    def enforce_budget(self) -> None:
+        """Give up blocked views for which the source keeps more WAL than the budget (P6)."""
+        engine = self._engine
+        budget = engine.settings.wal_budget_bytes
+        for view in list(engine.views.values()):
+            if view.status != SINK_ERROR or view.mark.txid >= engine.position.txid:
+                continue
+            behind = engine.position.lsn - view.mark.lsn
+            if not budget or behind <= budget:
+                continue
+            self.fail(
+                view,
+                DefiniteFailure(
+                    f"the view needs a resync: it was blocked while {behind} bytes of WAL"
+                    " were written",
+                    detail=f"{view.message or 'Its result table was locked'};"
+                    f" wal_budget_bytes is {budget}.",
+                    hint=RESYNC,
+                    sqlstate="53400",
+                ),
+            )
+
+    def fail(self, view: View, error: HeadraceError) -> None:
+        """Stop a view: for good, or until its table can be written again."""
+        engine = self._engine
+        view.reset()
+        if isinstance(error, SinkTableError) and not views.exists(
+            engine.owner.conn, view.id
+        ):
+            self.forget(view.id)
+            return
+        blocked = isinstance(error, SinkBlocked)
+        status = SINK_ERROR if blocked else ERROR
+        views.set_status(engine.owner.conn, view.id, status, error)
+        view.status = status
+        view.message = error.message
+        view.retry_at = clock.monotonic() + engine.settings.sink_retry_ms / 1000
+        view.story.add(status, reason=error.message, code=error.code)
+        _log.warning("view stopped", view=view.id, status=status, code=error.code)
+        self.caught_up()
+
+    def heal(self) -> None:
+        """Let blocked views go on whose table is free again: by a rewind."""
+        engine = self._engine
+        now = clock.monotonic()
+        for view in list(engine.views.values()):
+            if view.status != SINK_ERROR or now < view.retry_at:
+                continue
+            view.retry_at = now + engine.settings.sink_retry_ms / 1000
+            if not self._free(view):
+                continue
+            view.status = RUNNING
+            view.message = None
+            views.set_status(engine.owner.conn, view.id, RUNNING)
+            view.story.add("healed")
+            engine.rewind_soon()
+
+    def heal_at(self) -> float:
+        """When a blocked view is to be tried again, on the monotonic clock."""
+        return min(
+            (v.retry_at for v in self._engine.views.values() if v.status == SINK_ERROR),
+            default=float("inf"),
+        )
+
+    def _free(self, view: View) -> bool:
+        """Whether the result table can be locked for writing right now."""
+        conn = self._engine.owner.conn
+        try:
+            with conn.transaction():
+                conn.execute(
+                    sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE NOWAIT").format(
+                        view.target.identifier
+                    )
+                )
+                table.check(conn, view.target, self._engine.settings.publication_name)
+        except psycopg.errors.LockNotAvailable:
+            return False
+        except (psycopg.errors.UndefinedTable, SinkTableError) as error:
+            known = (
+                error
+                if isinstance(error, SinkTableError)
+                else SinkTableError(
+                    f"result table {view.target.shown} was dropped", hint=RESYNC
+                )
+            )
+            self.fail(view, known)
+            return False
+        return True
+
+    # --- who waits for whom
+
+    def caught_up(self) -> None:
+        """Answer those whose view has come as far as they wait for, or never will."""
+        left = []
+        for waiting in self._waiting:
+            view = self._engine.views.get(waiting.view_id)
+            if view is None:
+                waiting.future.set_exception(DefiniteFailure("the view was dropped"))
+            elif not view.owned:
+                waiting.future.set_exception(
+                    DefiniteFailure(view.message or "the view has stopped")
+                )
+            elif view.mark.txid >= waiting.txid:
+                waiting.future.set_result(None)
+            else:
+                left.append(waiting)
+        self._waiting = left
+
+    def give_up(self, error: HeadraceError) -> None:
+        """Answer everybody that the engine ends."""
+        for waiting in self._waiting:
+            waiting.future.set_exception(error)
+        self._waiting = []

@@ -1,0 +1,137 @@
+"""The sink connection: one engine per database, and the owner of its views' progress.
+
+Two guards.  A session advisory lock makes a second engine refuse to start.  Epochs fence an
+engine that lost that lock without noticing (a stopped process, a cut network): whoever takes a
+view over raises its epoch, and the compare-and-set of everybody else misses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import psycopg
+import structlog
+
+from headrace import clock, pinned
+from headrace.config import Settings
+from headrace.errors import FencedError, PrerequisiteError
+from headrace.runtime.views import View
+from headrace.sink import commit
+from headrace.sink.writer import SINK_SETTINGS, SinkWriter
+
+Connection = psycopg.Connection[Any]
+
+_log = structlog.get_logger(__name__)
+_LOCK: Final = 0x4844_5203
+_LOCK_WAIT_S: Final = 15.0
+_PAUSE_S: Final = 0.05
+
+
+class Owner:
+    """Holds the advisory lock and the sink connection; made anew after each loss."""
+
+    def __init__(self, settings: Settings, previous_pid: int | None = None) -> None:
+        """``previous_pid``: our own backend of before, ended if it still holds the lock.
+
+        Raises:
+            PrerequisiteError: another engine runs on the database.
+            TransientError: the server cannot be reached now.
+        """
+        self.conn = pinned.connect(
+            settings.source,
+            name="headrace sink",
+            settings=SINK_SETTINGS | {"lock_timeout": str(settings.lock_timeout_ms)},
+        )
+        try:
+            self._lock(previous_pid)
+        except psycopg.Error as error:
+            self.conn.close()
+            raise pinned.classify(error) from error
+        except BaseException:
+            self.conn.close()
+            raise
+        self.writer = SinkWriter(self.conn)
+        self.pid = self.conn.info.backend_pid
+
+    def take_over(self, views: Iterable[View]) -> list[View]:
+        """Become the owner of ``views``; returns those that have no progress (are gone).
+
+        Raises:
+            FencedError: somebody took one of them over since we had it.
+        """
+        wanted = list(views)
+        found = commit.take_over(self.conn, [v.id for v in wanted])
+        gone = []
+        for view in wanted:
+            progress = found.get(view.id)
+            if progress is None:
+                gone.append(view)
+                continue
+            if view.progress is not None and progress.epoch != view.progress.epoch + 1:
+                raise FencedError(
+                    f"another engine has taken over view {view.id}",
+                    detail=f"Its epoch was {progress.epoch - 1}; this engine had"
+                    f" {view.progress.epoch}.",
+                )
+            view.progress = progress
+        return gone
+
+    def close(self) -> None:
+        """Give connection and lock back."""
+        self.conn.close()
+
+    def _lock(self, previous_pid: int | None) -> None:
+        until = clock.monotonic() + _LOCK_WAIT_S
+        while True:
+            row = self.conn.execute(
+                "SELECT pg_catalog.pg_try_advisory_lock(%s)", (_LOCK,)
+            ).fetchone()
+            if row and row[0]:
+                return
+            holder = _holder(self.conn)
+            if holder is not None and holder == previous_pid:
+                self.conn.execute(
+                    "SELECT pg_catalog.pg_terminate_backend(%s)", (holder,)
+                )
+            if clock.monotonic() > until:
+                raise _another(holder)
+            time.sleep(_PAUSE_S)
+
+
+def check_alone(conn: Connection) -> None:
+    """Make sure that no other engine runs on the database of ``conn``.
+
+    It waits a little: the server may not have noticed yet that an engine was killed; longer
+    than a worker does, which is started again anyhow.
+
+    Raises:
+        PrerequisiteError: one does.
+    """
+    until = clock.monotonic() + 2 * _LOCK_WAIT_S
+    while (holder := _holder(conn)) is not None:
+        if clock.monotonic() > until:
+            raise _another(holder)
+        time.sleep(_PAUSE_S)
+
+
+def _another(holder: int | None) -> PrerequisiteError:
+    return PrerequisiteError(
+        "another headrace engine is running on this database",
+        detail=f"It is connected as process {holder}.",
+        hint="Stop it first; one engine serves all views of a database.",
+        sqlstate="55006",
+    )
+
+
+def _holder(conn: Connection) -> int | None:
+    """The backend that holds the engine's lock in this database."""
+    row = conn.execute(
+        "SELECT l.pid FROM pg_catalog.pg_locks l WHERE l.locktype = 'advisory'"
+        " AND l.classid = 0 AND l.objid = %s AND l.objsubid = 1 AND l.granted"
+        " AND l.database = (SELECT oid FROM pg_catalog.pg_database"
+        "                    WHERE datname = current_database())",
+        (_LOCK,),
+    ).fetchone()
+    return int(row[0]) if row else None

@@ -1,0 +1,149 @@
+"""Positions in the state database: what was processed, recorded, confirmed and held.
+
+* Invariant 1: batch n is recorded before anything of it reaches a result table, and its record
+  stays until every view's state has passed it: so n always means the same transactions.
+* Invariant 2: the position confirmed to the source is durable here first (synced).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.forwarder.stream import Identity
+from headrace.state.rocks import RocksDatabase
+
+_POSITION: Final = b"position"
+_CONFIRMED: Final = b"confirmed"
+_SOURCE: Final = b"source"
+_BATCH: Final = b"batch/"
+_VIEW: Final = b"view/"
+_HOLD: Final = b"hold/"
+_TXID: Final = struct.Struct(">Q")
+_PAIR: Final = struct.Struct(">QQ")
+_TRIPLE: Final = struct.Struct(">QQq")
+_STATE: Final = struct.Struct(">QQQ")
+
+Meta = dict[bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """All batches up to ``txid`` are processed, and nothing before ``lsn`` is left."""
+
+    txid: int
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The recorded range of a batch: commits that end in (start_lsn, end_lsn]."""
+
+    txid: int
+    start_lsn: int
+    end_lsn: int
+    commit_time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateMark:
+    """State of a view: complete up to ``txid``, written to the sink last at ``sink_txid``."""
+
+    txid: int
+    lsn: int
+    sink_txid: int
+
+
+def put_position(meta: Meta, position: Position) -> None:
+    """Add the engine's position to a checkpoint."""
+    meta[_POSITION] = _PAIR.pack(position.txid, position.lsn)
+
+
+def get_position(db: RocksDatabase) -> Position | None:
+    """The engine's position; None in a new database."""
+    value = db.get_meta(_POSITION)
+    return Position(*_PAIR.unpack(value)) if value else None
+
+
+def put_confirmed(meta: Meta, lsn: int) -> None:
+    """Add the position that is about to be confirmed."""
+    meta[_CONFIRMED] = _TXID.pack(lsn)
+
+
+def get_confirmed(db: RocksDatabase) -> int:
+    """The last position that may have been confirmed to the source; 0: none."""
+    value = db.get_meta(_CONFIRMED)
+    return int(_TXID.unpack(value)[0]) if value else 0
+
+
+def put_source(meta: Meta, source: Identity, slot: str) -> None:
+    """Add what server the positions belong to."""
+    meta[_SOURCE] = json.dumps([source.system_id, source.timeline, slot]).encode()
+
+
+def get_source(db: RocksDatabase) -> tuple[Identity, str] | None:
+    """The server (and slot) the positions belong to."""
+    value = db.get_meta(_SOURCE)
+    if value is None:
+        return None
+    system, timeline, slot = json.loads(value)
+    return Identity(system, timeline), slot
+
+
+def put_record(meta: Meta, record: Record) -> None:
+    """Add the record of a batch."""
+    meta[_BATCH + _TXID.pack(record.txid)] = _TRIPLE.pack(
+        record.start_lsn, record.end_lsn, record.commit_time_us
+    )
+
+
+def drop_record(meta: Meta, txid: int) -> None:
+    """Forget the record of a batch that no view needs any more."""
+    meta[_BATCH + _TXID.pack(txid)] = None
+
+
+def records(db: RocksDatabase) -> dict[int, Record]:
+    """All recorded batches, by txid, ascending."""
+    out = {}
+    for key, value in db.scan_meta(_BATCH):
+        txid = int(_TXID.unpack(key[len(_BATCH) :])[0])
+        out[txid] = Record(txid, *_TRIPLE.unpack(value))
+    return out
+
+
+def put_view(meta: Meta, view_id: int, mark: StateMark | None) -> None:
+    """Add the position of a view's state; None forgets it."""
+    key = _VIEW + str(view_id).encode()
+    meta[key] = (
+        _STATE.pack(mark.txid, mark.lsn, mark.sink_txid) if mark is not None else None
+    )
+
+
+def views(db: RocksDatabase) -> dict[int, StateMark]:
+    """Positions of all views that have state."""
+    return {
+        int(key[len(_VIEW) :]): StateMark(*_STATE.unpack(value))
+        for key, value in db.scan_meta(_VIEW)
+    }
+
+
+def put_hold(meta: Meta, job: str, hold: Position | None) -> None:
+    """Add a hold: nothing beyond it is confirmed; None releases it."""
+    key = _HOLD + job.encode()
+    meta[key] = _PAIR.pack(hold.txid, hold.lsn) if hold is not None else None
+
+
+def hold_keys(jobs: Iterable[str]) -> list[bytes]:
+    """Keys of the holds of ``jobs``."""
+    return [_HOLD + job.encode() for job in jobs]
+
+
+def holds(db: RocksDatabase) -> dict[str, Position]:
+    """All holds by job."""
+    return {
+        key[len(_HOLD) :].decode(): Position(*_PAIR.unpack(value))
+        for key, value in db.scan_meta(_HOLD)
+    }

@@ -1,0 +1,186 @@
+"""Control messages between commander, worker and builder: JSON lines over a Unix socket.
+
+A request is ``{"id", "method", "params"}``; the answer ``{"id", "result"}`` or ``{"id", "error"}``
+(wire fields of ``HeadraceError.fields``), with any number of ``{"id", "progress"}`` before it.
+``{"cancel": id}`` asks the other side to cancel a request.  Control only: no rows travel here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import HeadraceError, TransientError
+
+Progress = Callable[[dict[str, Any]], None]
+Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
+
+_LIMIT = 64 * 1024 * 1024
+
+
+def to_error(fields: dict[str, str]) -> HeadraceError:
+    """The error that ``fields`` describe."""
+    return HeadraceError(
+        fields.get("M", "unknown error"),
+        detail=fields.get("D"),
+        hint=fields.get("H"),
+        position=int(fields["P"]) if "P" in fields else None,
+        sqlstate=fields.get("C"),
+    )
+
+
+class Peer:
+    """One end of a control connection; both ends may send requests."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        handlers: dict[str, Handler],
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._handlers = handlers
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._progress: dict[int, Progress] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self.closed = asyncio.Event()
+        self._task = asyncio.create_task(self._read())
+
+    async def call(
+        self,
+        method: str,
+        params: dict[str, Any] | None = None,
+        progress: Progress | None = None,
+        *,
+        linger_s: float = 0.0,
+    ) -> Any:
+        """Send a request and wait; raises the other side's error, or TransientError if it dies.
+
+        A cancelled call is cancelled on the other side too.  With ``linger_s`` it then waits
+        that long for the answer, so that the other side has cleaned up; an answer that was
+        already under way wins over the cancellation.
+        """
+        if self.closed.is_set():
+            raise TransientError("the peer process is not running")
+        number = next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        if progress:
+            self._progress[number] = progress
+        self._send({"id": number, "method": method, "params": params or {}})
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._send({"cancel": number})
+            if linger_s:
+                await asyncio.wait((future,), timeout=linger_s)
+                if future.done() and future.exception() is None:
+                    return future.result()
+            raise
+        finally:
+            self._waiting.pop(number, None)
+            self._progress.pop(number, None)
+            if future.done():
+                # Looked at, so that asyncio does not report an error nobody waits for.
+                future.cancelled() or future.exception()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        await self.closed.wait()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _read(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                self._dispatch(json.loads(line))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.closed.set()
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(TransientError("the peer process went away"))
+            for task in self._running.values():
+                task.cancel()
+            self._writer.close()
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        if "cancel" in message:
+            if task := self._running.get(message["cancel"]):
+                task.cancel()
+            return
+        number = message["id"]
+        if "method" in message:
+            task = asyncio.create_task(
+                self._serve(number, message["method"], message["params"])
+            )
+            self._running[number] = task
+            return
+        if "progress" in message:
+            if report := self._progress.get(number):
+                report(message["progress"])
+            return
+        future = self._waiting.get(number)
+        if future is None or future.done():
+            return
+        if "error" in message:
+            future.set_exception(to_error(message["error"]))
+        else:
+            future.set_result(message.get("result"))
+
+    async def _serve(self, number: int, method: str, params: dict[str, Any]) -> None:
+        try:
+            handler = self._handlers[method]
+            result = await handler(
+                params, lambda p: self._send({"id": number, "progress": p})
+            )
+            self._send({"id": number, "result": result})
+        except HeadraceError as error:
+            self._send({"id": number, "error": error.fields()})
+        except asyncio.CancelledError:
+            fields = {"C": "57014", "M": "canceling statement due to user request"}
+            self._send({"id": number, "error": fields})
+        except Exception as error:  # noqa: BLE001  the session boundary: a bug is answered as XX000
+            fields = {"C": "XX000", "M": f"internal error in {method}: {error!r}"}
+            self._send({"id": number, "error": fields})
+        finally:
+            self._running.pop(number, None)
+
+
+async def connect(path: Path, handlers: dict[str, Handler] | None = None) -> Peer:
+    """Connect to the Unix socket at ``path``."""
+    reader, writer = await asyncio.open_unix_connection(str(path), limit=_LIMIT)
+    return Peer(reader, writer, handlers or {})
+
+
+async def serve(
+    path: Path,
+    handlers: dict[str, Handler],
+    on_peer: Callable[[Peer], None] | None = None,
+) -> asyncio.Server:
+    """Listen on the Unix socket at ``path``; every connection gets ``handlers``."""
+
+    async def accept(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        peer = Peer(reader, writer, handlers)
+        if on_peer:
+            on_peer(peer)
+        # Cancelled when the loop ends; asyncio's stream callback stumbles over that.
+        with contextlib.suppress(asyncio.CancelledError):
+            await peer.closed.wait()
+
+    return await asyncio.start_unix_server(accept, str(path), limit=_LIMIT)

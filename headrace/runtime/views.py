@@ -1,0 +1,196 @@
+"""Views as the worker knows them: catalog row, state, dataflow, result table.
+
+A view is *live* when batches are processed for it.  ``sink_error`` views keep their state and
+are retried; ``error`` views have stopped for good and hold back nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from headrace.collections import plan
+from headrace.collections.dataflow import Dataflow
+from headrace.collections.plan import PhysicalPlan
+from headrace.config import Settings
+from headrace.errors import BugError, HeadraceError, StateDamaged, UndefinedError
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.runtime.positions import StateMark
+from headrace.runtime.story import Story
+from headrace.sink.commit import Progress
+from headrace.sink.table import Target
+from headrace.state.rocks import RocksStore
+from headrace.types import parse_lsn
+
+Connection = psycopg.Connection[Any]
+
+RUNNING: Final = "running"
+SINK_ERROR: Final = "sink_error"
+ERROR: Final = "error"
+_LIVE: Final = (RUNNING, SINK_ERROR)
+
+
+_EMPTY: Final = StateMark(0, 0, 0)
+
+
+@dataclass(slots=True)
+class View:
+    """One maintained view."""
+
+    id: int
+    target: Target
+    plan: PhysicalPlan
+    settings: dict[str, str]
+    start_lsn: int
+    status: str
+    message: str | None = None
+    store: RocksStore | None = None
+    mark: StateMark = _EMPTY
+    """Its state as of the last checkpoint."""
+    progress: Progress | None = None
+    """Its result table, and the epoch that makes us its owner."""
+    dataflow: Dataflow | None = None
+    remote: RemoteEvaluator | None = None
+    retry_at: float = 0.0
+    story: Story = field(default_factory=Story)
+
+    @property
+    def live(self) -> bool:
+        """Whether batches are processed for it."""
+        return self.status == RUNNING
+
+    @property
+    def owned(self) -> bool:
+        """Whether the source must keep what it has not processed yet."""
+        return self.status in _LIVE
+
+    def flow(self, config: Settings) -> Dataflow:
+        """Its dataflow, built from the state when there is none."""
+        if self.dataflow is None:
+            if self.store is None:
+                raise BugError(f"view {self.id} has no state")
+            if self.remote is None:
+                self.remote = RemoteEvaluator(
+                    config.source, self.settings, config.eval_dsn or None
+                )
+            self.dataflow = Dataflow(self.plan, self.store, self.remote, self.start_lsn)
+        return self.dataflow
+
+    def reset(self) -> None:
+        """Forget everything since the last checkpoint."""
+        self.dataflow = None
+        if self.store is not None:
+            self.store.rollback()
+
+
+_COLUMNS: Final = (
+    "SELECT v.id, v.schema_name, v.view_name, v.result_oid, v.plan, v.settings,"
+    " v.start_lsn::text, v.status FROM headrace.views v"
+)
+
+
+def load(conn: Connection) -> list[View]:
+    """All views that should be running, in order of id."""
+    rows = conn.execute(
+        _COLUMNS + " WHERE v.status = ANY (%s) ORDER BY v.id", (list(_LIVE),)
+    ).fetchall()
+    return [_view(row) for row in rows]
+
+
+def load_one(conn: Connection, view_id: int) -> View:
+    """One view.
+
+    Raises:
+        UndefinedError: there is none.
+    """
+    row = conn.execute(_COLUMNS + " WHERE v.id = %s", (view_id,)).fetchone()
+    if row is None:
+        raise UndefinedError(f"view {view_id} does not exist")
+    return _view(row)
+
+
+def exists(conn: Connection, view_id: int) -> bool:
+    """Whether the catalog still has the view."""
+    row = conn.execute(
+        "SELECT 1 FROM headrace.views WHERE id = %s", (view_id,)
+    ).fetchone()
+    return row is not None
+
+
+def set_status(
+    conn: Connection, view_id: int, status: str, error: HeadraceError | None = None
+) -> None:
+    """Write a view's status where it differs."""
+    message = None
+    if error is not None:
+        message = "; ".join(filter(None, (error.message, error.detail, error.hint)))
+    conn.execute(
+        "UPDATE headrace.views SET status = %(status)s, message = %(message)s,"
+        " sqlstate = %(code)s WHERE id = %(id)s AND (status, message, sqlstate)"
+        " IS DISTINCT FROM (%(status)s, %(message)s, %(code)s)",
+        {
+            "status": status,
+            "message": message,
+            "code": error.code if error is not None else None,
+            "id": view_id,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a population has left for the worker."""
+
+    lsn: int
+    """Consistent point of its snapshot: commits before it are in."""
+    txid: int
+    """Of the hold it was made under: all batches up to it are before ``lsn``."""
+    runs: dict[str, list[Path]]
+
+
+def manifest(config: Settings, view_id: int) -> Manifest | None:
+    """The staged state of a view; None if there is none.
+
+    Raises:
+        StateDamaged: it is not as the population left it.
+    """
+    folder = config.staging_dir / str(view_id)
+    path = folder / "manifest.json"
+    if not path.exists():
+        return None
+    try:
+        data = json.loads(path.read_bytes())
+        lsn = data.get("start_lsn", data["lsn"])
+        return Manifest(
+            parse_lsn(lsn) if isinstance(lsn, str) else int(lsn),
+            int(data["txid"]),
+            {
+                name: [folder / file for file in files]
+                for name, files in data["runs"].items()
+            },
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateDamaged(
+            "the view's staged state is damaged", detail=f"{error!r} in {path}."
+        ) from error
+
+
+def _view(row: Sequence[Any]) -> View:
+    view_id, schema_name, name, oid, physical, settings, start_lsn, status = row
+    rebuilt = plan.from_json(physical)
+    if not isinstance(rebuilt, PhysicalPlan):
+        raise BugError(f"view {view_id} has no physical plan in the catalog")
+    target = Target(view_id, schema_name, name, oid or 0, rebuilt.sink.schema)
+    return View(
+        view_id,
+        target,
+        rebuilt,
+        {str(k): str(v) for k, v in (settings or {}).items()},
+        parse_lsn(start_lsn) if start_lsn else 0,
+        status,
+    )

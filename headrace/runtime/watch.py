@@ -1,0 +1,159 @@
+"""The catalog watch: views stop when DDL that the stream is silent about reaches them.
+
+Each view has the facts it was populated under (``headrace.views.watched``); the present ones
+are read when a view is adopted or loaded, every ``catalog_poll_ms``, and when the stream
+describes a used table anew, before the rows that follow are taken in: DDL on a table is
+always followed by a new description, so no row of after it meets a view of before it.
+
+A harmless difference becomes part of what is kept: a rewrite is known by two things that
+change in one transaction, and they must not add up over years.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import structlog
+from psycopg.types.json import Jsonb
+
+from headrace import clock
+from headrace.errors import (
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    TransientError,
+)
+from headrace.forwarder import fingerprint
+from headrace.forwarder.fingerprint import Facts
+from headrace.runtime.views import View
+
+if TYPE_CHECKING:
+    from headrace.runtime.engine import Engine
+
+_log = structlog.get_logger(__name__)
+
+
+class Watch:
+    """What the views of one engine rely on; every method runs on the engine's thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._facts: dict[int, Facts] = {}
+        self.due = 0.0
+        """When to poll next, on the monotonic clock."""
+
+    def poll(self) -> None:
+        """Look at everything if it is time to; stop the views that cannot go on.
+
+        Raises:
+            ContinuityLost: the publication is not the one that fed the views.
+        """
+        now = clock.monotonic()
+        if now < self.due:
+            return
+        self.due = now + self._engine.settings.catalog_poll_ms / 1000
+        views = [v for v in self._engine.views.values() if v.owned]
+        errors = self.check(views)
+        if errors and self.publication_replaced():
+            raise next(iter(errors.values()))
+        for view_id, error in errors.items():
+            self._engine.lifecycle.fail(self._engine.views[view_id], error)
+
+    def described(self, tables: Collection[int]) -> dict[int, HeadraceError]:
+        """The stream describes ``tables`` anew: the views that cannot take their rows."""
+        return self.check(
+            v
+            for v in self._engine.views.values()
+            if v.owned and any(s.table_oid in tables for s in v.plan.sources)
+        )
+
+    def check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
+        """Compare with the present; what stands against views going on, by view id.
+
+        Raises:
+            TransientError: the catalog cannot be read now.
+        """
+        try:
+            return self._check(views)
+        except psycopg.errors.LockNotAvailable as error:
+            raise TransientError(
+                "the system catalog is locked", detail=str(error).strip()
+            ) from error
+
+    def publication_replaced(self) -> bool:
+        """Whether the publication is gone, or another one than a view's that still runs."""
+        row = self._conn.execute(
+            "SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s",
+            (self._engine.settings.publication_name,),
+        ).fetchone()
+        known = [
+            self._facts[v.id]["publication"]
+            for v in self._engine.views.values()
+            if v.owned and v.plan.sources and v.id in self._facts
+        ]
+        return any(p is not None and (row is None or p["oid"] != row[0]) for p in known)
+
+    @property
+    def _conn(self) -> psycopg.Connection[Any]:
+        return self._engine.owner.conn
+
+    def _check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
+        wanted = [view.id for view in views]
+        self._load(wanted)
+        known = {i: self._facts[i] for i in wanted if i in self._facts}
+        errors: dict[int, HeadraceError] = {
+            view_id: DefiniteFailure(
+                "there is no record of what the view relies on", hint=fingerprint.HINT
+            )
+            for view_id in wanted
+            if view_id not in known
+        }
+        if not known:
+            return errors
+        found = fingerprint.read(
+            self._conn, known.values(), self._engine.settings.publication_name
+        )
+        for (view_id, before), now in zip(known.items(), found, strict=True):
+            error = fingerprint.difference(before, now)
+            if error is not None:
+                lost = isinstance(error, ContinuityLost)
+                _log.warning("catalog changed", view=view_id, lost=lost)
+                errors[view_id] = error
+            elif now != before:
+                self._keep(view_id, before, now)
+        return errors
+
+    def _load(self, wanted: list[int]) -> None:
+        """Have the facts of ``wanted``, and of no view that is gone."""
+        for view_id in self._facts.keys() - self._engine.views.keys():
+            if view_id not in wanted:
+                del self._facts[view_id]
+        new = [view_id for view_id in wanted if view_id not in self._facts]
+        if new:
+            rows = self._conn.execute(
+                "SELECT id, watched FROM headrace.views"
+                " WHERE id = ANY (%s) AND watched IS NOT NULL",
+                (new,),
+            ).fetchall()
+            self._facts.update(rows)
+
+    def _keep(self, view_id: int, before: Facts, now: Facts) -> None:
+        """Go on from the facts of ``now``."""
+        with self._conn.transaction():
+            self._conn.execute(
+                "UPDATE headrace.views SET watched = %s WHERE id = %s",
+                (Jsonb(now), view_id),
+            )
+            for oid, table in now["tables"].items():
+                old, name = before["tables"][oid], (table["schema"], table["name"])
+                if (old["schema"], old["name"]) == name:
+                    continue
+                _log.info("table renamed", view=view_id, table=".".join(name))
+                self._conn.execute(
+                    "UPDATE headrace.view_tables SET schema_name = %s, table_name = %s"
+                    " WHERE view_id = %s AND table_oid = %s",
+                    (*name, view_id, int(oid)),
+                )
+        self._facts[view_id] = now

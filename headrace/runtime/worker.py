@@ -1,0 +1,215 @@
+"""The worker process: ``python -m headrace.runtime.worker``, settings in HEADRACE_SETTINGS.
+
+The main thread runs the control socket, one thread the engine, one the stream.  It ends by
+itself when its parent dies, and cleanly on SIGTERM: the batch in hand is finished, state and
+position are durable, the source is told; a second SIGTERM ends it at once, which is as safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from headrace import events, imports
+from headrace.config import Settings
+from headrace.errors import HeadraceError, UserError
+from headrace.runtime import rpc
+from headrace.runtime.engine import Engine
+from headrace.runtime.rpc import Progress
+from headrace.types import format_lsn
+
+_log = structlog.get_logger(__name__)
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Worker:
+    """The engine and its control socket."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._engine = Engine(settings)
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="headrace-engine")
+
+    async def main(self) -> None:
+        """Serve until the engine ends."""
+        settings = self._settings
+        settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        settings.worker_socket.unlink(missing_ok=True)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_signal, number)
+        _watch_parent(self._loop, self._engine.stop)
+        self._thread.start()
+        server = await rpc.serve(
+            settings.worker_socket,
+            {
+                "start": self._start,
+                "hold": self._hold,
+                "release": self._release,
+                "adopt": self._adopt,
+                "drop": self._drop,
+                "status": self._status,
+                "stop": self._stop,
+            },
+        )
+        try:
+            await self._done
+        finally:
+            server.close()
+            settings.worker_socket.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            self._engine.run()
+        except Exception as caught:  # noqa: BLE001  the process ends with it, in main
+            error = caught
+            _log.exception("engine ended", story=self._engine.story.tell())
+        with contextlib.suppress(RuntimeError):  # the loop has ended before us
+            self._loop.call_soon_threadsafe(self._ended, error)
+
+    def _ended(self, error: Exception | None) -> None:
+        if self._done.done():
+            return
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)
+
+    def _on_signal(self, number: int) -> None:
+        # The next one takes its default effect.
+        self._loop.remove_signal_handler(number)
+        self._engine.stop()
+
+    # --- control messages (docs/CONTRACTS.md 5)
+
+    async def _start(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        jobs = {_job(job) for job in params.get("holds", ())}
+        await self._on_engine(lambda: self._engine.lifecycle.keep_holds(jobs))
+        return self._summary()
+
+    async def _hold(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        job = _job(_need(params, "job"))
+        hold = await self._on_engine(lambda: self._engine.lifecycle.hold(job))
+        return {"txid": hold.txid, "lsn": hold.lsn}
+
+    async def _release(self, params: dict[str, Any], _: Progress) -> None:
+        job = _job(_need(params, "job"))
+        await self._on_engine(lambda: self._engine.lifecycle.release(job))
+
+    async def _adopt(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        view_id = int(_need(params, "view_id"))
+        future = await self._on_engine(lambda: self._engine.lifecycle.adopt(view_id))
+        await asyncio.wrap_future(future)
+        view = self._engine.views.get(view_id)
+        return {"txid": view.mark.txid if view else 0}
+
+    async def _drop(self, params: dict[str, Any], _: Progress) -> None:
+        view_id = int(_need(params, "view_id"))
+        await self._on_engine(lambda: self._engine.lifecycle.drop(view_id))
+
+    async def _status(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        engine = self._engine
+        stream = engine.stream
+        return self._summary() | {
+            "views": [
+                {
+                    "id": view.id,
+                    "name": view.target.shown,
+                    "status": view.status,
+                    "message": view.message,
+                    "txid": view.mark.txid,
+                    "lsn": format_lsn(view.mark.lsn),
+                    "collections": view.dataflow.metrics()
+                    if params.get("metrics") and view.dataflow
+                    else None,
+                }
+                for view in list(engine.views.values())
+            ],
+            "holds": {j: format_lsn(h.lsn) for j, h in dict(engine.holds).items()},
+            "stream": stream.batcher.statistics() if stream else None,
+        }
+
+    async def _stop(self, params: dict[str, Any], _: Progress) -> None:
+        self._engine.stop()
+
+    def _summary(self) -> dict[str, Any]:
+        engine = self._engine
+        error = engine.error
+        return {
+            "running": engine.stream is not None,
+            "txid": engine.position.txid,
+            "lsn": format_lsn(engine.position.lsn),
+            "confirmed": format_lsn(engine.confirmed),
+            "batches": engine.batches,
+            "reconnects": engine.reconnects,
+            "error": error.fields() if error else None,
+        }
+
+    async def _on_engine(self, work: Any) -> Any:
+        return await asyncio.wrap_future(self._engine.submit(work))
+
+
+def _need(params: dict[str, Any], name: str) -> Any:
+    if name not in params:
+        raise UserError(f'parameter "{name}" is missing')
+    return params[name]
+
+
+def _job(value: Any) -> str:
+    return str(value["job"] if isinstance(value, dict) else value)
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """End when the parent ends: by signal on Linux, and when a piped stdin is closed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    mode = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return
+
+    def watch() -> None:
+        # Not through sys.stdin: its lock, held here, would abort the interpreter's end.
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(stop)
+
+    threading.Thread(target=watch, name="headrace-stdin", daemon=True).start()
+
+
+async def _main() -> None:
+    settings = Settings.from_env()
+    imports.keep_pandas_out()
+    events.configure(settings.log_level, process="worker", pid=os.getpid())
+    os.umask(0o077)
+    await Worker(settings).main()
+
+
+def main() -> int:
+    """Entry point; exit status 0 after a clean end, 1 after an error."""
+    try:
+        asyncio.run(_main())
+    except HeadraceError as error:
+        _log.error("worker ended", code=error.code, reason=error.message)
+        return 1
+    except OSError as error:
+        _log.error("worker ended", reason=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""An engine in this process, on a real Postgres, with views populated by hand.
+
+Population here is the builder's order in small: hold, publish, temporary slot with snapshot,
+load, state runs, result table and progress in one transaction, adopt.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import Jsonb
+
+from headrace import pinned
+from headrace.collections import plan
+from headrace.collections.dataflow import Dataflow
+from headrace.config import Settings
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.forwarder import fingerprint, publication
+from headrace.kernels import copytext, text
+from headrace.population import uses
+from headrace.runtime.engine import Engine
+from headrace.sink import table
+from headrace.sql import install
+from headrace.state.memory import MemoryStore
+from headrace.state.rocks import write_run
+from headrace.types import WEIGHT, Field, parse_lsn
+
+
+class Running:
+    """A running engine; ``stop`` is clean, ``crash`` drops it without a last word."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.engine = Engine(settings)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.engine.run()
+        except BaseException as error:  # noqa: BLE001  for the test to see
+            self.error = error
+
+    def on(self, work: Callable[[], Any]) -> Any:
+        return self.engine.submit(work).result(20)
+
+    def stop(self) -> None:
+        self.engine.stop()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def settings_for(dsn: str, folder: Path, **changes: Any) -> Settings:
+    name = conninfo_to_dict(dsn)["dbname"]
+    return Settings(
+        source=dsn,
+        data_dir=folder,
+        slot_name=f"headrace_{name}",
+        publication_name="headrace",
+        **{"batch_interval_ms": 5, "sink_retry_ms": 100, "lock_timeout_ms": 300}
+        | changes,
+    )
+
+
+def source_plan(
+    conn: psycopg.Connection, name: str, *, filtered: plan.Expr | None = None
+) -> plan.PhysicalPlan:
+    """All columns of a table (with primary key ``id``), perhaps filtered or mapped."""
+    rows = conn.execute(
+        "SELECT attnum, attname, atttypid::int, atttypmod, attcollation::int"
+        " FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
+        " AND NOT attisdropped ORDER BY attnum",
+        (name,),
+    ).fetchall()
+    oid = conn.execute("SELECT %s::regclass::oid::int", (name,)).fetchone()[0]
+    columns = tuple(plan.SourceColumn(*row) for row in rows)
+    schema = tuple(Field(c.name, c.oid, c.typmod, c.collation) for c in columns)
+    key = tuple(c for c in columns if c.name == "id")
+    source = plan.Source("s", oid, "public", name, columns, key, not key, schema=schema)
+    nodes: list[plan.Node] = [source]
+    if filtered is not None:
+        nodes.append(plan.Filter("f", "s", (filtered,), schema))
+    nodes.append(plan.Sink("sink", nodes[-1].id, schema))
+    return plan.PhysicalPlan(tuple(nodes))
+
+
+def install_schema(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        install.install(conn)
+
+
+def create_view(
+    running: Running,
+    dsn: str,
+    name: str,
+    physical: plan.PhysicalPlan,
+    query: str,
+    *,
+    between: Callable[[], None] = lambda: None,
+    adopt: bool = True,
+) -> int:
+    """Populate and adopt a view; ``between`` runs after the snapshot, before the adoption."""
+    settings = running.settings
+    running.engine.running.wait(20)
+    hold = running.on(lambda: running.engine.lifecycle.hold(name))
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        view_id = conn.execute(
+            "INSERT INTO headrace.views (schema_name, view_name, query, plan, status)"
+            " VALUES ('public', %s, %s, %s, 'populating') RETURNING id",
+            (name, query, json.dumps(plan.to_json(physical))),
+        ).fetchone()[0]
+        publication.add_tables(conn, settings, [s.table_oid for s in physical.sources])
+    store = MemoryStore()
+    lsn, result, facts_of_source = populate(dsn, physical, store, settings)
+    between()
+    folder = settings.staging_dir / str(view_id)
+    folder.mkdir(parents=True)
+    runs = {}
+    for state, pairs in store.dump().items():
+        if write_run(folder / f"{state}.sst", pairs):
+            runs[state] = [f"{state}.sst"]
+        else:
+            runs[state] = []
+    facts = {"view_id": view_id, "txid": hold.txid, "lsn": hold.lsn, "start_lsn": lsn}
+    (folder / "manifest.json").write_text(json.dumps({**facts, "runs": runs}))
+    with psycopg.connect(pinned.conninfo(dsn, name="test")) as conn:
+        conn.execute("SET search_path = public")
+        oid = table.create(conn, "public", name, query)
+        names = [f.name for f in physical.sink.schema]
+        columns = [
+            text.render(result.column(i), f.oid)
+            for i, f in enumerate(physical.sink.schema)
+        ]
+        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
+            sql.Identifier(name), sql.SQL(", ").join(map(sql.Identifier, names))
+        )
+        with conn.cursor().copy(statement) as copy:
+            copy.write(copytext.join(columns))
+        conn.execute(
+            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (%s, %s, %s::pg_lsn)",
+            (view_id, hold.txid, f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"),
+        )
+        conn.execute(
+            "UPDATE headrace.views SET status = 'running', result_oid = %s,"
+            " start_lsn = %s, watched = %s WHERE id = %s",
+            (
+                oid,
+                f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}",
+                Jsonb(facts_of_source),
+                view_id,
+            ),
+        )
+    if adopt:
+        running.on(lambda: running.engine.lifecycle.adopt(view_id)).result(20)
+        running.on(lambda: running.engine.lifecycle.release(name))
+    return view_id
+
+
+def populate(
+    dsn: str, physical: plan.PhysicalPlan, store: MemoryStore, settings: Settings
+):
+    """(consistent point, first result, facts) of a snapshot of a temporary slot."""
+    info = pinned.conninfo(dsn, name="population", replication=True)
+    flow = Dataflow(physical, store, RemoteEvaluator(dsn, {}, None), 0)
+    with psycopg.connect(info, autocommit=True) as slot:
+        slot.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+        made = slot.execute(
+            f"CREATE_REPLICATION_SLOT tmp_{slot.info.backend_pid} TEMPORARY LOGICAL"
+            " pgoutput USE_SNAPSHOT"
+        ).fetchone()
+        lsn = parse_lsn(made[1])
+        for source in physical.sources:
+            columns = [*source.columns]
+            names = sql.SQL(", ").join(sql.Identifier(c.name) for c in columns)
+            query = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT").format(
+                names, sql.Identifier(source.schema_name, source.table_name)
+            )
+            with slot.cursor().copy(query.as_string(slot)) as copy:
+                data = b"".join(bytes(piece) for piece in copy)
+            split = copytext.split(data, len(columns))
+            typed = [text.parse(c, s.oid) for c, s in zip(split, columns, strict=True)]
+            flow.load(source.table_oid, typed)
+        name = slot.execute("SELECT pg_export_snapshot()").fetchone()[0]
+        with psycopg.connect(dsn) as reader:
+            reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'")
+            used = uses.of(physical, reader.info.user)
+            facts = fingerprint.take(reader, used, settings.publication_name)
+        slot.execute("ROLLBACK")
+    result = flow.end(0)
+    weights = result.column(WEIGHT).to_numpy()
+    rows = result.take(pa.array(np.arange(len(weights)).repeat(weights)))
+    return lsn, rows, facts
+
+
+def same(conn: psycopg.Connection, name: str, query: str) -> list[Any]:
+    """Rows by which the result table differs from the query."""
+    return conn.execute(
+        f"SELECT 'missing', q::text FROM (({query}) EXCEPT ALL SELECT * FROM {name}) q"
+        f" UNION ALL SELECT 'extra', q::text FROM (SELECT * FROM {name} EXCEPT ALL ({query})) q"
+    ).fetchall()
+
+
+def settle(running: Running, conn: psycopg.Connection, seconds: float = 20.0) -> None:
+    """Wait until the engine has processed everything committed before the call."""
+    row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    target = parse_lsn(row[0])
+    until = time.monotonic() + seconds
+    conn.execute("SELECT pg_logical_emit_message(false, 'test', 'x')")
+    while True:
+        if running.error is not None:
+            raise running.error
+        engine = running.engine
+        if engine.position.lsn >= target and all(
+            not v.live or v.mark.txid >= engine.position.txid
+            for v in list(engine.views.values())
+        ):
+            return
+        assert time.monotonic() < until, (
+            engine.position,
+            target,
+            engine.error,
+            engine.story.tell(),
+        )
+        time.sleep(0.002)

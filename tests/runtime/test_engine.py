@@ -1,0 +1,579 @@
+"""The engine against a real Postgres: exactness over changes, restarts, rewinds, trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headrace.collections import plan
+from headrace.errors import FencedError, PrerequisiteError
+from headrace.runtime import faults, ownership, positions, rpc
+from headrace.types import BOOL, parse_lsn
+from tests.proxy import Proxy
+from tests.runtime.harness import (
+    Running,
+    create_view,
+    install_schema,
+    same,
+    settings_for,
+    settle,
+    source_plan,
+)  # fmt: skip
+
+QUERY = "SELECT * FROM items"
+
+
+@pytest.fixture
+def source(database):
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(
+            "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric)"
+        )
+        conn.execute(
+            "INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i"
+        )
+        yield conn
+
+
+@pytest.fixture
+def start(database, tmp_path):
+    started = []
+
+    def run(**changes):
+        running = Running(settings_for(database, tmp_path, **changes))
+        started.append(running)
+        return running
+
+    yield run
+    for running in started:
+        if running.thread.is_alive():
+            running.stop()
+
+
+def test_follows_every_change(source, start, database):
+    running = start()
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    assert same(source, "v", QUERY) == []
+    source.execute("UPDATE items SET price = 1.0 WHERE id = 3")
+    source.execute("UPDATE items SET price = 1.00 WHERE id = 3")
+    source.execute("DELETE FROM items WHERE id % 5 = 0")
+    source.execute(
+        "INSERT INTO items SELECT 100 + i, NULL, NULL FROM generate_series(1, 50) i"
+    )
+    source.execute("UPDATE items SET id = id + 1000 WHERE id < 4")
+    settle(running, source)
+    assert same(source, "v", QUERY) == []
+    assert source.execute("SELECT price::text FROM v WHERE id = 1003").fetchone() == (
+        "1.00",
+    )
+    source.execute("TRUNCATE items")
+    source.execute("INSERT INTO items VALUES (1, 'x', 'NaN')")
+    settle(running, source)
+    assert source.execute("SELECT * FROM v").fetchall() == [
+        (1, "x", pytest.approx(float("nan"), nan_ok=True))
+    ]
+    running.stop()
+
+
+POINTS = ["cp11", "cp12", "cp13", "cp14", "cp15", "cp16", "cp17", "cp18"]
+
+
+@pytest.fixture
+def faulty():
+    yield faults.arm
+    faults.arm("")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_failure_at_every_point_loses_and_doubles_nothing(
+    source, start, database, faulty, point
+):
+    running = start(feedback_interval_ms=20)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    faulty(f"{point}:raise:2")
+    for i in range(5):
+        source.execute(
+            "INSERT INTO items SELECT 1000 + %s * 10 + g, 'x', 2 FROM generate_series(1, 3) g",
+            (i,),
+        )
+        source.execute(
+            "UPDATE items SET price = price + 1 WHERE id %% 3 = %s", (i % 3,)
+        )
+        settle(running, source)
+    assert running.engine.reconnects == 1, "the fault must have landed"
+    assert same(source, "v", QUERY) == []
+    assert_consistent(running, source)
+
+
+def assert_consistent(running, source):
+    """State and sink of every view are where the engine thinks they are."""
+    for view in running.engine.views.values():
+        row = source.execute(
+            "SELECT txid, epoch FROM headrace.progress WHERE view_id = %s", (view.id,)
+        ).fetchone()
+        assert row == (view.progress.txid, view.progress.epoch)
+        assert view.mark.sink_txid == row[0] <= view.mark.txid
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_kill_9_at_every_point(source, database, tmp_path, start, point):
+    running = start(feedback_interval_ms=20)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    running.stop()
+    settings = running.settings
+    worker = WorkerProcess(settings, HEADRACE_FAULT=f"{point}:kill:3")
+    number = 0
+    until = time.monotonic() + 20
+    while worker.wait(0.05) is None and time.monotonic() < until:
+        source.execute(
+            "UPDATE items SET price = price + 1 WHERE id %% 3 = %s", (number % 3,)
+        )
+        source.execute("INSERT INTO items VALUES (%s, 'y', 1.10)", (5000 + number,))
+        number += 1
+    assert worker.wait(0) == -signal.SIGKILL, "the fault must have landed"
+    worker.close()
+    source.execute("DELETE FROM items WHERE id > 5004")
+    running = start(feedback_interval_ms=20)
+    settle(running, source)
+    assert same(source, "v", QUERY) == []
+    assert_consistent(running, source)
+
+
+class WorkerProcess:
+    """``python -m headrace.runtime.worker`` as a child."""
+
+    def __init__(self, settings, **env):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.runtime.worker"],
+            stdin=subprocess.PIPE,
+            env=os.environ | {"HEADRACE_SETTINGS": settings.to_json()} | env,
+        )
+
+    def wait(self, seconds):
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+
+
+def test_worker_ends_cleanly_on_sigterm_and_when_its_parent_is_gone(
+    source, database, start
+):
+    running = start()
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    running.stop()
+    worker = WorkerProcess(running.settings)
+    try:
+        status = asyncio.run(_status(running.settings.worker_socket))
+        assert status["running"]
+        assert [v["status"] for v in status["views"]] == ["running"]
+        source.execute("DELETE FROM items WHERE id = 1")
+        worker.process.terminate()
+        assert worker.wait(10) == 0
+    finally:
+        worker.close()
+    worker = WorkerProcess(running.settings)
+    try:
+        asyncio.run(_status(running.settings.worker_socket))
+        worker.process.stdin.close()
+        assert worker.wait(10) == 0
+    finally:
+        worker.close()
+
+
+async def _status(path):
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                peer = await rpc.connect(path)
+                break
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(0.02)
+        await peer.call("start", {"holds": []})
+        out = await peer.call("status")
+        await peer.close()
+        return out
+
+
+def test_changes_between_snapshot_and_adoption(source, start, database):
+    running = start()
+    create_view(running, database, "first", source_plan(source, "items"), QUERY)
+
+    def change():
+        source.execute("UPDATE items SET name = 'between' WHERE id < 5")
+        source.execute("DELETE FROM items WHERE id = 9")
+        settle(running, source)
+        source.execute("INSERT INTO items VALUES (77, 'late', 1)")
+        settle(running, source)
+
+    create_view(
+        running, database, "v", source_plan(source, "items"), QUERY, between=change
+    )
+    assert same(source, "v", QUERY) == []
+    source.execute("UPDATE items SET price = 0")
+    settle(running, source)
+    assert same(source, "v", QUERY) == []
+    assert same(source, "first", QUERY) == []
+    assert running.engine.holds == {}
+
+
+def test_locked_table_waits_and_others_go_on(source, start, database):
+    running = start()
+    physical = source_plan(source, "items")
+    create_view(running, database, "a", physical, QUERY)
+    create_view(running, database, "b", physical, QUERY)
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE a IN SHARE MODE")
+        for i in range(3):
+            source.execute("UPDATE items SET price = price + 1 WHERE id = %s", (i + 1,))
+            settle(running, source)
+        assert same(source, "b", QUERY) == []
+        status = source.execute(
+            "SELECT status, sqlstate, message FROM headrace.views WHERE view_name = 'a'"
+        ).fetchone()
+        assert status[:2] == ("sink_error", "55P03")
+        assert str(blocker.info.backend_pid) in status[2]
+    wait_until(lambda: same(source, "a", QUERY) == [])
+    assert source.execute(
+        "SELECT status, message FROM headrace.views WHERE view_name = 'a'"
+    ).fetchone() == ("running", None)
+    assert same(source, "b", QUERY) == []
+    assert_consistent(running, source)
+
+
+def wait_until(done, seconds=15.0):
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_restart_while_a_table_is_locked(source, start, database):
+    running = start()
+    physical = source_plan(source, "items")
+    create_view(running, database, "a", physical, QUERY)
+    create_view(running, database, "b", physical, QUERY)
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE a IN SHARE MODE")
+        source.execute("UPDATE items SET price = 5")
+        settle(running, source)
+        running.stop()
+        running = start()
+        source.execute("DELETE FROM items WHERE id < 4")
+        settle(running, source)
+        assert same(source, "b", QUERY) == []
+    wait_until(lambda: same(source, "a", QUERY) == [])
+
+
+@pytest.mark.parametrize(
+    ("harm", "code"),
+    [
+        ("DROP TABLE a", "42P01"),
+        ("ALTER TABLE a RENAME TO other", "42P01"),
+        ("ALTER TABLE a DROP COLUMN name", "42"),
+        ("DELETE FROM a WHERE id = 1", "55000"),
+        ("DROP TABLE a; CREATE TABLE a AS SELECT * FROM items", "55000"),
+    ],
+)
+def test_result_table_changed_behind_our_back(source, start, database, harm, code):
+    running = start()
+    physical = source_plan(source, "items")
+    create_view(running, database, "a", physical, QUERY)
+    create_view(running, database, "b", physical, QUERY)
+    source.execute("UPDATE items SET price = price + 1")
+    settle(running, source)
+    source.execute(harm)
+    source.execute("UPDATE items SET price = price + 1, name = 'z' WHERE id < 3")
+    settle(running, source)
+    status = source.execute(
+        "SELECT status, sqlstate FROM headrace.views WHERE view_name = 'a'"
+    ).fetchone()
+    assert status[0] == "error"
+    assert status[1].startswith(code)
+    assert same(source, "b", QUERY) == []
+    wait_until(lambda: running.engine.confirmed >= running.engine.position.lsn)
+
+
+def test_failing_row_stops_its_view_and_is_named(source, start, database):
+    running = start()
+    physical = source_plan(source, "items")
+    oid = next(f.oid for f in physical.sink.schema if f.name == "id")
+    ratio = plan.Remote(
+        "(1 / ($1 - 13)) < 100", (plan.Column(0, oid),), BOOL, trusted=True
+    )
+    source.execute("DELETE FROM items WHERE id = 13")
+    bad = "SELECT * FROM items WHERE 1 / (id - 13) < 100"
+    create_view(
+        running, database, "a", source_plan(source, "items", filtered=ratio), bad
+    )
+    create_view(running, database, "b", physical, QUERY)
+    source.execute("INSERT INTO items VALUES (300, 'fine', 1)")
+    settle(running, source)
+    assert same(source, "a", bad) == []
+    before = source.execute("SELECT count(*) FROM a").fetchone()
+    source.execute(
+        "INSERT INTO items VALUES (400, 'q', 1), (13, 'q', 1), (401, 'q', 1)"
+    )
+    settle(running, source)
+    status = source.execute(
+        "SELECT status, sqlstate, message FROM headrace.views WHERE view_name = 'a'"
+    ).fetchone()
+    assert status[:2] == ("error", "22012")
+    assert "(id)=(13)" in status[2]
+    assert '"public"."items"' in status[2]
+    assert source.execute("SELECT count(*) FROM a").fetchone() == before
+    assert same(source, "b", QUERY) == []
+
+
+def test_second_engine_refuses_to_start(source, start, database, tmp_path, monkeypatch):
+    running = start()
+    running.engine.running.wait(10)
+    monkeypatch.setattr(ownership, "_LOCK_WAIT_S", 0.2)
+    other = Running(settings_for(database, tmp_path / "other"))
+    other.thread.join(20)
+    assert isinstance(other.error, PrerequisiteError)
+    assert "another headrace engine" in other.error.message
+
+
+def test_zombie_cannot_commit(source, start, database, tmp_path):  # H21
+    running = start()
+    view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    # What a second engine does when the first has lost its lock without noticing.
+    source.execute(
+        "UPDATE headrace.progress SET epoch = epoch + 1 WHERE view_id = %s", (view_id,)
+    )
+    source.execute("DELETE FROM items WHERE id = 1")
+    running.thread.join(20)
+    assert isinstance(running.error, FencedError)
+    assert source.execute("SELECT count(*) FROM v WHERE id = 1").fetchone() == (1,)
+
+
+def test_slot_advanced_by_somebody_else_stops_the_views(
+    source, start, database
+):  # H26, H27
+    running = start()
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    running.stop()
+    source.execute("DELETE FROM items WHERE id = 1")
+    source.execute(
+        "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())",
+        (running.settings.slot_name,),
+    )
+    running = start()
+    running.engine.running.wait(10)
+    wait_until(lambda: status_of(source, "v")[0] == "error")
+    assert status_of(source, "v") == ("error", "55000")
+    create_view(running, database, "w", source_plan(source, "items"), QUERY)
+    source.execute("DELETE FROM items WHERE id = 2")
+    settle(running, source)
+    assert same(source, "w", QUERY) == []
+
+
+def status_of(source, name):
+    return source.execute(
+        "SELECT status, sqlstate FROM headrace.views WHERE view_name = %s", (name,)
+    ).fetchone()
+
+
+def test_slot_dropped_while_running(source, start, database):
+    running = start()
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    slot = running.settings.slot_name
+    source.execute(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
+        (slot,),
+    )
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+            break
+        except psycopg.errors.ObjectInUse:
+            source.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
+                (slot,),
+            )
+    wait_until(lambda: status_of(source, "v")[0] == "error")
+
+
+def test_idle_source_is_confirmed(source, start, database):  # H16
+    running = start(feedback_interval_ms=50)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    source.execute("CREATE TABLE other (x text)")
+    source.execute(
+        "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)"
+    )
+    target = source.execute("SELECT pg_current_wal_lsn()::text").fetchone()[0]
+    wait_until(
+        lambda: source.execute(
+            "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
+            " WHERE slot_name = %s",
+            (target, running.settings.slot_name),
+        ).fetchone()[0]
+    )
+
+
+def test_connections_cut_while_running(source, start, database):
+    running = start()
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    for i in range(6):
+        source.execute(
+            "UPDATE items SET price = price + 1 WHERE id %% 2 = %s", (i % 2,)
+        )
+        source.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
+            " application_name = %s AND datname = current_database()",
+            (["headrace stream", "headrace sink"][i % 2],),
+        )
+        settle(running, source)
+    assert running.engine.reconnects >= 3
+    assert same(source, "v", QUERY) == []
+
+
+def test_million_row_transaction_is_spooled(source, start, database):
+    running = start(spool_bytes_min=1_000_000, buffer_bytes_max=2_000_000)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    source.execute(
+        "INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1000, 40000) i"
+    )
+    source.execute("UPDATE items SET price = price + 1 WHERE id > 39000")
+    settle(running, source, 60)
+    assert same(source, "v", QUERY) == []
+
+
+def test_full_identity_duplicates(source, start, database):
+    source.execute("CREATE TABLE bag (a int, b text, j json)")
+    source.execute("ALTER TABLE bag REPLICA IDENTITY FULL")
+    source.execute("INSERT INTO bag SELECT 1, 'x', '{}' FROM generate_series(1, 5)")
+    running = start()
+    query = "SELECT * FROM bag"
+    create_view(running, database, "v", source_plan(source, "bag"), query)
+    source.execute("DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag LIMIT 3)")
+    source.execute(
+        "INSERT INTO bag VALUES (1, 'x', '{ }'), (NULL, NULL, NULL), (NULL, NULL, NULL)"
+    )
+    source.execute(
+        "DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag WHERE a IS NULL LIMIT 1)"
+    )
+    settle(running, source)
+    text_of = "SELECT a, b, j::text, count(*) FROM {} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+    assert (
+        source.execute(text_of.format("v")).fetchall()
+        == source.execute(text_of.format("bag")).fetchall()
+    )
+
+
+@pytest.fixture
+def proxy(database):
+    parts = conninfo_to_dict(database)
+    made = Proxy(parts["host"], int(parts["port"]))
+    yield made, make_conninfo(database, port=made.port, host="127.0.0.1")
+    made.close()
+
+
+def test_lost_commit_answers(source, database, tmp_path, proxy):  # H20
+    relay, dsn = proxy
+    running = Running(settings_for(dsn, tmp_path))
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    relay.drop_commit_every = 3
+    for i in range(12):
+        source.execute(
+            "UPDATE items SET price = price + 1 WHERE id %% 4 = %s", (i % 4,)
+        )
+        source.execute("INSERT INTO items VALUES (%s, 'z', 0)", (700 + i,))
+        settle(running, source)
+    assert relay.dropped >= 3, "the fault must have landed"
+    assert same(source, "v", QUERY) == []
+    assert_consistent(running, source)
+    running.stop()
+
+
+def test_network_cuts_and_stalls(source, database, tmp_path, proxy):  # H39
+    relay, dsn = proxy
+    running = Running(settings_for(dsn, tmp_path))
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    for i in range(6):
+        source.execute(
+            "UPDATE items SET price = price + 1 WHERE id %% 4 = %s", (i % 4,)
+        )
+        if i % 2:
+            relay.cut()
+        else:
+            relay.stall()
+            source.execute("DELETE FROM items WHERE id = %s", (i + 1,))
+            time.sleep(0.05)
+            relay.resume()
+    settle(running, source)
+    assert same(source, "v", QUERY) == []
+    running.stop()
+
+
+def test_never_confirms_what_is_not_durable(
+    source, database, tmp_path, start, faulty
+):  # H14
+    running = start(feedback_interval_ms=1)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    engine = running.engine
+    seen = []
+    for i in range(30):
+        source.execute(
+            "UPDATE items SET price = price + 1 WHERE id = %s", (1 + i % 15,)
+        )
+        confirmed = source.execute(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+            (running.settings.slot_name,),
+        ).fetchone()[0]
+        durable = running.on(lambda: positions.get_confirmed(engine.db))
+        seen.append(parse_lsn(confirmed) <= durable)
+    assert all(seen)
+
+
+def test_reader_never_sees_half_a_batch_of_two_views(source, start, database):
+    running = start()
+    physical = source_plan(source, "items")
+    create_view(running, database, "a", physical, QUERY)
+    create_view(running, database, "b", physical, QUERY)
+    stop = threading.Event()
+    torn = []
+    reads = [0]
+
+    def read() -> None:
+        with psycopg.connect(database, autocommit=True) as conn:
+            while not stop.is_set():
+                row = conn.execute(
+                    "SELECT (SELECT sum(price) FROM a), (SELECT sum(price) FROM b)"
+                ).fetchone()
+                reads[0] += 1
+                if row[0] != row[1] or row[0] != 315:
+                    torn.append(row)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for i in range(60):
+        with source.transaction():
+            source.execute(
+                "UPDATE items SET price = price - 1 WHERE id = %s", (1 + i % 20,)
+            )
+            source.execute(
+                "UPDATE items SET price = price + 1 WHERE id = %s", (1 + (i + 7) % 20,)
+            )
+    settle(running, source)
+    stop.set()
+    thread.join()
+    assert torn == []
+    assert reads[0] > 20

@@ -1,0 +1,432 @@
+"""DDL that the stream does not show: views stop with a reason, or rightly go on (E11, E12, H9)."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from headrace.errors import HeadraceError
+from headrace.forwarder import fingerprint
+from headrace.forwarder.fingerprint import Uses
+from headrace.population.create import Context, Request
+from headrace.population.create import create_view as populate_view
+from headrace.population.job import Job
+from headrace.population.spark import Spark
+from tests.runtime.harness import (
+    Running,
+    create_view,
+    install_schema,
+    same,
+    settings_for,
+    settle,
+    source_plan,
+)  # fmt: skip
+
+SECONDS = 60.0
+
+STOPS = {
+    "rewritten": ("ALTER TABLE {t} ALTER v TYPE int USING v * 1000", "was rewritten"),
+    "retyped": ("ALTER TABLE {t} ALTER v TYPE bigint", "another type"),
+    "widened": ("ALTER TABLE {t} ALTER w TYPE varchar(20)", "another type"),
+    "renamed": ("ALTER TABLE {t} RENAME v TO x", 'renamed to "x"'),
+    "cut": ("ALTER TABLE {t} DROP v", "was dropped"),
+    "readded": ("ALTER TABLE {t} DROP v; ALTER TABLE {t} ADD v int", "was dropped"),
+    "dropped": ("DROP TABLE {t}", "was dropped"),
+    "swapped": ("DROP TABLE {t}; CREATE TABLE {t} (LIKE keep)", "was dropped"),
+    "unpublished": (
+        "ALTER PUBLICATION headrace DROP TABLE {t}",
+        "out of the publication",
+    ),
+    "republished": (
+        "ALTER PUBLICATION headrace DROP TABLE {t};"
+        "ALTER PUBLICATION headrace ADD TABLE {t}",
+        "for a while",
+    ),
+    "filtered": (
+        "ALTER PUBLICATION headrace DROP TABLE {t};"
+        "ALTER PUBLICATION headrace ADD TABLE {t} WHERE (id > 3)",
+        "row filter",
+    ),
+    "full": ("ALTER TABLE {t} REPLICA IDENTITY FULL", "replica identity"),
+    "nothing": ("ALTER TABLE {t} REPLICA IDENTITY NOTHING", "replica identity"),
+    "keyless": ("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey", "another key"),
+    "rekeyed": (
+        "ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (id, v)",
+        "another key",
+    ),
+    "parent": ("CREATE TABLE {t}_child () INHERITS ({t})", "inheritance children"),
+    "attached": (
+        "CREATE TABLE {t}_whole (LIKE {t}) PARTITION BY RANGE (id);"
+        "ALTER TABLE {t}_whole ATTACH PARTITION {t} DEFAULT",
+        "is a partition",
+    ),
+}
+TYPES = {
+    "relabelled": ("ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'", 'label "ok"'),
+    "reshaped": ("ALTER TYPE pair ADD ATTRIBUTE c int", "attributes of type"),
+}
+HARMLESS = [
+    "ANALYZE {t}",
+    "ALTER TABLE {t} ALTER v SET STATISTICS 50",
+    "VACUUM FULL {t}",
+    "CLUSTER {t} USING {t}_pkey",
+    "ALTER TABLE {t} ADD extra double precision DEFAULT random()",
+    "ALTER TABLE {t} ALTER extra TYPE text USING 'x' || extra",
+    "ALTER TABLE {t} DROP extra",
+    "CREATE INDEX ON {t} (v)",
+    "REINDEX TABLE CONCURRENTLY {t}",
+    "ALTER TABLE {t} ALTER w SET DEFAULT 'x'",
+    "TRUNCATE {t}",
+    "ALTER TYPE mood ADD VALUE 'new' BEFORE 'ok'",
+    "ALTER TABLE {t} ENABLE ROW LEVEL SECURITY",  # its owner is not bound by it
+    "ALTER TABLE {t} RENAME TO other_name",
+    "CREATE SCHEMA elsewhere",
+    "ALTER TABLE other_name SET SCHEMA elsewhere",
+    "ALTER SCHEMA elsewhere RENAME TO somewhere",
+]
+
+
+@pytest.fixture
+def source(database):
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TYPE mood AS ENUM ('ok', 'bad')")
+        conn.execute("CREATE TYPE pair AS (a int, b text)")
+        make_table(conn, "keep")
+        yield conn
+
+
+@pytest.fixture
+def start(database, tmp_path):
+    started = []
+
+    def run(**changes):
+        running = Running(settings_for(database, tmp_path, **changes))
+        started.append(running)
+        return running
+
+    yield run
+    for running in started:
+        if running.thread.is_alive():
+            running.stop()
+
+
+def make_table(conn: psycopg.Connection, name: str, extra: str = "") -> None:
+    conn.execute(
+        f"CREATE TABLE {name} (id int PRIMARY KEY, v int NOT NULL, w varchar(10) {extra})"
+    )
+    conn.execute(f"INSERT INTO {name} SELECT i, i, i FROM generate_series(1, 9) i")
+
+
+def contents(conn: psycopg.Connection, view: str) -> list[tuple]:
+    return conn.execute(f'SELECT v::text FROM "{view}" v ORDER BY 1').fetchall()
+
+
+def status(conn: psycopg.Connection, name: str) -> tuple:
+    return conn.execute(
+        "SELECT status, message, sqlstate FROM headrace.views WHERE view_name = %s",
+        (name,),
+    ).fetchone()
+
+
+def until(condition, what=""):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def stopped(conn: psycopg.Connection, name: str) -> str:
+    """Wait until the view has stopped as it should; its message."""
+    until(lambda: status(conn, name)[0] != "running", f"{name} does not stop")
+    state, message, code = status(conn, name)
+    assert (state, code) == ("error", "55000"), (name, message)
+    assert "Drop the view and create it again." in message
+    return message
+
+
+def polled(running: Running) -> None:
+    """Return after a look at the catalog that began after the call."""
+    running.on(lambda: setattr(running.engine.watch, "due", 0.0))
+    running.on(running.engine.watch.poll)
+
+
+def test_each_silent_alteration_stops_its_view_only(source, start, database):
+    running = start(catalog_poll_ms=50)
+    for name in STOPS:
+        make_table(source, f"t_{name}")
+    for name, kind in (("relabelled", "mood[]"), ("reshaped", "pair")):
+        make_table(source, f"t_{name}", f", m {kind}")
+    before = {}
+    for name in [*STOPS, *TYPES]:
+        plan, query = source_plan(source, f"t_{name}"), f"SELECT * FROM t_{name}"
+        create_view(running, database, name, plan, query)
+        before[name] = contents(source, name)
+    create_view(running, database, "k", source_plan(source, "keep"), "TABLE keep")
+    for name, (ddl, why) in (STOPS | TYPES).items():
+        with source.transaction():
+            source.execute(ddl.format(t=f"t_{name}"))
+        message = stopped(source, name)
+        assert why in message, (name, message)
+    others = source.execute(
+        "SELECT count(*) FROM headrace.views WHERE status = 'running'"
+    )
+    assert others.fetchone() == (1,)
+    source.execute("INSERT INTO keep VALUES (100, 1, 'x')")
+    settle(running, source, SECONDS)
+    assert same(source, "k", "SELECT * FROM keep") == []
+    for name in STOPS:
+        assert contents(source, name) == before[name], "the last contents are kept"
+
+
+def test_harmless_alterations_stop_nothing(source, start, database):
+    running = start(catalog_poll_ms=600_000)
+    make_table(source, "t", ", m mood")
+    plan = source_plan(source, "t")
+    create_view(running, database, "v", plan, "SELECT id, v, w, m FROM t")
+    table = "t"
+    for number, ddl in enumerate(HARMLESS):
+        source.execute(ddl.format(t=table))
+        if "RENAME TO" in ddl or "SET SCHEMA" in ddl:
+            table = source.execute(
+                f"SELECT {plan.sources[0].table_oid}::regclass"
+            ).fetchone()[0]
+        polled(running)
+        source.execute(
+            f"INSERT INTO {table} (id, v, w, m) VALUES (%s, 1, 'y', 'bad')",
+            (1000 + number,),
+        )
+        source.execute(
+            f"UPDATE {table} SET v = v + 1 WHERE id %% 2 = %s", (number % 2,)
+        )
+        settle(running, source, SECONDS)
+        assert status(source, "v") == ("running", None, None), ddl
+        assert same(source, "v", f"SELECT id, v, w, m FROM {table}") == [], ddl
+    named = source.execute("SELECT schema_name, table_name FROM headrace.view_tables")
+    assert named.fetchall() in ([], [("somewhere", "other_name")])
+
+
+def test_rows_after_an_alteration_are_not_taken_in(source, start, database):
+    running = start(catalog_poll_ms=600_000)
+    make_table(source, "t")
+    create_view(running, database, "v", source_plan(source, "t"), "SELECT * FROM t")
+    create_view(
+        running, database, "k", source_plan(source, "keep"), "SELECT * FROM keep"
+    )
+    source.execute("UPDATE t SET v = 5 WHERE id = 1")
+    settle(running, source, SECONDS)
+    before = source.execute("SELECT * FROM v ORDER BY 1").fetchall()
+    with source.transaction():
+        source.execute("UPDATE t SET v = 6 WHERE id = 2")
+        source.execute("ALTER TABLE t ALTER v TYPE int USING v * 1000")
+        source.execute("UPDATE t SET v = 7 WHERE id = 3")
+        source.execute("INSERT INTO keep VALUES (50, 1, 'x')")
+    assert "was rewritten" in stopped(source, "v")
+    settle(running, source, SECONDS)
+    assert source.execute("SELECT * FROM v ORDER BY 1").fetchall() == before
+    assert same(source, "k", "SELECT * FROM keep") == []
+
+
+def test_alteration_while_the_engine_is_down(source, start, database):
+    running = start(catalog_poll_ms=600_000)
+    make_table(source, "t")
+    create_view(running, database, "v", source_plan(source, "t"), "SELECT * FROM t")
+    create_view(
+        running, database, "k", source_plan(source, "keep"), "SELECT * FROM keep"
+    )
+    running.stop()
+    source.execute("ALTER TABLE t ALTER v TYPE int USING v * 1000")
+    source.execute("VACUUM FULL keep")
+    source.execute("INSERT INTO keep VALUES (50, 1, 'x')")
+    running = start(catalog_poll_ms=600_000)
+    assert "was rewritten" in stopped(source, "v")
+    settle(running, source, SECONDS)
+    assert same(source, "k", "SELECT * FROM keep") == []
+
+
+@pytest.mark.parametrize(
+    ("ddl", "why"),
+    [
+        ("DROP PUBLICATION headrace", "dropped"),
+        (
+            "DROP PUBLICATION headrace; CREATE PUBLICATION headrace FOR TABLE keep",
+            "dropped",
+        ),
+        ("ALTER PUBLICATION headrace SET (publish = 'insert')", "every change"),
+        ("ALTER PUBLICATION headrace SET (publish_via_partition_root)", "every change"),
+    ],
+)
+def test_publication_changed(source, start, database, ddl, why):
+    running = start(catalog_poll_ms=50)
+    create_view(
+        running, database, "v", source_plan(source, "keep"), "SELECT * FROM keep"
+    )
+    with source.transaction():
+        source.execute(ddl)
+        source.execute("UPDATE keep SET v = 50 WHERE id = 5")
+    message = stopped(source, "v")
+    # The stream may be the first to find out that there is no publication.
+    assert why in message or "publication" in message, message
+    if "ALTER" in ddl:
+        source.execute(
+            "ALTER PUBLICATION headrace"
+            " SET (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
+        )
+    until(lambda: running.engine.stream is not None, "the stream does not come back")
+    create_view(
+        running, database, "w", source_plan(source, "keep"), "SELECT * FROM keep"
+    )
+    source.execute("UPDATE keep SET v = 60 WHERE id = 6")
+    settle(running, source, SECONDS)
+    assert status(source, "w") == ("running", None, None)
+    assert same(source, "w", "SELECT * FROM keep") == []
+
+
+def test_row_security_counts_for_the_owner(source, database):
+    role = f"j_{source.info.dbname}"
+    source.execute(f"CREATE ROLE {role}")
+    try:
+        oid = source.execute("SELECT 'keep'::regclass::oid::bigint").fetchone()[0]
+        columns = frozenset({(oid, 1), (oid, 2)})
+
+        def take(owner):
+            return fingerprint.take(
+                source, Uses(columns, frozenset(), frozenset(), owner), "none"
+            )
+
+        before = {name: take(name) for name in (role, source.info.user)}
+        source.execute("ALTER TABLE keep ENABLE ROW LEVEL SECURITY")
+
+        def why(owner):
+            return fingerprint.difference(before[owner], take(owner), published=False)
+
+        assert "row security" in why(role).message
+        assert why(source.info.user) is None
+        source.execute(f"ALTER TABLE keep OWNER TO {role}")
+        assert why(role) is None
+        source.execute("ALTER TABLE keep FORCE ROW LEVEL SECURITY")
+        assert "row security" in why(role).message
+    finally:
+        source.execute("ALTER TABLE keep OWNER TO CURRENT_USER")
+        source.execute(f"DROP ROLE {role}")
+
+
+def test_functions_are_followed_through_their_bodies(source):
+    source.execute(
+        "CREATE FUNCTION deep(x int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT x + 1';"
+        "CREATE FUNCTION atomic(x int) RETURNS int IMMUTABLE RETURN deep(x);"
+        "CREATE FUNCTION top(x int) RETURNS int IMMUTABLE LANGUAGE plpgsql"
+        " AS 'BEGIN RETURN atomic(x); END';"
+        "CREATE FUNCTION unrelated(x int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT x'"
+    )
+    oid = source.execute("SELECT 'top'::regproc::oid::bigint").fetchone()[0]
+    uses = Uses(frozenset(), frozenset(), frozenset({oid}), source.info.user)
+    before = fingerprint.take(source, uses, "none")
+
+    def why():
+        (now,) = fingerprint.read(source, [before], "none")
+        return fingerprint.difference(before, now)
+
+    source.execute(
+        "CREATE OR REPLACE FUNCTION unrelated(x int) RETURNS int IMMUTABLE"
+        " LANGUAGE sql AS 'SELECT 7'"
+    )
+    source.execute("ALTER FUNCTION top COST 5")
+    assert why() is None
+    source.execute(
+        "CREATE OR REPLACE FUNCTION deep(x int) RETURNS int IMMUTABLE"
+        " LANGUAGE sql AS 'SELECT x + 2'"
+    )
+    assert "deep was replaced" in why().message
+
+
+class _Direct:
+    """The builder's worker: an engine of this process."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+
+    def call(self, method, params):
+        running, lifecycle = self._running, self._running.engine.lifecycle
+        if method == "hold":
+            hold = running.on(lambda: lifecycle.hold(params["job"]))
+            return {"txid": hold.txid, "lsn": hold.lsn}
+        if method == "adopt":
+            running.on(lambda: lifecycle.adopt(params["view_id"])).result(SECONDS)
+        if method == "release":
+            running.on(lambda: lifecycle.release(params["job"]))
+        return {}
+
+
+# Not "writing": the transaction has locked the table then, and the statement would wait.
+PHASES = ("hold", "snapshot", "reading", "adopting")
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "ALTER TABLE keep ALTER v TYPE int USING v + 1000",
+        "ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'",
+        "TRUNCATE keep",
+        "VACUUM FULL keep",
+    ],
+)
+def test_alteration_during_population(source, start, database, ddl):
+    """At each step: the view is exact afterwards, or it was refused, or it stopped."""
+    source.execute("ALTER TABLE keep ADD m mood")
+    running = start(catalog_poll_ms=50)
+    running.engine.running.wait(SECONDS)
+    settings = running.settings
+    context = Context(settings, _Direct(running), Spark(settings))
+    ends = set()
+    for phase in PHASES:
+        source.execute("INSERT INTO keep SELECT i, i, i, 'ok' FROM generate_series(20, 29) i"
+                       " ON CONFLICT (id) DO UPDATE SET m = 'ok'")  # fmt: skip
+        other = psycopg.connect(make_conninfo(database), autocommit=True)
+
+        def report(message, phase=phase, other=other):
+            if message["phase"] == phase and not other.closed:
+                other.execute(ddl)
+                other.close()
+
+        name = f"v_{phase}"
+        request = Request(
+            name,
+            "SELECT id, v, w, m, m = 'ok' AS fine FROM keep",
+            {"population": "local"},
+            None,
+            {"search_path": "public"},
+        )
+        try:
+            populate_view(context, Job(report), request)
+        except HeadraceError:
+            refused = True
+        else:
+            refused = False
+        if status(source, name) is None:
+            ends.add("refused")
+            found = source.execute("SELECT to_regclass(%s)", (name,)).fetchone()
+            assert refused
+            assert found == (None,), "nothing is left"
+        else:
+            assert other.closed, "the statement has run"
+            polled(running)
+            source.execute("UPDATE keep SET v = v + 1")
+            settle(running, source, SECONDS)
+            if status(source, name)[0] == "running":
+                ends.add("exact")
+                query = "SELECT id, v, w, m, m = 'ok' AS fine FROM keep"
+                assert same(source, name, query) == [], phase
+            else:
+                ends.add("stopped")
+                stopped(source, name)
+        other.close()
+        if "RENAME VALUE" in ddl:
+            source.execute("ALTER TYPE mood RENAME VALUE 'fine' TO 'ok'")
+    if "VACUUM" in ddl or "TRUNCATE" in ddl:
+        assert ends == {"exact"}
+    else:
+        assert ends >= {"stopped"}
