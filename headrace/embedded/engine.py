@@ -1,0 +1,193 @@
+"""A running ``headrace start`` as a child process: for the demo, the benchmarks, the tests.
+
+It never outlives the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import psycopg.conninfo
+
+from headrace.embedded.watchdog import Watchdog
+from headrace.errors import PrerequisiteError, TransientError
+
+_READY: Final = re.compile(rb"^headrace ready on \S+:(\d+)$", re.MULTILINE)
+_POLL_S: Final = 0.02
+
+
+class Engine:
+    """``headrace start`` on one source database and data directory.
+
+    The first start listens on a free port and later ones on the same, so that a DSN stays
+    valid over ``restart`` and ``kill9``.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        data_dir: Path,
+        *,
+        env: dict[str, str] | None = None,
+        args: tuple[str, ...] = (),
+        ready_timeout_s: float = 60.0,
+    ) -> None:
+        """``env`` is laid over ours (settings as ``HEADRACE_*``); ``args`` go to ``start``."""
+        self.source = source
+        self.data_dir = data_dir
+        self.log_path = data_dir.parent / f"{data_dir.name}.log"
+        self.env = dict(env or {})
+        self.args = args
+        self.port = 0
+        self._ready_timeout_s = ready_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the commander is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the commander."""
+        assert self._process is not None, "the engine has been started"
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """Everything the engine has printed and logged so far."""
+        if not self.log_path.exists():
+            return ""
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def dsn(self) -> str:
+        """Connection string to the source database through the commander's port."""
+        return psycopg.conninfo.make_conninfo(
+            self.source, host="127.0.0.1", port=self.port, hostaddr=None
+        )
+
+    def start(self) -> None:
+        """Start and wait for the ``ready`` line.
+
+        Raises:
+            PrerequisiteError: when it ends before; the detail is the end of its log.
+            TransientError: when it is not ready in time.
+        """
+        if self.running:
+            return
+        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            begin = log.tell()
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "headrace.server.cli", "start"),
+                    *("--source", self.source, "--data-dir", str(self.data_dir)),
+                    *("--listen", f"127.0.0.1:{self.port}", *self.args),
+                ],
+                env=os.environ | self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._watchdog = Watchdog(self._process.pid, signal.SIGTERM)
+        self._wait_ready(begin)
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM, wait, and return the exit status (SIGKILL after ``timeout_s``)."""
+        if self._process is None:
+            return 0
+        self._dismiss_watchdog()
+        process, self._process = self._process, None
+        process.terminate()
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._kill_group(process)
+            return process.wait()
+
+    def kill9(self) -> None:
+        """SIGKILL the commander and its children at once."""
+        if self._process is None:
+            return
+        self._dismiss_watchdog()
+        process, self._process = self._process, None
+        self._kill_group(process)
+        process.wait()
+
+    def restart(self) -> None:
+        """Stop and start again on the same port."""
+        self.stop()
+        self.start()
+
+    def child(self, module: str) -> int | None:
+        """Process id of the child that runs ``module`` (None when there is none).
+
+        Reads /proc: for tests that kill one process.
+        """
+        for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                pid = int(cmdline.parent.name)
+                words = cmdline.read_bytes().split(b"\0")
+                if module.encode() in words and os.getsid(pid) == self.pid:
+                    return pid
+        return None
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def _dismiss_watchdog(self) -> None:
+        """Let the watchdog go without its acting."""
+        if self._watchdog is not None:
+            self._watchdog.dismiss()
+            self._watchdog = None
+
+    @staticmethod
+    def _kill_group(process: subprocess.Popen[bytes]) -> None:
+        """SIGKILL every process of the engine's session (children share its group)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def _wait_ready(self, begin: int) -> None:
+        """Wait for the ready line after byte ``begin`` of the log; sets the port."""
+        assert self._process is not None, "launched just before"
+        deadline = time.monotonic() + self._ready_timeout_s
+        while time.monotonic() < deadline:
+            ended = self._process.poll() is not None
+            text = self.log_path.read_bytes()[begin:]
+            if found := _READY.search(text):
+                self.port = int(found[1])
+                return
+            if ended:
+                status = self._process.returncode
+                self._dismiss_watchdog()
+                self._process = None
+                raise PrerequisiteError(
+                    f"headrace did not start (exit status {status})",
+                    detail=text[-4000:].decode(errors="replace"),
+                )
+            time.sleep(_POLL_S)
+        self.kill9()
+        raise TransientError("headrace is not ready in time", detail=self.log[-4000:])
