@@ -1,0 +1,302 @@
+"""The settings of one engine: typed, with unit, default and reason; one frozen value.
+
+They come, later wins, from the defaults here, a TOML file, the environment (``HEADRACE_*``)
+and the command line.  The commander passes the result to its children as JSON in the
+environment variable ``HEADRACE_SETTINGS``: ``Settings.from_env()``.  In a TOML file tables
+join by an underscore (``[spark] master = "…"`` is ``spark_master``) and an outer
+``[headrace]`` table is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headrace.errors import PrerequisiteError, UserError
+
+ENV_PREFIX: Final = "HEADRACE_"
+ENV_SETTINGS: Final = "HEADRACE_SETTINGS"
+
+_TRUE: Final = frozenset(("1", "true", "on", "yes"))
+_FALSE: Final = frozenset(("0", "false", "off", "no"))
+_SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
+
+
+def _default_data_dir() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "headrace"
+
+
+def redact(dsn: str) -> str:
+    """``dsn`` without its password: the only form that may be printed or logged."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return "<malformed DSN>"
+    if parts.get("password"):
+        return make_conninfo(dsn, password="***")  # noqa: S106  what is shown instead
+    return dsn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set; see each field's line for unit and reason."""
+
+    source: str = ""
+    """libpq DSN of the source database, as the engine's own role."""
+    data_dir: Path = field(default_factory=_default_data_dir)
+    """State, staging, sockets and secrets; mode 0700; one engine per directory."""
+    listen: str = "127.0.0.1:6432"
+    """``HOST:PORT`` for clients; port 0 takes a free one.  Local unless told otherwise."""
+    http: str = ""
+    """``HOST:PORT`` of /livez, /readyz and /metrics; empty: off."""
+    tls_cert: str = ""
+    """PEM certificate chain for clients; with ``tls_key`` it switches TLS on."""
+    tls_key: str = ""
+    """PEM private key of ``tls_cert``."""
+    connections_max: int = 500
+    """Client sessions at once; the next one gets 53300 (each needs a source session too)."""
+    login_timeout_ms: int = 10_000
+    """Milliseconds a client may take to log in, so that idle sockets cannot pile up."""
+    statement_bytes_max: int = 1_048_576
+    """Bytes of a statement the commander looks into; longer ones are relayed unread."""
+
+    slot_name: str = "headrace"
+    """Permanent replication slot; slots are per server: one name for each database."""
+    publication_name: str = "headrace"
+    """Publication that feeds the slot."""
+    batch_interval_ms: int = 50
+    """Milliseconds a batch stays open after its first transaction: freshness vs. cost."""
+    batch_rows_max: int = 100_000
+    """Rows after which a batch closes early."""
+    buffer_bytes_max: int = 67_108_864
+    """Bytes of decoded changes waiting in memory before the stream is held back."""
+    spool_bytes_min: int = 33_554_432
+    """Bytes of one transaction beyond which its changes go to a file in the data dir."""
+    lock_timeout_ms: int = 2_000
+    """Milliseconds the engine waits for a lock on user objects before it backs off."""
+    sink_retry_ms: int = 2_000
+    """Milliseconds between attempts to write a locked result table."""
+    feedback_interval_ms: int = 1_000
+    """Milliseconds between two confirmations to the source, so that WAL can go."""
+    catalog_poll_ms: int = 1_000
+    """Milliseconds between two looks at the catalog for DDL that the stream does not show."""
+    wal_budget_bytes: int = 10_737_418_240
+    """Bytes of WAL a blocked view may hold back before it is given up; 0: any number."""
+    eval_dsn: str = ""
+    """DSN of the powerless role for functions that are not built in; empty: refuse them."""
+
+    spark_master: str = "local[2]"
+    """Spark master for populations; a cluster's URL needs ``staging_dir`` on shared storage."""
+    spark_threshold_rows: int = 100_000
+    """Rows of all tables together below which a population runs in-process."""
+    spark_warm: bool = True
+    """Start the Spark session with the server (8-15 s in the background), not on demand."""
+    spark_memory_mb: int = 1_024
+    """Megabytes of heap for the Spark driver (and each executor)."""
+    spark_partition_rows: int = 250_000
+    """Rows a reading partition aims at."""
+    staging_dir_override: str = ""
+    """Directory of population state when it must be shared with Spark executors."""
+    population_lock_wait_ms: int = 60_000
+    """Milliseconds a population waits for transactions that block its snapshot."""
+
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without opening anything."""
+        for name in ("slot_name", "publication_name"):
+            if not _SLOT.fullmatch(getattr(self, name)):
+                raise UserError(
+                    f'setting "{name}" must be 1 to 63 characters of a-z, 0-9 and _'
+                )
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.type == "int" and value < 0:
+                raise UserError(f'setting "{f.name}" must not be negative')
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise UserError('settings "tls_cert" and "tls_key" go together')
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise UserError(f'setting "log_level" cannot be "{self.log_level}"')
+        address(self.listen)
+        if self.http:
+            address(self.http)
+
+    @property
+    def run_dir(self) -> Path:
+        """Sockets of the child processes."""
+        return self.data_dir / "run"
+
+    @property
+    def worker_socket(self) -> Path:
+        """Control socket of the worker."""
+        return self.run_dir / "worker.sock"
+
+    @property
+    def builder_socket(self) -> Path:
+        """Control socket of the builder."""
+        return self.run_dir / "builder.sock"
+
+    @property
+    def staging_dir(self) -> Path:
+        """State runs of populations under way."""
+        if self.staging_dir_override:
+            return Path(self.staging_dir_override)
+        return self.data_dir / "staging"
+
+    @property
+    def state_dir(self) -> Path:
+        """The RocksDB database."""
+        return self.data_dir / "state"
+
+    @property
+    def spool_dir(self) -> Path:
+        """Changes of transactions too large for memory."""
+        return self.data_dir / "spool"
+
+    @property
+    def tmp_dir(self) -> Path:
+        """Scratch files; emptied at start."""
+        return self.data_dir / "tmp"
+
+    def to_json(self) -> str:
+        """All fields as JSON, secrets included: for a child's environment only."""
+        return json.dumps(
+            {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Inverse of ``to_json``; unknown keys are refused."""
+        return cls.of(json.loads(text))
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """The settings that the commander passed to this child process."""
+        text = env.get(ENV_SETTINGS)
+        if text is None:
+            raise PrerequisiteError(
+                f"environment variable {ENV_SETTINGS} is not set",
+                hint="This process is started by `headrace start`.",
+            )
+        return cls.from_json(text)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Settings of ``values`` (texts are converted), defaults for the rest."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        given: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in known:
+                raise UserError(f'unrecognized setting "{name}"', sqlstate="42704")
+            given[name] = _convert(name, str(known[name].type), value)
+        return cls(**given)
+
+    @classmethod
+    def load(
+        cls,
+        flags: Mapping[str, Any] | None = None,
+        file: Path | None = None,
+        env: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """Settings from defaults < ``file`` < ``HEADRACE_*`` of ``env`` < ``flags``.
+
+        A flag that is None was not given.
+        """
+        values: dict[str, Any] = {}
+        if file is not None:
+            values |= _read_file(file)
+        names = {f.name for f in dataclasses.fields(cls)}
+        for key, value in env.items():
+            name = key.removeprefix(ENV_PREFIX).lower()
+            # Others (HEADRACE_TEST_DSN, HEADRACE_FAULT, …) are not settings.
+            if key.startswith(ENV_PREFIX) and name in names:
+                values[name] = value
+        values |= {k: v for k, v in (flags or {}).items() if v is not None}
+        return cls.of(values)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with ``changes``."""
+        return dataclasses.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        """All fields, passwords blotted out."""
+        shown = []
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name in ("source", "eval_dsn") and value:
+                value = redact(value)
+            shown.append(f"{f.name}={value!r}")
+        return f"Settings({', '.join(shown)})"
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT`` (``[::1]:6432`` for IPv6)."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65_535:
+        raise UserError(f'invalid address "{text}"', hint="Write it as HOST:PORT.")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(
+            f'could not read configuration file "{path}": {error}'
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f'invalid configuration file "{path}": {error}') from error
+    values = _flatten(tree, "")
+    return {k.removeprefix("headrace_"): v for k, v in values.items()}
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            out |= _flatten(value, f"{name}_")
+        else:
+            out[name] = value
+    return out
+
+
+def _convert(name: str, kind: str, value: Any) -> Any:
+    """``value`` as the type of setting ``name``; texts come from flags and environment."""
+    try:
+        match kind:
+            case "Path":
+                return Path(value).expanduser().absolute()
+            case "bool":
+                return _boolean(value)
+            case "int":
+                return int(str(value))
+            case _:
+                return str(value)
+    except ValueError as error:
+        raise UserError(f'invalid value for setting "{name}": "{value}"') from error
+
+
+def _boolean(value: Any) -> bool:
+    text = str(value).lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("a boolean is needed")

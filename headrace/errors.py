@@ -1,0 +1,168 @@
+"""One tree of errors; every class fixes an SQLSTATE and a family.
+
+Five families decide the reaction (house-style.md 3.2): *user* errors are reported and the
+session continues; *definite* failures stop one view and keep its state; *transient* ones are
+retried with bounded back-off; *session* errors end a client session; *bugs* stop the process.
+Messages follow Postgres: lower-case, no full stop, names quoted; detail and hint are sentences.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Base of everything Headrace raises on purpose."""
+
+    sqlstate: ClassVar[str] = "XX000"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        detail: str | None = None,
+        hint: str | None = None,
+        position: int | None = None,
+        sqlstate: str | None = None,
+    ) -> None:
+        """``position`` is the 1-based character position in the view's query text."""
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+        self.position = position
+        self.code = sqlstate or self.sqlstate
+
+    def fields(self) -> dict[str, str]:
+        """Wire fields (``C``, ``M``, ``D``, ``H``, ``P``) of the error."""
+        out = {"C": self.code, "M": self.message}
+        if self.detail:
+            out["D"] = self.detail
+        if self.hint:
+            out["H"] = self.hint
+        if self.position:
+            out["P"] = str(self.position)
+        return out
+
+
+# --- user errors: report, the session goes on
+
+
+class UserError(HeadraceError):
+    """The request cannot be carried out as asked; ``sqlstate`` tells why."""
+
+    sqlstate = "22023"
+
+
+class UnsupportedError(UserError):
+    """A construct that cannot be maintained exactly; refused at create_view."""
+
+    sqlstate = "0A000"
+
+
+class SyntaxUserError(UserError):
+    """Malformed command or query."""
+
+    sqlstate = "42601"
+
+
+class UndefinedError(UserError):
+    """A named object does not exist (42704; 42P01 and 42703 are given explicitly)."""
+
+    sqlstate = "42704"
+
+
+class DuplicateError(UserError):
+    """The name is taken."""
+
+    sqlstate = "42710"
+
+
+class PrivilegeError(UserError):
+    """The caller may not do this."""
+
+    sqlstate = "42501"
+
+
+class PrerequisiteError(UserError):
+    """The source database lacks something (wal_level, slot, right, replica identity)."""
+
+    sqlstate = "55000"
+
+
+class QueryCancelled(UserError):
+    """The user gave up waiting; nothing is left behind."""
+
+    sqlstate = "57014"
+
+
+# --- definite failures: the view stops, its last consistent contents stay
+
+
+class DefiniteFailure(HeadraceError):
+    """The view cannot go on; recorded as its status and message."""
+
+    sqlstate = "55000"
+
+
+class RowError(DefiniteFailure):
+    """An expression failed on one row (division by zero, bad cast): SQLSTATE class 22."""
+
+    sqlstate = "22000"
+
+
+class SinkBlocked(DefiniteFailure):
+    """The result table cannot be written now (locked); retried by itself."""
+
+    sqlstate = "55P03"
+
+
+class SinkTableError(DefiniteFailure):
+    """The result table was dropped or altered behind our back."""
+
+    sqlstate = "42P01"
+
+
+class StateDamaged(DefiniteFailure):
+    """Files of the state do not hold what was written to them; nothing of them is used."""
+
+    sqlstate = "XX001"
+
+
+class ContinuityLost(DefiniteFailure):
+    """The stream cannot be continued without loss; every view needs a resync."""
+
+    sqlstate = "55000"
+
+
+# --- transient
+
+
+class TransientError(HeadraceError):
+    """Worth retrying with bounded back-off."""
+
+    sqlstate = "08006"
+
+
+# --- session
+
+
+class ProtocolError(HeadraceError):
+    """A client sent bytes that are not the protocol."""
+
+    sqlstate = "08P01"
+
+
+# --- bugs
+
+
+class BugError(HeadraceError):
+    """A broken invariant; stops the process with the story."""
+
+    sqlstate = "XX000"
+
+
+class FencedError(BugError):
+    """Another engine took the views over: this one must stop at once."""
+
+    sqlstate = "55000"

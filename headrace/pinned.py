@@ -1,0 +1,96 @@
+"""Connections with pinned settings: one value always has one text (reliability.md 1.5, E13).
+
+The settings travel as start-up ``options``: they override those of the database and the role,
+and they are in force before the first statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headrace.errors import HeadraceError, PrerequisiteError, TransientError
+from headrace.types import PINNED_SETTINGS
+
+_ALIVE: Final = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""A dead peer or network is noticed within half a minute (H39); the DSN may say otherwise."""
+
+_TRANSIENT_CLASSES: Final = ("08", "40", "53", "57")
+_TRANSIENT: Final = frozenset(("55006", "25006"))
+
+
+def conninfo(
+    dsn: str,
+    *,
+    name: str,
+    replication: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> str:
+    """``dsn`` with pinned settings, laid over by ``settings``; ``name``: application_name."""
+    given: dict[str, Any] = _ALIVE | conninfo_to_dict(dsn)
+    pinned = dict(PINNED_SETTINGS) | dict(settings or {})
+    options = " ".join(f"-c {k}={_escape(v)}" for k, v in pinned.items())
+    before = given.pop("options", None) or ""
+    given["options"] = f"{before} {options}".strip()
+    given["application_name"] = name
+    if replication:
+        given["replication"] = "database"
+    return make_conninfo("", **given)
+
+
+def connect(
+    dsn: str, *, name: str, settings: Mapping[str, str] | None = None
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """An ordinary autocommit connection with pinned settings.
+
+    Raises:
+        TransientError: the server cannot be reached now.
+        PrerequisiteError: it refuses us (password, database, pg_hba.conf).
+    """
+    try:
+        conn = psycopg.connect(
+            conninfo(dsn, name=name, settings=settings), autocommit=True
+        )
+        if conn.info.server_version >= 170000:
+            # Unknown before 17: as a start-up option it would refuse the connection there.
+            conn.execute("SET transaction_timeout = 0")
+    except psycopg.Error as error:
+        raise classify(error) from error
+    return conn
+
+
+def is_transient(error: psycopg.Error) -> bool:
+    """Whether trying again may help: by SQLSTATE; none means the connection failed."""
+    code = error.sqlstate
+    if code is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return code in _TRANSIENT or code.startswith(_TRANSIENT_CLASSES)
+
+
+def classify(error: psycopg.Error) -> HeadraceError:
+    """The error of our tree for a failure of a connection, or of a statement of ours."""
+    text = error.diag.message_primary or str(error).strip() or type(error).__name__
+    if is_transient(error):
+        return TransientError(
+            text, detail=error.diag.message_detail, sqlstate=error.sqlstate or "08006"
+        )
+    return PrerequisiteError(
+        text,
+        detail=error.diag.message_detail,
+        hint=error.diag.message_hint,
+        sqlstate=error.sqlstate,
+    )
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")

@@ -1,0 +1,169 @@
+"""The words every part shares: ids, positions, schemas and how a Postgres type travels in Arrow.
+
+A *diff batch* is a ``pyarrow.RecordBatch`` of a collection's columns plus a last
+column ``__weight: int64``.  Every column's Arrow type is fixed by its Postgres type
+OID (``arrow_type``), so two parts can never disagree on it:
+
+=====================  ==========================================================
+Postgres               Arrow
+=====================  ==========================================================
+bool                   bool
+int2 / int4 / int8     int16 / int32 / int64
+oid                    int64 (unsigned 32-bit value)
+float4 / float8        float32 / float64
+date                   int32, days since 2000-01-01; min/max int32 are -/+infinity
+time                   int64, microseconds since midnight
+timestamp, timestamptz int64, microseconds since 2000-01-01 (UTC); min/max are -/+infinity
+everything else        string: exactly Postgres' own output text under ``PINNED_SETTINGS``
+=====================  ==========================================================
+
+``numeric`` is text as well: it has no upper precision and its display scale is part of
+the value a user sees.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Final, NewType
+
+import pyarrow as pa
+
+Lsn = NewType("Lsn", int)
+"""A WAL position as a 64-bit integer.  Format with ``format_lsn``."""
+Txid = NewType("Txid", int)
+"""Number of a batch; first batch 1; 0 is the population."""
+Oid = NewType("Oid", int)
+Weight = NewType("Weight", int)
+
+WEIGHT: Final = "__weight"
+
+# Postgres type OIDs the code names.
+BOOL, BYTEA, CHAR, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 18, 19, 20, 21, 23, 25, 26  # fmt: skip
+JSON, XML, FLOAT4, FLOAT8, MONEY, UNKNOWN = 114, 142, 700, 701, 790, 705  # fmt: skip
+BPCHAR, VARCHAR, DATE, TIME, TIMESTAMP, TIMESTAMPTZ = 1042, 1043, 1082, 1083, 1114, 1184  # fmt: skip
+INTERVAL, TIMETZ, BIT, VARBIT, NUMERIC, UUID, JSONB = 1186, 1266, 1560, 1562, 1700, 2950, 3802  # fmt: skip
+
+_ARROW: Final[dict[int, pa.DataType]] = {
+    BOOL: pa.bool_(),
+    INT2: pa.int16(),
+    INT4: pa.int32(),
+    INT8: pa.int64(),
+    OID: pa.int64(),
+    FLOAT4: pa.float32(),
+    FLOAT8: pa.float64(),
+    DATE: pa.int32(),
+    TIME: pa.int64(),
+    TIMESTAMP: pa.int64(),
+    TIMESTAMPTZ: pa.int64(),
+}
+
+PINNED_SETTINGS: Final[dict[str, str]] = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+    "search_path": "pg_catalog",
+    "xmloption": "content",
+    "lc_monetary": "C",
+    # Off, it reads the element NULL of an array as the string "NULL".
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # Higher, a stream gets no warnings; lower, it gets messages that are none.
+    "client_min_messages": "notice",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "row_security": "off",
+}
+"""Settings pinned on *every* connection that reads or writes values (stream, population,
+evaluation, sink), so that one value always has one text (reliability.md 1.5, E13)."""
+
+
+def arrow_type(oid: int) -> pa.DataType:
+    """Arrow type in which values of Postgres type ``oid`` travel."""
+    return _ARROW.get(oid, pa.string())
+
+
+def is_native(oid: int) -> bool:
+    """Whether values of ``oid`` travel as machine values rather than as text."""
+    return oid in _ARROW
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column: its name and its Postgres type (domains already resolved to the base type)."""
+
+    name: str
+    oid: int
+    typmod: int = -1
+    collation: int = 0
+    """OID of the collation, 0 if the type has none."""
+
+    @property
+    def arrow(self) -> pa.Field:
+        """The Arrow field; metadata carries OID and typmod, so nothing is guessed later."""
+        meta = {
+            b"pg.oid": str(self.oid).encode(),
+            b"pg.typmod": str(self.typmod).encode(),
+        }
+        return pa.field(self.name, arrow_type(self.oid), metadata=meta)
+
+
+Schema = tuple[Field, ...]
+WEIGHT_FIELD: Final = pa.field(WEIGHT, pa.int64(), nullable=False)
+
+
+@functools.lru_cache(maxsize=4096)
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Arrow schema of a diff batch with these columns (``__weight`` last)."""
+    return pa.schema([*(f.arrow for f in schema), WEIGHT_FIELD])
+
+
+def diff_batch(
+    schema: Schema, columns: list[pa.Array], weights: pa.Array
+) -> pa.RecordBatch:
+    """Build a diff batch; ``columns`` in schema order, ``weights`` int64 of the same length."""
+    return pa.RecordBatch.from_arrays([*columns, weights], schema=arrow_schema(schema))
+
+
+def empty_batch(schema: Schema) -> pa.RecordBatch:
+    """A diff batch of no rows."""
+    target = arrow_schema(schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array([], f.type) for f in target], schema=target
+    )
+
+
+def format_lsn(lsn: int) -> str:
+    """``X/Y`` form of a WAL position, as Postgres prints it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> Lsn:
+    """Inverse of ``format_lsn``."""
+    high, low = text.split("/")
+    return Lsn((int(high, 16) << 32) | int(low, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Diffs:
+    """A record batch of diffs on an edge."""
+
+    txid: int
+    attempt: int
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TimeEnd:
+    """No diff with a txid at or below this one may follow on the edge."""
+
+    txid: int
+    attempt: int
