@@ -1,0 +1,71 @@
+"""The third-party corpus in ``../shared/conformance``, when that folder is there.
+
+``make test`` runs a fixed sample of 150 queries, ``make test-all`` all of them.  The judge is
+plain Postgres; wrong, inconsistent, crash and refused_late are defects, unsupported is honest.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(
+    os.environ.get(
+        "HEADRACE_CONFORMANCE",
+        Path(__file__).resolve().parents[3] / "shared" / "conformance",
+    )
+)
+DEFECTS = ("wrong", "inconsistent", "crash", "refused_late", "timeout")
+
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / "run_conformance.py").exists(),
+    reason="the conformance corpus is not here",
+)
+
+
+def run(engine, out: Path, *options: str) -> list[dict]:
+    """Run the corpus; returns one result a case."""
+    command = [
+        sys.executable, str(FOLDER / "run_conformance.py"),
+        "--source-dsn", engine.source, "--engine-dsn", engine.dsn,
+        "--batch-groups", "8", "--wait", "10", "--out", str(out), *options,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout[-6000:])
+    print(done.stderr[-2000:])
+    lines = out.with_name(out.name + ".jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def assert_no_defect(results: list[dict]) -> collections.Counter:
+    counts = collections.Counter(r["status"] for r in results)
+    bad = [r for r in results if r["status"] in DEFECTS]
+    text = "\n".join(
+        f"{r['status']} {r['id']}: {r['query'][:200]}\n  {r['detail'][:300]}"
+        for r in bad[:10]
+    )
+    assert not bad, f"{counts}\n{text}"
+    return counts
+
+
+@pytest.mark.timeout(600)
+def test_sample_of_150(engine, tmp_path):
+    results = run(engine, tmp_path / "conf", "--sample", "150", "--seed", "2")
+    counts = assert_no_defect(results)
+    assert len(results) == 150
+    assert counts["pass"] >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_whole_corpus(engine, tmp_path):
+    results = run(engine, tmp_path / "conf")
+    counts = assert_no_defect(results)
+    assert len(results) == 1133
+    assert counts["pass"] >= 350

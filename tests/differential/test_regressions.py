@@ -1,0 +1,189 @@
+"""Queries, types and data that were once wrong: the result table equals the query.
+
+One engine runs all cases, each in tables of its own, so a case costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+
+from tests.differential.test_random import check
+from tests.waiting import bump, create_marker, wait_for
+
+
+@dataclass(frozen=True)
+class Case:
+    why: str
+    ddl: tuple[str, ...]
+    views: tuple[str, ...]
+    transactions: tuple[str, ...]
+
+
+CASES = (
+    Case(
+        "columns called as our own were looked up by name",
+        (
+            'CREATE TABLE own (id int PRIMARY KEY, "__weight" int, "__op" text,'
+            ' "n:x" int, "__lsn" int)',
+            "INSERT INTO own VALUES (1, 5, 'x', 1, 1), (2, 0, NULL, NULL, 1)",
+        ),
+        (
+            "SELECT * FROM own",
+            'SELECT "__weight", count(*) AS "__op" FROM own GROUP BY "__weight"',
+            'SELECT DISTINCT "__weight", "__op" FROM own',
+            'SELECT a."__weight", b."__weight" AS w FROM own a'
+            ' JOIN own b ON a."__weight" = b."n:x"',
+        ),
+        (
+            "INSERT INTO own SELECT i, i % 2, 'y', i % 3, 2 FROM generate_series(3, 9) i",
+            'UPDATE own SET "__weight" = 0, "n:x" = 0 WHERE id > 1',
+            "DELETE FROM own",
+        ),
+    ),
+    Case(
+        "a per cent sign in a column's name was taken for a placeholder",
+        (
+            'CREATE TABLE odd (id int PRIMARY KEY, "%" int, "a""%s" text, "$1" text)',
+            "INSERT INTO odd VALUES (1, 1, 'x', 'y')",
+        ),
+        ("SELECT * FROM odd", 'SELECT "%" + 1 AS "%d", upper("$1") AS "$1" FROM odd'),
+        ("""UPDATE odd SET "%" = 2, "$1" = '$1%s'""", "DELETE FROM odd"),
+    ),
+    Case(
+        "deleting by text took bpchar values of other length for the same",
+        (
+            "CREATE TABLE blanks (id int PRIMARY KEY, c bpchar)",
+            "INSERT INTO blanks VALUES (1, 'a'), (2, 'a  '), (3, 'a '), (4, '')",
+        ),
+        ("SELECT c FROM blanks", "SELECT c, octet_length(c) AS n FROM blanks"),
+        (
+            "DELETE FROM blanks WHERE id = 2",
+            "UPDATE blanks SET c = 'b  ' WHERE id = 1",
+            "UPDATE blanks SET c = 'b' WHERE id = 3",
+            "DELETE FROM blanks WHERE id = 1",
+        ),
+    ),
+)
+
+REFUSED = (
+    # Frozen at the moment of creation.
+    "SELECT '{now}'::timestamp[] AS x FROM plain",
+    "SELECT '[today,infinity)'::daterange AS x FROM plain",
+    "SELECT '{[now,)}'::tstzmultirange AS x FROM plain",
+    "SELECT U&'\\006eow'::timestamp AS x FROM plain",
+    "SELECT 'to'\n'day'::date AS x FROM plain",
+    "SELECT 'today10:00'::timestamp AS x FROM plain",
+    "SELECT id FROM plain WHERE 'now' BETWEEN t AND t AND d > 'now'",
+    # A zone's offset at the current date.
+    "SELECT d::time::timetz AS x FROM plain",
+    "SELECT '10:00+00'::timetz AT TIME ZONE 'Europe/Berlin' AS x FROM plain",
+)
+ACCEPTED = (
+    "SELECT id FROM plain WHERE t = 'today' AND d > '2024-01-01'",
+    "SELECT id, E'now\\n' AS x FROM plain WHERE d > date '2024-01-01'",
+)
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
+        c.execute("SET timezone = 'UTC'")
+        c.execute("SET extra_float_digits = 1")
+        yield c
+
+
+@pytest.fixture
+def commander(engine):
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
+        yield c
+
+
+def create(commander, name: str, query: str) -> None:
+    commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+
+
+@pytest.mark.timeout(300)
+def test_once_wrong(source, commander):
+    create_marker(source, commander)
+    for number, case in enumerate(CASES):
+        for statement in case.ddl:
+            source.execute(statement)
+        views = {f"v{number}_{i}": query for i, query in enumerate(case.views)}
+        for name, query in views.items():
+            create(commander, name, query)
+        check(source, views, f"{case.why}: population")
+        for statement in case.transactions:
+            with source.transaction():
+                source.execute(statement)
+                marker = bump(source)
+            wait_for(source, marker, 90.0)
+            check(source, views, f"{case.why}: {statement}")
+
+
+@pytest.mark.timeout(300)
+def test_what_depends_on_the_clock_is_refused(source, commander):
+    source.execute("CREATE TABLE plain (id int PRIMARY KEY, t text, d timestamp)")
+    for query in REFUSED:
+        with pytest.raises(psycopg.errors.FeatureNotSupported):
+            create(commander, "refused", query)
+    if source.info.server_version >= 170000:
+        return  # keeps no locations: one such word in the text is enough to refuse
+    for number, query in enumerate(ACCEPTED):
+        create(commander, f"accepted{number}", query)
+
+
+SHADOWS = """
+    CREATE SCHEMA evil;
+    CREATE DOMAIN evil.text AS varchar(1);
+    CREATE FUNCTION evil.called() RETURNS text LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'a shadow was called by %', current_user; END $$;
+    CREATE FUNCTION evil.set_config(text, text, boolean) RETURNS text LANGUAGE sql AS
+        'SELECT evil.called()';
+    CREATE FUNCTION evil.current_setting(text, boolean) RETURNS text LANGUAGE sql AS
+        'SELECT evil.called()';
+    CREATE FUNCTION evil.upper(text) RETURNS text LANGUAGE sql AS
+        'SELECT evil.called()';
+    CREATE TABLE evil.words (id int PRIMARY KEY, t varchar);
+    CREATE TABLE words (id int PRIMARY KEY, t varchar);
+    INSERT INTO words VALUES (1, 'abc'), (2, NULL);
+"""
+
+
+@pytest.mark.timeout(300)
+def test_session_settings_give_the_query_its_meaning(source, commander):
+    """The text of the query means what it means in the caller's session."""
+    create_marker(source, commander)
+    source.execute(SHADOWS)
+    for setting in (
+        "search_path = evil, pg_catalog, public",
+        "standard_conforming_strings = off",
+        "array_nulls = off",
+        "transform_null_equals = on",
+        "DateStyle = 'SQL, DMY'",
+        "IntervalStyle = sql_standard",
+        "TimeZone = 'America/New_York'",
+    ):
+        source.execute(f"SET {setting}")
+        commander.execute(f"SET {setting}")
+    views = {
+        "public.strings": "SELECT id, t || 'a\\\\tb' AS x, t ~ 'a\\\\w' AS y,"
+        " '{NULL,a}'::varchar[] AS z FROM public.words",
+        "public.nulls": "SELECT id FROM public.words WHERE t = NULL",
+        "public.dates": "SELECT id, date '02/03/2024' AS d, interval '-1 2:03' AS i,"
+        " (timestamptz '2024-03-10 07:30+00' + id * interval '1 day')::date AS z"
+        " FROM public.words",
+        "public.lengths": "SELECT id, pg_catalog.upper(t) AS u FROM public.words",
+    }
+    for name, query in views.items():
+        create(commander, name, query)
+    check(source, views, "population")
+    with source.transaction():
+        source.execute("UPDATE public.words SET t = 'x' WHERE id = 2")
+        source.execute("UPDATE public.words SET t = NULL WHERE id = 1")
+        source.execute("INSERT INTO public.words VALUES (3, 'a b')")
+        marker = bump(source)
+    wait_for(source, marker, 90.0)
+    check(source, views, "changes")

@@ -1,0 +1,189 @@
+"""H14 and the WAL budget: what is confirmed to the source, and what may hold it back."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import psycopg
+import pytest
+
+from headrace.runtime import positions
+from headrace.state.rocks import RocksDatabase
+from tests.faults.helpers import slot, status_of, wait_until
+from tests.runtime.harness import (
+    Running,
+    create_view,
+    install_schema,
+    same,
+    settings_for,
+    settle,
+    source_plan,
+)
+from tests.runtime.test_engine import WorkerProcess
+
+QUERY = "SELECT * FROM items"
+
+
+@pytest.fixture
+def source(database):
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(
+            "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric)"
+        )
+        conn.execute(
+            "INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 50) i"
+        )
+        yield conn
+
+
+@pytest.fixture
+def start(database, tmp_path):
+    started = []
+
+    def run(**changes):
+        running = Running(settings_for(database, tmp_path / "data", **changes))
+        started.append(running)
+        assert running.engine.running.wait(60)
+        return running
+
+    yield run
+    for running in started:
+        if running.thread.is_alive():
+            running.stop()
+
+
+def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  # H14
+    """After kill -9 at any moment the state on disk covers what the slot was told."""
+    running = start(feedback_interval_ms=1)
+    for name in ("a", "b"):
+        create_view(running, database, name, source_plan(source, "items"), QUERY)
+    running.stop()
+    settings = running.settings
+    rng = random.Random(14)
+    moved = 0
+    for _ in range(4):
+        begin = slot(source, settings.slot_name)[0]
+        worker = WorkerProcess(settings)
+        wait_until(
+            lambda: source.execute(
+                "SELECT active FROM pg_replication_slots WHERE slot_name = %s",
+                (settings.slot_name,),
+            ).fetchone()[0],
+            "the worker streams",
+        )
+        until = time.monotonic() + rng.uniform(0.05, 0.5)
+        while time.monotonic() < until:
+            source.execute(
+                "UPDATE items SET price = price + 1 WHERE id %% 5 = %s",
+                (rng.randint(0, 4),),
+            )
+        worker.process.send_signal(signal.SIGKILL)
+        worker.close()
+        wait_until(
+            lambda: (
+                not source.execute(
+                    "SELECT active FROM pg_replication_slots WHERE slot_name = %s",
+                    (settings.slot_name,),
+                ).fetchone()[0]
+            ),
+            "the server has noticed",
+        )
+        confirmed = slot(source, settings.slot_name)[0]
+        moved += confirmed > begin
+        database_files = RocksDatabase(settings.state_dir)
+        durable = positions.get_confirmed(database_files)
+        position = positions.get_position(database_files)
+        marks = positions.views(database_files).values()
+        database_files.close()
+        assert confirmed <= durable <= position.lsn
+        assert all(m.lsn >= durable or m.txid == position.txid for m in marks)
+    assert moved >= 2, "positions must have been confirmed meanwhile"
+    running = start()
+    settle(running, source, 60)
+    for name in ("a", "b"):
+        assert same(source, name, QUERY) == []
+
+
+def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
+    running = start(wal_budget_bytes=2_000_000, feedback_interval_ms=20)
+    physical = source_plan(source, "items")
+    create_view(running, database, "a", physical, QUERY)
+    create_view(running, database, "b", physical, QUERY)
+    name = running.settings.slot_name
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE a IN SHARE MODE")
+        source.execute("UPDATE items SET price = price + 1")
+        wait_until(lambda: status_of(source, "a")[0] == "sink_error", "it is blocked")
+        held = slot(source, name)[0]
+        kept = source.execute("SELECT * FROM a ORDER BY id").fetchall()
+        source.execute("UPDATE items SET price = price + 1 WHERE id < 5")
+        settle(running, source, 60)
+        assert slot(source, name)[0] == held, "within the budget it keeps its place"
+        source.execute("CREATE TABLE other (x text)")
+        source.execute(
+            "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)"
+        )
+        wait_until(lambda: status_of(source, "a")[0] == "error", "it is given up")
+        wait_until(lambda: slot(source, name)[0] > held + 2_000_000, "the WAL may go")
+    status, code, message = status_of(source, "a")
+    assert (status, code) == ("error", "53400")
+    for word in ("needs a resync", "wal_budget_bytes", "create it again"):
+        assert word in (message or "")
+    assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept
+    source.execute("DELETE FROM items WHERE id < 9")
+    settle(running, source, 60)
+    assert same(source, "b", QUERY) == []
+    running.stop()
+    running = start(wal_budget_bytes=2_000_000)
+    source.execute("DELETE FROM items WHERE id < 12")
+    settle(running, source, 60)
+    assert status_of(source, "a")[0] == "error", "a restart does not revive it"
+    assert same(source, "b", QUERY) == []
+
+
+def test_blocked_view_is_tried_again_in_time(start, database, source):
+    """The next attempt wakes the engine by itself, whatever else it waits for."""
+    running = start(sink_retry_ms=200, feedback_interval_ms=600_000)
+    create_view(running, database, "a", source_plan(source, "items"), QUERY)
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE a IN SHARE MODE")
+        source.execute("UPDATE items SET price = price + 1")
+        wait_until(lambda: status_of(source, "a")[0] == "sink_error", "it is blocked")
+    wait_until(lambda: status_of(source, "a")[0] == "running", "it is healed")
+    wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
+
+
+@pytest.mark.parametrize("case", ["cut otherwise", "unknown to the state"])
+def test_batches_written_by_another_engine_are_noticed(start, database, source, case):
+    """H21: two engines cut batches differently; the numbers alone would look right."""
+    running = start()
+    view_id = create_view(running, database, "a", source_plan(source, "items"), QUERY)
+    source.execute("UPDATE items SET price = price + 1")
+    settle(running, source, 60)
+    running.stop()
+    kept = source.execute("SELECT * FROM a ORDER BY id").fetchall()
+    files = RocksDatabase(running.settings.state_dir)
+    mark = positions.views(files)[view_id]
+    meta: positions.Meta = {}
+    if case == "cut otherwise":
+        # We had recorded the next batch; the other one wrote it with another end.
+        end = mark.lsn + 800
+        positions.put_record(meta, positions.Record(mark.txid + 1, mark.lsn, end, 0))
+        source.execute(
+            "UPDATE headrace.progress SET txid = %s, lsn = lsn + 160, epoch = epoch + 1",
+            (mark.txid + 1,),
+        )
+    else:
+        # To us the batch was empty; the other one's batch of that number was not.
+        older = positions.StateMark(mark.txid, mark.lsn, mark.sink_txid - 1)
+        positions.put_view(meta, view_id, older)
+    files.checkpoint([], meta, sync=True)
+    files.close()
+    source.execute("DELETE FROM items WHERE id = 7")
+    start()
+    wait_until(lambda: status_of(source, "a")[0] == "error", "the view is stopped")
+    assert "another engine" in (status_of(source, "a")[2] or "")
+    assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept

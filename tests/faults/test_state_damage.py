@@ -1,0 +1,278 @@
+"""H22: files of the state that were cut, emptied, removed or have flipped bytes.
+
+Damage is refused, or what is found is a whole earlier checkpoint; never something in between.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import psycopg
+import pytest
+
+from headrace.errors import HeadraceError, StateDamaged
+from headrace.state.rocks import RocksDatabase
+from tests.faults.helpers import status_of, wait_until
+from tests.runtime.harness import (
+    Running,
+    create_view,
+    install_schema,
+    same,
+    settings_for,
+    settle,
+    source_plan,
+)
+
+ROUNDS = 4
+KEYS = 400
+QUERY = "SELECT * FROM items"
+WAYS = [
+    ("flip", 0.1),
+    ("flip", 0.5),
+    ("flip", 0.95),
+    ("cut", 0.0),
+    ("cut", 0.6),
+    ("zero", 0.4),
+    ("gone", 0.0),
+]
+
+
+def fill(path) -> None:
+    """Checkpoints of two states and metadata, some of them in files, some in the log."""
+    database = RocksDatabase(path)
+    store = database.view(1)
+    for number in range(ROUNDS):
+        stamp = str(number).encode()
+        keys = [b"k%05d" % i for i in range(KEYS)]
+        store.map("m").put_many(keys, [stamp] * KEYS)
+        # Round n adds one row under every key: each key has n + 1 rows.
+        store.index("i").add_many(keys, [stamp] * KEYS, [1] * KEYS)
+        database.checkpoint([store], {b"stamp": stamp}, sync=True)
+        if number == 1:
+            del store
+            database.close()  # opening it again turns the log into files
+            database = RocksDatabase(path)
+            store = database.view(1)
+    del store
+    database.close()
+
+
+def read(path) -> int:
+    """The checkpoint that is found, proven whole; -1: nothing at all."""
+    database = RocksDatabase(path)
+    try:
+        stamp = database.get_meta(b"stamp")
+        store = database.view(1)
+        keys = [b"k%05d" % i for i in range(KEYS)]
+        values = store.map("m").get_many(keys)
+        pairs = [p for part in store.map("m").scan() for p in zip(*part, strict=True)]
+        positions, rows, weights = store.index("i").scan_many(keys)
+        greatest = store.index("i").extreme_many(keys, last=True)
+        least = store.index("i").extreme_many(keys, last=False)
+        del store
+    finally:
+        database.close()
+    if stamp is None:
+        assert not pairs
+        assert not rows
+        return -1
+    number = int(stamp)
+    assert values == [stamp] * KEYS
+    assert pairs == [(key, stamp) for key in keys]
+    every = [str(n).encode() for n in range(number + 1)]
+    assert rows == every * KEYS
+    assert positions == [i for i in range(KEYS) for _ in every]
+    assert set(weights) == {1}
+    assert greatest == [every[-1]] * KEYS
+    assert least == [every[0]] * KEYS
+    return number
+
+
+def harm(path, how: str, place: float) -> None:
+    data = bytearray(path.read_bytes())
+    at = int(len(data) * place)
+    match how:
+        case "flip":
+            data[at] ^= 0x5A
+        case "cut":
+            del data[at:]
+        case "zero":
+            data[at : at + 64] = bytes(len(data[at : at + 64]))
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data)
+
+
+def test_no_damaged_file_is_ever_loaded(tmp_path):
+    """Every file of a database, damaged in every way."""
+    whole = tmp_path / "whole"
+    fill(whole)
+    assert read(whole) == ROUNDS - 1
+    refused = 0
+    for file in sorted(whole.iterdir()):
+        for how, place in WAYS:
+            if not file.stat().st_size and how != "gone":
+                continue
+            copy = tmp_path / "copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(whole, copy)
+            harm(copy / file.name, how, place)
+            try:
+                found = read(copy)
+            except StateDamaged:
+                refused += 1
+                continue
+            # An earlier checkpoint is what a crash leaves too; the positions in it are as old.
+            earlier = file.suffix == ".log"
+            assert found == ROUNDS - 1 or earlier, (file.name, how, place, found)
+    assert refused > 20, "most of it must have been noticed"
+
+
+@pytest.fixture
+def source(database):
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        for table, rows in (("items", 2000), ("others", 200)):
+            conn.execute(
+                f"CREATE TABLE {table} (id int PRIMARY KEY, name text, price numeric)"
+            )
+            conn.execute(
+                f"INSERT INTO {table} SELECT i, 'n' || i, i FROM generate_series(1, {rows}) i"
+            )
+        yield conn
+
+
+@pytest.fixture
+def start(database, tmp_path):
+    started = []
+
+    def run():
+        running = Running(settings_for(database, tmp_path / "data"))
+        started.append(running)
+        assert running.engine.running.wait(60)
+        return running
+
+    yield run
+    for running in started:
+        if running.thread.is_alive():
+            running.stop()
+
+
+def two_views(start, database, source) -> Running:
+    running = start()
+    create_view(running, database, "a", source_plan(source, "items"), QUERY)
+    create_view(
+        running, database, "b", source_plan(source, "others"), "SELECT * FROM others"
+    )
+    source.execute("UPDATE items SET price = price + 1")
+    source.execute("UPDATE others SET price = price + 1")
+    settle(running, source, 60)
+    # As the builder does after the adoption.
+    shutil.rmtree(running.settings.staging_dir)
+    return running
+
+
+@pytest.mark.parametrize("file", ["CURRENT", "MANIFEST-*"])
+def test_damaged_state_is_set_aside_and_the_views_say_so(start, database, source, file):
+    running = two_views(start, database, source)
+    running.stop()
+    state = running.settings.state_dir
+    (victim,) = state.glob(file)
+    harm(victim, "cut", 0.5)
+    before = source.execute("SELECT * FROM a ORDER BY id").fetchall()
+    source.execute("DELETE FROM items WHERE id < 10")
+    running = start()
+    for name in ("a", "b"):
+        status, code, message = status_of(source, name)
+        assert (status, code) == ("error", "XX001")
+        assert "damaged" in (message or "")
+        assert "create it again" in (message or "")
+    assert state.with_name("state.damaged-1").is_dir()
+    assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == before
+    # The name is free after a drop; a new view works beside what is left.
+    create_view(running, database, "c", source_plan(source, "items"), QUERY)
+    source.execute("UPDATE items SET price = 0 WHERE id % 2 = 0")
+    settle(running, source, 60)
+    assert same(source, "c", QUERY) == []
+
+
+def test_damaged_block_stops_its_view_and_no_other(start, database, source):
+    running = two_views(start, database, source)
+    running.stop()
+    start().stop()  # the log becomes files
+    state = running.settings.state_dir
+    (path, _) = max(
+        ((f, f.stat().st_size) for f in state.glob("*.sst")), key=lambda x: x[1]
+    )
+    harm(path, "flip", 0.3)  # the rows of the larger table
+    running = start()
+    source.execute("UPDATE items SET price = price + 1")
+    source.execute("UPDATE others SET price = price + 1")
+    wait_until(lambda: status_of(source, "a")[0] == "error", "the view is stopped")
+    _, code, message = status_of(source, "a")
+    assert code == "XX001", message
+    settle(running, source, 60)
+    assert status_of(source, "b")[0] == "running"
+    assert same(source, "b", "SELECT * FROM others") == []
+
+
+def test_log_of_the_state_cut_while_stopped(start, database, source):
+    """The state is older then: it catches up if the source still has all, or says it has not."""
+    running = two_views(start, database, source)
+    state = running.settings.state_dir
+    image = state.with_name("image")
+    shutil.copytree(state, image)  # as kill -9 would leave it
+    running.stop()
+    shutil.rmtree(state)
+    image.rename(state)
+    (log,) = [f for f in state.glob("*.log") if f.stat().st_size]
+    harm(log, "cut", 0.6)
+    source.execute("UPDATE items SET price = price * 2 WHERE id % 3 = 0")
+    running = start()
+    settle(running, source, 60)
+    for name, query in (("a", QUERY), ("b", "SELECT * FROM others")):
+        status, _, message = status_of(source, name)
+        if status == "running":
+            assert same(source, name, query) == []
+        else:
+            assert status == "error"
+            assert "create it again" in (message or "")
+
+
+def test_old_population_is_not_taken_for_lost_state(start, database, source):
+    """What was staged long ago may still be there when the state is lost: it is too old."""
+    running = start()
+    create_view(running, database, "a", source_plan(source, "items"), QUERY)
+    source.execute("UPDATE items SET price = price + 1")
+    settle(running, source, 60)
+    running.stop()
+    assert list(running.settings.staging_dir.glob("*/manifest.json"))
+    shutil.rmtree(running.settings.state_dir)
+    start()
+    assert status_of(source, "a")[:2] == ("error", "55000")
+
+
+@pytest.mark.parametrize("how", ["cut", "flip", "gone"])
+def test_damaged_population_is_not_adopted(start, database, source, how):
+    running = start()
+    view_id = create_view(
+        running, database, "a", source_plan(source, "items"), QUERY, adopt=False
+    )
+    running.stop()
+    manifest = running.settings.staging_dir / str(view_id) / "manifest.json"
+    assert json.loads(manifest.read_text())["runs"]
+    harm(manifest, how, 0)
+    start()
+    status, code, message = status_of(source, "a")
+    assert status == "error"
+    assert code == ("55000" if how == "gone" else "XX001"), message
+
+
+def test_errors_of_the_state_are_ours(tmp_path):
+    """Nobody above has to know what the binding raises."""
+    fill(tmp_path / "db")
+    harm(tmp_path / "db" / "CURRENT", "flip", 0.2)
+    with pytest.raises(HeadraceError, match="damaged"):
+        RocksDatabase(tmp_path / "db")

@@ -1,0 +1,94 @@
+"""A TCP proxy for tests: cuts, stalls, and swallows the answer of COMMIT."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Final
+
+_COMMIT_DONE: Final = b"C\x00\x00\x00\x0bCOMMIT\x00"
+
+
+class Proxy:
+    """Relays connections to ``host:port``; ``port`` is its own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self.drop_commit_every = 0
+        """Cut a connection instead of passing on every n-th answer to COMMIT; 0: never."""
+        self.commits = 0
+        self.dropped = 0
+        self.flowing = threading.Event()
+        self.flowing.set()
+        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Close every connection."""
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            self._end(pair)
+
+    def stall(self) -> None:
+        """Pass nothing on until ``resume``."""
+        self.flowing.clear()
+
+    def resume(self) -> None:
+        self.flowing.set()
+
+    def close(self) -> None:
+        self._server.close()
+        self.flowing.set()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                client.close()
+                continue
+            pair = (client, server)
+            with self._lock:
+                self._pairs.add(pair)
+            for source, sink, answers in (
+                (client, server, False),
+                (server, client, True),
+            ):
+                threading.Thread(
+                    target=self._relay, args=(pair, source, sink, answers), daemon=True
+                ).start()
+
+    def _relay(
+        self, pair, source: socket.socket, sink: socket.socket, answers: bool
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.flowing.wait()
+                if answers and _COMMIT_DONE in data:
+                    self.commits += 1
+                    if (
+                        self.drop_commit_every
+                        and self.commits % self.drop_commit_every == 0
+                    ):
+                        self.dropped += 1
+                        break
+                sink.sendall(data)
+        self._end(pair)
+
+    def _end(self, pair) -> None:
+        with self._lock:
+            self._pairs.discard(pair)
+        for end in pair:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()

@@ -1,0 +1,208 @@
+"""A naive evaluator of physical plans over whole tables, which nobody optimizes.
+
+Rows are tuples of what ``Array.to_pylist`` yields; a result is a ``Counter`` of rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from headrace.collections import plan
+from headrace.collections.plan import Node, PhysicalPlan
+from headrace.collections.source import load_columns
+from headrace.expressions.ir import Column, Expr, Literal, Native
+from headrace.types import BOOL, FLOAT8, INT2, INT4, INT8, NUMERIC, Schema
+
+Row = tuple[Any, ...]
+Tables = dict[int, Sequence[Row]]
+"""Per table OID its rows, in the order of ``load_columns``."""
+
+
+def evaluate(physical: PhysicalPlan, tables: Tables) -> Counter[Row]:
+    """The rows of the view over ``tables``."""
+    results: dict[str, Counter[Row]] = {}
+    for node in physical.nodes:
+        inputs = [results[name] for name in plan.inputs(node)]
+        schemas = [physical.node(name).schema for name in plan.inputs(node)]
+        results[node.id] = _node(node, inputs, schemas, tables)
+        assert all(weight > 0 for weight in results[node.id].values())
+    return results[physical.sink.id]
+
+
+def _node(
+    node: Node, inputs: list[Counter[Row]], schemas: list[Schema], tables: Tables
+) -> Counter[Row]:
+    match node:
+        case plan.Source():
+            width = len(node.columns)
+            assert len(load_columns(node)) >= width
+            return Counter(row[:width] for row in tables.get(node.table_oid, ()))
+        case plan.Filter():
+            return _filter(node.predicates, inputs[0])
+        case plan.Map():
+            return _map(node.expressions, inputs[0])
+        case plan.Fused():
+            return _fused(node, inputs[0], tables)
+        case plan.Join():
+            return _join(node, inputs, schemas)
+        case plan.Reduce():
+            return _reduce(node, inputs[0], schemas[0])
+        case plan.Distinct():
+            return _distinct(node, inputs[0])
+        case plan.Union():
+            return sum(inputs, Counter())
+        case plan.Values():
+            return Counter(
+                tuple(
+                    value(text, f.oid) for text, f in zip(row, node.schema, strict=True)
+                )
+                for row in node.rows
+            )
+        case plan.Sink():
+            return inputs[0]
+
+
+def _distinct(node: plan.Distinct, rows: Counter[Row]) -> Counter[Row]:
+    groups = _group(rows, range(len(node.schema)), node.schema)
+    return Counter(min(members, key=_representation) for members in groups.values())
+
+
+def _fused(node: plan.Fused, rows: Counter[Row], tables: Tables) -> Counter[Row]:
+    for step in node.steps:
+        rows = _node(step, [rows], [()], tables)
+    return rows
+
+
+def _values(node: plan.Values) -> Counter[Row]:
+    return Counter(
+        tuple(value(text, f.oid) for text, f in zip(row, node.schema, strict=True))
+        for row in node.rows
+    )
+
+
+def _filter(predicates: tuple[Expr, ...], rows: Counter[Row]) -> Counter[Row]:
+    return Counter(
+        {r: w for r, w in rows.items() if all(scalar(p, r) is True for p in predicates)}
+    )
+
+
+def _map(expressions: tuple[Expr, ...], rows: Counter[Row]) -> Counter[Row]:
+    out: Counter[Row] = Counter()
+    for row, weight in rows.items():
+        out[tuple(scalar(e, row) for e in expressions)] += weight
+    return out
+
+
+def _join(
+    node: plan.Join, inputs: list[Counter[Row]], schemas: list[Schema]
+) -> Counter[Row]:
+    out: Counter[Row] = Counter()
+    for left, left_weight in inputs[0].items():
+        a = [canonical(left[i], schemas[0][i].oid) for i in node.left_keys]
+        for right, right_weight in inputs[1].items():
+            b = [canonical(right[i], schemas[1][i].oid) for i in node.right_keys]
+            if a == b and None not in a:
+                out[left + right] += left_weight * right_weight
+    return _filter(node.residual, out)
+
+
+def _group(
+    rows: Counter[Row], places: Sequence[int], schema: Schema
+) -> dict[Row, list[Row]]:
+    groups: dict[Row, list[Row]] = {}
+    for row, weight in rows.items():
+        key = tuple(canonical(row[i], schema[i].oid) for i in places)
+        groups.setdefault(key, []).extend([row] * weight)
+    return groups
+
+
+def _reduce(node: plan.Reduce, rows: Counter[Row], schema: Schema) -> Counter[Row]:
+    groups = _group(rows, node.keys, schema)
+    if not node.keys and not groups:
+        groups = {(): []}
+    out: Counter[Row] = Counter()
+    for members in groups.values():
+        key = tuple(
+            min((row[i] for row in members), key=lambda v: (v is None, len(str(v)), v))
+            for i in node.keys
+        )
+        out[key + tuple(_aggregate(a, members) for a in node.aggregates)] += 1
+    return out
+
+
+def _aggregate(aggregate: plan.Aggregate, members: list[Row]) -> Any:
+    if aggregate.filter is not None:
+        members = [row for row in members if row[aggregate.filter] is True]
+    if aggregate.function == "count_star":
+        return len(members)
+    values = [row[aggregate.argument] for row in members]
+    values = [v for v in values if v is not None]
+    if aggregate.distinct:
+        values = list(dict.fromkeys(values))
+    if aggregate.function == "count":
+        return len(values)
+    if not values:
+        return None
+    functions: dict[str, Callable[[list[Any]], Any]] = {
+        "sum": sum,
+        "min": min,
+        "max": max,
+    }
+    result = functions[aggregate.function](values)
+    return str(result) if aggregate.result.oid == NUMERIC else result
+
+
+def canonical(value: Any, oid: int) -> Any:
+    """``value`` such that equal in Postgres is equal here."""
+    if value is not None and oid == NUMERIC:
+        return Decimal(value)
+    return value
+
+
+def value(text: str | None, oid: int) -> Any:
+    """A Postgres text as Arrow would yield it."""
+    if text is None:
+        return None
+    if oid in {INT2, INT4, INT8}:
+        return int(text)
+    if oid == BOOL:
+        return text == "t"
+    return float(text) if oid == FLOAT8 else text
+
+
+def _representation(row: Row) -> tuple[int, Row]:
+    # Rows equal to each other differ only in values of equal position that are text here.
+    return len("".join(map(str, row))), row
+
+
+def scalar(expr: Expr, row: Row) -> Any:
+    """The value of ``expr`` for one row; only what the tests use."""
+    match expr:
+        case Column(index=index):
+            return row[index]
+        case Literal(text=text, oid=oid):
+            return value(text, oid)
+        case Native(op="is_null", args=(arg,)):
+            return scalar(arg, row) is None
+        case Native(op=op, args=(left, right)):
+            a, b = scalar(left, row), scalar(right, row)
+            if a is None or b is None:
+                return None
+            return _OPERATORS[op](a, b)
+        case _:
+            raise NotImplementedError(expr)
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": lambda a, b: a == b,
+    "<>": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+}

@@ -1,0 +1,73 @@
+"""Settings: where they come from, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config import Settings, address, redact
+from headrace.errors import HeadraceError
+
+
+def test_later_sources_win(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "source = 'host=file'\nbatch_interval_ms = 10\n"
+        "[headrace.spark]\nmaster = 'local[1]'\nwarm = false\n"
+    )
+    env = {"HEADRACE_BATCH_INTERVAL_MS": "20", "HEADRACE_TEST_DSN": "x", "PATH": "y"}
+    settings = Settings.load({"batch_interval_ms": None}, file, env)
+    assert settings.source == "host=file"
+    assert (settings.batch_interval_ms, settings.spark_master) == (20, "local[1]")
+    assert settings.spark_warm is False
+    assert Settings.load({"batch_interval_ms": 30}, file, env).batch_interval_ms == 30
+
+
+def test_json_round_trip():
+    settings = Settings(
+        source="host=x password=y", data_dir=Path("/d"), spark_warm=False
+    )
+    assert Settings.from_json(settings.to_json()) == settings
+    assert Settings.from_env({"HEADRACE_SETTINGS": settings.to_json()}) == settings
+    assert settings.worker_socket == Path("/d/run/worker.sock")
+
+
+def test_secrets_are_not_shown():
+    settings = Settings(
+        source="host=x password=s3cret", eval_dsn="postgresql://u:s3cret@h/d"
+    )
+    assert "s3cret" not in repr(settings)
+    assert "s3cret" not in redact("postgresql://u:s3cret@h/d")
+    assert redact("no dsn at all = = =") == "<malformed DSN>"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"nonsense": 1},
+        {"batch_interval_ms": "soon"},
+        {"batch_interval_ms": -1},
+        {"spark_warm": "perhaps"},
+        {"slot_name": "Not A Slot"},
+        {"listen": "6432"},
+        {"listen": "h:99999"},
+        {"tls_cert": "x"},
+        {"log_level": "loud"},
+    ],
+)
+def test_wrong_values_are_refused(values):
+    with pytest.raises(HeadraceError):
+        Settings.of(values)
+
+
+def test_missing_file_and_environment(tmp_path):
+    with pytest.raises(HeadraceError):
+        Settings.load({}, tmp_path / "none.toml", {})
+    with pytest.raises(HeadraceError):
+        Settings.from_env({})
+
+
+def test_address():
+    assert address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert address("[::1]:6432") == ("::1", 6432)

@@ -1,0 +1,38 @@
+"""What our processes load, and what they do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(program: str) -> str:
+    """What ``program`` prints, in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_first_conversion_does_not_import_pandas() -> None:
+    """It would be a stall of up to a second within a view's first batch."""
+    printed = run("""
+import sys
+import numpy, pyarrow
+from headrace import imports
+imports.keep_pandas_out()
+pyarrow.array([b"a"]); pyarrow.array(numpy.arange(3)); pyarrow.table({"a": [1]}).to_pylist()
+print("pandas" in sys.modules)
+import pandas
+print(pandas.Series([1]).sum(), pyarrow.array([1, None]).to_pylist())
+""")
+    assert printed == "False\n1 [1, None]"
+
+
+def test_processes_start_without_spark_and_pandas() -> None:
+    printed = run("""
+import sys
+import headrace.population.builder, headrace.runtime.worker, headrace.server.main
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"pandas", "pyspark", "py4j"}))
+""")
+    assert printed == "[]"
