@@ -1,0 +1,63 @@
+"""Run scenarios and print a table, or JSON: ``make bench ARGS='cdc --json'``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+
+from bench.cdc import Cdc
+from bench.freshness import Freshness
+from bench.population import Population
+from bench.scenario import Figures, Options, Scenario
+
+SCENARIOS: dict[str, type[Scenario]] = {s.name: s for s in (Cdc, Freshness, Population)}
+
+
+def table(lines: list[Figures]) -> str:
+    """``lines`` as aligned columns under their names."""
+    names = list(lines[0])
+    cells = [names, *([str(line[n]) for n in names] for line in lines)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
+    return "\n".join(
+        "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells
+    )
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The parsed command line."""
+    parser = argparse.ArgumentParser("bench", description=__doc__)
+    about = "; ".join(f"{s.name}: {s.about}" for s in SCENARIOS.values())
+    parser.add_argument("scenario", nargs="*", help=f"all when none is named ({about})")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--rows", type=int, default=0, help="size of the largest table")
+    parser.add_argument("--seconds", type=float, default=0.0, help="of freshness")
+    parser.add_argument("--rate", type=float, default=200.0, help="transactions/s")
+    parser.add_argument("--pg", type=int, choices=(16, 18), default=16)
+    parsed = parser.parse_args(argv)
+    if unknown := set(parsed.scenario) - set(SCENARIOS):
+        parser.error(f"no scenario {', '.join(sorted(unknown))}")
+    return parsed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what was asked for."""
+    asked = arguments(argv)
+    options = Options(asked.rows, asked.seconds, asked.rate, asked.pg)
+    results: dict[str, list[Figures]] = {}
+    for name in asked.scenario or SCENARIOS:
+        results[name] = SCENARIOS[name]().run(options)
+        if not asked.json:
+            print(f"\n{name}: {SCENARIOS[name].about}\n\n{table(results[name])}")
+            sys.stdout.flush()
+    if asked.json:
+        machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
+        print(json.dumps({"machine": machine, "results": results}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""cdc: how fast a backlog of WAL is drained, beside pg_recvlogical on the same WAL."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import ClassVar
+
+import psycopg
+from psycopg import sql
+
+from bench.scenario import Bed, Figures, Options, Scenario, bed, scalar, wait_for
+
+_SLOT = "bench_recvlogical"
+_QUERY = """SELECT k, count(*) AS n, sum(quantity) AS quantity, sum(amount) AS amount
+FROM events GROUP BY k"""
+_TABLE = """CREATE TABLE events (
+    id bigint PRIMARY KEY, k int NOT NULL, quantity int NOT NULL,
+    amount numeric(12,2) NOT NULL, note text)"""
+# Commits inside a DO block: the backlog is written at the server's own speed.
+_BACKLOG = """DO $do$ BEGIN
+    FOR low IN 1 .. {rows} BY {rows_per_transaction} LOOP
+        INSERT INTO events
+        SELECT i, i * 7919 % 1000, i % 10, (i % 10007) / 100.0, 'note ' || i
+        FROM generate_series(low, least(low + {rows_per_transaction} - 1, {rows})) i;
+        COMMIT;
+    END LOOP;
+END $do$"""
+
+
+class Cdc(Scenario):
+    """Drain a prepared backlog into an aggregate view."""
+
+    name: ClassVar[str] = "cdc"
+    about: ClassVar[str] = "rows/s drained from a WAL backlog, beside pg_recvlogical"
+    rows_default: ClassVar[int] = 500_000
+    rows_per_transaction: ClassVar[int] = 100
+
+    def run(self, options: Options) -> list[Figures]:
+        """Write the backlog while the engine is down, then time both on it."""
+        rows = options.rows or self.rows_default
+        # A Spark session would compete for the CPU and is not used here.
+        with bed(options, HEADRACE_SPARK_WARM="false") as on:
+            self._prepare(on, rows)
+            recv_s = self._time_recvlogical(on)
+            engine_s = self._time_engine(on, rows)
+        return [
+            {
+                "rows": rows,
+                "rows_per_transaction": self.rows_per_transaction,
+                "headrace_s": round(engine_s, 2),
+                "headrace_rows_per_s": round(rows / engine_s),
+                "recvlogical_s": round(recv_s, 2),
+                "recvlogical_rows_per_s": round(rows / recv_s),
+                "ratio": round(recv_s / engine_s, 3),
+            }
+        ]
+
+    def _prepare(self, on: Bed, rows: int) -> None:
+        """View on an empty table, engine stopped, second slot, then the backlog."""
+        with psycopg.connect(on.source, autocommit=True) as conn:
+            conn.execute(_TABLE)
+        on.engine.start()
+        on.create_view("totals", _QUERY)
+        on.engine.stop()
+        with psycopg.connect(on.source, autocommit=True) as conn:
+            conn.execute(
+                "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_SLOT,)
+            )
+            conn.execute(
+                sql.SQL(_BACKLOG).format(
+                    rows=rows, rows_per_transaction=self.rows_per_transaction
+                )
+            )
+            # Neither side may wait for the WAL writer.
+            conn.execute("CHECKPOINT")
+
+    def _time_recvlogical(self, on: Bed) -> float:
+        """Seconds pg_recvlogical needs to read the backlog and throw it away."""
+        end = scalar(on.source, "SELECT pg_current_wal_insert_lsn()")
+        # It stops at the first message at or behind `end`: there must be one.
+        with psycopg.connect(on.source, autocommit=True) as conn:
+            conn.execute("SELECT pg_logical_emit_message(true, 'bench', 'end')")
+        begin = time.monotonic()
+        subprocess.run(
+            [
+                *(on.server.bin_dir / "pg_recvlogical", "--dbname", on.source),
+                *("--slot", _SLOT, "--start", "--no-loop", "--file", "/dev/null"),
+                *("--endpos", end, "--option", "proto_version=1"),
+                *("--option", "publication_names=headrace"),
+            ],
+            check=True,
+            timeout=600,
+        )
+        return time.monotonic() - begin
+
+    def _time_engine(self, on: Bed, rows: int) -> float:
+        """Seconds from the engine's stream starting until the view shows all rows."""
+        with psycopg.connect(on.source, autocommit=True) as conn:
+            on.engine.start()
+
+            def active() -> bool:
+                found = conn.execute(
+                    "SELECT active FROM pg_replication_slots WHERE slot_name = 'headrace'"
+                ).fetchone()
+                return found is not None and bool(found[0])
+
+            def complete() -> bool:
+                found = conn.execute("SELECT sum(n) FROM totals").fetchone()
+                return found is not None and found[0] == rows
+
+            wait_for("the engine's stream", active)
+            begin = time.monotonic()
+            assert not complete(), "the backlog was drained before it was timed"
+            wait_for("all rows in the view", complete)
+            return time.monotonic() - begin
