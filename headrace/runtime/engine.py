@@ -276,14 +276,7 @@ class Engine:
         if not live:
             # Nobody needs the recorded batches; a record above the position has no effect.
             base = last
-        # A view at the position's txid is at its LSN too, which idle time may have moved on.
-        lsn = min(
-            (
-                m.lsn if m.txid < self.position.txid else self.position.lsn
-                for m in behind
-            ),
-            default=self.position.lsn,
-        )
+        lsn = min(map(self.covered, behind), default=self.position.lsn)
         if not behind and last > self.position.txid:
             lsn = max(self.position.lsn, ends[last])
         cuts = [Cut(t, end) for t, end in sorted(ends.items()) if t > base]
@@ -413,13 +406,24 @@ class Engine:
         """The position before which nobody needs the stream any more."""
         lsns = [self.position.lsn]
         lsns += [
-            view.mark.lsn
+            self.covered(view.mark)
             for view in self.views.values()
             if view.owned and view.mark.txid < self.position.txid
         ]
         lsns += [hold.lsn for hold in self.holds.values()]
         # A lower one would be ignored by the server, and mean a lost hold to us.
         return max(min(lsns), self.confirmed)
+
+    def covered(self, mark: StateMark) -> int:
+        """The position before which a view with this mark lacks nothing.
+
+        Idle time after its last batch counts, for it may have been confirmed: the next batch's
+        record says where that time ended.
+        """
+        if mark.txid >= self.position.txid:
+            return self.position.lsn
+        following = self.records.get(mark.txid + 1)
+        return max(mark.lsn, following.start_lsn) if following else mark.lsn
 
     def _confirm_if_due(self, stream: Stream) -> None:
         now = clock.monotonic()

@@ -159,7 +159,8 @@ class Lifecycle:
                 ),
             )
             return
-        if view.mark.txid < engine.position.txid and view.mark.lsn < engine.confirmed:
+        behind = view.mark.txid < engine.position.txid
+        if behind and engine.covered(view.mark) < engine.confirmed:
             self.fail(
                 view,
                 ContinuityLost(
@@ -296,7 +297,7 @@ class Lifecycle:
         for view in list(engine.views.values()):
             if view.status != SINK_ERROR or view.mark.txid >= engine.position.txid:
                 continue
-            behind = engine.position.lsn - view.mark.lsn
+            behind = engine.position.lsn - engine.covered(view.mark)
             if not budget or behind <= budget:
                 continue
             self.fail(

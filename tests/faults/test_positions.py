@@ -11,7 +11,7 @@ import pytest
 
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import slot, status_of, wait_until
+from tests.faults.helpers import slot, status_of, wait_until, wal_end
 from tests.runtime.harness import (
     Running,
     create_view,
@@ -64,7 +64,7 @@ def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  
     settings = running.settings
     rng = random.Random(14)
     moved = 0
-    for _ in range(4):
+    for patient in (False, True, False, True):
         begin = slot(source, settings.slot_name)[0]
         worker = WorkerProcess(settings)
         wait_until(
@@ -75,7 +75,12 @@ def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  
             "the worker streams",
         )
         until = time.monotonic() + rng.uniform(0.05, 0.5)
-        while time.monotonic() < until:
+        give_up = until + 60
+        while time.monotonic() < until or (
+            patient
+            and slot(source, settings.slot_name)[0] == begin
+            and time.monotonic() < give_up
+        ):
             source.execute(
                 "UPDATE items SET price = price + 1 WHERE id %% 5 = %s",
                 (rng.randint(0, 4),),
@@ -142,6 +147,30 @@ def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
     settle(running, source, 60)
     assert status_of(source, "a")[0] == "error", "a restart does not revive it"
     assert same(source, "b", QUERY) == []
+
+
+def test_view_blocked_after_idle_time_catches_up(start, database, source):
+    """Idle time moves the confirmed position past the end of the view's last batch."""
+    running = start(feedback_interval_ms=20, sink_retry_ms=100)
+    name = running.settings.slot_name
+    physical = source_plan(source, "items")
+    for view in ("a", "b"):
+        create_view(running, database, view, physical, QUERY)
+    source.execute("UPDATE items SET price = price + 1")
+    settle(running, source, 60)
+    source.execute("CREATE TABLE other AS SELECT 1 AS x")
+    quiet = wal_end(source)
+    wait_until(lambda: slot(source, name)[0] >= quiet, "idle time is confirmed")
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE a IN SHARE MODE")
+        source.execute("UPDATE items SET price = price + 1")
+        wait_until(lambda: status_of(source, "a")[0] == "sink_error", "it is blocked")
+        running.stop()  # what the next one knows comes from the disk
+        running = start(feedback_interval_ms=20, sink_retry_ms=100)
+        source.execute("UPDATE items SET price = price + 1")
+        wait_until(lambda: same(source, "b", QUERY) == [], "the other goes on")
+    wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
+    assert status_of(source, "a")[0] == "running"
 
 
 def test_blocked_view_is_tried_again_in_time(start, database, source):
