@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     # The builder writes first results through the sink and states as the worker reads them.
     "population": {
         *("collections", "embedded", "expressions", "forwarder", "kernels"),
-        *("planner", "runtime.rpc", "sink", "sql", "state"),
+        *("planner", "runtime.faults", "runtime.rpc", "sink", "sql", "state"),
     },
     "embedded": set(),
     "server": {

@@ -42,6 +42,7 @@ from headrace.population.publish import publish
 from headrace.population.snapshot import Snapshot, SnapshotLost
 from headrace.population.staging import Staging
 from headrace.population.tables import Size, TableChanged
+from headrace.runtime import faults
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
@@ -205,6 +206,7 @@ class _Creation:
             self._hold()
             self._job.phase("publication")
             publication.add_tables(conn, self._settings, tables_read)
+            faults.point(faults.TABLES_PUBLISHED)
         self._job.check()
 
     def _hold(self) -> dict[str, Any]:
@@ -250,6 +252,7 @@ class _Creation:
                 sizes = {source.id: tables.size(conn, source) for source in sources}
             total = sum(size.rows for size in sizes.values())
             job.phase("reading", total=total)
+            faults.point(faults.POPULATION_BEGINS)
             try:
                 rows = self._load(mode, snapshot, sizes, staged)
             except HeadraceError:
@@ -258,6 +261,7 @@ class _Creation:
                 snapshot.check()
                 raise
             snapshot.check()
+            faults.point(faults.POPULATION_LOADED)
             with self._connect() as conn:
                 tables.check_same(before, tables.shape(conn, sources))
                 uses.check_kept(taken, self._facts_now(conn, taken))
@@ -267,6 +271,7 @@ class _Creation:
             "start_lsn": int(snapshot.ref.start_lsn),
         }
         staged.seal(facts)
+        faults.point(faults.POPULATION_SEALED)
         self._publish_view(staged, facts, taken)
         return rows
 
@@ -333,7 +338,9 @@ class _Creation:
                 job.check()
                 raise as_headrace(error) from error
             job.check()
+            faults.point(faults.BEFORE_PUBLISH)
             self._commit(conn)
+            faults.point(faults.PUBLISHED)
 
     def _commit(self, conn: Connection) -> None:
         try:
@@ -376,6 +383,7 @@ class _Creation:
         finally:
             with contextlib.suppress(HeadraceError):
                 self._release()
+        faults.point(faults.ADOPTED)
         staging.of_view(self._settings.staging_dir, self._view_id).remove()
 
     # --- undoing

@@ -21,6 +21,7 @@ from headrace.population.connect import Connection, as_headrace
 from headrace.population.create import Context, unpublish_unused
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
+from headrace.runtime import faults
 
 _log = structlog.get_logger(__name__)
 _WORKER_WAIT_S: Final = 15.0
@@ -71,6 +72,7 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
+    faults.point(faults.DROPPED)
     staging.of_view(context.settings.staging_dir, view.id).remove()
     try:
         unpublish_unused(context, read)
@@ -88,6 +90,7 @@ def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
                 _drop_table(conn, view)
                 job.check()
                 _tell_worker(context, view)
+                faults.point(faults.WORKER_FORGOT)
                 catalog.delete(conn, view.id)
                 return
         except psycopg.errors.LockNotAvailable:

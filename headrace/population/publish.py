@@ -11,6 +11,7 @@ from headrace.population.catalog import NewView
 from headrace.population.connect import Connection
 from headrace.population.job import Job
 from headrace.population.staging import Staging
+from headrace.runtime import faults
 from headrace.sink import table
 from headrace.types import format_lsn
 
@@ -45,6 +46,7 @@ def publish(
             reader=view.caller,
         )
     )
+    faults.point(faults.RESULT_MADE)
     total = staging.row_count()
     later = total >= _ROWS_INDEX_LATER and _drop_hash_index(conn, target.schema, oid)
     count = _copy_rows(job, conn, view, staging, total)

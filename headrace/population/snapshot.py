@@ -31,6 +31,7 @@ from headrace.errors import (
 )
 from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.job import Job
+from headrace.runtime import faults
 from headrace.types import Lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
@@ -191,6 +192,7 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
         job.check()
         # READ ONLY: PostgreSQL 18 insists (reliability.md E6).
         conn.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+        faults.point(faults.SLOT_ASKED)
         try:
             row = conn.execute(create).fetchone()
         except psycopg.errors.LockNotAvailable as error:
@@ -211,6 +213,7 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
                 hint="Raise max_replication_slots and restart the server.",
             ) from error
         assert row is not None, "CREATE_REPLICATION_SLOT answers one row"
+        faults.point(faults.SLOT_MADE)
         return parse_lsn(str(row[1]))
 
 

@@ -1,9 +1,14 @@
 """Named crash points, so that a test can kill or stop the process exactly there.
 
 ``HEADRACE_FAULT=name:action:count`` acts when ``point(name)`` is passed for the ``count``-th
-time; several are separated by commas.  Actions: ``kill`` (SIGKILL to ourselves), ``raise``
-(a TransientError) and ``hang`` (sleeps for a minute).  Without the variable a point costs one
-look-up in an empty dictionary.
+time; several are separated by commas.  ``HEADRACE_FAULT_DIR`` names a directory where traps
+are set and taken away while the processes run: a file with the point's name that holds
+``action:count``.  The process that springs a trap renames it to ``name.sprung`` first, so it
+acts once, and the test knows that it did.
+
+Actions: ``kill`` (SIGKILL to ourselves), ``raise`` (a TransientError), ``hang`` (sleeps for a
+minute) and ``alarm`` (the kernel ends us a few milliseconds later, wherever we are then:
+``alarm:count:ms``).  Without the variables a point costs one look-up in an empty dictionary.
 """
 
 from __future__ import annotations
@@ -12,14 +17,31 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from headrace.errors import BugError, TransientError
 
 ENV: Final = "HEADRACE_FAULT"
+ENV_DIR: Final = "HEADRACE_FAULT_DIR"
+SPRUNG: Final = ".sprung"
+_ACTIONS: Final = ("kill", "raise", "hang", "alarm")
 _HANG_S: Final = 60.0
 
-# Names after reliability.md 6.
+# Names after reliability.md 6.  The builder's:
+TABLES_PUBLISHED: Final = "cp01"
+SLOT_ASKED: Final = "cp02"
+SLOT_MADE: Final = "cp03"
+POPULATION_BEGINS: Final = "cp04"
+POPULATION_LOADED: Final = "cp05"
+POPULATION_SEALED: Final = "cp06"
+RESULT_MADE: Final = "cp07"
+BEFORE_PUBLISH: Final = "cp08"
+PUBLISHED: Final = "cp08b"
+ADOPTED: Final = "cp08c"
+WORKER_FORGOT: Final = "cp19"
+DROPPED: Final = "cp20"
+# The worker's:
 BATCH_RECORDED: Final = "cp11"
 COLLECTIONS_DONE: Final = "cp12"
 ROWS_SENT: Final = "cp13"
@@ -34,19 +56,29 @@ FEEDBACK_SENT: Final = "cp18"
 class _Fault:
     action: str
     left: int
+    delay_s: float = 0.0
+
+
+def _parse(text: str) -> _Fault:
+    """A fault of ``action:count`` or ``action:count:ms``."""
+    action, count, *delay = text.strip().split(":")
+    if action not in _ACTIONS:
+        raise BugError(f'unknown fault action "{action}"')
+    return _Fault(action, int(count), float(delay[0]) / 1000 if delay else 0.001)
 
 
 def _read(text: str) -> dict[str, _Fault]:
     out: dict[str, _Fault] = {}
     for part in filter(None, text.split(",")):
-        name, action, count = part.split(":")
-        if action not in ("kill", "raise", "hang"):
-            raise BugError(f'unknown fault action "{action}"')
-        out[name] = _Fault(action, int(count))
+        name, _, rest = part.partition(":")
+        out[name] = _parse(rest)
     return out
 
 
 _faults = _read(os.environ.get(ENV, ""))
+_traps: Final = os.environ.get(ENV_DIR)
+_seen: Final[dict[tuple[str, int], _Fault]] = {}
+"""Traps that were passed, by point and file: how many passages are left."""
 
 
 def arm(text: str) -> None:
@@ -59,13 +91,36 @@ def point(name: str) -> None:
     """Pass the fault point ``name``."""
     fault = _faults.get(name)
     if fault is None:
+        if _traps is not None:
+            _pass_trap(Path(_traps, name))
         return
     fault.left -= 1
-    if fault.left != 0:
-        return
+    if fault.left == 0:
+        _act(name, fault)
+
+
+def _pass_trap(path: Path) -> None:
+    try:
+        number = path.stat().st_ino
+        fault = _seen.get((path.name, number))
+        if fault is None:
+            fault = _seen[path.name, number] = _parse(path.read_text())
+        fault.left -= 1
+        if fault.left > 0:
+            return
+        path.rename(path.with_name(path.name + SPRUNG))
+    except FileNotFoundError:
+        return  # none is set, or another process has sprung it
+    _act(path.name, fault)
+
+
+def _act(name: str, fault: _Fault) -> None:
     match fault.action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "alarm":
+            # SIGALRM nobody handles ends the process from outside, in the midst of anything.
+            signal.setitimer(signal.ITIMER_REAL, fault.delay_s)
         case "raise":
             raise TransientError(f"fault point {name}")
         case _:
