@@ -1,16 +1,23 @@
-"""The coordinator: a pure state machine of the txids in flight (T-3 … T-10, T-23, T-25).
+"""The coordinator: a pure state machine of the txids in flight (T-3, T-9 … T-13, T-23 … T-27).
 
     processing ──processed──► processed ──(all before are committed)──► committing ──► gone
         └────────────────────────── failed ─────────────────────────────────┘
 
 Processing may overlap; commits are strictly ordered, one at a time.  A failure takes the txid
 and all later ones back: they are emitted again with a new attempt, first in line (their batches
-are recorded, so that works while the source is idle too).  Answers of an old attempt are ignored.
-No sockets, no clock: events in, emissions out.
+are recorded, so that works while the source is idle too).  No sockets, no clock: events in,
+emissions out.
+
+* Invariant 1: txids in flight lie in the window ``[current, current + max_pending)``.
+* Invariant 2: only ``current`` commits, so txids commit in order and one at a time.
+* Invariant 3: a txid is emitted with a greater attempt each time, also after a rewind to before
+  it: whoever has seen an attempt may drop everything of an earlier one.
+* Invariant 4: an answer of an attempt that is not in flight changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -45,7 +52,10 @@ Emission = EmitBatch | EmitCommit
 
 
 @dataclass(slots=True)
-class _Entry:
+class Flight:
+    """One txid in flight."""
+
+    txid: int
     attempt: int
     state: State
 
@@ -53,81 +63,138 @@ class _Entry:
 class Coordinator:
     """Txids in flight of one source, from ``first`` on."""
 
-    def __init__(self, first: int = 1, max_pending: int = 1) -> None:
+    def __init__(
+        self,
+        first: int = 1,
+        max_pending: int = 1,
+        *,
+        recorded: int = 0,
+        attempts: Mapping[int, int] | None = None,
+    ) -> None:
+        """``recorded`` and ``attempts``: see ``rewind``; attempts that earlier runs have used."""
         self.current = first
         """The txid that commits next."""
         self.source_ready = True
         """Whether the source has a batch that was not emitted yet."""
         self._max_pending = max_pending
-        self._active: dict[int, _Entry] = {}
-        self._attempts: dict[int, int] = {}
-        self._emitted = first - 1
+        self._active: dict[int, Flight] = {}
+        self._emitted = max(first - 1, recorded)
+        # How often each range of txids was taken back; by ranges, for a rewind may be long.
+        self._taken: dict[tuple[int, int], int] = {
+            (txid, txid): attempt + 1
+            for txid, attempt in (attempts or {}).items()
+            if txid >= first
+        }
 
-    def tick(self) -> list[Emission]:
-        """Emit what may be processed now: up to ``max_pending`` from the current txid."""
+    def tick(self, new: int | None = None) -> list[Emission]:
+        """Emit what may be processed now: up to ``max_pending`` from the current txid.
+
+        ``new`` limits how many batches may be made that were never emitted or recorded.
+        """
         out: list[Emission] = []
         for txid in range(self.current, self.current + self._max_pending):
             if txid in self._active:
                 continue
-            if txid > self._emitted and not self.source_ready:
-                break
-            attempt = self._attempts.setdefault(txid, 0)
-            self._active[txid] = _Entry(attempt, State.PROCESSING)
-            self._emitted = max(self._emitted, txid)
+            if txid > self._emitted:
+                if not self.source_ready or new == 0:
+                    break
+                new = new - 1 if new is not None else None
+                self._emitted = txid
+            attempt = self._next_attempt(txid)
+            self._active[txid] = Flight(txid, attempt, State.PROCESSING)
             out.append(EmitBatch(txid, attempt))
         return out
 
     def processed(self, txid: int, attempt: int) -> list[Emission]:
         """All diffs of the batch are computed."""
-        entry = self._entry(txid, attempt)
-        if entry is None:
+        flight = self._find(txid, attempt)
+        if flight is None:
             return []
-        if entry.state is not State.PROCESSING:
-            raise BugError(f"txid {txid} was processed while {entry.state.value}")
-        entry.state = State.PROCESSED
+        if flight.state is not State.PROCESSING:
+            raise BugError(f"txid {txid} was processed while {flight.state.value}")
+        flight.state = State.PROCESSED
         return self._commit_next()
 
     def committed(self, txid: int, attempt: int) -> list[Emission]:
         """The batch is in the result tables, and so gone from here."""
-        entry = self._entry(txid, attempt)
-        if entry is None:
+        flight = self._find(txid, attempt)
+        if flight is None:
             return []
-        if entry.state is not State.COMMITTING:
-            raise BugError(f"txid {txid} was committed while {entry.state.value}")
+        if flight.state is not State.COMMITTING:
+            raise BugError(f"txid {txid} was committed while {flight.state.value}")
         del self._active[txid]
-        del self._attempts[txid]
         self.current = txid + 1
         return self._commit_next() + self.tick()
 
     def failed(self, txid: int, attempt: int) -> list[Emission]:
         """Take ``txid`` and all later ones back; they are emitted again at once."""
-        if self._entry(txid, attempt) is None:
+        if self._find(txid, attempt) is None:
             return []
-        for later in [t for t in self._active if t >= txid]:
-            del self._active[later]
-            self._attempts[later] += 1
+        self._take_back(txid)
         return self.tick()
+
+    def rewind(self, current: int, recorded: int = 0) -> None:
+        """Take everything back and go on from ``current``, which may have committed before.
+
+        That is how lost state is computed again: its commits find that they were made.  All
+        batches up to ``recorded`` can be emitted without the source.  The caller ticks.
+        """
+        self._take_back(min(current, self.current))
+        self.current = current
+        self._emitted = max(self._emitted, recorded, current - 1)
+        self.durable(current - 1)
+
+    def durable(self, txid: int) -> None:
+        """Nobody will ever ask for ``txid`` or an earlier one again: forget their attempts."""
+        for old in [r for r in self._taken if r[1] <= txid]:
+            del self._taken[old]
+
+    def attempt(self, txid: int) -> int | None:
+        """The attempt of ``txid`` that is in flight; None if there is none."""
+        flight = self._active.get(txid)
+        return flight.attempt if flight else None
 
     def state(self, txid: int) -> State | None:
         """Where ``txid`` is; None if it is not in flight."""
-        entry = self._active.get(txid)
-        return entry.state if entry else None
+        flight = self._active.get(txid)
+        return flight.state if flight else None
+
+    def flights(self) -> list[Flight]:
+        """What is in flight, by txid: copies."""
+        return [
+            Flight(txid, flight.attempt, flight.state)
+            for txid, flight in sorted(self._active.items())
+        ]
 
     @property
     def in_flight(self) -> int:
         """Number of txids in flight."""
         return len(self._active)
 
-    def _entry(self, txid: int, attempt: int) -> _Entry | None:
-        # T-25: compare before anything is changed, so that a stale answer does nothing.
-        entry = self._active.get(txid)
-        if entry is None or entry.attempt != attempt:
+    def _find(self, txid: int, attempt: int) -> Flight | None:
+        # Invariant 4: compared before anything is changed (T-25).
+        flight = self._active.get(txid)
+        if flight is None or flight.attempt != attempt:
             return None
-        return entry
+        return flight
+
+    def _take_back(self, first: int) -> None:
+        """Nothing from ``first`` on is in flight, and what was emitted gets a new attempt."""
+        # In flight is [current, last], without a gap; what is before has committed.
+        last = self.current + len(self._active) - 1
+        if first > last:
+            return
+        for txid in range(max(first, self.current), last + 1):
+            del self._active[txid]
+        taken = (first, last)
+        self._taken[taken] = self._taken.get(taken, 0) + 1
+
+    def _next_attempt(self, txid: int) -> int:
+        return sum(n for (lo, hi), n in self._taken.items() if lo <= txid <= hi)
 
     def _commit_next(self) -> list[Emission]:
-        entry = self._active.get(self.current)
-        if entry is None or entry.state is not State.PROCESSED:
+        flight = self._active.get(self.current)
+        if flight is None or flight.state is not State.PROCESSED:
             return []
-        entry.state = State.COMMITTING
-        return [EmitCommit(self.current, entry.attempt)]
+        flight.state = State.COMMITTING
+        return [EmitCommit(self.current, flight.attempt)]
