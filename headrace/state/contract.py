@@ -2,7 +2,8 @@
 
 Two shapes.  A ``MapState`` is key -> value.  An ``IndexState`` is an indexed Z-set: key -> row ->
 weight; keys are prefix-free (``kernels.rows.encode_keys`` makes them so) and rows come back in byte order.
-Writes of a txid stay in memory until ``StateStore.checkpoint``; ``rollback`` forgets them.
+A ``VersionedStore`` knows which txid wrote what: it takes back the last ones,
+and is checkpointed as of a committed one while later ones are processed.
 
 Two implementations behind one contract: ``state.memory`` (tests, Spark executors) and
 ``state.rocks`` (one column family per state, one atomic write batch per checkpoint).
@@ -10,8 +11,8 @@ Two implementations behind one contract: ``state.memory`` (tests, Spark executor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 
 class MapState(Protocol):
@@ -56,5 +57,81 @@ class StateStore(Protocol):
     def index(self, name: str) -> IndexState:
         """The index state called ``name`` (made when missing)."""
 
-    def rollback(self) -> None:
-        """Forget every write since the last checkpoint."""
+
+class VersionedStore(StateStore, Protocol):
+    """All state of one view, whose versions are txids.  One thread uses it.
+
+    Several txids may be in flight: begun, not committed.  They begin and commit in order.
+    """
+
+    def begin(self, txid: int) -> None:
+        """What is written from now on belongs to ``txid``, which is above all before it.
+
+        A txid may begin while earlier ones wait for their commit: it reads what they wrote.
+        """
+
+    def prepare(self) -> None:
+        """The txid begun last is whole: nothing is written until the next one begins.
+
+        REQUIRES: called before the sink writes its diffs.
+
+        Raises:
+            BugError: a weight is negative.
+            StateDamaged: what is stored cannot be read.
+        """
+
+    def commit(self, txid: int) -> None:
+        """The sink has committed ``txid``, the least one in flight."""
+
+    def rollback(self, txid: int) -> int:
+        """Forget what every txid from ``txid`` on wrote; none of them is in flight any more.
+
+        Returns:
+            The txid whose state it has now: the one before ``txid``, or an earlier one (never
+            less than the last checkpoint's): the txids after it must be processed again.
+        """
+
+
+class Checkpoint(Protocol):
+    """A checkpoint under way."""
+
+    written: bool
+    """Whether ``write`` has succeeded."""
+
+    def write(self, *, sync: bool) -> None:
+        """Store it, on any one thread while the others go on; may be repeated if it fails.
+
+        ``sync`` waits for the disk; without it a crash of the machine (not of the process) may
+        lose the whole checkpoint, never a part of it.
+
+        Raises:
+            TransientError: it cannot be written now (53100: the disk is full); nothing was.
+            StateDamaged: the database is damaged.
+        """
+
+
+class VersionedDatabase(Protocol):
+    """The states of all views of a worker, and small metadata."""
+
+    def begin_checkpoint(
+        self,
+        stores: Sequence[tuple[Any, int]],
+        meta: Mapping[bytes, bytes | None],
+    ) -> Checkpoint:
+        """A checkpoint of stores at their committed txids, and of ``meta`` (None deletes).
+
+        O(1) per state.  Everything becomes durable in one atomic write, or nothing.  At most
+        one checkpoint is under way at a time.
+        """
+
+    def end_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Free what is durable now; if it was not written, all is as before it began.
+
+        REQUIRES: ``write`` is not running.
+        """
+
+    def put_meta(self, meta: Mapping[bytes, bytes | None], *, sync: bool) -> None:
+        """Write small metadata at once, also while a checkpoint is being written.
+
+        With ``sync`` everything written before, checkpoints too, is on disk afterwards.
+        """

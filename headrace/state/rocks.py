@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -41,6 +42,12 @@ _DAMAGED: Final = (
 """RocksDB's status codes, which its Python binding gives as the text's beginning only."""
 
 
+Diffs = dict[bytes, dict[bytes, int]]
+"""key -> row -> what is added to its weight (never 0)."""
+
+Meta = Mapping[bytes, bytes | None]
+"""Small metadata to write; None deletes."""
+
 Writes = tuple[str, list[tuple[bytes, bytes | None]]]
 """Name of a column family, and the (key, value or None to delete) to write into it."""
 
@@ -51,11 +58,17 @@ class RocksMap:
     def __init__(self, base: _Base) -> None:
         self._base = base
         self._pending: dict[bytes, bytes | None] = {}
+        self._aside: dict[bytes, bytes | None] = {}
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See ``MapState``."""
         wanted = list(keys)
         values, missing = kernel.look_up(self._pending, wanted)
+        if missing and self._aside:
+            older, still = kernel.look_up(self._aside, [wanted[i] for i in missing])
+            for i, value in zip(missing, older, strict=True):
+                values[i] = value
+            missing = [missing[i] for i in still]
         if not missing:
             return values
         missing.sort(key=wanted.__getitem__)
@@ -70,7 +83,7 @@ class RocksMap:
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """See ``MapState``; the state as it is when the scan starts."""
-        pending = sorted(self._pending.items())
+        pending = sorted((self._aside | self._pending).items())
         keys: list[bytes] = []
         values: list[bytes] = []
         for key, value in _merge(self._base.pairs(), pending):
@@ -89,22 +102,38 @@ class RocksMap:
     def forget(self) -> None:
         """Drop the overlay: its writes were stored, or are taken back."""
         self._pending.clear()
-        self._base.refresh()
+
+    def set_aside(self, writes: list[tuple[bytes, bytes | None]]) -> None:
+        """A checkpoint of everything pending begins; what comes now is pending anew."""
+        self._aside, self._pending = dict(writes), {}
+
+    def end(self, *, stored: bool) -> None:
+        """The checkpoint has ended; if it was not stored, its writes are pending again."""
+        if not stored:
+            self._pending = self._aside | self._pending
+        self._aside = {}
 
 
 class RocksIndex:
-    """An ``IndexState``: an overlay of weight diffs over one column family."""
+    """An ``IndexState``: an overlay of weight diffs over one column family.
+
+    While a checkpoint is written, its diffs stand aside, under those that came later, and the
+    iterator still shows the state before it.
+    """
 
     def __init__(self, base: _Base) -> None:
         self._base = base
-        self._pending: dict[bytes, dict[bytes, int]] = {}
+        self._pending: Diffs = {}
+        self._aside: Diffs = {}
+        self._stored: dict[bytes, bytes | None] = {}
 
     def scan_many(
         self, keys: Sequence[bytes]
     ) -> tuple[list[int], list[bytes], list[int]]:
         """See ``IndexState``."""
+        wanted = list(keys)
         with _reading(self._base.name):
-            return kernel.scan_over(self._base.iterator(), self._pending, list(keys))
+            return kernel.scan_over(self._base.iterator(), self._over(wanted), wanted)
 
     def add_many(
         self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
@@ -119,7 +148,7 @@ class RocksIndex:
         out = [0] * len(wanted)
         none: dict[bytes, int] = {}
         for i, value in zip(
-            order, self._base.get([wanted[i] for i in order]), strict=True
+            order, self._before([wanted[i] for i in order]), strict=True
         ):
             pending = self._pending.get(keys[i], none).get(rows[i], 0)
             out[i] = pending + (0 if value is None else layout.decode_weight(value))
@@ -131,14 +160,14 @@ class RocksIndex:
         ends = [layout.prefix_end(key) for key in wanted] if last else []
         with _reading(self._base.name):
             return kernel.extreme_over(
-                self._base.iterator(), self._pending, wanted, ends, last
+                self._base.iterator(), self._over(wanted), wanted, ends, last
             )
 
     def writes(self) -> list[tuple[bytes, bytes | None]]:
         """Pending (physical key, new weight or None to delete), in key order.
 
         Raises:
-            BugError: some weight would become negative (Invariant 2).
+            BugError: a weight would be negative.
         """
         diffs = sorted(
             (key + row, weight)
@@ -146,7 +175,7 @@ class RocksIndex:
             for row, weight in entry.items()
         )
         out: list[tuple[bytes, bytes | None]] = []
-        stored = self._base.get([physical for physical, _ in diffs])
+        stored = self._before([physical for physical, _ in diffs])
         for (physical, diff), value in zip(diffs, stored, strict=True):
             weight = diff + (0 if value is None else layout.decode_weight(value))
             if weight < 0:
@@ -159,17 +188,57 @@ class RocksIndex:
     def forget(self) -> None:
         """Drop the overlay: its writes were stored, or are taken back."""
         self._pending.clear()
-        self._base.refresh()
+
+    def set_aside(self, writes: list[tuple[bytes, bytes | None]]) -> None:
+        """A checkpoint of everything pending begins; what comes now is pending anew."""
+        self._base.iterator()
+        self._aside, self._pending = self._pending, {}
+        self._stored = dict(writes)
+
+    def end(self, *, stored: bool) -> None:
+        """The checkpoint has ended; if it was not stored, its diffs are pending again."""
+        if not stored:
+            pending, self._pending = self._pending, self._aside
+            for key, entry in pending.items():
+                n = len(entry)
+                kernel.add(self._pending, [key] * n, [*entry], [*entry.values()])
+        self._aside, self._stored = {}, {}
+
+    def _over(self, keys: list[bytes]) -> Diffs:
+        """Diffs over what the iterator shows, at least those of ``keys``."""
+        if not self._aside:
+            return self._pending
+        out: Diffs = {}
+        for key in keys:
+            total = dict(self._aside.get(key, {}))
+            for row, weight in self._pending.get(key, {}).items():
+                total[row] = total.get(row, 0) + weight
+            out[key] = {row: weight for row, weight in total.items() if weight}
+            if not out[key]:
+                del out[key]
+        return out
+
+    def _before(self, physical: list[bytes]) -> list[bytes | None]:
+        """Weights without those pending: with the checkpoint that is being written."""
+        values = self._base.get(physical)
+        if self._stored:
+            stored = self._stored
+            for i, key in enumerate(physical):
+                if key in stored:
+                    values[i] = stored[key]
+        return values
 
 
 class RocksStore:
     """All states of one view (a ``StateStore``); made by ``RocksDatabase.view``."""
 
-    def __init__(self, database: RocksDatabase, prefix: str) -> None:
+    def __init__(self, database: RocksDatabase, prefix: str, txid: int) -> None:
         self._database = database
         self._prefix = prefix
         self._states: dict[str, RocksMap | RocksIndex] = {}
         self._prepared: dict[str, list[tuple[bytes, bytes | None]]] = {}
+        self._txid = self._stored_txid = txid
+        self._in_flight: list[int] = []
 
     def map(self, name: str) -> RocksMap:
         """See ``StateStore``."""
@@ -179,24 +248,61 @@ class RocksStore:
         """See ``StateStore``."""
         return self._state(name, RocksIndex)
 
-    def rollback(self) -> None:
-        """See ``StateStore``."""
+    def begin(self, txid: int) -> None:
+        """See ``VersionedStore``."""
+        if self._in_flight and txid <= self._in_flight[-1]:
+            raise BugError(f"txid {txid} begins after {self._in_flight[-1]}")
         self._prepared = {}
+        self._in_flight.append(txid)
+
+    @property
+    def txid(self) -> int:
+        """The txid that ``rollback`` goes back to."""
+        return self._txid
+
+    def commit(self, txid: int) -> None:
+        """See ``VersionedStore``."""
+        if not self._in_flight or self._in_flight[0] != txid:
+            raise BugError(f"txid {txid} is not the next to commit")
+        del self._in_flight[0]
+
+    def rollback(self, txid: int = 0) -> int:
+        """See ``VersionedStore``; everything since the last checkpoint goes."""
+        self._prepared = {}
+        self._in_flight.clear()
         for state in self._states.values():
             state.forget()
+        return self._txid
 
     def prepare(self) -> None:
-        """Make sure that the next checkpoint can be written; nothing may be added after it.
-
-        Raises:
-            BugError: some weight would become negative (Invariant 2).
-            StateDamaged: what is stored cannot be read.
-        """
+        """See ``VersionedStore``."""
         self._prepared = {
             name: state.writes()
             for name, state in self._states.items()
             if isinstance(state, RocksIndex)  # a map's writes need nothing of the base
         }
+
+    def set_aside(self, txid: int) -> Iterator[Writes]:
+        """Begin the checkpoint of ``txid``: what is pending now is what it writes."""
+        if self._in_flight:
+            raise BugError(f"a checkpoint of {txid} while {self._in_flight} run")
+        for name, state in self._states.items():
+            ready = self._prepared.get(name)
+            writes = state.writes() if ready is None else ready
+            state.set_aside(writes)
+            yield self._prefix + name, writes
+        self._prepared = {}
+        self._txid = txid
+
+    def end(self, *, stored: bool) -> None:
+        """End the checkpoint that ``set_aside`` began."""
+        if stored:
+            self._stored_txid = self._txid
+        else:
+            self._txid = self._stored_txid
+        for name, state in self._states.items():
+            state.end(stored=stored)
+            self._database.base(self._prefix + name).refresh()
 
     def pending(self) -> Iterator[Writes]:
         """Pending writes per column family."""
@@ -223,10 +329,33 @@ class RocksStore:
         return state
 
 
+class Checkpoint:
+    """A checkpoint under way: ``RocksDatabase.begin_checkpoint`` makes it."""
+
+    def __init__(
+        self,
+        database: RocksDatabase,
+        stores: list[RocksStore],
+        writes: list[Writes],
+        meta: Meta,
+    ) -> None:
+        self.stores: Final = stores
+        self.written = False
+        self._database = database
+        self._writes = writes
+        self._meta = meta
+
+    def write(self, *, sync: bool) -> None:
+        """See ``contract.Checkpoint``."""
+        self._database.write(self._writes, self._meta, sync=sync)
+        self.written = True
+
+
 class RocksDatabase:
     """The database of one worker: states of its views, and small metadata.
 
-    Not safe for several threads.  Metadata lives in the default column family.
+    Metadata lives in the default column family.  One thread uses it; only ``Checkpoint.write``
+    may run on another at the same time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -238,6 +367,7 @@ class RocksDatabase:
         """
         self.path: Final = path
         self._cache = rocksdict.Cache(_CACHE_BYTES)
+        self._noting = threading.Lock()
         self._bases: dict[str, _Base] = {}
         path.mkdir(parents=True, exist_ok=True)
         self._noted = _check_manifest(path)
@@ -265,9 +395,9 @@ class RocksDatabase:
         for name in names:
             self._bases[name] = _Base(name, self._db)
 
-    def view(self, view_id: int | str) -> RocksStore:
-        """The states of one view, as of the last checkpoint."""
-        return RocksStore(self, f"v{view_id}/")
+    def view(self, view_id: int | str, txid: int = 0) -> RocksStore:
+        """The states of one view, as of the last checkpoint, which was of ``txid``."""
+        return RocksStore(self, f"v{view_id}/", txid)
 
     def drop_view(self, view_id: int | str) -> None:
         """Drop all states of a view; nothing happens if it has none."""
@@ -289,32 +419,62 @@ class RocksDatabase:
             if runs[name]:
                 base.ingest([str(path) for path in runs[name]], options)
 
+    def begin_checkpoint(
+        self, stores: Sequence[tuple[RocksStore, int]], meta: Meta
+    ) -> Checkpoint:
+        """See ``VersionedDatabase``.
+
+        NB: no txid of the stores may be in flight, and their weights are checked here.
+        """
+        writes: list[Writes] = []
+        begun: list[RocksStore] = []
+        try:
+            for store, txid in stores:
+                begun.append(store)
+                writes += store.set_aside(txid)
+        except HeadraceError:
+            for store in begun:
+                store.end(stored=False)
+            raise
+        return Checkpoint(self, begun, writes, dict(meta))
+
+    def end_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """See ``VersionedDatabase``."""
+        for store in checkpoint.stores:
+            store.end(stored=checkpoint.written)
+
+    def put_meta(self, meta: Meta, *, sync: bool) -> None:
+        """See ``VersionedDatabase``."""
+        self.write([], meta, sync=sync)
+
     def checkpoint(
-        self,
-        stores: Iterable[RocksStore],
-        meta: dict[bytes, bytes | None],
-        *,
-        sync: bool,
+        self, stores: Iterable[RocksStore], meta: Meta, *, sync: bool
     ) -> None:
-        """Store the pending writes of ``stores`` and ``meta`` (None deletes): all or nothing.
+        """Begin, write and end a checkpoint of everything pending in ``stores``."""
+        done = self.begin_checkpoint([(store, store.txid) for store in stores], meta)
+        try:
+            done.write(sync=sync)
+        finally:
+            self.end_checkpoint(done)
+
+    def write(self, writes: list[Writes], meta: Meta, *, sync: bool) -> None:
+        """Store ``writes`` and ``meta`` (None deletes): all or nothing; from any thread.
 
         ``sync`` waits for the disk; without it a crash of the machine (not of the process) may
-        lose the checkpoint, never a part of it.
+        lose what was written, never a part of it.
         """
-        stored = list(stores)
         batch = rocksdict.WriteBatch(raw_mode=True)
-        for store in stored:
-            for name, writes in store.pending():
-                if writes:
-                    self._fill(batch, self._bases[name].handle, writes)
+        for name, entries in writes:
+            if entries:
+                self._fill(batch, self._bases[name].handle, entries)
         self._fill(batch, None, list(meta.items()))
         options = rocksdict.WriteOptions()
         options.sync = sync
-        self._db.write(batch, options)
-        for store in stored:
-            store.rollback()
+        with _writing():
+            self._db.write(batch, options)
         if sync:
-            self._noted = _note_manifest(self.path, self._noted)
+            with self._noting:
+                self._noted = _note_manifest(self.path, self._noted)
 
     def get_meta(self, key: bytes) -> bytes | None:
         """One entry of the metadata."""
@@ -424,6 +584,25 @@ def _reading(name: str) -> Iterator[None]:
             raise  # not RocksDB's
         raise TransientError(
             f'state "{name}" cannot be read now: {error}', sqlstate="58030"
+        ) from error
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Errors of RocksDB as ours: a full disk may have room again, damage stays."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        if str(error).startswith(_DAMAGED):
+            raise StateDamaged(
+                "the state database is damaged", detail=f"{error}."
+            ) from error
+        full = "No space left" in str(error) or "quota" in str(error)
+        raise TransientError(
+            f"the state cannot be written now: {error}",
+            sqlstate="53100" if full else "58030",
         ) from error
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,71 @@ def test_one_state_has_one_shape(tmp_path: Path) -> None:
     store.map("s")
     with pytest.raises(BugError):
         store.index("s")
+    database.close()
+
+
+def run_txid(store, txid: int) -> None:
+    """Txid n puts (k, n) and moves the one row of the index from n - 1 to n."""
+    store.begin(txid)
+    store.map("s").put_many([b"k", b"%06d" % txid], [b"%d" % txid] * 2)
+    index = store.index("i")
+    rows = index.scan_many([b"k"])[1]
+    index.add_many([b"k"] * len(rows), rows, [-1] * len(rows))
+    index.add_many([b"k"], [b"%d" % txid], [1])
+    store.prepare()
+
+
+def shows(store, txid: int) -> None:
+    value = b"%d" % txid
+    assert store.map("s").get_many([b"k", b"%06d" % txid]) == [value, value]
+    assert store.map("s").get_many([b"%06d" % (txid + 1)]) == [None]
+    assert store.index("i").scan_many([b"k"]) == ([0], [value], [1])
+    assert store.index("i").extreme_many([b"k"], last=True) == [value]
+    assert store.index("i").weight_many([b"k"] * 2, [value, b"0"]) == [1, 0]
+
+
+def test_txids_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    database = RocksDatabase(tmp_path / "db")
+    store = database.view(1)
+    for txid in range(1, 40):
+        run_txid(store, txid)
+        store.commit(txid)
+        checkpoint = database.begin_checkpoint([(store, txid)], {b"m": b"%d" % txid})
+        thread = threading.Thread(target=checkpoint.write, kwargs={"sync": False})
+        thread.start()
+        run_txid(store, txid + 1)
+        shows(store, txid + 1)
+        thread.join()
+        shows(store, txid + 1)
+        assert store.rollback(txid + 1) == txid
+        shows(store, txid)
+        database.end_checkpoint(checkpoint)
+        shows(store, txid)
+    del store
+    database.close()
+    database = RocksDatabase(tmp_path / "db")
+    shows(database.view(1, 39), 39)
+    assert database.get_meta(b"m") == b"39"
+    database.close()
+
+
+def test_a_checkpoint_that_is_not_written_leaves_all_as_it_was(tmp_path: Path) -> None:
+    database = RocksDatabase(tmp_path / "db")
+    store = database.view(1)
+    run_txid(store, 1)
+    store.commit(1)
+    database.end_checkpoint(database.begin_checkpoint([(store, 1)], {b"m": b"1"}))
+    run_txid(store, 2)
+    store.commit(2)
+    shows(store, 2)
+    assert database.get_meta(b"m") is None
+    checkpoint = database.begin_checkpoint([(store, 2)], {b"m": b"2"})
+    checkpoint.write(sync=True)
+    database.end_checkpoint(checkpoint)
+    database.put_meta({b"n": b"3"}, sync=True)
+    assert store.rollback(3) == 2
+    shows(store, 2)
+    assert database.scan_meta(b"") == [(b"m", b"2"), (b"n", b"3")]
     database.close()
 
 
