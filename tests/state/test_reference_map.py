@@ -1,95 +1,142 @@
-"""The reference of the versioned map against the expected values of requirements.md 3.3.
+"""The reference of the state map against something simpler still: one dictionary per txid.
 
-These rows prove the reference only; the compiled map is then compared with the reference.
+The statements of seed F have their tests in test_seed_f.py, on the reference and on the kernel.
 """
 
 from __future__ import annotations
 
+import random
+import struct
+
 import pytest
 
-from tests.state.reference_map import ReferenceMap
+from tests.state.reference_map import RESIDENT, Pairs, ReferenceSkipList
 
-K = b"k"
-
-
-@pytest.mark.parametrize(
-    ("snapshot", "value"),
-    [(9, b"8"), (8, b"4"), (5, b"4"), (4, b"2"), (3, b"2"), (2, None)],
-)
-def test_value_belonging_to_snapshot(snapshot, value) -> None:
-    m = ReferenceMap()
-    m.chains[K] = [(8, b"8"), (4, b"4"), (2, b"2")]
-    assert m.read(K, snapshot) == value
-
-
-def test_prune_keeps_the_newest_finished_version() -> None:
-    m = ReferenceMap()
-    m.chains[K] = [(8, b"8"), (4, b"4"), (2, b"2")]
-    m.finished, m.running = 5, {6: 1, 9: 1}
-    assert m.iterate(9) == [(K, b"8")]
-    assert [v for v, _ in m.chains[K]] == [8, 4]
-    assert m.read(K, 6) == b"4"
+GROUPS = (7, 200)
+STEPS = {
+    "write": 6,
+    "begin": 6,
+    "commit": 4,
+    "rollback": 2,
+    "take": 2,
+    "end": 2,
+    "clean": 2,
+    "move": 2,
+}
 
 
-def test_first_write_after_a_snapshot_copies_the_second_replaces() -> None:
-    m = ReferenceMap()
-    m.put(K, b"a")
-    m.put(K, b"b")
-    assert len(m.chains[K]) == 1
-    m.snapshot()
-    m.put(K, b"c")
-    m.put(K, b"d")
-    assert m.chains[K] == [(1, b"d"), (0, b"b")]
+class Run:
+    """A map, its base and what both must hold together."""
+
+    def __init__(self) -> None:
+        self.map = ReferenceSkipList(txids=True)
+        self.base: dict[bytes, bytes] = {}
+        self.states: dict[int, dict[bytes, int]] = {0: {}}  # contents at a txid's end
+        self.flying: list[int] = []
+        self.committed = 0
+        self.snapshot = 0
+
+    @property
+    def last(self) -> int:
+        return self.flying[-1] if self.flying else self.committed
+
+    def begin(self, _) -> None:
+        txid = self.last + 1
+        self.map.begin(txid)
+        self.states[txid] = dict(self.states[self.last])
+        self.flying.append(txid)
+
+    def write(self, diffs) -> None:
+        if not self.flying:
+            return
+        wanted = [key for key, _ in diffs]
+        missing = self.map.missing(wanted)
+        stored = [self.base.get(wanted[i]) for i in missing]
+        self.map.add_many(wanted, [d for _, d in diffs], missing, stored)
+        state = self.states[self.last]
+        for key, delta in diffs:
+            weight = state.pop(key, 0) + delta
+            if weight:
+                state[key] = weight
+
+    def commit(self, _) -> None:
+        if self.flying:
+            self.committed = self.flying.pop(0)
+            self.map.commit(self.committed)
+
+    def rollback(self, at) -> None:
+        if self.flying:
+            first = self.flying[min(at, len(self.flying) - 1)]
+            self.map.rollback(first)
+            self.flying = [txid for txid in self.flying if txid < first]
+
+    def take(self, _) -> None:
+        if not self.snapshot:
+            self.snapshot = self.map.snapshot(self.committed)
+
+    def end(self, durable) -> None:
+        if not self.snapshot:
+            return
+        if durable:
+            for keys, values in self.map.changes(self.snapshot):
+                self.base.update(zip(keys, values, strict=True))
+            self.base = {k: v for k, v in self.base.items() if v is not None}
+            assert self.base == packed(self.states[self.snapshot - 1])
+            self.map.retire(self.snapshot)
+        else:
+            self.map.release(self.snapshot)
+        self.snapshot = 0
+
+    def clean(self, limit) -> None:
+        self.map.clean(limit)
+
+    def move(self, group) -> None:
+        if self.map.residence[group] == RESIDENT:
+            self.map.spill(group)
+            return
+        self.map.begin_load(group)
+        mine = sorted(key for key in self.base if key[0] == group)
+        self.map.load(mine, [self.base[key] for key in mine])
+        self.map.set_resident(group, True)
+
+    def check(self) -> None:
+        found: dict[bytes, bytes] = {}
+        for keys, values in self.map.items(Pairs(self.base)):
+            found.update(zip(keys, values, strict=True))
+        assert found == packed(self.states[self.last])
+        assert list(found) == sorted(found)
 
 
-def test_removal_is_logical_while_a_snapshot_runs() -> None:
-    m = ReferenceMap()
-    m.put(K, b"old")
-    s = m.snapshot()
-    m.remove(K)
-    m.remove(K)
-    assert (m.size(), m.allocations()) == (0, 3)
-    m.put(K, b"new")
-    assert m.allocations() == 3 and m.read(K, s) == b"old"
-    m.release(s)
-    m.remove(K)
-    assert m.allocations() == 0
+def packed(state: dict[bytes, int]) -> dict[bytes, bytes]:
+    return {key: struct.pack("<q", weight) for key, weight in state.items()}
 
 
-def test_snapshots_finished_out_of_order() -> None:
-    m = ReferenceMap()
-    for i in range(4):
-        m.put(K, b"%d" % i)
-        m.snapshot()
-    m.snapshot()
-    m.snapshot()
-    seen = []
-    for s in (1, 3, 2, 4, 5, 6):
-        m.pruning = {K} if s == 4 else set()
-        value = m.iterate(s)[0][1]
-        m.release(s)
-        chain = "".join(v.decode() for _, v in m.chains[K])
-        seen.append((value, chain, m.finished, m.allocations()))
-    assert seen == [
-        (b"0", "3210", 1, 5),
-        (b"2", "321", 1, 4),
-        (b"1", "321", 3, 4),
-        (b"3", "321", 4, 4),
-        (b"3", "3", 5, 2),
-        (b"3", "3", 6, 2),
-    ]
+def argument(rng: random.Random, name: str):
+    """What a step needs: not much, and often the same."""
+    keys = [bytes((group, k)) for group in GROUPS for k in range(4)]
+    return {
+        "write": [
+            (rng.choice(keys), rng.randint(-2, 2)) for _ in range(rng.choice((1, 5)))
+        ],
+        "rollback": rng.randint(0, 3),
+        "end": rng.random() < 0.7,
+        "clean": rng.randint(0, 5),
+        "move": rng.choice(GROUPS),
+    }.get(name)
 
 
-@pytest.mark.parametrize(("ratio", "left"), [(0.0, 0), (0.2, 20)])
-def test_next_snapshot_deletes_the_excess(ratio, left) -> None:
-    m = ReferenceMap(ratio)
-    for i in range(100):
-        m.put(b"%03d" % i, b"v")
-    s = m.snapshot()
-    for i in range(100):
-        m.remove(b"%03d" % i)
-    assert (m.size(), len(m.chains), m.allocations()) == (0, 100, 300)
-    m.release(s)
-    assert m.allocations() == 300
-    m.snapshot()
-    assert len(m.chains) == left
+@pytest.mark.parametrize("seed", range(40))
+def test_equals_one_dictionary_per_txid(seed) -> None:
+    rng = random.Random(seed)
+    run = Run()
+    for name in rng.choices(list(STEPS), list(STEPS.values()), k=250):
+        getattr(run, name)(argument(rng, name))
+        run.check()
+    run.rollback(0)
+    run.end(False)
+    run.take(None)
+    run.end(True)
+    run.clean(1 << 30)
+    for group in GROUPS:
+        run.map.spill(group)
+    assert run.map.allocations == 0
