@@ -144,6 +144,10 @@ class TransientError(HeadraceError):
     sqlstate = "08006"
 
 
+class RowsLost(TransientError):
+    """An edge did not deliver what was sent on it: the batch must be run again."""
+
+
 # --- session
 
 

@@ -167,3 +167,5 @@ class TimeEnd:
 
     txid: int
     attempt: int
+    rows: int = 0
+    """Rows the sender has sent on the edge since its TimeEnd before: what must have arrived."""

@@ -11,6 +11,10 @@ batches of diffs.  It never sees an edge, a txid of a diff, a clock or another c
 * Invariant 2: no diff at or below a txid that its port has ended may arrive (BugError).
 * Invariant 3: a port that runs ahead of the others is held back: what it sends after its
   TimeEnd is applied only when the others have reached that txid too.
+* Invariant 4: a TimeEnd counts only when as many rows have come as it says were sent; if not,
+  the batch fails and is run again (T-29).
+* Invariant 5: one attempt of a txid: messages of an earlier one are dropped and counted; one of
+  a later one is a bug, for the state holds rows of the earlier (T-17).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Final, final
 
 import pyarrow as pa
 
-from headrace.errors import BugError
+from headrace.errors import BugError, RowsLost
 from headrace.kernels import rows
 from headrace.state.contract import StateStore
 from headrace.types import Diffs, Schema, TimeEnd, arrow_type, diff_batch
@@ -46,6 +50,8 @@ class Metrics:
     rows_out: int = 0
     batches_out: int = 0
     time_ends: int = 0
+    dropped: int = 0
+    """Messages of an earlier attempt."""
     busy_ns: int = 0
     """Time spent inside ``apply`` and ``time_end``, in nanoseconds."""
 
@@ -57,6 +63,7 @@ class Metrics:
             "rows_out": self.rows_out,
             "batches_out": self.batches_out,
             "time_ends": self.time_ends,
+            "dropped": self.dropped,
             "busy_ns": self.busy_ns,
         }
 
@@ -66,7 +73,10 @@ class _Port:
     """One input: how far it has come, and what it sent ahead of the others."""
 
     ended: int = -1
-    ended_attempt: int = 0
+    arrived: int = -1
+    """The last TimeEnd that came; ``ended`` follows once it is not held back any more."""
+    rows: int = 0
+    """Rows that came since."""
     held: deque[Message] = field(default_factory=deque)
 
 
@@ -91,6 +101,8 @@ class Collection(ABC):
         self.insert_only = False
         self._inputs = [_Port() for _ in range(ports)]
         self._done = -1
+        self._sent = 0
+        self._attempts: dict[int, int] = {}
 
     # --- verbs of a subclass
 
@@ -121,14 +133,19 @@ class Collection(ABC):
         """Take one message from the edge at ``port``; returns what goes out, in order.
 
         Raises:
-            BugError: a time moved backwards (Invariant 2).
+            BugError: a time moved backwards, or an attempt forward (Invariants 2 and 5).
+            RowsLost: not everything that was sent has come (Invariant 4).
         """
         source = self._inputs[port]
-        if message.txid <= source.ended:
+        if self._is_old(message):
+            self.metrics.dropped += 1
+            return []
+        if message.txid <= source.arrived:
             raise BugError(
                 f'collection "{self.id}" got {type(message).__name__} of txid {message.txid} on '
-                f"port {port}, which had ended txid {source.ended}"
+                f"port {port}, which had ended txid {source.arrived}"
             )
+        self._arrive(port, message)
         if source.ended > self._done or source.held:
             source.held.append(message)
             return []
@@ -136,12 +153,32 @@ class Collection(ABC):
         self._take(port, message, out)
         return out
 
-    def _take(self, port: int, message: Message, out: list[Message]) -> None:
+    def _is_old(self, message: Message) -> bool:
+        known = self._attempts.setdefault(message.txid, message.attempt)
+        if message.attempt > known:
+            raise BugError(
+                f'collection "{self.id}" got attempt {message.attempt} of txid {message.txid}'
+                f" while it holds rows of attempt {known}"
+            )
+        return message.attempt < known
+
+    def _arrive(self, port: int, message: Message) -> None:
         source = self._inputs[port]
+        if isinstance(message, Diffs):
+            source.rows += message.batch.num_rows
+            return
+        if source.rows != message.rows:
+            raise RowsLost(
+                f'collection "{self.id}" got {source.rows} of the {message.rows} rows that were'
+                f" sent to port {port} for txid {message.txid}"
+            )
+        source.arrived, source.rows = message.txid, 0
+
+    def _take(self, port: int, message: Message, out: list[Message]) -> None:
         if isinstance(message, Diffs):
             out.extend(self._run_apply(port, message))
             return
-        source.ended, source.ended_attempt = message.txid, message.attempt
+        self._inputs[port].ended = message.txid
         finished = min(p.ended for p in self._inputs)
         if finished > self._done:
             self._finish(finished, message.attempt, out)
@@ -149,17 +186,14 @@ class Collection(ABC):
     def _finish(self, txid: int, attempt: int, out: list[Message]) -> None:
         out.extend(self._run_time_end(txid, attempt))
         self._done = txid
-        out.append(TimeEnd(txid, attempt))
+        out.append(TimeEnd(txid, attempt, self._sent))
+        self._sent = 0
+        # The last one is kept, so that what comes late of an attempt before it is known.
+        self._attempts = {t: a for t, a in self._attempts.items() if t >= txid}
         for port, source in enumerate(self._inputs):
             # Invariant 3: what ran ahead may go on now, until its port is ahead again.
             while source.held and source.ended <= self._done:
-                message = source.held.popleft()
-                if message.txid <= source.ended:
-                    raise BugError(
-                        f'collection "{self.id}" got txid {message.txid} on port {port} '
-                        f"after txid {source.ended} had ended there"
-                    )
-                self._take(port, message, out)
+                self._take(port, source.held.popleft(), out)
 
     def _run_apply(self, port: int, message: Diffs) -> list[Message]:
         metrics = self.metrics
@@ -185,6 +219,7 @@ class Collection(ABC):
             if batch.num_rows == 0:
                 continue
             self.metrics.rows_out += batch.num_rows
+            self._sent += batch.num_rows
             self.metrics.batches_out += 1
             out.append(Diffs(txid, attempt, batch))
         return out

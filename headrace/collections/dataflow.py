@@ -12,6 +12,7 @@ restored from its state starts with the txid after the one of the state.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
 from headrace.collections.plan import PhysicalPlan
 from headrace.collections.source import load_batch, load_columns
-from headrace.errors import BugError
+from headrace.errors import BugError, RowsLost
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.state.contract import StateStore
 from headrace.types import Diffs, TimeEnd, arrow_schema
@@ -47,7 +48,9 @@ class Dataflow:
         self._users: dict[str, list[tuple[Collection, int]]] = {}
         self._sources: dict[int, list[plan.Source]] = {}
         self._txid = -1
-        self._attempt = 0
+        self._now = (0, 0)
+        self._begun = False
+        self._fed: Counter[str] = Counter()
         self._failed = False
         self._out: list[pa.RecordBatch] = []
         for node in physical.nodes:
@@ -64,11 +67,20 @@ class Dataflow:
         """OIDs of the tables it reads."""
         return frozenset(self._sources)
 
+    def begin(self, txid: int, attempt: int) -> None:
+        """What is ingested from now on belongs to this attempt of ``txid``.
+
+        Without it, to the first one of the txid after the last.
+        """
+        if txid <= self._txid:
+            raise BugError(f"txid {txid} begins after the end of {self._txid}")
+        self._now, self._begun = (txid, attempt), True
+
     def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
         """Take a change batch of a table; other tables' changes are of no interest."""
         for node in self._sources.get(table_oid, ()):
             for batch in cut(changes):
-                self._push(self._nodes[node.id], self._diffs(batch))
+                self._feed(node.id, batch)
 
     def load(self, table_oid: int, columns: list[pa.Array]) -> None:
         """Take population rows of a table, typed, in the order of ``load_columns``.
@@ -81,22 +93,27 @@ class Dataflow:
             made.insert_only = True
         for node in self._sources.get(table_oid, ()):
             for batch in cut(load_batch(node, columns)):
-                self._push(self._nodes[node.id], self._diffs(batch))
+                self._feed(node.id, batch)
 
     def end(self, txid: int, attempt: int = 0) -> pa.RecordBatch:
         """Finish ``txid``: consolidated diffs of the view since the last end.
 
         Raises:
             BugError: a collection did not finish, or a diff has weight 0.
+            RowsLost: rows were lost on an edge.
         """
+        if not self._begun:
+            attempt = self._now[1]
         for node in self._plan.nodes:
             if not plan.inputs(node):
-                self._push(self._nodes[node.id], TimeEnd(txid, attempt))
+                end = TimeEnd(txid, attempt, self._fed[node.id])
+                self._push(self._nodes[node.id], end)
         for made in self._nodes.values():
             made.insert_only = False
             if made.done != txid:
                 raise BugError(f'collection "{made.id}" has not finished txid {txid}')
-        self._txid = txid
+        self._txid, self._now, self._begun = txid, (txid + 1, 0), False
+        self._fed.clear()
         batches, self._out = self._out, []
         schema = arrow_schema(self._plan.sink.schema)
         table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
@@ -114,9 +131,17 @@ class Dataflow:
             for name, made in self._nodes.items()
         }
 
-    def _diffs(self, batch: pa.RecordBatch) -> Diffs:
-        # Until its TimeEnd is known, a diff belongs to the least txid that may still end.
-        return Diffs(self._txid + 1, self._attempt, batch)
+    def _take_out(self, outgoing: list[Message]) -> None:
+        """Keep what comes out of the sink; a reader is a receiver like any other."""
+        for message in outgoing:
+            if isinstance(message, Diffs):
+                self._out.append(message.batch)
+            elif (rows := sum(b.num_rows for b in self._out)) != message.rows:
+                raise RowsLost(f"got {rows} of the {message.rows} rows of the view")
+
+    def _feed(self, name: str, batch: pa.RecordBatch) -> None:
+        self._fed[name] += batch.num_rows
+        self._push(self._nodes[name], Diffs(*self._now, batch))
 
     def _push(self, made: Collection, message: Message) -> None:
         """Carry one message, and all that follows from it, to the sink."""
@@ -129,7 +154,7 @@ class Dataflow:
             taker, port, taken = waiting.pop()
             outgoing = taker.receive(port, taken)
             if taker.id == sink:
-                self._out.extend(m.batch for m in outgoing if isinstance(m, Diffs))
+                self._take_out(outgoing)
                 continue
             following = [
                 (user, user_port, m)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,11 +260,13 @@ def _drive(
         ]
         for collection in chain:
             collection.insert_only = True
+        sent: Counter[int] = Counter()
         for port, batch in inputs:
+            sent[port] += batch.num_rows
             yield from _push(chain, port, Diffs(0, 0, batch))
         if chain:
             for port in range(chain[0].ports):
-                yield from _push(chain, port, TimeEnd(0, 0))
+                yield from _push(chain, port, TimeEnd(0, 0, sent[port]))
         spec.staging.write_state(part(), store.dump())
     finally:
         remote.close()

@@ -24,4 +24,4 @@ def test_it_ends_with_its_last_input() -> None:
     made = Union(plan.Union("u", ("a", "b"), SCHEMA))
     assert made.receive(0, TimeEnd(1, 0)) == []
     assert len(made.receive(1, Diffs(1, 0, diffs(SCHEMA, "+ 1")))) == 1
-    assert made.receive(1, TimeEnd(1, 0)) == [TimeEnd(1, 0)]
+    assert made.receive(1, TimeEnd(1, 0, 1)) == [TimeEnd(1, 0, 1)]
