@@ -13,6 +13,10 @@ During replay (``cuts``) batches end exactly at the recorded end LSNs instead.
   buffered, and one transaction's bytes beyond ``spool_bytes_min`` go to a file.
 * Invariant 4: ``idle_lsn`` is a keepalive position before which nothing is left to process
   once all taken batches are processed (H15).
+
+Somebody who waits for a position (``hurry``) need not wait for the interval: the batch that has
+everything before it is closed at once.  While ``single`` is on, every transaction is a batch of
+its own, so that any position is the boundary of two batches.
 """
 
 from __future__ import annotations
@@ -116,6 +120,9 @@ class Batcher:
         self._error: HeadraceError | None = None
         self._poked = False
         self._idle_lsn = 0
+        self._kept_alive = 0
+        self._urgent = 0
+        self._single = False
         self._buffered = 0
         # The transaction being received: the stream thread's own.
         self._tx: list[bytes] = []
@@ -156,12 +163,8 @@ class Batcher:
         with self._lock:
             while self._cuts and self._cuts[0].end_lsn <= lsn:
                 self._close_cut()
-            if (
-                not self._closed
-                and self._open.transactions == 0
-                and lsn > self._idle_lsn
-            ):
-                self._idle_lsn = lsn
+            self._kept_alive = max(self._kept_alive, lsn)
+            self._note_idle()
             self._lock.notify_all()
 
     def wait_for_room(self, timeout_s: float) -> bool:
@@ -203,6 +206,28 @@ class Batcher:
                 if self._open.transactions and not self._cuts:
                     wait = min(wait, self._open.opened_at + self._interval_s - now)
                 self._lock.wait(max(wait, 0.0))
+
+    def hurry(self, lsn: int) -> None:
+        """Somebody waits for everything before ``lsn``; 0: nobody waits any more."""
+        with self._lock:
+            self._urgent = lsn
+            if 0 < lsn <= self._idle_lsn:
+                self._poked = True
+            self._lock.notify_all()
+
+    def single(self, *, on: bool) -> None:
+        """From here on, make every transaction a batch of its own (or no longer)."""
+        with self._lock:
+            self._single = on
+            if on and self._open.transactions and not self._cuts:
+                self._close_open()
+            self._lock.notify_all()
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits for a position that the server has not told us of."""
+        with self._lock:
+            return self._urgent > self._seen()
 
     def poke(self) -> None:
         """Let ``take`` return: there is something else to do."""
@@ -297,7 +322,7 @@ class Batcher:
         if self._cuts:
             if self._cuts[0].end_lsn == end_lsn:
                 self._close_cut()
-        elif batch.messages >= self._rows_max or batch.spooled:
+        elif batch.messages >= self._rows_max or batch.spooled or self._single:
             self._close_open()
 
     def _close_cut(self) -> None:
@@ -311,7 +336,9 @@ class Batcher:
 
     def _ready(self) -> Batch | None:
         if self._closed:
-            return self._closed.popleft()
+            batch = self._closed.popleft()
+            self._note_idle()
+            return batch
         batch = self._open
         if self._cuts or batch.transactions == 0:
             return None
@@ -319,10 +346,25 @@ class Batcher:
         if (
             clock.monotonic() < batch.opened_at + self._interval_s
             and self._error is None
+            and not 0 < self._urgent <= self._seen()
         ):
             return None
         self._open = Batch()
+        self._note_idle()
         return batch
+
+    def _seen(self) -> int:
+        """Every transaction that ended before this position has been received."""
+        return max(self._kept_alive, self._open.end_lsn)
+
+    def _note_idle(self) -> None:
+        """Invariant 4: nothing waits here, so all before the last keepalive is taken."""
+        if self._closed or self._open.transactions or self._cuts:
+            return
+        if self._kept_alive > self._idle_lsn:
+            self._idle_lsn = self._kept_alive
+            if 0 < self._urgent <= self._idle_lsn:
+                self._poked = True
 
     def _full(self) -> bool:
         with self._lock:

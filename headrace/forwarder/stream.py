@@ -40,6 +40,9 @@ _SILENCE_S_MAX: Final = 90.0
 _CONTINUITY: Final = frozenset(("55000", "42704", "58P01"))
 """Slot lost or unusable, slot or publication gone, WAL removed."""
 _ACTIVE_ATTEMPTS: Final = 50
+_ASK_S_MIN: Final = 0.002
+_ASK_S_MAX: Final = 0.05
+"""How often the server is asked for its position while somebody waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,11 @@ class Stream:
     def asked(self) -> int:
         """How often the server has asked for an answer at once (it does when it stops)."""
         return self._asked
+
+    def hurry(self, lsn: int) -> None:
+        """Somebody waits for everything before ``lsn``: the server is asked where it is."""
+        self.batcher.hurry(lsn)
+        self._wake()
 
     def stop(self) -> None:
         """End the stream and wait for its thread; what is buffered is dropped."""
@@ -250,11 +258,17 @@ class Stream:
         last_input = clock.monotonic()
         sent = 0
         interval = self._settings.feedback_interval_ms / 1000
+        pause = _ASK_S_MIN
         while not self._stopping:
             now = clock.monotonic()
-            if now - last_feedback >= interval or sent != self._confirmed:
+            # It tells its position when asked; it may not have come as far as is waited for.
+            urgent = batcher.urgent
+            pause = pause if urgent else _ASK_S_MIN
+            every = min(pause, interval) if urgent else interval
+            if now - last_feedback >= every or sent != self._confirmed:
                 sent = self._feedback(ask=True)
                 last_feedback = now
+                pause = min(2 * pause, _ASK_S_MAX)
             messages, idle = self._gather(pgconn)
             room = batcher.add(messages) if messages else True
             if self._notice is not None:
@@ -268,7 +282,7 @@ class Stream:
                 batcher.wait_for_room(interval)
                 last_input = clock.monotonic()
             elif idle:
-                left = max(last_feedback + interval - clock.monotonic(), 0.0)
+                left = max(last_feedback + every - clock.monotonic(), 0.0)
                 if self._wait(left):
                     last_input = clock.monotonic()
                 elif clock.monotonic() - last_input > _SILENCE_S_MAX:

@@ -16,12 +16,16 @@ from headrace.errors import (
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
+    RowError,
     SinkBlocked,
     SinkTableError,
+    UndefinedError,
+    UserError,
 )
 from headrace.runtime import positions, views
 from headrace.runtime.positions import Position, StateMark
-from headrace.runtime.views import ERROR, RUNNING, SINK_ERROR, View
+from headrace.runtime.views import ERROR, PAUSED, RUNNING, SINK_ERROR, View
+from headrace.runtime.waits import Waits
 from headrace.sink import table
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 RESYNC: Final = "Drop the view and create it again."
+"""Hint of what a resync mends; ``fail``, which knows the view, makes it the call."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class Lifecycle:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: list[_Waiting] = []
+        self.waits = Waits(engine)
 
     # --- at start and after each loss of the connection
 
@@ -75,7 +81,7 @@ class Lifecycle:
         if mark is not None:
             view.store = engine.db.view(view.id)
             view.mark = mark
-            view.status = RUNNING
+            _revive(view)
             return
         try:
             if not self._ingest(view):
@@ -103,7 +109,7 @@ class Lifecycle:
         view.start_lsn = found.lsn
         view.mark = StateMark(txid, found.lsn, found.txid)
         view.store = engine.db.view(view.id)
-        view.status = RUNNING
+        _revive(view)
         meta: positions.Meta = {}
         positions.put_view(meta, view.id, view.mark)
         engine.db.checkpoint([], meta, sync=True)
@@ -217,8 +223,13 @@ class Lifecycle:
         return hold
 
     def release(self, job: str) -> None:
-        """End a hold; nothing happens if there is none."""
+        """End a hold and what was suspended for it; nothing happens if there is none."""
         engine = self._engine
+        for view in engine.views.values():
+            if view.suspended == job:
+                view.suspended = None
+                view.story.add("goes on", job=job)
+                engine.rewind_soon()
         if engine.holds.pop(job, None) is None:
             return
         meta: positions.Meta = {}
@@ -250,7 +261,7 @@ class Lifecycle:
         mark = positions.views(engine.db).get(view.id)
         if mark is not None:
             view.store, view.mark = engine.db.view(view.id), mark
-            view.status = RUNNING
+            _revive(view)
         elif not self._ingest(view):
             raise DefiniteFailure("the view has no staged state", hint=RESYNC)
         engine.views[view.id] = view
@@ -262,6 +273,72 @@ class Lifecycle:
             raise BugError(f"progress of the new view {view.id} is ahead of its state")
         self._verify(view)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
+
+    def suspend(self, view_id: int, job: str) -> None:
+        """Write nothing of a view until ``job`` is released: its contents are replaced.
+
+        Other views go on.  Nothing happens to a view that does not run.
+        """
+        view = self._engine.views.get(view_id)
+        if view is None or not view.owned:
+            return
+        self._leave(view)
+        view.suspended = job
+        view.story.add("suspended", job=job)
+
+    def pause(self, view_id: int) -> None:
+        """Stop a view at its last txid, until ``resume``; the WAL it lacks is kept.
+
+        Raises:
+            UserError: 55000, it has stopped already.
+        """
+        view = self._known(view_id)
+        if view.status == PAUSED:
+            return
+        views.set_status(self._engine.owner.conn, view.id, PAUSED)
+        self._leave(view)
+        view.status = PAUSED
+        view.message = None
+        view.story.add(PAUSED)
+        _log.info("view paused", view=view.id)
+        self.caught_up()
+
+    def resume(self, view_id: int) -> None:
+        """Let a paused view go on from its state, by a rewind; nothing happens to others.
+
+        Raises:
+            UserError: 55000, it has stopped meanwhile.
+        """
+        view = self._known(view_id)
+        if view.status != PAUSED:
+            return
+        views.set_status(self._engine.owner.conn, view.id, RUNNING)
+        view.status = RUNNING
+        view.story.add("resumed")
+        _log.info("view resumed", view=view.id)
+        self._engine.rewind_soon()
+
+    def _known(self, view_id: int) -> View:
+        engine = self._engine
+        view = engine.views.get(view_id)
+        if view is None:
+            view = views.load_one(engine.owner.conn, view_id)
+            if view.owned:
+                raise UserError(
+                    f"view {view.target.shown} is being created", sqlstate="55006"
+                )
+        if not view.owned:
+            raise UserError(
+                f"view {view.target.shown} has stopped",
+                detail=view.message,
+                hint=views.resync_hint(view),
+                sqlstate="55000",
+            )
+        return view
+
+    def _leave(self, view: View) -> None:
+        """Take a view out of what is being processed: its state is that of its last txid."""
+        view.reset()
 
     def drop(self, view_id: int) -> None:
         """Forget a view and its state; nothing happens if there is none."""
@@ -280,6 +357,7 @@ class Lifecycle:
         engine.owner.writer.forget(view_id)
         self._drop_state(view_id)
         _log.info("view forgotten", view=view_id)
+        self.waits.forget(view_id, UndefinedError("the view was dropped"))
         self.caught_up()
 
     def _drop_state(self, view_id: int) -> None:
@@ -291,22 +369,26 @@ class Lifecycle:
     # --- failing and healing
 
     def enforce_budget(self) -> None:
-        """Give up blocked views for which the source keeps more WAL than the budget (P6)."""
+        """Give up views that stand still, for which more WAL is kept than the budget (P6)."""
         engine = self._engine
+        # Each cycle comes by here, also one that only moved the position on.
+        self.waits.check()
         budget = engine.settings.wal_budget_bytes
         for view in list(engine.views.values()):
-            if view.status != SINK_ERROR or view.mark.txid >= engine.position.txid:
+            still = view.status in (SINK_ERROR, PAUSED)
+            if not still or view.mark.txid >= engine.position.txid:
                 continue
             behind = engine.position.lsn - engine.covered(view.mark)
             if not budget or behind <= budget:
                 continue
+            paused = view.status == PAUSED
+            why = "" if paused else f"{view.message or 'Its result table was locked'}; "
             self.fail(
                 view,
                 DefiniteFailure(
-                    f"the view needs a resync: it was blocked while {behind} bytes of WAL"
-                    " were written",
-                    detail=f"{view.message or 'Its result table was locked'};"
-                    f" wal_budget_bytes is {budget}.",
+                    f"the view needs a resync: it was {'paused' if paused else 'blocked'}"
+                    f" while {behind} bytes of WAL were written",
+                    detail=f"{why}wal_budget_bytes is {budget}.",
                     hint=RESYNC,
                     sqlstate="53400",
                 ),
@@ -315,13 +397,15 @@ class Lifecycle:
     def fail(self, view: View, error: HeadraceError) -> None:
         """Stop a view: for good, or until its table can be written again."""
         engine = self._engine
-        view.reset()
+        self._leave(view)
         if isinstance(error, SinkTableError) and not views.exists(
             engine.owner.conn, view.id
         ):
             self.forget(view.id)
             return
         blocked = isinstance(error, SinkBlocked)
+        if not blocked:
+            error = _with_hint(error, view)
         status = SINK_ERROR if blocked else ERROR
         views.set_status(engine.owner.conn, view.id, status, error)
         view.status = status
@@ -336,7 +420,7 @@ class Lifecycle:
         engine = self._engine
         now = clock.monotonic()
         for view in list(engine.views.values()):
-            if view.status != SINK_ERROR or now < view.retry_at:
+            if view.status != SINK_ERROR or view.suspended or now < view.retry_at:
                 continue
             view.retry_at = now + engine.settings.sink_retry_ms / 1000
             if not self._free(view):
@@ -350,7 +434,11 @@ class Lifecycle:
     def heal_at(self) -> float:
         """When a blocked view is to be tried again, on the monotonic clock."""
         return min(
-            (v.retry_at for v in self._engine.views.values() if v.status == SINK_ERROR),
+            (
+                v.retry_at
+                for v in self._engine.views.values()
+                if v.status == SINK_ERROR and not v.suspended
+            ),
             default=float("inf"),
         )
 
@@ -392,14 +480,37 @@ class Lifecycle:
                 waiting.future.set_exception(
                     DefiniteFailure(view.message or "the view has stopped")
                 )
-            elif view.mark.txid >= waiting.txid:
+            elif view.mark.txid >= waiting.txid or view.status == PAUSED:
                 waiting.future.set_result(None)
             else:
                 left.append(waiting)
         self._waiting = left
+        self.waits.check()
 
     def give_up(self, error: HeadraceError) -> None:
         """Answer everybody that the engine ends."""
         for waiting in self._waiting:
             waiting.future.set_exception(error)
         self._waiting = []
+        self.waits.give_up(error)
+
+
+def _revive(view: View) -> None:
+    """The view has its state: it runs, unless somebody has paused it."""
+    if view.status != PAUSED:
+        view.status = RUNNING
+
+
+def _with_hint(error: HeadraceError, view: View) -> HeadraceError:
+    """``error`` with the call that mends ``view`` as its hint, where it had a vague one."""
+    if isinstance(error, RowError) and error.hint is None:
+        hint = views.resync_hint(view, "Mend the row")
+    elif error.hint == table.UNDO:
+        hint = views.resync_hint(view, "Undo that")
+    elif error.hint in (None, RESYNC):
+        hint = views.resync_hint(view)
+    else:
+        return error
+    return type(error)(
+        error.message, detail=error.detail, hint=hint, sqlstate=error.code
+    )

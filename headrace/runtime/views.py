@@ -1,12 +1,14 @@
 """Views as the worker knows them: catalog row, state, dataflow, result table.
 
 A view is *live* when batches are processed for it.  ``sink_error`` views keep their state and
-are retried; ``error`` views have stopped for good and hold back nothing.
+are retried, ``paused`` ones until somebody resumes them; ``error`` views have stopped until a
+resync and hold back nothing.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +33,13 @@ Connection = psycopg.Connection[Any]
 
 RUNNING: Final = "running"
 SINK_ERROR: Final = "sink_error"
+PAUSED: Final = "paused"
 ERROR: Final = "error"
-_LIVE: Final = (RUNNING, SINK_ERROR)
+_OWNED: Final = (RUNNING, SINK_ERROR, PAUSED)
 
 
 _EMPTY: Final = StateMark(0, 0, 0)
+_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 @dataclass(slots=True)
@@ -57,17 +61,27 @@ class View:
     dataflow: Dataflow | None = None
     remote: RemoteEvaluator | None = None
     retry_at: float = 0.0
+    suspended: str | None = None
+    """The job for which nothing is written just now, because it replaces the contents."""
     story: Story = field(default_factory=Story)
 
     @property
     def live(self) -> bool:
         """Whether batches are processed for it."""
-        return self.status == RUNNING
+        return self.status == RUNNING and self.suspended is None
 
     @property
     def owned(self) -> bool:
         """Whether the source must keep what it has not processed yet."""
-        return self.status in _LIVE
+        return self.status in _OWNED
+
+    @property
+    def argument(self) -> str:
+        """Its name as a text literal for a procedure has it between the quotes."""
+        return ".".join(
+            name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+            for name in (self.target.schema_name, self.target.table_name)
+        ).replace("'", "''")
 
     def flow(self, config: Settings) -> Dataflow:
         """Its dataflow, built from the state when there is none."""
@@ -97,7 +111,7 @@ _COLUMNS: Final = (
 def load(conn: Connection) -> list[View]:
     """All views that should be running, in order of id."""
     rows = conn.execute(
-        _COLUMNS + " WHERE v.status = ANY (%s) ORDER BY v.id", (list(_LIVE),)
+        _COLUMNS + " WHERE v.status = ANY (%s) ORDER BY v.id", (list(_OWNED),)
     ).fetchall()
     return [_view(row) for row in rows]
 
@@ -120,6 +134,12 @@ def exists(conn: Connection, view_id: int) -> bool:
         "SELECT 1 FROM headrace.views WHERE id = %s", (view_id,)
     ).fetchone()
     return row is not None
+
+
+def resync_hint(view: View, before: str = "") -> str:
+    """The call that fills the view anew; ``before`` is what must be done first."""
+    call = f"CALL headrace.resync_view('{view.argument}')"
+    return f"{before}, then {call}." if before else f"{call} fills it anew."
 
 
 def set_status(

@@ -59,6 +59,10 @@ class Worker:
                 "release": self._release,
                 "adopt": self._adopt,
                 "drop": self._drop,
+                "pause": self._pause,
+                "resume": self._resume,
+                "suspend": self._suspend,
+                "wait": self._wait,
                 "status": self._status,
                 "stop": self._stop,
             },
@@ -118,6 +122,24 @@ class Worker:
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
         view_id = int(_need(params, "view_id"))
         await self._on_engine(lambda: self._engine.lifecycle.drop(view_id))
+
+    async def _pause(self, params: dict[str, Any], _: Progress) -> None:
+        view_id = int(_need(params, "view_id"))
+        await self._on_engine(lambda: self._engine.lifecycle.pause(view_id))
+
+    async def _resume(self, params: dict[str, Any], _: Progress) -> None:
+        view_id = int(_need(params, "view_id"))
+        await self._on_engine(lambda: self._engine.lifecycle.resume(view_id))
+
+    async def _suspend(self, params: dict[str, Any], _: Progress) -> None:
+        view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
+        await self._on_engine(lambda: self._engine.lifecycle.suspend(view_id, job))
+
+    async def _wait(self, params: dict[str, Any], _: Progress) -> None:
+        view_id, lsn = int(_need(params, "view_id")), int(_need(params, "lsn"))
+        waits = self._engine.lifecycle.waits
+        future = await self._on_engine(lambda: waits.wait(view_id, lsn))
+        await asyncio.wrap_future(future)
 
     async def _status(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
         engine = self._engine

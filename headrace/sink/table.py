@@ -18,6 +18,8 @@ from headrace.types import Oid, Schema
 
 Connection = psycopg.Connection[Any]
 
+UNDO: Final = "Undo that, or drop the view and create it again."
+"""Hint of an altered result table."""
 _NAME_BYTES_MAX: Final = 63
 
 
@@ -290,7 +292,7 @@ def check(conn: Connection, target: Target, publication: str) -> None:
     if wrong:
         raise SinkTableError(
             f"result table {name} {wrong}",
-            hint="Undo that, or drop the view and create it again.",
+            hint=UNDO,
             sqlstate="55000",
         )
 
