@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from headrace.errors import BugError
 from headrace.forwarder.stream import Identity
 from headrace.state.rocks import RocksDatabase
 
@@ -24,7 +25,7 @@ _VIEW: Final = b"view/"
 _HOLD: Final = b"hold/"
 _TXID: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">QQ")
-_TRIPLE: Final = struct.Struct(">QQq")
+_RECORD: Final = struct.Struct(">QQqI")
 _STATE: Final = struct.Struct(">QQQ")
 
 Meta = dict[bytes, bytes | None]
@@ -46,6 +47,8 @@ class Record:
     start_lsn: int
     end_lsn: int
     commit_time_us: int
+    attempt: int = 0
+    """The last one that was processed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,8 @@ def get_source(db: RocksDatabase) -> tuple[Identity, str] | None:
 
 def put_record(meta: Meta, record: Record) -> None:
     """Add the record of a batch."""
-    meta[_BATCH + _TXID.pack(record.txid)] = _TRIPLE.pack(
-        record.start_lsn, record.end_lsn, record.commit_time_us
+    meta[_BATCH + _TXID.pack(record.txid)] = _RECORD.pack(
+        record.start_lsn, record.end_lsn, record.commit_time_us, record.attempt
     )
 
 
@@ -105,13 +108,56 @@ def drop_record(meta: Meta, txid: int) -> None:
     meta[_BATCH + _TXID.pack(txid)] = None
 
 
-def records(db: RocksDatabase) -> dict[int, Record]:
-    """All recorded batches, by txid, ascending."""
-    out = {}
+class Records(dict[int, Record]):
+    """The recorded batches by txid, ascending: what a replay of each must be cut like (T-11).
+
+    Invariant: batches are recorded one after the other; none is left out, and none anew (T-26).
+    """
+
+    def __init__(self, found: Iterable[Record] = (), last: int = 0) -> None:
+        """``last``: all batches up to it were recorded at some time."""
+        super().__init__((record.txid, record) for record in found)
+        self.last = max(last, *self) if self else last
+        """The last txid that was recorded, even if it was forgotten since."""
+
+    def record(self, meta: Meta, new: Record) -> Record:
+        """Record a batch, or find its record, in which only the attempt changes.
+
+        Raises:
+            BugError: it does not end where it was recorded, or it is not the next one.
+        """
+        known = self.get(new.txid)
+        if known is None:
+            if new.txid != self.last + 1:
+                raise BugError(
+                    f"batch {new.txid} cannot be recorded: the last one is {self.last}"
+                )
+            known = new
+        elif known.end_lsn != new.end_lsn:
+            raise BugError(f"batch {new.txid} does not end where it was recorded")
+        elif known.attempt == new.attempt:
+            return known
+        known = replace(known, attempt=new.attempt)
+        self[new.txid] = known
+        self.last = max(self.last, new.txid)
+        put_record(meta, known)
+        return known
+
+    def trim(self, meta: Meta, least: int) -> None:
+        """Forget the records before ``least``, which nobody can ask for any more."""
+        for txid in [t for t in self if t < least]:
+            del self[txid]
+            drop_record(meta, txid)
+
+
+def records(db: RocksDatabase) -> Records:
+    """All recorded batches."""
+    found = []
     for key, value in db.scan_meta(_BATCH):
         txid = int(_TXID.unpack(key[len(_BATCH) :])[0])
-        out[txid] = Record(txid, *_TRIPLE.unpack(value))
-    return out
+        found.append(Record(txid, *_RECORD.unpack(value)))
+    position = get_position(db)
+    return Records(found, position.txid if position is not None else 0)
 
 
 def put_view(meta: Meta, view_id: int, mark: StateMark | None) -> None:
