@@ -1,0 +1,606 @@
+"""The statements T-1 … T-30 of the requirements (1.4, 2.4, 3.4) that need no server.
+
+Those that need one are in ``test_seed_t_engine.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.collections.base import Collection, Message
+from headrace.collections.dataflow import Dataflow
+from headrace.errors import BugError, RowsLost
+from headrace.forwarder.batcher import Batch, Batcher, Cut
+from headrace.kernels.pgoutput import Decoder
+from headrace.runtime import positions
+from headrace.runtime.batches import Frames
+from headrace.runtime.coordinator import Coordinator, EmitBatch, EmitCommit, State
+from headrace.runtime.edges import Edge
+from headrace.runtime.positions import Meta, Position, Record
+from headrace.state.memory import MemoryStore
+from headrace.state.rocks import RocksDatabase
+from headrace.types import INT4, WEIGHT, Diffs, Field, TimeEnd
+from tests.ledger import diffs
+from tests.plans import all_plans, table
+from tests.runtime.messages import insert, relation, transaction
+from tests.streams import INSERT, Op
+
+TRACE = """
+start | batch 1.0 2.0 3.0 4.0
+tick | —
+fail 2.0 | batch 2.1 3.1 4.1
+processed 2.1 | — (1 not committed)
+processed 1.0 | commit 1.0
+committed 1.0 | commit 2.1, batch 5.0
+source idle; committed 2.1 | —
+stale fail 3.0 | —
+fail 3.1 | batch 3.2 4.2 5.1 (stored metadata is replayed although the source is idle)
+source ready; tick | batch 6.0
+processed 3.2 | commit 3.2
+fail of commit 3.2 | batch 3.3 4.3 5.2 6.1
+processed 3.3 | commit 3.3
+processed 4.3 | —
+committed 3.3 | commit 4.3, batch 7.0
+"""
+"""Requirements 3.4, word for word."""
+
+
+def words(emitted) -> str:
+    out: list[str] = []
+    for emission in emitted:
+        kind = "batch" if isinstance(emission, EmitBatch) else "commit"
+        told = f"{emission.txid}.{emission.attempt}"
+        if out and out[-1].startswith(kind):
+            out[-1] += f" {told}"
+        else:
+            out.append(f"{kind} {told}")
+    return ", ".join(out) or "—"
+
+
+def carry_out(c: Coordinator, event: str):
+    """What the coordinator emits for an event of the trace."""
+    match event.replace("stale ", "").replace("of commit ", "").split():
+        case ["start" | "tick"]:
+            return c.tick()
+        case ["source", "idle;" | "ready;" as how, *rest]:
+            c.source_ready = how == "ready;"
+            return carry_out(c, " ".join(rest))
+        case ["processed" | "committed" | "fail" as what, which]:
+            txid, attempt = map(int, which.split("."))
+            verb = {"fail": c.failed, "processed": c.processed}.get(what, c.committed)
+            return verb(txid, attempt)
+    raise AssertionError(event)
+
+
+def test_T_23_the_trace_of_the_requirements():
+    c = Coordinator(max_pending=4)
+    for line in TRACE.strip().splitlines():
+        event, emitted = line.split(" | ")
+        assert words(carry_out(c, event)) == emitted.split(" (")[0], event
+
+
+def test_T_2_one_at_a_time_waits_until_all_is_done():
+    c = Coordinator(max_pending=1)
+    assert words(c.tick()) == "batch 1.0"
+    assert words(c.tick()) == "—"
+    assert words(c.processed(1, 0)) == "commit 1.0"
+    assert words(c.tick()) == "—"
+    assert words(c.committed(1, 0)) == "batch 2.0"
+
+
+def test_T_3_ids_start_at_1_and_a_replay_has_the_same():
+    c = Coordinator()
+    assert words(c.tick()) == "batch 1.0"
+    assert words(c.failed(1, 0)) == "batch 1.1"
+    assert words(c.failed(1, 1)) == "batch 1.2"
+
+
+@given(st.lists(st.sampled_from(["process", "commit", "fail"]), max_size=40))
+def test_T_9_commits_are_in_order_and_one_at_a_time(events):
+    c = Coordinator(max_pending=3)
+    emitted = c.tick()
+    committed, now = [], []
+    for event in events:
+        for emission in emitted:
+            if isinstance(emission, EmitCommit):
+                now = [emission]
+        flying = {f.txid: f for f in c.flights()}
+        assert sum(f.state is State.COMMITTING for f in flying.values()) <= 1
+        processing = [f for f in flying.values() if f.state is State.PROCESSING]
+        emitted = []
+        if event == "process" and processing:
+            last = processing[-1]  # the last one first: no order among them
+            emitted = c.processed(last.txid, last.attempt)
+        elif event == "commit" and now and c.state(now[0].txid) is State.COMMITTING:
+            committed.append(now[0].txid)
+            emitted = c.committed(now[0].txid, now[0].attempt)
+        elif event == "fail" and flying:
+            first = min(flying)
+            emitted = c.failed(first, flying[first].attempt)
+    assert committed == list(range(1, len(committed) + 1))
+
+
+@pytest.mark.parametrize("phase", ["processing", "processed", "committing"])
+def test_T_10_failure_in_either_phase_runs_both_again(phase):
+    c = Coordinator(max_pending=2)
+    c.tick()
+    if phase == "processed":
+        c.processed(2, 0)
+        txid = 2
+    else:
+        txid = 1
+        if phase == "committing":
+            assert words(c.processed(1, 0)) == "commit 1.0"
+    assert c.state(txid) is State(phase)
+    assert f"{txid}.1" in words(c.failed(txid, 0))
+    assert c.state(txid) is State.PROCESSING
+    if txid == 2:
+        c.processed(1, 0)
+        c.committed(1, 0)
+    assert words(c.processed(txid, 1)) == f"commit {txid}.1"
+    assert words(c.committed(txid, 0)) == "—"
+
+
+def test_T_12_nothing_is_processed_or_committed_unasked():
+    c = Coordinator(max_pending=2)
+    assert c.processed(1, 0) == []
+    c.tick()
+    with pytest.raises(BugError, match="while processing"):
+        c.committed(1, 0)
+    c.processed(1, 0)
+    with pytest.raises(BugError, match="while committing"):
+        c.processed(1, 0)
+    assert c.committed(3, 0) == []
+
+
+def test_T_14_nothing_of_a_finished_txid_is_kept():
+    c = Coordinator(max_pending=2)
+    edge = Edge("source")
+    physical = all_plans(table(1), table(2))["join residual"]
+    flow = Dataflow(physical, MemoryStore(), None, 0)
+    source = table(1)
+    for txid in range(1, 30):
+        for emission in c.tick():
+            assert isinstance(emission, EmitBatch)
+        c.failed(txid, 0)
+        edge.open(["view"], txid - 1)
+        edge.put(Diffs(txid, 1, diffs((Field("x", INT4),), "+ 1")))
+        flow.begin(txid, 1)
+        flow.ingest(1, source.changes([Op(INSERT, (str(txid), "1", "x", "1"))]))
+        edge.put(TimeEnd(txid, 1, 1))
+        assert len(edge.pull("view")) == 2
+        flow.end(txid, 1)
+        c.processed(txid, 1)
+        c.committed(txid, 1)
+        c.durable(txid)
+    assert edge.statistics()["frames"] == edge.statistics()["rows"] == 0
+    # What is left is the last txid's attempt, by which a late message is known.
+    for made in flow._nodes.values():
+        assert made._attempts == {29: 1}
+        assert all(not p.held and p.rows == 0 for p in made._inputs)
+    c.durable(40)
+    assert c._taken == {}
+
+
+def fill(count: int) -> list[bytes]:
+    """A stream of ``count`` transactions, each with two rows, over one table."""
+    out = []
+    for number in range(1, count + 1):
+        body = [] if number > 1 else [relation()]
+        body += [insert(f"{number}{i}", f"{i}", "x", f"{number}.0") for i in (0, 1)]
+        out += transaction(number * 10, body)
+    return out
+
+
+@pytest.mark.parametrize("name", ["join", "reduce", "union", "distinct", "failing map"])
+def test_T_15_five_replays_give_the_same_bytes(name):
+    physical = all_plans(table(1), table(2))[name]
+    told = set()
+    for attempt in range(5):
+        store, decoder = MemoryStore(), Decoder()
+        batcher = Batcher(start_lsn=0, cuts=[Cut(1, 30), Cut(2, 60)], interval_s=0)
+        messages = fill(6)
+        # However the socket cuts the stream.
+        for start in range(0, len(messages), attempt + 1):
+            batcher.add(messages[start : start + attempt + 1])
+        digest = hashlib.sha256()
+        flow = Dataflow(physical, store, None, 0)
+        for txid in (1, 2):
+            batch = batcher.take(0)
+            assert isinstance(batch, Batch)
+            assert batch.txid == txid
+            flow.begin(txid, attempt)
+            for chunk in Frames(batch, decoder, txid, attempt):
+                for frame in chunk:
+                    digest.update(ipc(frame.diffs.batch))
+                    for oid in (1, 2):
+                        flow.ingest(oid, frame.diffs.batch)
+            digest.update(ipc(flow.end(txid, attempt)))
+        told.add((digest.hexdigest(), repr(store.dump())))
+    assert len(told) == 1
+
+
+def ipc(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("name", sorted(all_plans(table(1), table(2))))
+def test_T_16_every_message_carries_txid_and_attempt(name, monkeypatch):
+    seen = []
+    receive = Collection.receive
+
+    def watch(self, port: int, message: Message) -> list[Message]:
+        out = receive(self, port, message)
+        seen.extend([message, *out])
+        return out
+
+    monkeypatch.setattr(Collection, "receive", watch)
+    one, two = table(1), table(2)
+    flow = Dataflow(all_plans(one, two)[name], MemoryStore(), None, 0)
+    for here in (one, two):
+        flow.load(here.oid, here.load())
+    flow.end(0)
+    for txid, attempt in ((7, 3), (8, 1)):
+        seen.clear()
+        flow.begin(txid, attempt)
+        for here in (one, two):
+            op = Op(INSERT, (str(txid), "1", "x", "1"))
+            flow.ingest(here.oid, here.changes([op]))
+        flow.end(txid, attempt)
+        assert {(m.txid, m.attempt) for m in seen} == {(txid, attempt)}
+        assert {type(m) for m in seen} == {Diffs, TimeEnd}
+
+
+def test_T_18_the_id_goes_up_by_one_per_batch():
+    c = Coordinator(max_pending=2)
+    seen = [e.txid for e in c.tick()]
+    for txid in range(1, 20):
+        c.processed(txid, 0)
+        seen += [e.txid for e in c.committed(txid, 0) if isinstance(e, EmitBatch)]
+    assert seen == list(range(1, 22))
+
+
+def test_T_24_a_failure_takes_all_later_ones_back():
+    c = Coordinator(max_pending=3)
+    c.tick()
+    c.processed(2, 0)
+    c.processed(3, 0)
+    assert words(c.failed(1, 0)) == "batch 1.1 2.1 3.1"
+    # What they computed stood on the batch that failed.
+    assert {f.state for f in c.flights()} == {State.PROCESSING}
+    assert c.processed(2, 0) == []
+
+
+def test_T_24_no_row_is_skipped_when_a_replayed_batch_is_shorter():
+    # The records were lost with the machine's power, so the batches are cut anew.
+    c = Coordinator(max_pending=2)
+    rows = [m for i in range(1, 101) for m in transaction(i * 10, [b"I" + bytes(5)])]
+    first = Batcher(start_lsn=0, interval_s=0, rows_max=150)
+    first.add(rows)
+    assert [first.take(0).end_lsn for _ in c.tick()] == [500, 1000]
+    assert words(c.failed(1, 0)) == "batch 1.1 2.1"
+    again = Batcher(start_lsn=0, interval_s=0)
+    again.add(rows[: 3 * 30])
+    ends = [again.take(0).end_lsn]
+    again.add(rows[3 * 30 :])
+    ends.append(again.take(0).end_lsn)
+    assert ends == [300, 1000]
+    committed = []
+    for txid, batch_end in enumerate(ends, start=1):
+        assert words(c.processed(txid, 1)) == f"commit {txid}.1"
+        c.committed(txid, 1)
+        start = committed[-1] + 10 if committed else 10
+        committed += range(start, batch_end + 1, 10)
+    assert committed == [i * 10 for i in range(1, 101)]
+
+
+def test_T_25_stale_answers_change_nothing():
+    c = Coordinator(max_pending=3)
+    c.tick()
+    c.failed(1, 0)
+    before = c.flights()
+    for txid in (1, 2, 3):
+        assert c.failed(txid, 0) == c.processed(txid, 0) == c.committed(txid, 0) == []
+    assert c.failed(9, 0) == []
+    assert c.flights() == before
+    assert words(c.processed(1, 1)) == "commit 1.1"
+    assert words(c.failed(1, 0)) == "—", "also a stale fail of what commits now"
+    assert c.state(1) is State.COMMITTING
+
+
+def test_T_11_T_26_a_crash_between_record_and_emission(tmp_path):
+    """The same range is emitted again, although more has come in the meantime."""
+    stream = fill(9)
+    db = RocksDatabase(tmp_path / "state")
+    records = positions.records(db)
+    batcher = Batcher(start_lsn=0, interval_s=0)
+    batcher.add(stream[:-16])  # of nine transactions, five
+    batch = batcher.take(0)
+    meta: Meta = {}
+    records.record(meta, Record(1, 0, batch.end_lsn, batch.commit_time_us))
+    db.checkpoint([], meta, sync=False)
+    del records
+    db.close()
+
+    db = RocksDatabase(tmp_path / "state")
+    records = positions.records(db)
+    position = positions.get_position(db) or Position(0, 0)
+    c = Coordinator(
+        position.txid + 1,
+        recorded=records.last,
+        attempts={t: r.attempt for t, r in records.items()},
+    )
+    c.source_ready = False
+    assert words(c.tick()) == "batch 1.1", "it is known without the source"
+    cuts = [Cut(t, r.end_lsn) for t, r in records.items()]
+    batcher = Batcher(start_lsn=position.lsn, cuts=cuts, interval_s=0)
+    batcher.add(stream)
+    again = batcher.take(0)
+    assert (again.txid, again.end_lsn) == (1, batch.end_lsn)
+    assert list(again.chunks()) == list(batch.chunks())
+    assert batcher.take(0).end_lsn == 90
+    with pytest.raises(BugError, match="the last one is 1"):
+        records.record({}, Record(3, 0, 90, 0))
+    db.close()
+
+
+def test_T_26_nobody_asks_for_what_is_before_the_committed():
+    kept = positions.Records()
+    meta: Meta = {}
+    for txid in range(1, 4):
+        kept.record(meta, Record(txid, 10 * txid, 10 * txid + 10, 0))
+    with pytest.raises(BugError, match="the last one is 3"):
+        kept.record(meta, Record(5, 50, 60, 0))
+    kept.trim(meta, 3)
+    assert list(kept) == [3]
+    with pytest.raises(BugError):
+        kept.record(meta, Record(2, 20, 30, 0))
+
+
+def test_T_27_attempts_go_up_over_rewinds_and_restarts(tmp_path):
+    c = Coordinator(max_pending=2)
+    c.tick()
+    c.failed(1, 0)
+    c.rewind(1, recorded=2)
+    assert words(c.tick()) == "batch 1.2 2.2"
+    c.processed(1, 2)
+    c.committed(1, 2)
+    c.rewind(1, recorded=3)
+    db = RocksDatabase(tmp_path / "state")
+    records, meta = positions.records(db), Meta()
+    for emission in c.tick():
+        record = Record(emission.txid, 0, emission.txid, 0, emission.attempt)
+        records.record(meta, record)
+    db.checkpoint([], meta, sync=True)
+    db.close()
+    db = RocksDatabase(tmp_path / "state")
+    attempts = {t: r.attempt for t, r in positions.records(db).items()}
+    assert attempts == {1: 3, 2: 3}
+    c = Coordinator(1, 3, recorded=2, attempts=attempts)
+    assert words(c.tick()) == "batch 1.4 2.4 3.0"
+    db.close()
+
+
+def test_T_27_batches_are_throttled_by_an_interval():
+    slow = Batcher(start_lsn=0, interval_s=60)
+    slow.add(fill(2))
+    assert slow.take(0) is None
+    quick = Batcher(start_lsn=0, interval_s=0)
+    quick.add(fill(2))
+    assert quick.take(0).transactions == 2
+
+
+def test_T_28_a_txid_replays_on_the_value_before_it(tmp_path):
+    """The opaque table of 3.4, as versions of state: 4 at txid 2, 1 at txid 1, then 2 more."""
+    db = RocksDatabase(tmp_path / "state")
+    store = db.view(1)
+
+    def value() -> int:
+        (found,) = store.map("m").get_many([b"k"])
+        return int(found or b"0")
+
+    def add(txid: int, more: int) -> int:
+        store.begin(txid)
+        store.map("m").put_many([b"k"], [str(value() + more).encode()])
+        store.prepare()
+        return value()
+
+    add(1, 1)
+    store.commit(1)
+    db.end_checkpoint(write(db, store, 1))
+    assert add(2, 3) == 4
+    assert add(3, 2) == 6, "a later one adds to it"
+    assert store.rollback(3) in (1, 2)
+    assert store.rollback(2) == 1
+    assert value() == 1
+    assert add(2, 2) == 3, "the same one starts from the value before"
+    with pytest.raises(BugError):
+        store.begin(1)
+    db.close()
+
+
+def write(db: RocksDatabase, store, txid: int):
+    checkpoint = db.begin_checkpoint([(store, txid)], {})
+    checkpoint.write(sync=False)
+    return checkpoint
+
+
+# --- T-19 … T-22, T-29: collections and their ends
+
+
+class Bolt(Collection):
+    """Passes rows on; tells when it executes and finishes."""
+
+    def __init__(self, name: str, ports: int, told: list[str]) -> None:
+        super().__init__(name, (Field("x", INT4),), ports)
+        self.told = told
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        self.told.append(f"{self.id}.exec")
+        return [batch]
+
+    def time_end(self, txid: int) -> list[pa.RecordBatch]:
+        self.told.append(f"{self.id}.finish {txid}")
+        return []
+
+    def describe(self) -> str:
+        return self.id
+
+
+class Topology:
+    """A→{B, C}, B→C, C→D over queues that deliver in any order of edges.
+
+    A committer has one port more than inputs: the commit signal is the TimeEnd that comes there.
+    So B's successors finish in the commit phase because of the counting of TimeEnds alone (T-22).
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        ports = {"A": 1, "B": 2, "C": 2, "D": 1}
+        self.bolts = {n: Bolt(n, p, self.told) for n, p in ports.items()}
+        self.edges: dict[tuple[str, int], deque[Message]] = {
+            (name, port): deque()
+            for name, bolt in self.bolts.items()
+            for port in range(bolt.ports)
+        }
+        self.users = {
+            "A": [("B", 0), ("C", 0)],
+            "B": [("C", 1)],
+            "C": [("D", 0)],
+            "D": [],
+        }
+
+    def emit(self, txid: int, attempt: int, rows: int) -> None:
+        for value in range(rows):
+            batch = diffs(self.bolts["A"].schema, f"+ {value}")
+            self.edges["A", 0].append(Diffs(txid, attempt, batch))
+        self.edges["A", 0].append(TimeEnd(txid, attempt, rows))
+
+    def commit(self, txid: int, attempt: int) -> None:
+        self.told.append(f"*commit* {txid}")
+        self.edges["B", 1].append(TimeEnd(txid, attempt))
+
+    def run(self, data: st.DataObject) -> None:
+        """Deliver until nothing moves."""
+        while full := sorted(edge for edge, queue in self.edges.items() if queue):
+            name, port = data.draw(st.sampled_from(full))
+            message = self.edges[name, port].popleft()
+            for out in self.bolts[name].receive(port, message):
+                for user in self.users[name]:
+                    self.edges[user].append(out)
+
+
+@given(st.data(), st.integers(0, 4))
+def test_T_21_T_22_finishing_order_with_a_committer(data, rows):
+    top, c = Topology(), Coordinator(max_pending=1)
+    (emission,) = c.tick()
+    top.emit(emission.txid, emission.attempt, rows)
+    top.run(data)
+    a, others = rows, rows + 2 * rows + 2 * rows
+    processing = list(top.told)
+    assert [e for e in processing if e.startswith("A")] == ["A.exec"] * a + [
+        "A.finish 1"
+    ]
+    rest = [e for e in processing if not e.startswith("A")]
+    assert len(rest) == others
+    assert all(e.endswith(".exec") for e in rest), "none of B, C, D has finished"
+    assert [b.done for b in top.bolts.values()] == [1, -1, -1, -1]
+    (commit,) = c.processed(1, 0)
+    assert isinstance(commit, EmitCommit)
+    top.commit(commit.txid, commit.attempt)
+    top.run(data)
+    after = ["*commit* 1", "B.finish 1", "C.finish 1", "D.finish 1"]
+    assert top.told[len(processing) :] == after
+
+
+@given(st.data())
+def test_T_20_T_22_a_committer_downstream_needs_no_signal_of_its_own(data):
+    """D commits too: its complete batch comes only within the commit phase, in order."""
+    top, c = Topology(), Coordinator(max_pending=3)
+    effects: list[int] = []
+    time_end = top.bolts["D"].time_end
+    top.bolts["D"].time_end = lambda txid: effects.append(txid) or time_end(txid)
+    for emission in c.tick():
+        top.emit(emission.txid, emission.attempt, 2)
+    top.run(data)
+    assert top.bolts["A"].done == 3, "T-8: A has gone on"
+    assert effects == []
+    assert top.told.count("B.exec") == 2, "B may take rows of 2 only after its end of 1"
+    for txid in (3, 1, 2):
+        for emission in c.processed(txid, 0):
+            top.commit(emission.txid, emission.attempt)
+    for txid in (1, 2, 3):
+        top.run(data)
+        assert effects == list(range(1, txid + 1)), "only what commits has an effect"
+        for emission in c.committed(txid, 0):
+            if isinstance(emission, EmitCommit):
+                top.commit(emission.txid, emission.attempt)
+    finished = [e for e in top.told if "finish" in e or "commit" in e]
+    assert [e for e in finished if not e.startswith("A")] == [
+        f"{what} {txid}"
+        for txid in (1, 2, 3)
+        for what in ("*commit*", "B.finish", "C.finish", "D.finish")
+    ]
+
+
+def test_T_19_basic_batch_and_committing_collections():
+    """A filter sends as rows come; a group by once, at the end; nothing is shown before."""
+    one, two = table(1), table(2)
+    sent: dict[str, list[int]] = {}
+    for name, node in (("filter map", "keep"), ("reduce", "total")):
+        flow = Dataflow(all_plans(one, two)[name], MemoryStore(), None, 0)
+        made = flow._nodes[node]
+        flow.ingest(1, one.changes([Op(INSERT, ("1", "1", "x", "1"))]))
+        executed = made.metrics.rows_out
+        flow.end(1)
+        sent[name] = [executed, made.metrics.rows_out - executed]
+    assert sent == {"filter map": [1, 0], "reduce": [0, 1]}
+
+
+@pytest.mark.parametrize("name", ["join", "reduce", "union", "self-join", "distinct"])
+def test_T_29_a_lost_row_fails_the_batch_and_the_replay_is_exact(name, monkeypatch):
+    one, two = table(1), table(2)
+    physical = all_plans(one, two)[name]
+    ops = [Op(INSERT, (str(i), str(i % 3), "x", "1.0")) for i in range(1, 9)]
+
+    def play(store: MemoryStore) -> str:
+        flow = Dataflow(physical, store, None, 0)
+        flow.begin(1, 0)
+        for here in (one, two):
+            flow.ingest(here.oid, here.changes(ops))
+        return repr(flow.end(1).to_pydict())
+
+    receive = Collection.receive
+    passed, lose_at = 0, -1
+
+    def lossy(self, port: int, message: Message) -> list[Message]:
+        nonlocal passed
+        if isinstance(message, Diffs):
+            passed += 1
+            if passed == lose_at:
+                message = Diffs(message.txid, message.attempt, message.batch[1:])
+        return receive(self, port, message)
+
+    monkeypatch.setattr(Collection, "receive", lossy)
+    wanted = MemoryStore()
+    result = play(wanted)
+    edges, store = passed, MemoryStore()
+    assert edges >= 3
+    for edge in range(1, edges + 1):
+        passed, lose_at = 0, edge
+        with pytest.raises(RowsLost):
+            play(store)
+        store.rollback()
+    lose_at = -1
+    assert play(store) == result
+    assert store.dump() == wanted.dump()
+    assert WEIGHT in result
