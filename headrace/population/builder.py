@@ -27,7 +27,7 @@ import structlog
 from headrace import events, imports
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
-from headrace.population import create, drop, explain, indexes, staging
+from headrace.population import create, drop, explain, indexes, pause, staging
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import as_headrace, connect
 from headrace.population.create import Context
@@ -100,6 +100,8 @@ class Builder:
             "create_index": self._create_index,
             "drop_index": self._drop_index,
             "explain_view": self._explain_view,
+            "pause_view": self._pause_view,
+            "resume_view": self._resume_view,
             "holds": self._holds,
             "check": self._check,
         }
@@ -205,6 +207,18 @@ class Builder:
             progress,
         )
 
+    async def _pause_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _pause_request(params)
+        return await self._run(
+            lambda job: pause.pause_view(self._context, job, request), progress
+        )
+
+    async def _resume_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _pause_request(params)
+        return await self._run(
+            lambda job: pause.resume_view(self._context, job, request), progress
+        )
+
     async def _holds(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return self.holds
 
@@ -240,6 +254,12 @@ class Builder:
 
 def _index_request(params: dict[str, Any]) -> indexes.Request:
     return indexes.Request(params.get("caller"), dict(params.get("settings") or {}))
+
+
+def _pause_request(params: dict[str, Any]) -> pause.Request:
+    return pause.Request(
+        params["name"], params.get("caller"), dict(params.get("settings") or {})
+    )
 
 
 def _guarded(work: Work, job: Job) -> Any:

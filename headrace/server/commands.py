@@ -1,4 +1,4 @@
-"""What each procedure does: a table from its name to a handler that asks the builder.
+"""What each procedure does: a table from its name to a handler that asks builder or worker.
 
 The same handlers serve calls on the commander's port and those of the command table.
 """
@@ -20,8 +20,11 @@ from headrace.errors import (
     UserError,
 )
 from headrace.server.context import Context
+from headrace.server.messages import ResultSet
 from headrace.server.procedures import SIGNATURES, Invocation
 from headrace.server.progress import Reporter
+from headrace.server.waits import Waits
+from headrace.types import INT8, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
@@ -30,6 +33,9 @@ BUILDER_WAIT_S: Final = 30.0
 _CANCELLED: Final = "57014"
 
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
+
+VERIFIED: Final = (("surplus", INT8), ("missing", INT8), ("contents", TEXT))
+"""Columns of verify_view; ``sql/verify_view.sql`` has the same."""
 
 Report = Callable[[str], None]
 _log = structlog.get_logger(__name__)
@@ -52,22 +58,30 @@ class Builder(Protocol):
 class Commands:
     """Runs calls; keeps those that go on after their caller was answered."""
 
-    def __init__(self, builder: Callable[[], Awaitable[Builder]]) -> None:
+    def __init__(
+        self, builder: Callable[[], Awaitable[Builder]], waits: Waits | None = None
+    ) -> None:
         """``builder`` waits until the builder can be asked and gives its peer."""
         self._builder = builder
+        self._waits = waits
         self._background: set[asyncio.Task[Any]] = set()
-        self._handlers: dict[str, Callable[..., Awaitable[list[str] | None]]] = {
+        self._handlers: dict[str, Callable[..., Awaitable[ResultSet | None]]] = {
             "create_view": self._create_view,
             "drop_view": self._drop_view,
             "create_index": self._create_index,
             "drop_index": self._drop_index,
             "explain_view": self._explain_view,
+            "pause_view": self._pause_view,
+            "resume_view": self._resume_view,
+            "resync_view": self._resync_view,
+            "verify_view": self._verify_view,
+            "wait_for": self._wait_for,
         }
 
     async def run(
         self, invocation: Invocation, context: Context, report: Report
-    ) -> list[str] | None:
-        """Carry out ``invocation``; rows of text for a query, None for a CALL."""
+    ) -> ResultSet | None:
+        """Carry out ``invocation``; rows for a query, None for a CALL."""
         handler = self._handlers.get(invocation.procedure)
         if handler is None:
             raise UserError(f'unknown procedure "{invocation.procedure}"')
@@ -170,13 +184,49 @@ class Commands:
 
     async def _explain_view(
         self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> list[str]:
+    ) -> ResultSet:
         params = {
             "query_or_name": arguments["name_or_query"],
             "stage": arguments["stage"],
         }
         answer = await self._call("explain_view", params, context)
-        return _lines(answer, arguments["stage"])
+        return ResultSet.of_lines("plan", _lines(answer, arguments["stage"]))
+
+    async def _pause_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        await self._call("pause_view", arguments, context)
+
+    async def _resume_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        await self._call("resume_view", arguments, context)
+
+    async def _resync_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        reporter = Reporter(arguments["name"], report)
+        answer = await self._call("resync_view", arguments, context, reporter)
+        reporter.flush()
+        report(str(answer["notice"]))
+
+    async def _verify_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> ResultSet:
+        reporter = Reporter(arguments["name"], report)
+        answer = await self._call("verify_view", arguments, context, reporter)
+        if answer.get("notice"):
+            report(str(answer["notice"]))
+        return ResultSet(
+            VERIFIED, [(int(s), int(m), str(c)) for s, m, c in answer["rows"]]
+        )
+
+    async def _wait_for(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        if self._waits is None:
+            raise TransientError("the worker process is not running")
+        await self._waits.wait_for(arguments, context)
 
     async def _call(
         self,

@@ -21,6 +21,7 @@ from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, QueryCancelled
 from headrace.server.commands import Commands
 from headrace.server.context import Context
+from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation
 
 LOOK_S: Final = 0.3
@@ -150,8 +151,8 @@ class Direct:
         try:
             invocation = Invocation(row["procedure"], row["arguments"])
             context = Context(row["caller"], row["settings"])
-            result = await self._commands.run(invocation, context, report)
-            self._post(number, status="done", result=json.dumps(result))
+            found = await self._commands.run(invocation, context, report)
+            self._post(number, status="done", result=json.dumps(_objects(found)))
         except asyncio.CancelledError:
             error = QueryCancelled("canceling statement due to user request")
             self._fail(number, error)
@@ -226,3 +227,10 @@ class Direct:
             if self._misses[number] == MISSES_MAX:
                 _log.info("command's caller is gone", command=number)
                 task.cancel()
+
+
+def _objects(found: ResultSet | None) -> list[dict[str, str | int]] | None:
+    if found is None:
+        return None
+    names = [name for name, _ in found.columns]
+    return [dict(zip(names, row, strict=True)) for row in found.rows]

@@ -19,12 +19,12 @@ from headrace.config import Settings, address
 from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError
 from headrace.server import protocol as p
 from headrace.server.context import Context
-from headrace.server.messages import error_response
+from headrace.server.messages import ResultSet, error_response
 from headrace.server.procedures import Invocation
 from headrace.server.upstream import Target
 
 Report = Callable[[str], None]
-Runner = Callable[[Invocation, Context, Report], Awaitable[list[str] | None]]
+Runner = Callable[[Invocation, Context, Report], Awaitable[ResultSet | None]]
 
 _HELD_BYTES_MAX: Final = 1_048_576
 _CANCEL_TIMEOUT_S: Final = 10.0

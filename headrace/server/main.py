@@ -28,6 +28,7 @@ from headrace.server.http import HttpServer
 from headrace.server.listener import Listener
 from headrace.server.supervisor import Supervisor
 from headrace.server.upstream import Target
+from headrace.server.waits import Waits
 from headrace.sql import install
 
 _log = structlog.get_logger(__name__)
@@ -100,7 +101,8 @@ class Commander:
     def __init__(self, settings: Settings, database: str) -> None:
         self._settings = settings
         self._supervisor = Supervisor(settings, self._before_builder)
-        self._commands = Commands(self._builder)
+        self._waits = Waits(settings.source, self._supervisor.worker.peer)
+        self._commands = Commands(self._builder, self._waits)
         self._direct = Direct(settings, self._commands)
         self._listener = Listener(
             settings, Target.of(settings.source), database, self._commands.run
@@ -140,6 +142,7 @@ class Commander:
                 await http.close()
             await self._listener.close()
             await self._direct.stop()
+            await self._waits.close()
             await self._supervisor.stop()
         return 0
 

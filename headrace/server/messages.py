@@ -11,9 +11,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from headrace.errors import ProtocolError
+from headrace.types import INT8, TEXT
 
 HEADER_BYTES: Final = 5
 STARTUP_BYTES_MIN: Final = 8
@@ -125,6 +126,8 @@ class Bind:
     portal: bytes
     statement: bytes
     parameters: tuple[tuple[int, bytes | None], ...]
+    result_formats: tuple[int, ...] = ()
+    """For all columns alike if there is one; none means text."""
 
 
 class Reader:
@@ -169,7 +172,7 @@ def read_parse(body: bytes) -> Parse:
 
 
 def read_bind(body: bytes) -> Bind:
-    """Decode the body of a Bind message (result formats are not looked at)."""
+    """Decode the body of a Bind message."""
     reader = Reader(body)
     portal, statement = reader.cstring(), reader.cstring()
     formats = [reader.int16() for _ in range(reader.int16())]
@@ -183,7 +186,8 @@ def read_bind(body: bytes) -> Bind:
         size = reader.int32()
         # -1 is NULL, not a length.
         values.append((formats[number], None if size == -1 else reader.take(size)))
-    return Bind(portal, statement, tuple(values))
+    wanted = tuple(reader.int16() for _ in range(reader.int16()))
+    return Bind(portal, statement, tuple(values), wanted)
 
 
 # --- what the commander says
@@ -229,20 +233,44 @@ def ready_for_query(status: bytes) -> bytes:
     return message(b"Z", status)
 
 
-def text_row_description(column: str) -> bytes:
-    """RowDescription of one column of type text."""
-    name = column.encode() + b"\x00"
-    return message(
-        b"T", struct.pack("!h", 1) + name + struct.pack("!ihihih", 0, 0, 25, -1, -1, 0)
-    )
+@dataclass(frozen=True, slots=True)
+class ResultSet:
+    """Rows that a call answers; a column is (name, type), of type text or bigint."""
+
+    columns: tuple[tuple[str, int], ...]
+    rows: Sequence[Sequence[str | int]]
+
+    @classmethod
+    def of_lines(cls, column: str, lines: Sequence[str]) -> Self:
+        """One column of text."""
+        return cls(((column, TEXT),), [(line,) for line in lines])
 
 
-def text_rows(values: Sequence[str], encoding: str) -> bytes:
-    """One DataRow of one text column for each of ``values``."""
+def row_description(columns: Sequence[tuple[str, int]]) -> bytes:
+    """RowDescription of ``columns``, in text format."""
+    out = [struct.pack("!h", len(columns))]
+    for name, oid in columns:
+        size = 8 if oid == INT8 else -1
+        out.append(
+            name.encode() + b"\x00" + struct.pack("!ihihih", 0, 0, oid, size, -1, 0)
+        )
+    return message(b"T", b"".join(out))
+
+
+def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
+    """One DataRow for each row; ``formats`` as Bind gives them: none, one for all, or each."""
+    count = len(found.columns)
+    wanted = list(formats) if len(formats) > 1 else [*formats, 0][:1] * count
     out = []
-    for value in values:
-        data = value.encode(encoding, "replace")
-        out.append(message(b"D", struct.pack("!hi", 1, len(data)) + data))
+    for row in found.rows:
+        parts = [struct.pack("!h", count)]
+        for value, wish in zip(row, wanted, strict=True):
+            if isinstance(value, int) and wish == 1:
+                data = struct.pack("!q", value)
+            else:
+                data = str(value).encode(encoding, "replace")
+            parts.append(struct.pack("!i", len(data)) + data)
+        out.append(message(b"D", b"".join(parts)))
     return b"".join(out)
 
 

@@ -16,13 +16,20 @@ from headrace.server.statements import Argument, Statement
 _TEXT_OIDS: Final = frozenset((0, 25, 1043, 19, 705))
 _BOOL_OIDS: Final = frozenset((0, 16, 705))
 _JSONB_OIDS: Final = frozenset((0, 3802, 705))
+_OIDS: Final = {
+    "text": _TEXT_OIDS,
+    "bool": _BOOL_OIDS,
+    "jsonb": _JSONB_OIDS,
+    "pg_lsn": frozenset((0, 3220, 705)),
+    "interval": frozenset((0, 1186, 705)),
+}
 _TRUE: Final = frozenset(("t", "true", "on", "yes", "1"))
 _FALSE: Final = frozenset(("f", "false", "off", "no", "0"))
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A procedure's parameter; ``kind`` is text, jsonb or bool."""
+    """A procedure's parameter; ``kind`` is text, jsonb, bool, pg_lsn or interval."""
 
     name: str
     kind: str
@@ -77,13 +84,24 @@ SIGNATURES: Final[dict[str, tuple[Parameter, ...]]] = {
         Parameter("name_or_query", "text"),
         Parameter("stage", "text", required=False, default="physical"),
     ),
+    "pause_view": (_NAME,),
+    "resume_view": (_NAME,),
+    "resync_view": (_NAME,),
+    "verify_view": (_NAME,),
+    "wait_for": (
+        _NAME,
+        Parameter("lsn", "pg_lsn", required=False),
+        Parameter("timeout", "interval", required=False),
+    ),
 }
+
+SELECTED: Final = frozenset(("explain_view", "verify_view"))
+"""Functions among them: they are selected from, not called."""
 
 PLANNED: Final = frozenset(
     (
-        "alter_view", "rename_view", "pause_view", "resume_view", "resync_view",
-        "wait_for", "create_connection_point", "drop_connection_point", "add_worker",
-        "add_link", "add_source", "set_placement",
+        "alter_view", "rename_view", "create_connection_point", "drop_connection_point",
+        "add_worker", "add_link", "add_source", "set_placement",
     )
 )  # fmt: skip
 """Procedures of the design that this version does not have."""
@@ -95,7 +113,7 @@ def bind(
     """The invocation of ``statement`` with parameter values ``given``."""
     signature = SIGNATURES.get(statement.procedure)
     if signature is None or (statement.kind == "call") == (
-        statement.procedure == "explain_view"
+        statement.procedure in SELECTED
     ):
         return None
     named = {p.name: p for p in signature}
@@ -157,12 +175,13 @@ def _value(
         return False, None
     if item.data is None:
         return True, None
-    oids = {"text": _TEXT_OIDS, "bool": _BOOL_OIDS, "jsonb": _JSONB_OIDS}[kind]
-    if item.oid not in oids:
+    if item.oid not in _OIDS[kind]:
         return False, None
     data = item.data
     if item.format == 1 and kind == "bool":
         return (True, data == b"\x01") if len(data) == 1 else (False, None)
+    if item.format == 1 and kind in ("pg_lsn", "interval"):
+        return False, None
     if item.format == 1 and kind == "jsonb":
         if data[:1] != b"\x01":
             return False, None
@@ -181,6 +200,8 @@ def _cast_fits(argument: Argument, parameter: Parameter) -> bool:
         "text": ("text", "varchar"),
         "jsonb": ("jsonb",),
         "bool": ("bool", "boolean"),
+        "pg_lsn": ("pg_lsn",),
+        "interval": ("interval",),
     }
     return argument.cast in families[parameter.kind]
 
@@ -188,7 +209,8 @@ def _cast_fits(argument: Argument, parameter: Parameter) -> bool:
 def _convert(value: str | bool | None, kind: str) -> tuple[bool, Any]:
     if value is None:
         return True, None
-    if kind == "text":
+    if kind in ("text", "pg_lsn", "interval"):
+        # Postgres reads what is no text; it has the better words if it cannot.
         return True, value
     if kind == "bool":
         text = str(value).strip().lower()

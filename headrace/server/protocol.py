@@ -24,7 +24,6 @@ from __future__ import annotations
 import enum
 import struct
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -148,6 +147,8 @@ class _Pending:
     text: str
     message: bytes
     extended: bool
+    formats: tuple[int, ...] = ()
+    """Result formats of Bind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ class Session:
         self._in_pass = 0
         self._statements: dict[bytes, tuple[Statement, tuple[int, ...]]] = {}
         self._new_statements: list[bytes] = []
-        self._portals: dict[bytes, tuple[Statement, list[Given]]] = {}
+        self._portals: dict[bytes, tuple[Statement, list[Given], tuple[int, ...]]] = {}
         self._executes = 0
         # What the upstream still owes: Q, S, F for a ReadyForQuery, c for the end of a COPY.
         self._owed: deque[str] = deque()
@@ -246,18 +247,19 @@ class Session:
             return []
         return [ToClient(m.notice_response(text, encoding=self._encoding))]
 
-    def finish(self, rows: Sequence[str] | None) -> list[Action]:
-        """The running call is done; ``rows`` of one text column for a SELECT."""
+    def finish(self, found: m.ResultSet | None) -> list[Action]:
+        """The running call is done; a SELECT has ``found`` rows."""
         if self.state is not State.RUNNING:
             return []
         pending = self._pending
         assert pending is not None, "a running call is pending"
         out = b""
-        if rows is not None:
+        if found is not None:
             if not pending.extended:
-                out += m.text_row_description("plan")
-            out += m.text_rows(rows, self._encoding)
-        out += m.command_complete("CALL" if rows is None else f"SELECT {len(rows)}")
+                out += m.row_description(found.columns)
+            out += m.data_rows(found, pending.formats, self._encoding)
+        tag = "CALL" if found is None else f"SELECT {len(found.rows)}"
+        out += m.command_complete(tag)
         if not pending.extended:
             out += m.ready_for_query(self._status)
         self._send_client(out)
@@ -521,7 +523,7 @@ class Session:
                 Given(f, data, oids[i] if i < len(oids) else 0)
                 for i, (f, data) in enumerate(bound.parameters)
             ]
-            self._portals[bound.portal] = (statement, given)
+            self._portals[bound.portal] = (statement, given, bound.result_formats)
 
     def _on_execute(self, message: bytes) -> bool:
         portal = self._portals.get(m.Reader(message[5:]).cstring())
@@ -529,10 +531,13 @@ class Session:
         # After another Execute the same transaction may hold changes: Postgres decides.
         if portal is None or self._executes > 1:
             return True
-        invocation = bind(*portal, self._encoding)
+        statement, given, formats = portal
+        invocation = bind(statement, given, self._encoding)
         if invocation is None:
             return True
-        self._pending = _Pending(invocation, portal[0].text, message, extended=True)
+        self._pending = _Pending(
+            invocation, statement.text, message, extended=True, formats=formats
+        )
         self._fire("ours")
         return False
 

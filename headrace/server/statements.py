@@ -1,7 +1,7 @@
 """Recognises the statements that the commander answers itself; everything else is not ours.
 
 ``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)``
-when they are the only statement of a text.  It need not understand every spelling: what it
+(or ``verify_view``) when they are the only statement of a text.  It need not understand every spelling: what it
 does not recognise is relayed, and the procedures in the database carry it out through the
 command table.  So ``None`` is always a correct answer, and a wrong reading never is.
 
@@ -62,7 +62,9 @@ _WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010f
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _PARAMETER: Final = re.compile(r"\$([0-9]{1,5})")
 _DOLLAR: Final = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff][\w]*)?\$")
-_CASTS: Final = frozenset(("text", "varchar", "jsonb", "json", "boolean", "bool"))
+_CASTS: Final = frozenset(
+    ("text", "varchar", "jsonb", "json", "boolean", "bool", "pg_lsn", "interval")
+)
 _SIMPLE_ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -244,7 +246,7 @@ def _call(tokens: list[Token], text: str) -> Statement | None:
 
 
 def _explain(tokens: list[Token], text: str) -> Statement | None:
-    """``SELECT * FROM headrace.explain_view(…)`` (or ``SELECT plan FROM …``)."""
+    """``SELECT * FROM headrace.explain_view(…)`` (or ``SELECT plan FROM …``), verify_view."""
     words = [(t.kind, t.value) for t in tokens[:3]]
     if words not in (
         [("word", "select"), ("symbol", "*"), ("word", "from")],
@@ -252,6 +254,8 @@ def _explain(tokens: list[Token], text: str) -> Statement | None:
     ):
         return None
     found = _invocation("explain", tokens[3:], text)
+    if found and found.procedure == "verify_view" and words[1][1] == "*":
+        return found
     return found if found and found.procedure == "explain_view" else None
 
 

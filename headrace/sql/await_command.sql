@@ -38,7 +38,8 @@ BEGIN
             RETURN;
         END IF;
         waited := waited + 1;
-        PERFORM pg_sleep(0.02);
+        -- Some commands take milliseconds, others minutes.
+        PERFORM pg_sleep(CASE WHEN waited < 10 THEN 0.003 ELSE 0.02 END);
     END LOOP;
     IF c.status = 'failed' THEN
         -- An option of RAISE cannot be NULL, and an empty DETAIL would be shown.

@@ -22,3 +22,5 @@ CREATE TABLE IF NOT EXISTS headrace.views (
 );
 -- What the view relies on in the catalog (forwarder/fingerprint.py); NULL until it is populated.
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS watched jsonb;
+-- The query as Postgres bound it, every name qualified: it means the same on any search path.
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS canonical text;

@@ -135,7 +135,7 @@ def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
         wait_until(lambda: slot(source, name)[0] > held + 2_000_000, "the WAL may go")
     status, code, message = status_of(source, "a")
     assert (status, code) == ("error", "53400")
-    for word in ("needs a resync", "wal_budget_bytes", "create it again"):
+    for word in ("needs a resync", "wal_budget_bytes", "headrace.resync_view"):
         assert word in (message or "")
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept
     source.execute("DELETE FROM items WHERE id < 9")

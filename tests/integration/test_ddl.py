@@ -104,7 +104,7 @@ def test_views_stop_or_go_on(commander, source):
         state, message, code = status(name)
         assert (state, code) == ("error", "55000"), (name, message)
         assert why in message
-        assert "Drop the view and create it again." in message
+        assert "CALL headrace.resync_view(" in message
         rows = source.execute(f"SELECT * FROM {name}").fetchall()
         assert sorted(rows) == before[name], "the last contents are kept"
     for table in ("t2", "another", "t9"):

@@ -144,7 +144,7 @@ def stopped(conn: psycopg.Connection, name: str) -> str:
     until(lambda: status(conn, name)[0] != "running", f"{name} does not stop")
     state, message, code = status(conn, name)
     assert (state, code) == ("error", "55000"), (name, message)
-    assert "Drop the view and create it again." in message
+    assert "CALL headrace.resync_view(" in message
     return message
 
 

@@ -484,7 +484,7 @@ def test_explain_answers_rows():
     h.from_client(m.query("SELECT * FROM headrace.explain_view('SELECT 1')"))
     h.from_server(CONTEXT_ANSWER)
     h.client = b""
-    h.take(h.session.finish(["a", "b"]))
+    h.take(h.session.finish(m.ResultSet.of_lines("plan", ["a", "b"])))
     assert kinds(h.client) == "TDDCZ"
 
 

@@ -1,0 +1,60 @@
+"""pause_view and resume_view: the owner's rights are checked here, the rest is the worker's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import UserError
+from headrace.population import names
+from headrace.population.create import Context
+from headrace.population.job import Job
+from headrace.population.names import ViewRow
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which view, and who asks."""
+
+    name: str
+    caller: str | None
+    settings: dict[str, str]
+
+
+def pause_view(context: Context, job: Job, request: Request) -> None:
+    """Stop a view at its last consistent contents, until it is resumed.
+
+    Raises:
+        UserError: 55000, it has stopped by itself; 55006, it is being populated.
+    """
+    view = _find(context, job, request)
+    if view.status != "paused":
+        context.worker.call("pause", {"view_id": view.id})
+
+
+def resume_view(context: Context, job: Job, request: Request) -> None:
+    """Let a paused view go on from its state; one that runs is left alone.
+
+    Raises:
+        UserError: 55000, it has stopped, or was paused for too long: it needs a resync.
+    """
+    view = _find(context, job, request)
+    if view.status != "running":
+        context.worker.call("resume", {"view_id": view.id})
+
+
+def _find(context: Context, job: Job, request: Request) -> ViewRow:
+    with job.connection(context.settings.source, what="builder") as conn:
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+    check_not_live(context, view)
+    return view
+
+
+def check_not_live(context: Context, view: ViewRow) -> None:
+    """Raise UserError 55006 if a job is populating ``view`` now."""
+    if view.id in context.live:
+        what = "created" if view.result_oid is None else "resynced"
+        raise UserError(
+            f'view "{view.name}" is being {what}',
+            hint="Wait for that, or cancel it.",
+            sqlstate="55006",
+        )

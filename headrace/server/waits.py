@@ -1,0 +1,249 @@
+"""wait_for: which position a caller means, and until when.
+
+One connection of its own answers in one statement which view is meant and where the source is
+now.  A position beyond what is flushed is flushed by a tiny transaction: the stream sends nothing
+that is not, and the caller may have committed asynchronously.  The rest is the worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace import pinned
+from headrace.errors import (
+    DefiniteFailure,
+    HeadraceError,
+    QueryCancelled,
+    TransientError,
+    UndefinedError,
+    UserError,
+)
+from headrace.runtime import rpc
+from headrace.server.context import Context
+from headrace.types import format_lsn, parse_lsn
+
+_ENTRY: Final = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^",\s][^",]*?))\s*(?:,|$)')
+_DEFAULT_PATH: Final = '"$user", public'
+_SHORT_HEADER: Final = 24
+_LONG_HEADER: Final = 40
+_RETRY_S: Final = 0.05
+_ATTEMPTS: Final = 3
+_AGAIN: Final = ("08", "57")
+"""SQLSTATE classes of a worker that is being started again."""
+
+_LOOKUP: Final = """
+SELECT v.id, v.status, v.message, v.schema_name, v.view_name,
+       coalesce(%(lsn)s::pg_lsn, now.lsn)::text, now.lsn::text,
+       pg_current_wal_flush_lsn()::text,
+       extract(epoch FROM %(timeout)s::interval)::float8
+  FROM (SELECT parse_ident(%(name)s) AS parts, pg_current_wal_insert_lsn() AS lsn) now
+  LEFT JOIN LATERAL (
+    SELECT * FROM headrace.views x
+     WHERE x.view_name = now.parts[cardinality(now.parts)]
+       AND CASE cardinality(now.parts)
+           WHEN 1 THEN x.schema_name = ANY (%(path)s::name[]) AND EXISTS (
+             SELECT FROM pg_namespace n WHERE n.nspname = x.schema_name
+                AND has_schema_privilege(%(caller)s::name, n.oid, 'USAGE'))
+           WHEN 2 THEN x.schema_name = now.parts[1] ELSE false END
+     ORDER BY array_position(%(path)s::text[], x.schema_name::text) LIMIT 1) v ON true
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is waited for."""
+
+    view_id: int
+    name: str
+    lsn: int
+    timeout_s: float | None
+
+
+class Waits:
+    """Answers ``wait_for`` calls."""
+
+    def __init__(self, dsn: str, worker: Callable[[], Awaitable[rpc.Peer]]) -> None:
+        """``worker`` waits until the worker can be asked and gives its peer."""
+        self._dsn = dsn
+        self._worker = worker
+        self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
+        self._block = self._segment = 0
+        self._lock = asyncio.Lock()
+        self._flushed = 0
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._conn is not None:
+            await self._conn.close()
+
+    async def wait_for(self, arguments: dict[str, Any], context: Context) -> None:
+        """Return once the view's result table covers the position.
+
+        Raises:
+            QueryCancelled: 57014, it did not within the time-out.
+            DefiniteFailure: 55000, it has stopped, or is paused.
+            UndefinedError: 42P01, there is no such view.
+        """
+        target = await self._target(arguments, context)
+        try:
+            async with asyncio.timeout(target.timeout_s):
+                await self._covered(target, arguments, context)
+        except TimeoutError as error:
+            raise QueryCancelled(
+                f'canceling wait for view "{target.name}" due to timeout',
+                detail=f"It does not cover {format_lsn(target.lsn)}"
+                f" after {target.timeout_s:g} s.",
+                hint="See headrace.list_views() for its status and lag.",
+            ) from error
+
+    async def _covered(
+        self, target: Target, arguments: dict[str, Any], context: Context
+    ) -> None:
+        view_id = target.view_id
+        while True:
+            worker = await self._worker()
+            try:
+                await worker.call("wait", {"view_id": view_id, "lsn": target.lsn})
+            except HeadraceError as error:
+                if error.code == "42P01":
+                    # A resync has given the view another id; else this raises.
+                    view_id = (await self._target(arguments, context)).view_id
+                elif not error.code.startswith(_AGAIN):
+                    raise
+            else:
+                return
+            await asyncio.sleep(_RETRY_S)
+
+    async def _target(self, arguments: dict[str, Any], context: Context) -> Target:
+        asked = {
+            "name": arguments["name"],
+            "lsn": arguments["lsn"],
+            "timeout": arguments["timeout"],
+            "caller": context.caller,
+            "path": search_path(
+                context.settings.get("search_path", _DEFAULT_PATH), context.caller
+            ),
+        }
+        async with self._lock:
+            row = await self._ask(asked)
+            view_id, status, message, schema, view, lsn, now, flushed, timeout = row
+            if view_id is None:
+                raise UndefinedError(
+                    f'view "{arguments["name"]}" does not exist',
+                    hint="See headrace.list_views().",
+                    sqlstate="42P01",
+                )
+            self._flushed = max(self._flushed, parse_lsn(flushed))
+            if min(parse_lsn(lsn), parse_lsn(now)) > self._flushed:
+                await self._flush()
+                self._flushed = parse_lsn(now)
+        _check_status(f"{schema}.{view}", status, message)
+        if timeout is not None and timeout < 0:
+            raise UserError("timeout must not be negative")
+        wanted = record_end(parse_lsn(lsn), self._block, self._segment)
+        return Target(int(view_id), f"{schema}.{view}", wanted, timeout)
+
+    async def _ask(self, asked: dict[str, Any]) -> tuple[Any, ...]:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                conn = await self._connected()
+                cursor = await conn.execute(_LOOKUP, asked, prepare=True)
+                row = await cursor.fetchone()
+            except psycopg.OperationalError as error:
+                await self._disconnect()
+                if attempt == _ATTEMPTS:
+                    raise TransientError(
+                        "the source database cannot be reached now",
+                        detail=str(error).strip(),
+                    ) from error
+            except psycopg.DataError as error:
+                raise _bad_argument(error) from error
+            except asyncio.CancelledError:
+                # Given up in the middle of an answer.
+                await self._disconnect()
+                raise
+            else:
+                assert row is not None, "an outer join has a row"
+                return row
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _flush(self) -> None:
+        """Have everything before now on the source's disk, which is all it sends."""
+        conn = await self._connected()
+        await conn.execute("SELECT pg_logical_emit_message(true, 'headrace', '')")
+
+    async def _connected(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+        if self._conn is None or self._conn.closed:
+            settings = {
+                "search_path": "pg_catalog",
+                # Flushed here is enough: no standby need have it.
+                "synchronous_commit": "local",
+                "idle_session_timeout": "0",
+            }
+            conn = await psycopg.AsyncConnection.connect(
+                pinned.conninfo(self._dsn, name="headrace waits", settings=settings),
+                autocommit=True,
+            )
+            cursor = await conn.execute(
+                "SELECT current_setting('wal_block_size')::bigint,"
+                " pg_size_bytes(current_setting('wal_segment_size'))"
+            )
+            row = await cursor.fetchone()
+            assert row is not None, "functions give a row"
+            self._block, self._segment = int(row[0]), int(row[1])
+            self._conn = conn
+        return self._conn
+
+    async def _disconnect(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            await conn.close()
+
+
+def search_path(text: str, user: str) -> list[str]:
+    """Schemas named by a ``search_path`` setting; ``$user`` is ``user``."""
+    names = []
+    for found in _ENTRY.finditer(text):
+        quoted, plain = found.groups()
+        name = plain.lower() if quoted is None else quoted.replace('""', '"')
+        names.append(user if name == "$user" else name)
+    return names
+
+
+def record_end(lsn: int, block: int, segment: int) -> int:
+    """``lsn`` as the end of the record before it.
+
+    The insert position behind a record that fills its page is shown behind the next page's
+    header, which no record has reached: nobody could ever cover it.
+    """
+    page = lsn - lsn % block
+    header = _SHORT_HEADER if page % segment else _LONG_HEADER
+    return page if lsn - page <= header else lsn
+
+
+def _check_status(name: str, status: str, message: str | None) -> None:
+    if status == "error":
+        raise DefiniteFailure(f'view "{name}" has stopped', detail=message)
+    if status == "paused":
+        raise DefiniteFailure(
+            f'view "{name}" is paused', hint=f"CALL headrace.resume_view('{name}')."
+        )
+    if status in ("pending", "populating"):
+        raise DefiniteFailure(f'view "{name}" is being created')
+
+
+def _bad_argument(error: psycopg.Error) -> UserError:
+    message = error.diag.message_primary or str(error).strip()
+    lsn = "pg_lsn" in message
+    return UserError(
+        message,
+        detail=error.diag.message_detail,
+        hint="A time-out is named: timeout => '2s'." if lsn else None,
+        sqlstate=error.sqlstate,
+    )

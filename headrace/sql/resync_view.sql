@@ -1,0 +1,20 @@
+-- Fills a view anew; its table stays readable and is changed at once, where it differs.
+-- COMMIT comes first: inside a transaction block it fails before anything has happened.
+CREATE OR REPLACE PROCEDURE headrace.resync_view(name text)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    command bigint;
+    seen    text;
+    done    boolean := false;
+BEGIN
+    COMMIT;
+    command := headrace.submit('resync_view', pg_catalog.jsonb_build_object('name', name),
+                               CURRENT_USER, headrace.captured_settings());
+    COMMIT;
+    WHILE NOT done LOOP
+        SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;
+        COMMIT;
+    END LOOP;
+END
+$$;
