@@ -1,0 +1,316 @@
+"""The statements T-1 … T-30 on a real Postgres; the others are in ``test_seed_t.py``."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from headrace.collections import plan
+from headrace.collections.base import Collection
+from headrace.collections.dataflow import Dataflow
+from headrace.expressions.ir import Column, Literal, Native
+from headrace.forwarder import stream
+from headrace.runtime import faults, positions
+from headrace.types import BOOL, INT8, TEXT, Diffs, Field
+from tests.runtime.harness import (
+    Running,
+    create_view,
+    install_schema,
+    same,
+    settings_for,
+    settle,
+    source_plan,
+)  # fmt: skip
+
+QUERY = "SELECT * FROM words"
+LONG_S = 90.0
+
+
+@pytest.fixture
+def source(database):
+    """Autocommit connection to a database with table ``words (id, word)``."""
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE words (id serial PRIMARY KEY, word text)")
+        yield conn
+
+
+@pytest.fixture
+def start(database, tmp_path):
+    started = []
+
+    def run(**changes):
+        running = Running(settings_for(database, tmp_path, **changes))
+        started.append(running)
+        assert running.engine.running.wait(LONG_S)
+        return running
+
+    yield run
+    faults.arm("")
+    for running in started:
+        if running.thread.is_alive():
+            running.stop()
+
+
+def wait_until(done, what: str):
+    deadline = time.monotonic() + LONG_S
+    while not (answer := done()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+    return answer
+
+
+def write(source, *words: str) -> None:
+    """One transaction with a row for each word."""
+    source.execute("INSERT INTO words (word) SELECT unnest(%s::text[])", (list(words),))
+
+
+def count_of(conn, word: str) -> tuple[plan.PhysicalPlan, str]:
+    """How often ``words`` has a word: plan and query."""
+    base = source_plan(conn, "words")
+    node = base.nodes[0]
+    wanted = Native("=", (Column(1, TEXT), Literal(word, TEXT)), BOOL)
+    schema = (Field("word", TEXT, collation=node.schema[1].collation), Field("n", INT8))
+    kept = plan.Filter("kept", "s", (wanted,), node.schema)
+    counted = plan.Reduce(
+        "counted",
+        "kept",
+        (1,),
+        (plan.Aggregate("count_star", None, None, schema[1]),),
+        schema,
+    )
+    sink = plan.Sink("sink", "counted", schema)
+    query = f"SELECT word, count(*) AS n FROM words WHERE word = '{word}' GROUP BY word"
+    return plan.PhysicalPlan((node, kept, counted, sink)), query
+
+
+def stored(source, view: str) -> tuple[int, str, int]:
+    """(value, which transaction wrote it, progress) of a view of one count."""
+    return source.execute(
+        f"SELECT v.n, v.xmin::text, p.txid FROM {view} v, headrace.progress p"
+        " JOIN headrace.views w ON w.id = p.view_id WHERE w.view_name = %s",
+        (view,),
+    ).fetchone()
+
+
+def log_commits(source) -> None:
+    """Keep every move of a progress row in table ``moves``."""
+    source.execute(
+        "CREATE TABLE moves (n serial, xid xid8, view_id bigint, txid bigint)"
+    )
+    source.execute(
+        "CREATE FUNCTION move() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO public.moves (xid, view_id, txid) VALUES"
+        " (pg_catalog.pg_current_xact_id(), NEW.view_id, NEW.txid); RETURN NULL; END $$"
+    )
+    source.execute(
+        "CREATE TRIGGER move AFTER UPDATE ON headrace.progress FOR EACH ROW"
+        " WHEN (OLD.txid <> NEW.txid) EXECUTE FUNCTION move()"
+    )
+
+
+def assert_in_order(source) -> None:
+    """Progress of every view has only ever moved up (T-9)."""
+    moves = source.execute(
+        "SELECT view_id, array_agg(txid ORDER BY n) FROM moves GROUP BY 1"
+    ).fetchall()
+    assert moves
+    for _, txids in moves:
+        assert txids == sorted(set(txids))
+
+
+@pytest.mark.parametrize("point", ["cp14", "cp15", "cp16"])
+def test_T_1_T_4_a_count_counts_every_word_once(source, start, database, point):
+    """10 stored; a batch of 5 whose success is not reported, and again: (15, n) once."""
+    write(source, *["man"] * 10)
+    running = start()
+    physical, query = count_of(source, "man")
+    create_view(running, database, "v", physical, query)
+    write(source, "other")
+    settle(running, source)
+    before = stored(source, "v")
+    log_commits(source)
+    faults.arm(f"{point}:raise:1")
+    write(source, *["man"] * 5)
+    wait_until(lambda: running.engine.reconnects, "the fault must land")
+    settle(running, source)
+    after = stored(source, "v")
+    assert (before[0], after[0]) == (10, 15)
+    assert after[2] > before[2]
+    # Where the commit had been made the replay wrote nothing: one row version, one move.
+    assert source.execute("SELECT count(*) FROM moves").fetchone() == (1,)
+    write(source, *["man"] * 5)
+    settle(running, source)
+    assert stored(source, "v")[0] == 20
+    assert_in_order(source)
+
+
+def test_T_5_states_that_have_the_txid_skip_it_others_do_it(source, start, database):
+    """man 3, dog 3, apple 10; {man, man, dog} reaches dog only, then man; apple is not touched."""
+    write(source, *["man"] * 3, *["dog"] * 3, *["apple"] * 10)
+    running = start()
+    for word in ("man", "dog", "apple"):
+        physical, query = count_of(source, word)
+        create_view(running, database, word, physical, query)
+    before = {word: stored(source, word) for word in ("man", "dog", "apple")}
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE man IN SHARE MODE")
+        write(source, "man", "man", "dog")
+        settle(running, source)
+        dog = stored(source, "dog")
+        assert dog[0] == 4
+        assert stored(source, "man") == before["man"]
+    wait_until(lambda: stored(source, "man")[0] == 5, "man is replayed")
+    settle(running, source)
+    assert stored(source, "man")[2] == dog[2], "by the same txid"
+    assert stored(source, "dog") == dog, "it was skipped"
+    assert stored(source, "apple")[:2] == before["apple"][:2]
+
+
+def test_T_6_one_transaction_per_batch(source, start, database):
+    running = start(batch_rows_max=100, batch_interval_ms=0)
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    log_commits(source)
+    with psycopg.connect(database, autocommit=True) as writer:
+        for _ in range(100):
+            writer.execute(
+                "INSERT INTO words (word) SELECT 'x' FROM generate_series(1, 100)"
+            )
+    settle(running, source)
+    assert source.execute("SELECT count(*) FROM v").fetchone() == (10_000,)
+    assert source.execute("SELECT count(DISTINCT xid) FROM moves").fetchone() == (100,)
+    assert_in_order(source)
+
+
+def test_T_7_views_work_on_one_batch_at_the_same_time(
+    source, start, database, monkeypatch
+):
+    running = start()
+    for name in ("a", "b"):
+        create_view(running, database, name, source_plan(source, "words"), QUERY)
+    both = threading.Barrier(2)
+    end = Dataflow.end
+
+    def meet(self, *args) -> object:
+        both.wait(LONG_S)
+        return end(self, *args)
+
+    monkeypatch.setattr(Dataflow, "end", meet)
+    write(source, "x")
+    settle(running, source, LONG_S)
+    assert not both.broken
+    assert same(source, "a", QUERY) == same(source, "b", QUERY) == []
+
+
+def test_T_13_failures_are_found_without_anybody_telling(source, start, database):
+    running = start()
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    log_commits(source)
+    for i, role in enumerate(("stream", "sink", "stream", "sink")):
+        write(source, str(i), "x")
+        source.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
+            " application_name = %s AND datname = current_database()",
+            (f"headrace {role}",),
+        )
+    settle(running, source, LONG_S)
+    assert running.engine.reconnects >= 1
+    assert same(source, "v", QUERY) == []
+    assert_in_order(source)
+
+
+def test_T_11_T_26_batches_are_recorded_and_forgotten(source, start, database):
+    running = start(feedback_interval_ms=20)
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    for i in range(30):
+        write(source, str(i))
+        if i % 10 == 0:
+            settle(running, source)
+    settle(running, source)
+    running.stop()
+    running = start()
+
+    def kept() -> tuple[list[int], int]:
+        records = positions.records(running.engine.db)
+        return list(records), running.engine.position.txid
+
+    records, last = running.on(kept)
+    assert records == [last], "of what all views have, only the last is kept"
+    write(source, "more")
+    settle(running, source)
+    assert same(source, "v", QUERY) == []
+
+
+def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypatch):
+    """Rows that come again are dropped by our own position, and counted."""
+    slot = f"headrace_{source.info.dbname}"
+    running = start(feedback_interval_ms=20)
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    source.execute(
+        "SELECT pg_copy_logical_replication_slot(%s, %s)", (slot, f"{slot}_old")
+    )
+    for i in range(5):
+        write(source, str(i), "x")
+        settle(running, source)
+    source.execute("UPDATE words SET word = word || '!' WHERE id % 2 = 0")
+    settle(running, source)
+    running.stop()
+    source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    source.execute(
+        "SELECT pg_copy_logical_replication_slot(%s, %s)", (f"{slot}_old", slot)
+    )
+    source.execute("SELECT pg_drop_replication_slot(%s)", (f"{slot}_old",))
+    # Postgres would skip them at our asking; a server that does not must do no harm either.
+    monkeypatch.setattr(stream, "format_lsn", lambda _: "0/0")
+    running = start()
+    write(source, "last")
+    settle(running, source, LONG_S)
+    assert running.engine.stream.batcher.duplicates >= 6
+    assert same(source, "v", QUERY) == []
+
+
+def test_T_28_a_lost_slot_is_not_guessed_over(source, start, database):
+    """A slot that was lost and made anew is another stream: the views say so and stay."""
+    slot = f"headrace_{source.info.dbname}"
+    running = start()
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    write(source, "kept")
+    settle(running, source)
+    running.stop()
+    source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    write(source, "unseen")
+    source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+    running = start()
+    status, code, message = wait_until(
+        lambda: source.execute(
+            "SELECT status, sqlstate, message FROM headrace.views WHERE status = 'error'"
+        ).fetchone(),
+        "the view stops",
+    )
+    assert (status, code) == ("error", "55000")
+    assert slot in message
+    assert source.execute("SELECT word FROM v").fetchall() == [("kept",)]
+
+
+def test_T_29_a_row_lost_between_collections(source, start, database, monkeypatch):
+    running = start()
+    physical, query = count_of(source, "man")
+    create_view(running, database, "v", physical, query)
+    receive = Collection.receive
+    lost = []
+
+    def lossy(self, port, message):
+        if isinstance(message, Diffs) and self.id == "counted" and not lost:
+            lost.append(message.txid)
+            message = Diffs(message.txid, message.attempt, message.batch[1:])
+        return receive(self, port, message)
+
+    monkeypatch.setattr(Collection, "receive", lossy)
+    write(source, "man", "man", "dog")
+    settle(running, source, LONG_S)
+    assert lost
+    assert running.engine.reconnects == 1
+    assert source.execute("TABLE v").fetchall() == [("man", 2)]
