@@ -135,6 +135,17 @@ class Builder:
                 await self._worker.request("adopt", {"view_id": view_id})
                 staged = staging.of_view(self._settings.staging_dir, view_id)
                 await asyncio.to_thread(staged.remove)
+        with contextlib.suppress(HeadraceError):
+            await self._forget_gone()
+
+    async def _forget_gone(self) -> None:
+        """Tell the worker of views whose drop a dead builder could not tell it of."""
+        known = (await self._worker.request("status", {}))["views"]
+        # Read after the worker's answer: what it has was in the catalog before.
+        listed = await asyncio.to_thread(view_ids, self._settings)
+        for view in known:
+            if view["id"] not in listed:
+                await self._worker.request("drop", {"view_id": view["id"]})
 
     async def stop(self) -> None:
         """Cancel all jobs, wait for their cleaning up, stop Spark."""
@@ -276,6 +287,13 @@ def _guarded(work: Work, job: Job) -> Any:
     except Exception:
         _log.exception("job failed", job=job.name)
         raise
+
+
+def view_ids(settings: Settings) -> set[int]:
+    """Ids of all views in the catalog."""
+    with contextlib.closing(connect(settings.source, what="builder")) as conn:
+        rows = conn.execute("SELECT id FROM headrace.views").fetchall()
+    return {int(row[0]) for row in rows}
 
 
 def clean_up(settings: Settings) -> None:

@@ -1,12 +1,13 @@
 """drop_view: the table, what the worker keeps, the publication's entries, the catalog row.
 
-The table is dropped first, in a transaction that stays open: if an object of the user depends on
-it, Postgres says so and nothing has been lost.  Only then the worker forgets the view.
+Table and catalog row go in one transaction: if an object of the user depends on the table,
+Postgres says so and nothing has been lost.  The worker is told afterwards, for what it forgets it
+cannot get back.  Until it hears of it (perhaps never from us, who may be killed) it finds no
+table to write to and no progress to move, and takes that for what it is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,7 @@ from headrace.population.names import ViewRow
 from headrace.runtime import faults
 
 _log = structlog.get_logger(__name__)
-_WORKER_WAIT_S: Final = 15.0
+_WORKER_WAIT_S: Final = 5.0
 _RETRY_S: Final = 0.2
 _LOCK_ATTEMPTS: Final = 10
 
@@ -73,6 +74,8 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
             job.check()
             raise as_headrace(error) from error
     faults.point(faults.DROPPED)
+    _tell_worker(context, view)
+    faults.point(faults.WORKER_FORGOT)
     staging.of_view(context.settings.staging_dir, view.id).remove()
     try:
         unpublish_unused(context, read)
@@ -89,10 +92,8 @@ def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
             with conn.transaction():
                 _drop_table(conn, view)
                 job.check()
-                _tell_worker(context, view)
-                faults.point(faults.WORKER_FORGOT)
                 catalog.delete(conn, view.id)
-                return
+                faults.point(faults.BEFORE_DROP)
         except psycopg.errors.LockNotAvailable:
             if attempt == _LOCK_ATTEMPTS:
                 raise
@@ -100,6 +101,8 @@ def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
         except psycopg.errors.DeadlockDetected:
             if attempt == _LOCK_ATTEMPTS:
                 raise
+        else:
+            return
 
 
 def _drop_table(conn: Connection, view: ViewRow) -> None:
@@ -116,11 +119,13 @@ def _tell_worker(context: Context, view: ViewRow) -> None:
     """Have the worker forget the view; it may be restarting for a moment."""
     deadline = time.monotonic() + _WORKER_WAIT_S
     while True:
-        with contextlib.suppress(TransientError):
+        try:
             context.worker.call("drop", {"view_id": view.id})
+        except HeadraceError as error:
+            if not isinstance(error, TransientError) or time.monotonic() >= deadline:
+                # When it takes its views over again, this one is not in the catalog.
+                _log.warning("worker not told", view=view.shown, reason=error.message)
+                return
+            time.sleep(_RETRY_S)
+        else:
             return
-        if time.monotonic() >= deadline:
-            raise TransientError(
-                "the view cannot be dropped while the worker process is down"
-            )
-        time.sleep(_RETRY_S)
