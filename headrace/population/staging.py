@@ -165,14 +165,16 @@ def sealed(staging_dir: Path) -> list[int]:
 
 
 def remove_orphans(staging_dir: Path, keep: set[int]) -> list[str]:
-    """Remove the directories of views that are not in ``keep``; returns their names."""
+    """Remove all but the whole populations of the views in ``keep``; returns their names.
+
+    A directory without its manifest is one whose removal was interrupted.
+    """
     removed: list[str] = []
     if not staging_dir.exists():
         return removed
+    whole = {str(number) for number in keep & set(sealed(staging_dir))}
     for folder in staging_dir.iterdir():
-        if folder.is_dir() and not (
-            folder.name.isdecimal() and int(folder.name) in keep
-        ):
+        if folder.is_dir() and folder.name not in whole:
             Staging(folder).remove()
             removed.append(folder.name)
     return removed

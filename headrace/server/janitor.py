@@ -39,8 +39,8 @@ def clean(settings: Settings) -> list[dict[str, Any]]:
                 again=not row["block"],
             )
             remove_staging(settings.staging_dir / str(row["id"]))
-        if rows:
-            _shrink_publication(conn, settings)
+        # Also without them: a builder may have died between dropping and unpublishing.
+        _shrink_publication(conn, settings)
     return [row for row in rows if not row["block"]]
 
 
