@@ -12,19 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.errors import BugError
 from headrace.runtime.coordinator import Coordinator, Emission, EmitBatch, State
-
-
-def words(emitted: list[Emission]) -> str:
-    """``batch 1.0 2.0, commit 1.0`` as the requirements write it."""
-    out: list[str] = []
-    for emission in emitted:
-        kind = "batch" if isinstance(emission, EmitBatch) else "commit"
-        told = f"{emission.txid}.{emission.attempt}"
-        if out and out[-1].startswith(kind):
-            out[-1] += f" {told}"
-        else:
-            out.append(f"{kind} {told}")
-    return ", ".join(out) or "—"
+from tests.runtime.told import words
 
 
 def test_answers_out_of_turn_are_bugs():

@@ -29,6 +29,7 @@ from headrace.types import INT4, WEIGHT, Diffs, Field, TimeEnd
 from tests.ledger import diffs
 from tests.plans import all_plans, table
 from tests.runtime.messages import insert, relation, transaction
+from tests.runtime.told import words
 from tests.streams import INSERT, Op
 
 TRACE = """
@@ -49,18 +50,6 @@ processed 4.3 | —
 committed 3.3 | commit 4.3, batch 7.0
 """
 """Requirements 3.4, word for word."""
-
-
-def words(emitted) -> str:
-    out: list[str] = []
-    for emission in emitted:
-        kind = "batch" if isinstance(emission, EmitBatch) else "commit"
-        told = f"{emission.txid}.{emission.attempt}"
-        if out and out[-1].startswith(kind):
-            out[-1] += f" {told}"
-        else:
-            out.append(f"{kind} {told}")
-    return ", ".join(out) or "—"
 
 
 def carry_out(c: Coordinator, event: str):
@@ -432,6 +421,18 @@ def write(db: RocksDatabase, store, txid: int):
     checkpoint = db.begin_checkpoint([(store, txid)], {})
     checkpoint.write(sync=False)
     return checkpoint
+
+
+def test_T_17_frames_of_an_old_attempt_are_dropped_and_counted():
+    edge, row = Edge("source"), diffs((Field("x", INT4),), "+ 1")
+    edge.open(["a", "b"], 6)
+    edge.put(Diffs(7, 2, row))
+    for late in (Diffs(7, 1, row), TimeEnd(7, 0), Diffs(7, 0, row)):
+        edge.put(late)
+    edge.put(TimeEnd(7, 2, 1))
+    for successor in ("a", "b"):
+        assert [(f.txid, f.attempt) for f in edge.pull(successor)] == [(7, 2)] * 2
+    assert edge.statistics()["dropped"] == 3
 
 
 # --- T-19 … T-22, T-29: collections and their ends
