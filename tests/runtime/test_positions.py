@@ -24,7 +24,7 @@ def test_records_survive_and_are_found_by_txid(tmp_path):
     for txid in (1, 2, 3):
         assert kept.record(meta, record(txid)) == record(txid)
     positions.put_position(meta, Position(3, 40))
-    db.checkpoint([], meta, sync=True)
+    db.put_meta(meta, sync=True)
     db.close()
     db = RocksDatabase(tmp_path / "state")
     again = positions.records(db)
@@ -32,7 +32,7 @@ def test_records_survive_and_are_found_by_txid(tmp_path):
     assert list(again) == [1, 2, 3]
     meta = {}
     again.trim(meta, 4)
-    db.checkpoint([], meta, sync=False)
+    db.put_meta(meta, sync=False)
     last = positions.records(db)
     assert (last, last.last) == ({}, 3)
     assert last.record({}, record(4)) == record(4)

@@ -316,7 +316,7 @@ def test_T_11_T_26_a_crash_between_record_and_emission(tmp_path):
     batch = batcher.take(0)
     meta: Meta = {}
     records.record(meta, Record(1, 0, batch.end_lsn, batch.commit_time_us))
-    db.checkpoint([], meta, sync=False)
+    db.put_meta(meta, sync=False)
     del records
     db.close()
 
@@ -369,7 +369,7 @@ def test_T_27_attempts_go_up_over_rewinds_and_restarts(tmp_path):
     for emission in c.tick():
         record = Record(emission.txid, 0, emission.txid, 0, emission.attempt)
         records.record(meta, record)
-    db.checkpoint([], meta, sync=True)
+    db.put_meta(meta, sync=True)
     db.close()
     db = RocksDatabase(tmp_path / "state")
     attempts = {t: r.attempt for t, r in positions.records(db).items()}
