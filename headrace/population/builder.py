@@ -27,10 +27,10 @@ import structlog
 from headrace import events, imports
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
-from headrace.population import create, drop, explain, indexes, pause, staging
+from headrace.population import create, drop, explain, indexes, pause, resync, staging
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import as_headrace, connect
-from headrace.population.create import Context
+from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.runtime import rpc
@@ -102,6 +102,7 @@ class Builder:
             "explain_view": self._explain_view,
             "pause_view": self._pause_view,
             "resume_view": self._resume_view,
+            "resync_view": self._resync_view,
             "holds": self._holds,
             "check": self._check,
         }
@@ -229,6 +230,15 @@ class Builder:
         return await self._run(
             lambda job: pause.resume_view(self._context, job, request), progress
         )
+
+    async def _resync_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _pause_request(params)
+        if self._populations.locked():
+            progress({"phase": "pending"})
+        async with self._populations:
+            return await self._run(
+                lambda job: resync.resync_view(self._context, job, request), progress
+            )
 
     async def _holds(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return self.holds

@@ -42,8 +42,9 @@ def insert(conn: Connection, view: NewView) -> int:
         with conn.transaction():
             row: Any = conn.execute(
                 "INSERT INTO headrace.views (schema_name, view_name, query, columns, plan,"
-                " explain, options, settings, owner, status, block) VALUES (%s, %s, %s, %s,"
-                " %s, %s, %s, %s, coalesce(%s::name, current_user), %s, %s) RETURNING id",
+                " explain, options, settings, owner, status, block, canonical)"
+                " VALUES (%s, %s, %s, %s, %s, %s, %s, %s,"
+                " coalesce(%s::name, current_user), %s, %s, %s) RETURNING id",
                 (
                     view.target.schema,
                     view.target.name,
@@ -56,6 +57,7 @@ def insert(conn: Connection, view: NewView) -> int:
                     view.caller,
                     POPULATING,
                     view.block,
+                    planned.canonical_sql,
                 ),
             ).fetchone()
             insert_tables(conn, int(row[0]), planned.tables)
@@ -80,6 +82,57 @@ def set_watched(conn: Connection, view_id: int, facts: Facts) -> None:
     """Keep the facts that a view was populated under, for the worker to compare."""
     conn.execute(
         "UPDATE headrace.views SET watched = %s WHERE id = %s", (Jsonb(facts), view_id)
+    )
+
+
+def next_id(conn: Connection) -> int:
+    """An id that no view has had."""
+    row: Any = conn.execute(
+        "SELECT nextval(pg_get_serial_sequence('headrace.views', 'id'))"
+    ).fetchone()
+    return int(row[0])
+
+
+def delete_tables(conn: Connection, view_id: int, oids: Sequence[int]) -> None:
+    """Forget that a view reads the tables ``oids``."""
+    conn.execute(
+        "DELETE FROM headrace.view_tables WHERE view_id = %s"
+        " AND table_oid = ANY (%s::oid[])",
+        (view_id, list(oids)),
+    )
+
+
+def delete_progress(conn: Connection, view_id: int) -> None:
+    """End the ownership of a view: whoever still writes it finds no progress to move."""
+    conn.execute("DELETE FROM headrace.progress WHERE view_id = %s", (view_id,))
+
+
+def renew(
+    conn: Connection, view_id: int, new_id: int, planned: Planned, result_oid: int
+) -> None:
+    """Make the view another one for the worker: of another id, with the plan ``planned``."""
+    conn.execute("DELETE FROM headrace.view_tables WHERE view_id = %s", (view_id,))
+    conn.execute(
+        "UPDATE headrace.views SET id = %s, columns = %s, plan = %s, explain = %s,"
+        " result_oid = %s WHERE id = %s",
+        (
+            new_id,
+            Jsonb(to_json(planned.columns)),
+            Jsonb(to_json(planned.physical)),
+            Jsonb(planned.explain),
+            result_oid,
+            view_id,
+        ),
+    )
+    insert_tables(conn, new_id, planned.tables)
+
+
+def set_running(conn: Connection, view_id: int, start_lsn: str) -> None:
+    """The view runs from the position of its population on."""
+    conn.execute(
+        "UPDATE headrace.views SET status = 'running', message = NULL, sqlstate = NULL,"
+        " start_lsn = %s WHERE id = %s",
+        (start_lsn, view_id),
     )
 
 

@@ -2,92 +2,29 @@
 
     names → plan → catalog row → hold → publication → snapshot → load → one transaction → adopt
 
-The order is what makes it exact (reliability.md E1-E4) and what makes it leave nothing behind:
-each step's undoing is put on a stack before the next begins.  The point of no return is the
-commit of the transaction in which the view appears; a cancel after it comes too late.
+The order is what makes it exact (reliability.md E1-E4) and what makes it leave nothing behind
+(populate.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import psycopg
-import structlog
 
-from headrace.collections.plan import PhysicalPlan
-from headrace.config import Settings
-from headrace.errors import (
-    HeadraceError,
-    PrerequisiteError,
-    QueryCancelled,
-    TransientError,
-)
-from headrace.expressions.remote import RemoteEvaluator
-from headrace.forwarder import fingerprint, publication
 from headrace.forwarder.fingerprint import Facts
-from headrace.planner import Planned, PlanRequest, plan
-from headrace.population import catalog, local, names, reader, staging, tables, uses
-from headrace.population import snapshot as snapshots
+from headrace.planner import PlanRequest
+from headrace.population import catalog, names
 from headrace.population.catalog import NewView
-from headrace.population.connect import Connection, as_headrace, connect
+from headrace.population.connect import Connection, as_headrace
+from headrace.population.context import Context
 from headrace.population.job import Job
-from headrace.population.names import Target
 from headrace.population.options import Options
+from headrace.population.populate import Population, plan_with_facts
 from headrace.population.publish import publish
-from headrace.population.snapshot import Snapshot, SnapshotLost
 from headrace.population.staging import Staging
-from headrace.population.tables import Size, TableChanged
-from headrace.runtime import faults
-from headrace.types import format_lsn
-
-_log = structlog.get_logger(__name__)
-_ATTEMPTS: Final = 3
-_WORKER_WAIT_S: Final = 30.0
-_RETRY_S: Final = 0.2
-
-
-class Worker(Protocol):
-    """The worker process, as the builder sees it."""
-
-    def call(self, method: str, params: dict[str, Any]) -> Any:
-        """A request; TransientError while the worker is down."""
-
-
-class SparkPopulation(Protocol):
-    """Population by Spark (``population.spark``)."""
-
-    def session(self, job: Job) -> Any:
-        """Wait until Spark has started."""
-
-    def populate(
-        self,
-        job: Job,
-        plan: PhysicalPlan,
-        snapshot: Snapshot,
-        sizes: dict[str, Size],
-        settings: dict[str, str],
-        staged: Staging,
-    ) -> int:
-        """Fill ``staged`` with the result rows and states; returns the rows."""
-
-
-@dataclass(slots=True)
-class Context:
-    """What all jobs of one builder share."""
-
-    settings: Settings
-    worker: Worker
-    spark: SparkPopulation
-    publication_lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held from registering a view's tables to publishing them, and from finding unused
-    tables to unpublishing them: else a drop could take a table from a new view."""
-    live: set[int] = field(default_factory=set)
-    """Ids of the views that are being populated now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +52,11 @@ def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
             target = names.resolve_new(
                 conn, request.name, request.caller, request.settings
             )
-            planned, planned_under = _plan(conn, context.settings, request)
+            planned, planned_under = plan_with_facts(
+                conn,
+                context.settings,
+                PlanRequest(request.query, request.caller, request.settings),
+            )
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -132,21 +73,7 @@ def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
     return _Creation(context, job, view, options, planned_under).run()
 
 
-def _plan(
-    conn: Connection, settings: Settings, request: Request
-) -> tuple[Planned, Facts]:
-    """The plan, and the facts of the catalog that it was made of."""
-    with conn.transaction(force_rollback=True):
-        # One snapshot: an alteration after the facts shows when they are read again.
-        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        planned = plan(
-            conn, PlanRequest(request.query, request.caller, request.settings)
-        )
-        used = uses.of_planned(conn, planned, request.caller)
-        return planned, fingerprint.take(conn, used, settings.publication_name)
-
-
-class _Creation:
+class _Creation(Population):
     """One create_view after planning."""
 
     def __init__(
@@ -157,27 +84,14 @@ class _Creation:
         options: Options,
         planned_under: Facts,
     ) -> None:
-        self._planned_under = planned_under
-        self._context = context
-        self._settings = context.settings
-        self._dsn = context.settings.source
-        self._job = job
+        name = f"{view.target.schema}.{view.target.name}"
+        super().__init__(context, job, view.planned, options, planned_under, name)
         self._view = view
-        self._options = options
-        self._view_id = 0
-        self._committed = False
-        self._log = _log.bind(view=f"{view.target.schema}.{view.target.name}")
 
     def run(self) -> dict[str, Any]:
-        started = time.monotonic()
-        with contextlib.ExitStack() as undo:
-            self._register(undo)
-            rows = self._populate_attempts(undo)
-        self._adopt()
-        self._log.info(
-            "view created", rows=rows, seconds=round(time.monotonic() - started, 3)
-        )
-        target: Target = self._view.target
+        """Create the view; what there is to answer."""
+        rows = self.populate()
+        target = self._view.target
         result: dict[str, Any] = {
             "view_id": self._view_id,
             "schema": target.schema,
@@ -188,279 +102,16 @@ class _Creation:
             result["notice"] = f'schema "{target.schema}" was created'
         return result
 
-    # --- steps
+    def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
+        """Enter the view into the catalog."""
+        self._view_id = catalog.insert(conn, self._view)
+        self._live(self._view_id, undo)
+        self._undo(undo, "catalog row", self._unregister)
 
-    def _register(self, undo: contextlib.ExitStack) -> None:
-        """Catalog row, hold, publication; undone in the opposite order."""
-        tables_read = [t.oid for t in self._view.planned.tables]
-        self._undo(
-            undo, "publication", lambda: unpublish_unused(self._context, tables_read)
-        )
-        with self._context.publication_lock, self._connect() as conn:
-            self._view_id = catalog.insert(conn, self._view)
-            self._context.live.add(self._view_id)
-            undo.callback(self._context.live.discard, self._view_id)
-            self._undo(undo, "catalog row", self._unregister)
-            self._job.phase("hold")
-            self._undo(undo, "hold", self._release)
-            self._hold()
-            self._job.phase("publication")
-            publication.add_tables(conn, self._settings, tables_read)
-            faults.point(faults.TABLES_PUBLISHED)
-        self._job.check()
-
-    def _hold(self) -> dict[str, Any]:
-        """Keep the slot from moving on; returns the position it keeps."""
-        answer = self._call_worker("hold", {"job": self._job.name})
-        return {"txid": int(answer["txid"]), "lsn": int(answer["lsn"])}
-
-    def _populate_attempts(self, undo: contextlib.ExitStack) -> int:
-        staged = staging.of_view(self._settings.staging_dir, self._view_id)
-        self._undo(undo, "staging", staged.remove)
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                # Asked again each time: a worker that was restarted knows no holds.
-                return self._populate(attempt, staged, self._hold())
-            except (SnapshotLost, TableChanged) as error:
-                self._job.check()
-                with self._connect() as conn:
-                    # If the source gives up WAL, another attempt ends no better.
-                    check_slot(conn, self._settings)
-                if attempt == _ATTEMPTS or self._committed:
-                    raise
-                self._log.warning("population starts again", reason=error.message)
-        raise AssertionError("the last attempt returns or raises")
-
-    def _populate(self, attempt: int, staged: Staging, position: dict[str, Any]) -> int:
-        job, sources = self._job, self._view.planned.physical.sources
-        mode = self._mode()
-        if mode == "spark":
-            # Before the snapshot: it should not be held while Spark starts.
-            self._context.spark.session(job)
-        job.phase("snapshot")
-        staged.make()
-        with snapshots.export(
-            job,
-            self._dsn,
-            slot_name=self._settings.slot_name,
-            number=f"{self._view_id}_{attempt}",
-            wait_ms=self._settings.population_lock_wait_ms,
-        ) as snapshot:
-            taken = self._facts_of(snapshot)
-            with self._connect() as conn:
-                before = tables.shape(conn, sources)
-                sizes = {source.id: tables.size(conn, source) for source in sources}
-            total = sum(size.rows for size in sizes.values())
-            job.phase("reading", total=total)
-            faults.point(faults.POPULATION_BEGINS)
-            try:
-                rows = self._load(mode, snapshot, sizes, staged)
-            except HeadraceError:
-                # What went wrong may be a consequence of one of these, which say more.
-                job.check()
-                snapshot.check()
-                raise
-            snapshot.check()
-            faults.point(faults.POPULATION_LOADED)
-            with self._connect() as conn:
-                tables.check_same(before, tables.shape(conn, sources))
-                uses.check_kept(taken, self._facts_now(conn, taken))
-        facts = {
-            "view_id": self._view_id,
-            **position,
-            "start_lsn": int(snapshot.ref.start_lsn),
-        }
-        staged.seal(facts)
-        faults.point(faults.POPULATION_SEALED)
-        self._publish_view(staged, facts, taken)
-        return rows
-
-    def _facts_of(self, snapshot: Snapshot) -> Facts:
-        """What the view relies on, as its snapshot has it; the plan must fit it."""
-        with reader.joined(self._dsn, snapshot.ref) as conn:
-            facts = self._facts_now(conn, self._planned_under)
-        uses.check_planned(self._planned_under, self._view.planned.physical, facts)
-        return facts
-
-    def _facts_now(self, conn: Connection, known: Facts) -> Facts:
-        (facts,) = fingerprint.read(conn, [known], self._settings.publication_name)
-        return facts
-
-    def _mode(self) -> str:
-        """How to load: as asked for, or by what the planner thinks there is to read."""
-        if self._options.population != "auto":
-            return self._options.population
-        threshold = self._options.threshold_rows
-        if threshold is None:
-            threshold = self._settings.spark_threshold_rows
-        with self._connect() as conn:
-            total = sum(
-                tables.size(conn, source).rows
-                for source in self._view.planned.physical.sources
-            )
-        return "spark" if total and total >= threshold else "local"
-
-    def _load(
-        self, mode: str, snapshot: Snapshot, sizes: dict[str, Size], staged: Staging
-    ) -> int:
-        planned: Planned = self._view.planned
-        self._log.info("population", mode=mode)
-        if mode == "spark":
-            return self._context.spark.populate(
-                self._job, planned.physical, snapshot, sizes, planned.settings, staged
-            )
-        remote = RemoteEvaluator(
-            self._dsn, planned.settings, self._settings.eval_dsn or None
-        )
-        try:
-            return local.populate(
-                self._job, self._dsn, planned.physical, snapshot.ref, remote, staged
-            )
-        finally:
-            remote.close()
-
-    def _publish_view(
-        self, staged: Staging, facts: dict[str, Any], taken: Facts
-    ) -> None:
-        timeout = f"{self._settings.lock_timeout_ms}ms"
-        job = self._job
-        with job.connection(
-            self._dsn,
-            what="publish",
-            autocommit=False,
-            settings={"lock_timeout": timeout},
-        ) as conn:
-            try:
-                publish(job, conn, self._view_id, self._view, staged, facts)
-                catalog.set_watched(conn, self._view_id, taken)
-                check_slot(conn, self._settings, facts["start_lsn"])
-            except psycopg.Error as error:
-                job.check()
-                raise as_headrace(error) from error
-            job.check()
-            faults.point(faults.BEFORE_PUBLISH)
-            self._commit(conn)
-            faults.point(faults.PUBLISHED)
-
-    def _commit(self, conn: Connection) -> None:
-        try:
-            conn.commit()
-        except psycopg.errors.QueryCanceled:
-            self._job.check()
-            raise
-        except psycopg.OperationalError as error:
-            # The answer was lost: the catalog knows what became of it.
-            if not self._was_committed():
-                raise as_headrace(error) from error
-        self._committed = True
-
-    def _was_committed(self) -> bool:
-        deadline = time.monotonic() + _WORKER_WAIT_S
-        while True:
-            try:
-                with self._connect() as conn:
-                    # Waits for the row lock of a commit that is still under way.
-                    row = conn.execute(
-                        "SELECT status FROM headrace.views WHERE id = %s FOR UPDATE",
-                        (self._view_id,),
-                    ).fetchone()
-                    return row is not None and row[0] == "running"
-            except (TransientError, psycopg.OperationalError):
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_RETRY_S)
-
-    def _adopt(self) -> None:
-        """Hand over to the worker; from here on nothing is undone."""
-        with contextlib.suppress(QueryCancelled):
-            self._job.phase("adopting")
-        try:
-            self._call_worker("adopt", {"view_id": self._view_id}, cancellable=False)
-        except TransientError:
-            # A worker that starts adopts what it finds staged (CONTRACTS 5): keep it.
-            self._log.warning("view adopted later: the worker is down")
-            return
-        finally:
-            with contextlib.suppress(HeadraceError):
-                self._release()
-        faults.point(faults.ADOPTED)
-        staging.of_view(self._settings.staging_dir, self._view_id).remove()
-
-    # --- undoing
-
-    def _undo(
-        self, undo: contextlib.ExitStack, what: str, action: Callable[[], None]
-    ) -> None:
-        """Run ``action`` if the block fails; a failing one does not stop the others."""
-
-        def run() -> None:
-            if self._committed:
-                return
-            try:
-                action()
-            except (HeadraceError, psycopg.Error, OSError) as error:
-                # Start-up removes what is left: see builder.clean_up.
-                self._log.warning("undo failed", what=what, reason=str(error))
-
-        undo.callback(run)
+    def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
+        """Make the table with its rows, and set the view running."""
+        publish(self._job, conn, self._view_id, self._view, staged, facts)
 
     def _unregister(self) -> None:
         with self._connect() as conn:
             catalog.delete(conn, self._view_id)
-
-    def _release(self) -> None:
-        self._context.worker.call("release", {"job": self._job.name})
-
-    # --- helpers
-
-    def _connect(self) -> contextlib.closing[Connection]:
-        return contextlib.closing(connect(self._dsn, what="builder"))
-
-    def _call_worker(
-        self, method: str, params: dict[str, Any], *, cancellable: bool = True
-    ) -> Any:
-        """A request to the worker, which may be restarting for a moment."""
-        deadline = time.monotonic() + _WORKER_WAIT_S
-        while True:
-            if cancellable:
-                self._job.check()
-            try:
-                return self._context.worker.call(method, params)
-            except TransientError:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_RETRY_S)
-
-
-def unpublish_unused(context: Context, table_oids: list[int]) -> None:
-    """Take those tables out of the publication that no view reads any more."""
-    with (
-        context.publication_lock,
-        contextlib.closing(connect(context.settings.source, what="builder")) as conn,
-    ):
-        unused = catalog.unused_tables(conn, table_oids)
-        if unused:
-            publication.drop_tables(conn, context.settings, unused)
-
-
-def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None:
-    """Prove that the permanent slot still has every change since ``start_lsn`` (0: any).
-
-    Raises:
-        SnapshotLost: it was confirmed beyond the snapshot (a worker died with its holds).
-        PrerequisiteError: the slot is lost.
-    """
-    row = conn.execute(
-        "SELECT wal_status, confirmed_flush_lsn > %s::pg_lsn"
-        " FROM pg_replication_slots WHERE slot_name = %s AND NOT temporary",
-        (format_lsn(start_lsn), settings.slot_name),
-    ).fetchone()
-    if row is None:
-        return  # the worker, which owns it, will say so when it adopts the view
-    if row[0] == "lost":
-        raise PrerequisiteError(
-            f'replication slot "{settings.slot_name}" lost its WAL during the population',
-            hint="Raise max_slot_wal_keep_size and create the view again.",
-        )
-    if start_lsn and row[1]:
-        raise SnapshotLost("the stream went on past the snapshot of the population")

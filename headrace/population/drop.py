@@ -16,12 +16,14 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from headrace.errors import HeadraceError, TransientError, UndefinedError, UserError
+from headrace.errors import HeadraceError, TransientError, UndefinedError
 from headrace.population import catalog, names, staging
 from headrace.population.connect import Connection, as_headrace
-from headrace.population.create import Context, unpublish_unused
+from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
+from headrace.population.pause import check_not_live
+from headrace.population.populate import unpublish_unused
 from headrace.runtime import faults
 
 _log = structlog.get_logger(__name__)
@@ -61,12 +63,7 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
             if not request.if_exists:
                 raise
             return {"message": f"{error.message}, skipping"}
-        if view.id in context.live:
-            raise UserError(
-                f'view "{view.name}" is being created',
-                hint="Cancel its creation instead.",
-                sqlstate="55006",
-            )
+        check_not_live(context, view)
         read = catalog.tables_of(conn, view.id)
         try:
             _drop(context, job, conn, view)
@@ -90,6 +87,7 @@ def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
     for attempt in range(1, _LOCK_ATTEMPTS + 1):
         try:
             with conn.transaction():
+                _lock_row(conn, view)
                 _drop_table(conn, view)
                 job.check()
                 catalog.delete(conn, view.id)
@@ -103,6 +101,15 @@ def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
                 raise
         else:
             return
+
+
+def _lock_row(conn: Connection, view: ViewRow) -> None:
+    """Raise UndefinedError if somebody dropped it, or gave it another id (a resync)."""
+    row = conn.execute(
+        "SELECT FROM headrace.views WHERE id = %s FOR UPDATE", (view.id,)
+    ).fetchone()
+    if row is None:
+        raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
 
 
 def _drop_table(conn: Connection, view: ViewRow) -> None:

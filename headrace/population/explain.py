@@ -7,7 +7,7 @@ from typing import Any
 from headrace.errors import UserError
 from headrace.planner import PlanRequest, plan
 from headrace.population import names
-from headrace.population.create import Context
+from headrace.population.context import Context
 from headrace.population.job import Job
 
 

@@ -31,7 +31,7 @@ from headrace.errors import (
 )
 from headrace.population import names
 from headrace.population.connect import Connection, as_headrace
-from headrace.population.create import Context
+from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.sink import table

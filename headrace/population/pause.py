@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headrace.errors import UserError
 from headrace.population import names
-from headrace.population.create import Context
+from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 

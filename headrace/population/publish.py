@@ -7,9 +7,11 @@ from typing import Any, Final
 from psycopg import sql
 
 from headrace.errors import BugError, TransientError
+from headrace.planner import Planned
 from headrace.population.catalog import NewView
 from headrace.population.connect import Connection
 from headrace.population.job import Job
+from headrace.population.names import Target
 from headrace.population.staging import Staging
 from headrace.runtime import faults
 from headrace.sink import table
@@ -36,34 +38,8 @@ def publish(
     target = view.target
     if target.new_schema:
         _make_schema(conn, target.schema, view.caller)
-    oid = int(
-        table.create(
-            conn,
-            target.schema,
-            target.name,
-            view.planned.canonical_sql.rstrip().removesuffix(";"),
-            columns=[field.name for field in view.planned.columns],
-            reader=view.caller,
-        )
-    )
-    faults.point(faults.RESULT_MADE)
-    total = staging.row_count()
-    later = total >= _ROWS_INDEX_LATER and _drop_hash_index(conn, target.schema, oid)
-    count = _copy_rows(job, conn, view, staging, total)
-    if count != total:
-        raise BugError(f"{count} rows were written, {total} were expected")
-    if later:
-        job.phase("indexing")
-        table.create_hash_index(conn, target.schema, target.name)
-    conn.execute(
-        sql.SQL("ANALYZE {}").format(sql.Identifier(target.schema, target.name))
-    )
-    start_lsn = format_lsn(int(position["start_lsn"]))
-    conn.execute(
-        "INSERT INTO headrace.progress (view_id, txid, lsn, applied_at)"
-        " VALUES (%s, %s, %s, clock_timestamp())",
-        (view_id, int(position["txid"]), start_lsn),
-    )
+    oid = make_table(job, conn, target, view.planned, view.caller, staging)
+    start_lsn = put_progress(conn, view_id, position)
     changed = conn.execute(
         "UPDATE headrace.views SET status = 'running', message = NULL, sqlstate = NULL,"
         " result_oid = %s, start_lsn = %s WHERE id = %s AND status = 'populating'",
@@ -74,6 +50,71 @@ def publish(
             f'view "{target.name}" was removed while it was being created'
         )
     return oid
+
+
+def make_table(
+    job: Job,
+    conn: Connection,
+    target: Target,
+    planned: Planned,
+    reader: str | None,
+    staging: Staging,
+) -> int:
+    """Make a result table with the staged rows, its index and grants; returns its OID."""
+    oid = int(
+        table.create(
+            conn,
+            target.schema,
+            target.name,
+            planned.canonical_sql.rstrip().removesuffix(";"),
+            columns=[field.name for field in planned.columns],
+            reader=reader,
+        )
+    )
+    faults.point(faults.RESULT_MADE)
+    name = sql.Identifier(target.schema, target.name)
+    total = staging.row_count()
+    later = total >= _ROWS_INDEX_LATER and _drop_hash_index(conn, target.schema, oid)
+    copy_rows(job, conn, name, staging)
+    if later:
+        job.phase("indexing")
+        table.create_hash_index(conn, target.schema, target.name)
+    conn.execute(sql.SQL("ANALYZE {}").format(name))
+    return oid
+
+
+def put_progress(conn: Connection, view_id: int, position: dict[str, Any]) -> str:
+    """The first progress row of a population; returns the LSN it starts from."""
+    start_lsn = format_lsn(int(position["start_lsn"]))
+    conn.execute(
+        "INSERT INTO headrace.progress (view_id, txid, lsn, applied_at)"
+        " VALUES (%s, %s, %s, clock_timestamp())",
+        (view_id, int(position["txid"]), start_lsn),
+    )
+    return start_lsn
+
+
+def copy_rows(
+    job: Job, conn: Connection, name: sql.Identifier, staging: Staging
+) -> int:
+    """Copy the staged rows into the table ``name``; returns how many they are."""
+    total = staging.row_count()
+    job.phase("writing", total=total)
+    files = staging.row_files()
+    bytes_total = sum(path.stat().st_size for path in files) or 1
+    sent = 0
+    with conn.cursor() as cursor:
+        with cursor.copy(sql.SQL("COPY {} FROM STDIN").format(name)) as copy:
+            for path in files:
+                with path.open("rb") as file:
+                    while piece := file.read(_PIECE_BYTES):
+                        copy.write(piece)
+                        sent += len(piece)
+                        job.rows(total * sent // bytes_total)
+        count = cursor.rowcount
+    if count != total:
+        raise BugError(f"{count} rows were written, {total} were expected")
+    return total
 
 
 def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
@@ -94,24 +135,3 @@ def _drop_hash_index(conn: Connection, schema: str, oid: int) -> bool:
     if row[0]:
         conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(schema, name)))
     return bool(row[0])
-
-
-def _copy_rows(
-    job: Job, conn: Connection, view: NewView, staging: Staging, total: int
-) -> int:
-    job.phase("writing", total=total)
-    statement = sql.SQL("COPY {} FROM STDIN").format(
-        sql.Identifier(view.target.schema, view.target.name)
-    )
-    files = staging.row_files()
-    bytes_total = sum(path.stat().st_size for path in files) or 1
-    sent = 0
-    with conn.cursor() as cursor:
-        with cursor.copy(statement) as copy:
-            for path in files:
-                with path.open("rb") as file:
-                    while piece := file.read(_PIECE_BYTES):
-                        copy.write(piece)
-                        sent += len(piece)
-                        job.rows(total * sent // bytes_total)
-        return cursor.rowcount

@@ -357,7 +357,7 @@ class Lifecycle:
         engine.owner.writer.forget(view_id)
         self._drop_state(view_id)
         _log.info("view forgotten", view=view_id)
-        self.waits.forget(view_id, UndefinedError("the view was dropped"))
+        self.waits.forget(view_id, UndefinedError("the view was dropped", sqlstate="42P01"))
         self.caught_up()
 
     def _drop_state(self, view_id: int) -> None:

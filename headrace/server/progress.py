@@ -16,6 +16,7 @@ _PHASES: Final = {
     "snapshot": "waiting for a snapshot for",
     "writing": "writing the result of",
     "finishing": "finishing",
+    "comparing": "comparing with",
     "adopting": "catching up",
 }
 

@@ -102,7 +102,7 @@ def test_only_owners_pause(database, source, start_engine):
         with psycopg.connect(engine.dsn, autocommit=True) as commander:
             commander.execute(f"CALL headrace.create_view('a', '{QUERY}')")
             commander.execute("SET ROLE e_pause")
-            for call in ("pause_view", "resume_view"):
+            for call in ("pause_view", "resume_view", "resync_view"):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     commander.execute(f"CALL headrace.{call}('a')")
             with pytest.raises(psycopg.errors.UndefinedTable):

@@ -13,7 +13,8 @@ import pytest
 from headrace.config import Settings
 from headrace.errors import TransientError
 from headrace.forwarder import setup
-from headrace.population.create import Context, Request, create_view
+from headrace.population.context import Context
+from headrace.population.create import Request, create_view
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.sql import install

@@ -11,7 +11,8 @@ from psycopg.conninfo import make_conninfo
 from headrace.errors import HeadraceError
 from headrace.forwarder import fingerprint
 from headrace.forwarder.fingerprint import Uses
-from headrace.population.create import Context, Request
+from headrace.population.context import Context
+from headrace.population.create import Request
 from headrace.population.create import create_view as populate_view
 from headrace.population.job import Job
 from headrace.population.spark import Spark

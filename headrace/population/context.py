@@ -1,0 +1,53 @@
+"""What all jobs of one builder share."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headrace.collections.plan import PhysicalPlan
+from headrace.config import Settings
+from headrace.population.job import Job
+from headrace.population.snapshot import Snapshot
+from headrace.population.staging import Staging
+from headrace.population.tables import Size
+
+
+class Worker(Protocol):
+    """The worker process, as the builder sees it."""
+
+    def call(self, method: str, params: dict[str, Any]) -> Any:
+        """A request; TransientError while the worker is down."""
+
+
+class SparkPopulation(Protocol):
+    """Population by Spark (``population.spark``)."""
+
+    def session(self, job: Job) -> Any:
+        """Wait until Spark has started."""
+
+    def populate(
+        self,
+        job: Job,
+        plan: PhysicalPlan,
+        snapshot: Snapshot,
+        sizes: dict[str, Size],
+        settings: dict[str, str],
+        staged: Staging,
+    ) -> int:
+        """Fill ``staged`` with the result rows and states; returns the rows."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What all jobs of one builder share."""
+
+    settings: Settings
+    worker: Worker
+    spark: SparkPopulation
+    publication_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held from registering a view's tables to publishing them, and from finding unused
+    tables to unpublishing them: else a drop could take a table from a new view."""
+    live: set[int] = field(default_factory=set)
+    """Ids of the views that are being populated now."""

@@ -1,0 +1,138 @@
+"""New contents for a result table that is there: only the rows that differ are touched.
+
+The staged rows go into a temporary table first.  Two rows are the same if their *images* are:
+the text of the whole row by the types' own output functions, under pinned settings.  So 1.0 and
+1.00 differ, a type needs no equality, and blanks of char(n) count.  Equal rows are numbered, and
+number n of the one table is number n of the other: that is the difference of multisets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import sql
+
+from headrace.errors import BugError, UserError
+from headrace.planner import Planned
+from headrace.population.connect import Connection
+from headrace.population.job import Job
+from headrace.population.publish import copy_rows
+from headrace.population.staging import Staging
+from headrace.sink import table
+from headrace.sink.table import Target
+
+_NEW: Final = "headrace_new_contents"
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Rows that were taken out of a table, and put into it."""
+
+    removed: int
+    added: int
+
+
+def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
+    """The text that is the same for the same rows only; exact under pinned settings."""
+    return sql.SQL('ROW({})::pg_catalog.text COLLATE pg_catalog."C"').format(
+        sql.SQL(", ").join(sql.Identifier(qualifier, c) for c in columns)
+    )
+
+
+def replace_rows(
+    job: Job,
+    conn: Connection,
+    target: Target,
+    planned: Planned,
+    staging: Staging,
+    publication: str,
+) -> Replaced:
+    """Make the rows of ``target`` the staged ones, in the caller's transaction.
+
+    Readers are not held up; they see the old rows until the commit.
+
+    Raises:
+        SinkTableError: the table is not as we made it.
+        UserError: 55000, the query has other columns now.
+    """
+    name = target.identifier
+    table.check(conn, target, publication)
+    # Writers are locked out: the engine, and whoever may have got the right to write.
+    conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
+    table.check(conn, target, publication)
+    columns = [field.name for field in target.schema]
+    staged = sql.Identifier("pg_temp", _NEW)
+    conn.execute(
+        sql.SQL(
+            "CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP AS {} WITH NO DATA"
+        ).format(
+            sql.Identifier(_NEW),
+            sql.SQL(", ").join(map(sql.Identifier, columns)),
+            sql.SQL(planned.canonical_sql.rstrip().removesuffix(";")),
+        )
+    )
+    _check_columns(conn, target, staged)
+    total = copy_rows(job, conn, staged, staging)
+    conn.execute(sql.SQL("ANALYZE {}").format(staged))
+    job.phase("comparing")
+    row: Any = conn.execute(_difference(name, staged, columns)).fetchone()
+    count: Any = conn.execute(
+        sql.SQL("SELECT count(*) FROM {}").format(name)
+    ).fetchone()
+    if count[0] != total:
+        raise BugError(f"{count[0]} rows are in the table, {total} were expected")
+    conn.execute(sql.SQL("DROP TABLE {}").format(staged))
+    if not _has_hash_index(conn, target.oid):
+        table.create_hash_index(conn, target.schema_name, target.table_name)
+    conn.execute(sql.SQL("ANALYZE {}").format(name))
+    return Replaced(int(row[0]), int(row[1]))
+
+
+def _difference(
+    name: sql.Identifier, staged: sql.Identifier, columns: Sequence[str]
+) -> sql.Composed:
+    return sql.SQL(
+        "WITH have AS MATERIALIZED (SELECT t.ctid AS place, {have} AS image,"
+        "   row_number() OVER (PARTITION BY {have}) AS n FROM {table} t),"
+        " want AS MATERIALIZED (SELECT s.ctid AS place, {want} AS image,"
+        "   row_number() OVER (PARTITION BY {want}) AS n FROM {staged} s),"
+        " gone AS (DELETE FROM {table} t USING have h WHERE t.ctid = h.place AND NOT EXISTS"
+        "   (SELECT FROM want w WHERE w.image = h.image AND w.n = h.n) RETURNING 1),"
+        " come AS (INSERT INTO {table} ({names}) SELECT {values} FROM {staged} s"
+        "   JOIN want w ON w.place = s.ctid WHERE NOT EXISTS"
+        "   (SELECT FROM have h WHERE h.image = w.image AND h.n = w.n) RETURNING 1)"
+        " SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM come)"
+    ).format(
+        have=image("t", columns),
+        want=image("s", columns),
+        table=name,
+        staged=staged,
+        names=sql.SQL(", ").join(map(sql.Identifier, columns)),
+        values=sql.SQL(", ").join(sql.Identifier("s", c) for c in columns),
+    )
+
+
+def _check_columns(conn: Connection, target: Target, staged: sql.Identifier) -> None:
+    row: Any = conn.execute(
+        "SELECT %s::regclass::oid", (staged.as_string(conn),)
+    ).fetchone()
+    have = [(a.name, a.type_name) for a in table.attributes(conn, target.oid)]
+    want = [(a.name, a.type_name) for a in table.attributes(conn, int(row[0]))]
+    for old, new in zip(have, want, strict=True):
+        if old != new:
+            raise UserError(
+                f'column "{old[0]}" of the view is of type {new[1]} now, not {old[1]}',
+                hint="Drop the view and create it again.",
+                sqlstate="55000",
+            )
+
+
+def _has_hash_index(conn: Connection, oid: int) -> bool:
+    row: Any = conn.execute(
+        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid"
+        " WHERE i.indrelid = %s AND c.relname = %s)",
+        (oid, table.index_name(oid)),
+    ).fetchone()
+    return bool(row[0])

@@ -1,0 +1,211 @@
+"""resync_view: a view is populated again, into the table that it has.
+
+The table stays readable, with its old rows, its indexes and grants, until the one transaction
+in which the rows that differ are exchanged.  In that transaction the view also gets a *new id*,
+so for the worker it is a new view that was populated (create.py), and the old one is gone: state,
+staged files and progress of the two never mix, whoever is killed when.
+
+A view that still runs follows its tables until then; only for the exchange the worker stops
+writing it (``suspend``).  Its new rows are those of the population's snapshot, so it steps back
+to that moment, and catches up before the call returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from headrace.errors import (
+    HeadraceError,
+    SinkTableError,
+    TransientError,
+    UndefinedError,
+    UnsupportedError,
+)
+from headrace.planner import Planned, PlanRequest
+from headrace.population import catalog, names
+from headrace.population.connect import Connection, as_headrace
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.population.names import Target, ViewRow
+from headrace.population.options import Options
+from headrace.population.pause import Request, check_not_live
+from headrace.population.populate import Population, plan_with_facts
+from headrace.population.publish import make_table, put_progress
+from headrace.population.replace import Replaced, replace_rows
+from headrace.population.staging import Staging
+from headrace.sink import table
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the catalog has of a view besides its name."""
+
+    canonical: str
+    options: dict[str, Any]
+    settings: dict[str, str]
+    schema: str
+    name: str
+
+
+def resync_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
+    """Fill a view anew, whatever state it is in, and let it run.
+
+    Raises:
+        UndefinedError: 42P01, no such view.
+        PrivilegeError: the caller is not its owner.
+        UserError: 55006, another job is at it; 55000, its query has other columns now, or
+            its table was altered.
+        HeadraceError: it failed, or was cancelled: the view is as before.
+    """
+    with job.connection(context.settings.source, what="builder") as conn:
+        job.phase("planning")
+        try:
+            view = names.find_owned(
+                conn, request.name, request.caller, request.settings
+            )
+            check_not_live(context, view)
+            stored = read(conn, view)
+            planned, planned_under = plan_with_facts(
+                conn,
+                context.settings,
+                PlanRequest(stored.canonical, view.owner, stored.settings),
+            )
+        except psycopg.Error as error:
+            job.check()
+            raise as_headrace(error) from error
+        except HeadraceError as error:
+            # It is a place in the canonical text, which nobody has written.
+            error.position = None
+            raise
+    resync = _Resync(context, job, view, stored, planned, planned_under)
+    rows = resync.populate()
+    return {"view_id": resync.view_id, "rows": rows, "notice": resync.notice}
+
+
+def read(conn: Connection, view: ViewRow) -> Stored:
+    """The view as it was created.
+
+    Raises:
+        UnsupportedError: by a version that did not keep enough of it.
+    """
+    row: Any = conn.execute(
+        "SELECT canonical, options, settings, schema_name, view_name FROM headrace.views"
+        " WHERE id = %s",
+        (view.id,),
+    ).fetchone()
+    if row is None:
+        raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    if row[0] is None:
+        raise UnsupportedError(
+            f'view "{view.name}" was created by an earlier version of headrace',
+            hint="Drop the view and create it again.",
+        )
+    return Stored(*row)
+
+
+class _Resync(Population):
+    """One resync after planning."""
+
+    def __init__(
+        self,
+        context: Context,
+        job: Job,
+        view: ViewRow,
+        stored: Stored,
+        planned: Planned,
+        planned_under: Any,
+    ) -> None:
+        options = Options.of(stored.options)
+        name = f"{view.schema}.{view.name}"
+        super().__init__(context, job, planned, options, planned_under, name)
+        self._view = view
+        self._stored = stored
+        self._replaced: Replaced | None = None
+
+    @property
+    def view_id(self) -> int:
+        """Its new id."""
+        return self._view_id
+
+    @property
+    def notice(self) -> str:
+        """What was done, in words."""
+        name = self._view.name
+        if self._replaced is None:
+            return f'view "{name}": its table was made anew'
+        return (
+            f'view "{name}": {self._replaced.removed} rows were removed,'
+            f" {self._replaced.added} added"
+        )
+
+    def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
+        """Take a new id, and enter the tables that were not the view's before."""
+        check_not_live(self._context, self._view)
+        self._live(self._view.id, undo)
+        self._view_id = catalog.next_id(conn)
+        self._live(self._view_id, undo)
+        known = set(catalog.tables_of(conn, self._view.id))
+        more = [t for t in self._planned.tables if t.oid not in known]
+        self._undo(
+            undo,
+            "tables",
+            lambda: self._forget_tables([t.oid for t in more]),
+        )
+        catalog.insert_tables(conn, self._view.id, more)
+
+    def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
+        """Exchange rows, progress and catalog row."""
+        self._call_worker("suspend", {"view_id": self._view.id, "job": self._job.name})
+        row: Any = conn.execute(
+            "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR UPDATE",
+            (self._view.id,),
+        ).fetchone()
+        if row is None:
+            raise UndefinedError(
+                f'view "{self._view.name}" was dropped', sqlstate="42P01"
+            )
+        try:
+            oid = self._write_rows(conn, row[0], staged)
+        except SinkTableError as error:
+            if error.hint == table.UNDO:
+                error.hint = (
+                    "Undo that and call again, or drop the table and call again."
+                )
+            raise
+        catalog.delete_progress(conn, self._view.id)
+        catalog.renew(conn, self._view.id, self._view_id, self._planned, oid)
+        start_lsn = put_progress(conn, self._view_id, facts)
+        catalog.set_running(conn, self._view_id, start_lsn)
+
+    def _write_rows(self, conn: Connection, oid: int | None, staged: Staging) -> int:
+        stored, planned = self._stored, self._planned
+        if oid is None or table.fingerprint(conn, oid) is None:
+            target = Target(stored.schema, stored.name)
+            return make_table(
+                self._job, conn, target, planned, self._view.owner, staged
+            )
+        self._replaced = replace_rows(
+            self._job,
+            conn,
+            table.Target(
+                self._view.id, stored.schema, stored.name, oid, planned.columns
+            ),
+            planned,
+            staged,
+            self._settings.publication_name,
+        )
+        return oid
+
+    def _adopt(self) -> None:
+        # A worker that is down finds out by itself: the old id is not in the catalog.
+        with contextlib.suppress(TransientError):
+            self._context.worker.call("drop", {"view_id": self._view.id})
+        super()._adopt()
+
+    def _forget_tables(self, oids: list[int]) -> None:
+        with self._connect() as conn:
+            catalog.delete_tables(conn, self._view.id, oids)
