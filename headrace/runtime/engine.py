@@ -377,6 +377,10 @@ class Engine:
                 min(view.progress.txid, txid),
             )
             positions.put_view(meta, view.id, view.mark)
+            self.lifecycle.taps.passed(
+                view, txid, batch.end_lsn, batch.transactions,
+                outcome.diffs.get(view.id),
+            )  # fmt: skip
         if txid > self.position.txid:
             self.position = Position(txid, max(batch.end_lsn, self.position.lsn))
             positions.put_position(meta, self.position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -24,6 +25,7 @@ from headrace.errors import (
 )
 from headrace.runtime import positions, views
 from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.taps import Taps
 from headrace.runtime.views import ERROR, PAUSED, RUNNING, SINK_ERROR, View
 from headrace.runtime.waits import Waits
 from headrace.sink import table
@@ -51,6 +53,7 @@ class Lifecycle:
         self._engine = engine
         self._waiting: list[_Waiting] = []
         self.waits = Waits(engine)
+        self.taps = Taps(engine)
 
     # --- at start and after each loss of the connection
 
@@ -79,8 +82,7 @@ class Lifecycle:
     def _restore(self, view: View, mark: StateMark | None) -> None:
         engine = self._engine
         if mark is not None:
-            view.store = engine.db.view(view.id)
-            view.mark = mark
+            view.restore(engine.db.view(view.id, mark.txid), mark)
             _revive(view)
             return
         try:
@@ -105,14 +107,15 @@ class Lifecycle:
         if found is None:
             return False
         txid = self._txid_before(found.lsn, found.txid)
+        engine.still()
         engine.db.ingest(view.id, found.runs)
         view.start_lsn = found.lsn
-        view.mark = StateMark(txid, found.lsn, found.txid)
-        view.store = engine.db.view(view.id)
+        mark = StateMark(txid, found.lsn, found.txid)
+        view.restore(engine.db.view(view.id, txid), mark)
         _revive(view)
         meta: positions.Meta = {}
         positions.put_view(meta, view.id, view.mark)
-        engine.db.checkpoint([], meta, sync=True)
+        engine.db.put_meta(meta, sync=True)
         view.story.add("ingested", txid=txid, lsn=found.lsn)
         return True
 
@@ -218,7 +221,7 @@ class Lifecycle:
             )
             meta: positions.Meta = {}
             positions.put_hold(meta, job, hold)
-            engine.db.checkpoint([], meta, sync=True)
+            engine.db.put_meta(meta, sync=True)
             engine.holds[job] = hold
         return hold
 
@@ -234,10 +237,11 @@ class Lifecycle:
             return
         meta: positions.Meta = {}
         positions.put_hold(meta, job, None)
-        engine.db.checkpoint([], meta, sync=False)
+        engine.db.put_meta(meta, sync=False)
 
     def keep_holds(self, jobs: set[str]) -> None:
-        """Release every hold of a job that is not among ``jobs``."""
+        """Release every hold of a job that is not among ``jobs``, and its taps."""
+        self.taps.keep(jobs)
         for job in [j for j in self._engine.holds if j not in jobs]:
             self.release(job)
 
@@ -260,7 +264,7 @@ class Lifecycle:
         engine = self._engine
         mark = positions.views(engine.db).get(view.id)
         if mark is not None:
-            view.store, view.mark = engine.db.view(view.id), mark
+            view.restore(engine.db.view(view.id, mark.txid), mark)
             _revive(view)
         elif not self._ingest(view):
             raise DefiniteFailure("the view has no staged state", hint=RESYNC)
@@ -318,6 +322,14 @@ class Lifecycle:
         _log.info("view resumed", view=view.id)
         self._engine.rewind_soon()
 
+    def tap(self, view_id: int, job: str) -> Path:
+        """Keep aside what is written for a view from now on (taps.py).
+
+        Raises:
+            UserError: 55000, the view has stopped; 55006, it is being created.
+        """
+        return self.taps.begin(job, self._known(view_id))
+
     def _known(self, view_id: int) -> View:
         engine = self._engine
         view = engine.views.get(view_id)
@@ -338,6 +350,7 @@ class Lifecycle:
 
     def _leave(self, view: View) -> None:
         """Take a view out of what is being processed: its state is that of its last txid."""
+        self._engine.drain()
         view.reset()
 
     def drop(self, view_id: int) -> None:
@@ -357,13 +370,16 @@ class Lifecycle:
         engine.owner.writer.forget(view_id)
         self._drop_state(view_id)
         _log.info("view forgotten", view=view_id)
-        self.waits.forget(view_id, UndefinedError("the view was dropped", sqlstate="42P01"))
+        self.waits.forget(
+            view_id, UndefinedError("the view was dropped", sqlstate="42P01")
+        )
         self.caught_up()
 
     def _drop_state(self, view_id: int) -> None:
         meta: positions.Meta = {}
         positions.put_view(meta, view_id, None)
-        self._engine.db.checkpoint([], meta, sync=False)
+        self._engine.db.put_meta(meta, sync=False)
+        self._engine.still()
         self._engine.db.drop_view(view_id)
 
     # --- failing and healing
@@ -373,6 +389,7 @@ class Lifecycle:
         engine = self._engine
         # Each cycle comes by here, also one that only moved the position on.
         self.waits.check()
+        self.taps.check()
         budget = engine.settings.wal_budget_bytes
         for view in list(engine.views.values()):
             still = view.status in (SINK_ERROR, PAUSED)

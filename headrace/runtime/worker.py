@@ -30,6 +30,8 @@ from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
+_PATIENCE_S: Final = 0.5
+"""Seconds after which whoever waits for a tap is answered, so that it can be cancelled."""
 
 
 class Worker:
@@ -63,6 +65,9 @@ class Worker:
                 "resume": self._resume,
                 "suspend": self._suspend,
                 "wait": self._wait,
+                "tap": self._tap,
+                "tapped": self._tapped,
+                "untap": self._untap,
                 "status": self._status,
                 "stop": self._stop,
             },
@@ -140,6 +145,31 @@ class Worker:
         waits = self._engine.lifecycle.waits
         future = await self._on_engine(lambda: waits.wait(view_id, lsn))
         await asyncio.wrap_future(future)
+
+    async def _tap(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
+        lifecycle = self._engine.lifecycle
+        path = await self._on_engine(lambda: lifecycle.tap(view_id, job))
+        return {"path": str(path)}
+
+    async def _tapped(
+        self, params: dict[str, Any], _: Progress
+    ) -> dict[str, Any] | None:
+        """The last txid before ``lsn``; None: the view is not there yet, ask again."""
+        job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
+        waits, taps = self._engine.lifecycle.waits, self._engine.lifecycle.taps
+        view_id = await self._on_engine(lambda: taps.stop_cutting(job))
+        future = await self._on_engine(lambda: waits.wait(view_id, lsn))
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await asyncio.wrap_future(future)
+        except TimeoutError:
+            return None
+        return {"txid": await self._on_engine(lambda: taps.position(job, lsn))}
+
+    async def _untap(self, params: dict[str, Any], _: Progress) -> None:
+        job = _job(_need(params, "job"))
+        await self._on_engine(lambda: self._engine.lifecycle.taps.end(job))
 
     async def _status(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
         engine = self._engine
