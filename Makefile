@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-KERNELS := $(filter-out headrace/kernels/__init__.py,$(wildcard headrace/kernels/*.py))
+KERNELS := $(filter-out headrace/kernels/__init__.py,$(wildcard headrace/kernels/*.py*))
 ARGS   ?=
 
 .PHONY: setup demo test test-all bench fmt lint types golden lock clean

@@ -62,7 +62,7 @@ class ReferenceSkipList:
         txids: bool = False,
         durable: int = 0,
         ratio: float = 0.2,
-        chunk_bytes: int = 65536,
+        slab_bytes: int = 65536,
         directory: str | None = None,
     ) -> None:
         self.txids = txids
@@ -109,7 +109,7 @@ class ReferenceSkipList:
         return sum(self._negative(node.value) for node in self.nodes.values())
 
     @property
-    def bytes(self) -> int:
+    def live_bytes(self) -> int:
         """Bytes of all nodes and values (here: of keys and values; the kernel's are larger)."""
         return sum(self.group_bytes())
 
@@ -352,6 +352,7 @@ class ReferenceSkipList:
                 node.listed += 1
                 self.held.append(key)
             self._list_changed(key)
+        self.clean(2 * len(keys) + 64)  # keeps up with any rate of changes
 
     def rollback(self, txid: int) -> None:
         """Forget every value of ``txid`` and later ones; removals are undone with them."""
@@ -359,7 +360,7 @@ class ReferenceSkipList:
         if not self.txids or txid <= self.committed:
             raise BugError(f"txid {txid} is committed")
         for later in sorted((t for t in self.in_flight if t >= txid), reverse=True):
-            for key in reversed(self.in_flight.pop(later)):
+            for key in self.in_flight.pop(later):
                 node = self.nodes[key]
                 assert node.version == later
                 del node.chain[0]
@@ -442,23 +443,23 @@ class ReferenceSkipList:
                 node.chain.append((0, value))
 
     def spill(
-        self, group: int, after: bytes | None = None, limit: int = 1 << 60
+        self, group: int, start: bytes | None = None, limit: int = 1 << 60
     ) -> tuple[int, bytes | None]:
         """Make the group spilled and drop entries that the base has.
 
-        Looks at up to ``limit`` nodes behind ``after``.  Returns the bytes freed and the key to
-        go on behind (None: done).  What the base does not have goes after its checkpoint.
+        Looks at up to ``limit`` nodes from ``start`` on.  Returns the bytes freed and where to go
+        on (None: done).  What the base does not have goes after its checkpoint.
         """
         self.set_resident(group, False)
-        before = self.bytes
+        before = self.live_bytes
         keys = sorted(
             key
             for key in self.nodes
-            if key[:1] == bytes((group,)) and (after is None or key > after)
+            if key[:1] == bytes((group,)) and (start is None or key >= start)
         )
         for key in keys[:limit]:
             self._remove_useless(key)
-        return before - self.bytes, keys[limit - 1] if len(keys) > limit else None
+        return before - self.live_bytes, keys[limit] if len(keys) > limit else None
 
     # ---- end ---------------------------------------------------------------------------------------
 
