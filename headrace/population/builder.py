@@ -27,7 +27,16 @@ import structlog
 from headrace import events, imports
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
-from headrace.population import create, drop, explain, indexes, pause, resync, staging
+from headrace.population import (
+    create,
+    drop,
+    explain,
+    indexes,
+    pause,
+    resync,
+    staging,
+    verify,
+)
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import as_headrace, connect
 from headrace.population.context import Context
@@ -103,6 +112,7 @@ class Builder:
             "pause_view": self._pause_view,
             "resume_view": self._resume_view,
             "resync_view": self._resync_view,
+            "verify_view": self._verify_view,
             "holds": self._holds,
             "check": self._check,
         }
@@ -239,6 +249,12 @@ class Builder:
             return await self._run(
                 lambda job: resync.resync_view(self._context, job, request), progress
             )
+
+    async def _verify_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _pause_request(params)
+        return await self._run(
+            lambda job: verify.verify_view(self._context, job, request), progress
+        )
 
     async def _holds(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return self.holds

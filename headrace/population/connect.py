@@ -91,11 +91,16 @@ def act_as(conn: Connection, caller: str | None, settings: dict[str, str]) -> No
     """For the rest of the transaction, be ``caller`` with the caller's search path."""
     path = settings.get("search_path", _SEARCH_PATH)
     if caller is not None:
-        _become(conn, caller)
+        become(conn, caller)
     conn.execute("SELECT pg_catalog.set_config('search_path', %s, true)", (path,))
 
 
-def _become(conn: Connection, caller: str) -> None:
+def become(conn: Connection, caller: str) -> None:
+    """For the rest of the transaction, have the rights of ``caller``.
+
+    Raises:
+        PrerequisiteError: we may not act for that role.
+    """
     role = sql.Identifier(caller)
     try:
         with conn.transaction():

@@ -16,7 +16,8 @@ _PHASES: Final = {
     "snapshot": "waiting for a snapshot for",
     "writing": "writing the result of",
     "finishing": "finishing",
-    "comparing": "comparing with",
+    "comparing": "comparing the rows of",
+    "verifying": "verifying",
     "adopting": "catching up",
 }
 

@@ -1,0 +1,222 @@
+"""verify_view: empty while writers run, and exactly what somebody has spoilt."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
+JOINED = "SELECT i.id, i.x, k.name FROM items i JOIN kinds k ON k.g = i.g WHERE i.x > 1"
+VERIFY = "SELECT * FROM headrace.verify_view(%s)"
+
+
+@pytest.fixture
+def engine(shared_engine):
+    return shared_engine
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True) as conn:
+        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
+        conn.execute("CREATE TABLE kinds (g int PRIMARY KEY, name text)")
+        conn.execute(
+            "INSERT INTO items SELECT i, i % 5, i * 1.50 FROM generate_series(1, 100) i"
+        )
+        conn.execute(
+            "INSERT INTO kinds SELECT i, 'k' || i FROM generate_series(0, 9) i"
+        )
+        yield conn
+
+
+@pytest.fixture
+def commander(engine, source):
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
+        conn.execute(f"CALL headrace.create_view('v', '{QUERY}')")
+        conn.execute(f"CALL headrace.create_view('j', '{JOINED}')")
+        yield conn
+
+
+def leftovers(conn):
+    return conn.execute(
+        "SELECT slot_name FROM pg_replication_slots WHERE temporary"
+        " AND database = current_database()"
+    ).fetchall()
+
+
+def test_proved_while_writers_go_on(commander, source, engine):
+    stop = threading.Event()
+    count = [0, 0, 0]
+
+    def write(number):
+        with psycopg.connect(engine.source, autocommit=True) as conn:
+            n = 0
+            while not stop.is_set():
+                n += 1
+                key = 1000 + number * 1_000_000 + n
+                # Several tables and rows a transaction, so that half of one would show.
+                with conn.transaction():
+                    conn.execute("INSERT INTO items VALUES (%s, %s, 2.5)", (key, n % 9))
+                    conn.execute(
+                        "UPDATE kinds SET name = name || 'x' WHERE g = %s AND length(name) < 50",
+                        (n % 10,),
+                    )
+                    conn.execute("DELETE FROM items WHERE id = %s", (key - 20,))
+                count[number] += 1
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    before = list(count)
+    for _ in range(4):
+        for name in ("v", "j"):
+            assert commander.execute(VERIFY, (name,)).fetchall() == []
+    assert all(b > a for a, b in zip(before, count, strict=True)), "they have written"
+    stop.set()
+    for thread in threads:
+        thread.join(90)
+    assert leftovers(source) == []
+    assert not list((engine.data_dir / "tmp").glob("tap-*"))
+
+
+def test_what_differs_is_told(commander, source):
+    source.execute("INSERT INTO items VALUES (200, 1, 1.5), (201, 1, 1.50)")
+    commander.execute("CALL headrace.wait_for('j')")
+    for conn in (commander, source):
+        conn.execute("SET TimeZone = 'Asia/Tokyo'")
+    source.execute("DELETE FROM j WHERE id = 7")
+    source.execute("INSERT INTO j SELECT * FROM j WHERE id = 8")
+    source.execute("INSERT INTO j SELECT * FROM j WHERE id = 8")
+    source.execute("UPDATE j SET x = 15.0 WHERE id = 10")
+    source.execute("UPDATE j SET name = NULL WHERE id = 11")
+    expected = [
+        (1, 0, "(10,15.0,k0)"),
+        (0, 1, "(10,15.00,k0)"),
+        (1, 0, "(11,16.50,)"),
+        (0, 1, "(11,16.50,k1)"),
+        (0, 1, "(7,10.50,k2)"),
+        (3, 0, "(8,12.00,k3)"),
+    ]
+    assert commander.execute(VERIFY, ("public.j",)).fetchall() == expected
+    assert (
+        commander.execute("SELECT * FROM headrace.verify_view('j')").fetchall()
+        == expected
+    )
+    with commander.cursor(binary=True) as cursor:
+        assert cursor.execute(VERIFY, ("j",)).fetchall() == expected
+        assert [c.name for c in cursor.description] == [
+            "surplus",
+            "missing",
+            "contents",
+        ]
+    # On a direct connection.
+    (found,) = source.execute("CALL headrace.verify('j')").fetchone()
+    assert [(r["surplus"], r["missing"], r["contents"]) for r in found] == expected
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="through headrace"):
+        source.execute("SELECT * FROM headrace.verify_view('j')")
+    commander.execute("CALL headrace.resync_view('j')")
+    assert commander.execute(VERIFY, ("j",)).fetchall() == []
+    (found,) = source.execute("CALL headrace.verify('j')").fetchone()
+    assert found == []
+
+
+def test_values_that_the_query_leaves_open_do_not_differ(commander, source):
+    source.execute("CREATE TABLE f (id int PRIMARY KEY, k numeric, y float8)")
+    query = "SELECT k, sum(y) AS s, count(*) AS n FROM f GROUP BY k"
+    source.execute(
+        "INSERT INTO f SELECT i, CASE WHEN i % 2 = 0 THEN 1.0 ELSE 1.000 END,"
+        " (i * 0.1) ^ (i % 7) * CASE WHEN i % 3 = 0 THEN -1 ELSE 1 END"
+        " FROM generate_series(1, 500) i"
+    )
+    commander.execute(f"CALL headrace.create_view('w', '{query}')")
+    source.execute("UPDATE f SET y = -y, k = CASE WHEN id < 100 THEN 1.00 ELSE k END")
+    source.execute(
+        "INSERT INTO f VALUES (1001, 2.0, 'inf'), (1002, 3, 'nan'), (1003, 4, NULL)"
+    )
+    commander.execute("CALL headrace.wait_for('w')")
+    assert commander.execute(VERIFY, ("w",)).fetchall() == []
+    source.execute("UPDATE w SET s = s * 1.000001 WHERE k = 1")
+    source.execute("UPDATE w SET n = 2 WHERE k = 3")
+    assert len(commander.execute(VERIFY, ("w",)).fetchall()) == 4
+
+
+def test_settings_of_the_view_apply(commander, source):
+    source.execute("CREATE TABLE times (id int PRIMARY KEY, t timestamptz)")
+    source.execute(
+        "INSERT INTO times SELECT i, '2024-01-01 00:00Z'::timestamptz + i * interval '1 h'"
+        " FROM generate_series(1, 48) i"
+    )
+    commander.execute("SET TimeZone = 'Asia/Tokyo'")
+    commander.execute(
+        "CALL headrace.create_view('d', 'SELECT id, t, t::date AS d, t::text AS s FROM times')"
+    )
+    commander.execute("SET TimeZone = 'America/Lima'")
+    assert commander.execute(VERIFY, ("d",)).fetchall() == []
+    source.execute("SET TimeZone = 'UTC'")
+    assert source.execute("CALL headrace.verify('d')").fetchone() == ([],)
+
+
+def test_rights_of_the_caller(commander, source, engine):
+    source.execute("DROP ROLE IF EXISTS e_verify; CREATE ROLE e_verify LOGIN")
+    try:
+        commander.execute("SET ROLE e_verify")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="table v"):
+            commander.execute(VERIFY, ("v",))
+        source.execute("GRANT SELECT ON v TO e_verify")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="table items"):
+            commander.execute(VERIFY, ("v",))
+        source.execute("GRANT SELECT ON items TO e_verify")
+        assert commander.execute(VERIFY, ("v",)).fetchall() == []
+        commander.execute("RESET ROLE")
+    finally:
+        source.execute("DROP OWNED BY e_verify; DROP ROLE e_verify")
+
+
+def test_what_cannot_be_verified_says_why(commander, source):
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        commander.execute(VERIFY, ("nope",))
+    source.execute(
+        "CREATE FUNCTION twice(x numeric) RETURNS numeric IMMUTABLE LANGUAGE sql AS 'SELECT x * 2'"
+    )
+    commander.execute(
+        "CALL headrace.create_view('u', 'SELECT id, twice(x) AS t FROM items')"
+    )
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="twice"):
+        commander.execute(VERIFY, ("u",))
+    commander.execute("CALL headrace.pause_view('v')")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="paused"):
+        commander.execute(VERIFY, ("v",))
+
+
+def test_an_open_transaction_holds_up_the_proof_and_nothing_else(
+    commander, source, engine
+):
+    with (
+        psycopg.connect(engine.source) as writer,
+        psycopg.connect(engine.dsn, autocommit=True) as other,
+    ):
+        writer.execute("INSERT INTO items VALUES (5000, 1, 1)")
+        cancel = threading.Timer(2.0, commander.cancel_safe)
+        cancel.start()
+        seen = []
+
+        def follow():
+            for i in range(10):
+                other.execute("INSERT INTO items VALUES (%s, 2, 2.5)", (6000 + i,))
+                other.execute("CALL headrace.wait_for('v', timeout => '90 s')")
+                seen.append(i)
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            commander.execute(VERIFY, ("v",))
+        thread.join(90)
+        assert len(seen) == 10, "the view goes on meanwhile"
+    deadline = time.monotonic() + 60
+    while leftovers(source):
+        assert time.monotonic() < deadline, "nothing is left"
+        time.sleep(0.02)
+    assert commander.execute(VERIFY, ("v",)).fetchall() == []
