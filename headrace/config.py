@@ -83,6 +83,12 @@ class Settings:
     """Bytes of decoded changes waiting in memory before the stream is held back."""
     spool_bytes_min: int = 33_554_432
     """Bytes of one transaction beyond which its changes go to a file in the data dir."""
+    max_inflight_batches: int = 4
+    """Batches between taken and committed: the next are processed while one is written."""
+    checkpoint_txids: int = 20
+    """Batches after which state is checkpointed; as many may have to be replayed."""
+    checkpoint_interval_ms: int = 1_000
+    """Milliseconds after which state is checkpointed even if there were fewer batches."""
     lock_timeout_ms: int = 2_000
     """Milliseconds the engine waits for a lock on user objects before it backs off."""
     sink_retry_ms: int = 2_000

@@ -1,4 +1,4 @@
-"""One batch through the dataflows of the views, and its rows into the result tables."""
+"""One batch through the dataflows of the views."""
 
 from __future__ import annotations
 
@@ -6,32 +6,26 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-import psycopg
 import pyarrow as pa
 import structlog
 
-from headrace import clock, pinned
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
     DefiniteFailure,
-    FencedError,
     HeadraceError,
-    SinkBlocked,
-    SinkTableError,
     StateDamaged,
     TransientError,
 )
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Changes, Decoder, RelationChanged
-from headrace.runtime import culprit, faults
+from headrace.runtime import culprit
 from headrace.runtime.edges import Edge, TableDiffs
-from headrace.runtime.ownership import Owner
 from headrace.runtime.views import View
-from headrace.sink import commit, table
-from headrace.types import Diffs, Lsn, TimeEnd, Txid
+from headrace.types import Diffs, TimeEnd
 
 _log = structlog.get_logger(__name__)
 
@@ -111,9 +105,9 @@ class Processor:
     def run(
         self, views: Sequence[View], frames: Frames, txid: int, attempt: int
     ) -> Outcome:
-        """Process one batch for ``views``.
+        """Process one batch for ``views``, each of which has processed the one before.
 
-        A view that fails for good is in ``failed``; its state must be rolled back.
+        A view that fails for good is in ``failed``; its state must go back.
 
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
@@ -133,8 +127,9 @@ class Processor:
                 continue
             for frame in chunk:
                 self.edge.put(frame)
-            touched.update(view.id for view in busy)
-            self._each(busy, self._ingest, outcome)
+            new = {view.id for view in busy} - touched
+            touched |= new
+            self._each(busy, partial(self._ingest, new, txid, attempt), outcome)
             for view in views:
                 if view not in busy and view.id not in outcome.failed:
                     self.edge.pull(view.id)
@@ -151,16 +146,18 @@ class Processor:
 
         self._each(ending, end, outcome)
         for view in views:
-            error = outcome.failed.get(view.id)
-            if error is not None and view.id not in frames.stopped:
-                outcome.failed[view.id] = self._blame(view, error, frames, txid)
+            if view.id not in outcome.failed:
+                view.processed = txid
         return outcome
 
     def _reads(self, view: View, frame: TableDiffs) -> bool:
         return any(s.table_oid == frame.table_oid for s in view.plan.sources)
 
-    def _ingest(self, view: View) -> None:
+    def _ingest(self, new: set[int], txid: int, attempt: int, view: View) -> None:
         flow = view.flow(self._settings)
+        if view.id in new:
+            view.begin(txid)
+            flow.begin(txid, attempt)
         for frame in self.edge.pull(view.id):
             if isinstance(frame, TableDiffs):
                 flow.ingest(frame.table_oid, frame.diffs.batch)
@@ -179,21 +176,29 @@ class Processor:
             if error is not None:
                 outcome.failed[view.id] = error
 
-    def _blame(
+    def blame(
         self, view: View, error: HeadraceError, frames: Frames, txid: int
     ) -> HeadraceError:
-        """``error`` with the source row that causes it, where one can be found."""
+        """``error`` with the source row that causes it, where one can be found.
+
+        The view's state is that before ``txid`` afterwards, or an earlier one.
+        """
         everything = frames.all()
         by_row = isinstance(error, DefiniteFailure) and not isinstance(
             error, StateDamaged
         )
-        if everything is None or not by_row:
+        view.back(txid)
+        if everything is None or not by_row or view.id in frames.stopped:
             return error
 
         def fails(prefix: Sequence[TableDiffs]) -> bool:
-            view.reset()
+            view.back(txid)
+            if view.processed != txid - 1:
+                return False  # the state went back further: nothing can be said
             try:
+                view.begin(txid)
                 flow = view.flow(self._settings)
+                flow.begin(txid, 0)
                 for frame in prefix:
                     flow.ingest(frame.table_oid, frame.diffs.batch)
                 flow.end(txid)
@@ -207,7 +212,7 @@ class Processor:
             _log.warning("culprit not found", view=view.id, reason=second.message)
             return error
         finally:
-            view.reset()
+            view.back(txid)
         if not where:
             return error
         return type(error)(
@@ -241,131 +246,3 @@ def _guarded(work: Callable[[View], None], view: View) -> HeadraceError | None:
         _log.exception("view stopped by a bug", view=view.id, story=view.story.tell())
         return BugError(f"internal error in the view's dataflow: {error!r}")
     return None
-
-
-def write(
-    owner: Owner,
-    views: Sequence[View],
-    outcome: Outcome,
-    txid: int,
-    attempt: int,
-    lsn: int,
-    commit_time_us: int,
-) -> list[int]:
-    """Write the diffs of ``views`` and move their progress, in one Postgres transaction.
-
-    Views whose table cannot be written go to ``outcome.failed``; the others do not notice.
-    Returns views that are gone from the catalog.  A txid that changes nothing makes no
-    transaction (commit.py, Invariant 2).
-
-    Raises:
-        TransientError: the connection broke, or COMMIT was not answered: nothing is known
-            until somebody takes the views over again.
-        FencedError: we are not their owner any more.
-    """
-    changing = [
-        v for v in views if v.id in outcome.diffs and outcome.diffs[v.id].num_rows
-    ]
-    if not changing:
-        return []
-    try:
-        return _write(
-            owner, views, changing, outcome, txid, attempt, lsn, commit_time_us
-        )
-    except psycopg.Error as error:
-        if pinned.is_transient(error):
-            raise TransientError(
-                f"the sink connection failed: {str(error).strip()}",
-                sqlstate=error.sqlstate or "08006",
-            ) from error
-        raise
-
-
-def _write(
-    owner: Owner,
-    views: Sequence[View],
-    changing: Sequence[View],
-    outcome: Outcome,
-    txid: int,
-    attempt: int,
-    lsn: int,
-    commit_time_us: int,
-) -> list[int]:
-    conn = owner.conn
-    gone: list[int] = []
-    while True:
-        conn.execute("BEGIN")
-        written = 0
-        for view in changing:
-            if view.id in outcome.failed or view.id in gone:
-                continue
-            written += _write_view(owner, view, outcome)
-        moving = [
-            v.progress
-            for v in views
-            if v.id not in outcome.failed
-            and v.id not in gone
-            and v.progress is not None
-        ]
-        if not written:
-            conn.execute("ROLLBACK")
-            return gone
-        faults.point(faults.ROWS_SENT)
-        if _swapped(owner, changing, outcome, gone):
-            conn.execute("ROLLBACK")
-            continue
-        try:
-            missing = commit.advance(
-                conn, moving, txid, attempt, lsn, clock.from_postgres(commit_time_us)
-            )
-        except (FencedError, BugError):
-            conn.execute("ROLLBACK")
-            raise
-        if not missing:
-            break
-        conn.execute("ROLLBACK")
-        gone.extend(missing)
-    faults.point(faults.COMMIT_SENT)
-    conn.execute("COMMIT")
-    faults.point(faults.COMMIT_ANSWERED)
-    for view in views:
-        progress = view.progress
-        if progress in moving and progress is not None:
-            view.progress = commit.Progress(
-                view.id, progress.epoch, Txid(txid), Lsn(lsn)
-            )
-    return gone
-
-
-def _swapped(
-    owner: Owner, changing: Sequence[View], outcome: Outcome, gone: Sequence[int]
-) -> bool:
-    """Whether a table was replaced by another of its name; its view fails then."""
-    written = [v for v in changing if v.id not in outcome.failed and v.id not in gone]
-    found = table.replaced(owner.conn, [v.target for v in written])
-    for view in written:
-        if view.id in found:
-            owner.writer.forget(view.id)
-            outcome.failed[view.id] = SinkTableError(
-                f"result table {view.target.shown} was replaced by another table",
-                hint="Drop the view and create it again.",
-                sqlstate="55000",
-            )
-    return bool(found)
-
-
-def _write_view(owner: Owner, view: View, outcome: Outcome) -> int:
-    conn: psycopg.Connection[Any] = owner.conn
-    conn.execute("SAVEPOINT view")
-    try:
-        rows = owner.writer.write(view.target, outcome.diffs[view.id])
-    except (SinkBlocked, SinkTableError) as error:
-        conn.execute("ROLLBACK TO SAVEPOINT view")
-        owner.writer.forget(view.id)
-        if isinstance(error, SinkBlocked):
-            pids = ", ".join(str(pid) for pid in owner.writer.blockers(view.target))
-            error.detail = f"It is locked by process {pids}." if pids else None
-        outcome.failed[view.id] = error
-        return 0
-    conn.execute("RELEASE SAVEPOINT view")
-    return rows

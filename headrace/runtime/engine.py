@@ -1,20 +1,25 @@
-"""The engine's loop: rewind, then batch after batch: process, write, checkpoint, confirm.
+"""The engine's loop: rewind, then batch after batch through three stages.
 
-    stream ─► batcher ─► Frames ─► dataflows ─► result tables ─► checkpoint ─► confirm
+    engine thread:      take ─► record ─► dataflows ─┐        ┌─► marks, status, waiting
+    sink thread:                                     └► write ┘
+    checkpoint thread:                                            states ─► disk ─► confirm
 
-The order of the last three is what makes a kill harmless at any point (architecture.md 4).
+Up to ``max_inflight_batches`` txids are between taken and committed; a view processes them, and
+the sink thread commits them, strictly in order.  That the sink's commit precedes the checkpoint,
+and the checkpoint the confirming, is what makes a kill harmless at any point (architecture.md 4).
+
 Everything that goes wrong and may be tried again ends in one place, *rewind*: forget what was
-not checkpointed, own the views anew, and stream again from the least state, with the recorded
+not committed, own the views anew, and stream again from the least state, with the recorded
 batches cut as they were.  A view skips the txids it has; a sink write that was already
 committed is skipped too, because progress says so.
 
-Everything here runs on one thread; others hand over functions by ``submit``.
+All bookkeeping is done on the engine's thread; others hand over functions by ``submit``.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,7 +35,6 @@ from headrace.errors import (
     ContinuityLost,
     HeadraceError,
     PrerequisiteError,
-    SinkBlocked,
     StateDamaged,
     TransientError,
 )
@@ -39,12 +43,14 @@ from headrace.forwarder.batcher import Batch, Cut
 from headrace.forwarder.stream import Identity, Stream
 from headrace.kernels.pgoutput import Decoder
 from headrace.runtime import batches, faults, lifecycle, positions
-from headrace.runtime.coordinator import Coordinator, EmitBatch, EmitCommit
+from headrace.runtime.checkpoints import Checkpoints, Durable
 from headrace.runtime.ownership import Owner
+from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, Record, StateMark
 from headrace.runtime.story import Story
 from headrace.runtime.views import View
 from headrace.runtime.watch import Watch
+from headrace.runtime.writing import Answer, Job, Part, SinkThread
 from headrace.state.rocks import RocksDatabase
 
 _log = structlog.get_logger(__name__)
@@ -52,6 +58,9 @@ _log = structlog.get_logger(__name__)
 _BACKOFF_S_MIN: Final = 0.2
 _BACKOFF_S_MAX: Final = 10.0
 _CHECK_S: Final = 1.0
+_DRAIN_S: Final = 1.0
+_VERSIONED: Final = hasattr(RocksDatabase, "regulate")
+"""Whether states keep the txids in flight apart; if not, there is one, and a checkpoint of it."""
 
 
 class Engine:
@@ -62,8 +71,9 @@ class Engine:
         self.story: Final = Story()
         self.views: dict[int, View] = {}
         self.holds: dict[str, Position] = {}
-        self.records: dict[int, Record] = {}
+        self.records = positions.Records()
         self.position = Position(0, 0)
+        """What is committed."""
         self.confirmed = 0
         self.error: HeadraceError | None = None
         """Why the stream does not run now."""
@@ -72,28 +82,40 @@ class Engine:
         """Set once the first rewind has succeeded."""
         self.batches = 0
         self.reconnects = 0
+        self.damage: StateDamaged | None = None
+        """Why the state of earlier runs was set aside, if it was."""
+        self.pipeline: Final = Pipeline(
+            settings.max_inflight_batches if _VERSIONED else 1
+        )
+        self.checkpoints: Final = Checkpoints(settings, self._poke)
         self._identity: Identity | None = None
         self._db: RocksDatabase | None = None
         self._owner: Owner | None = None
         self._last_pid: int | None = None
         self._decoder = Decoder()
-        self._coordinator = Coordinator()
+        self._sink: Final = SinkThread(self.pipeline, self._poke)
         self._processor = batches.Processor(settings)
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._taken = Position(0, 0)
+        """What is taken from the stream: committed, or in flight."""
+        self._durable = Position(0, 0)
+        """What a crash leaves."""
+        self._inbox: deque[tuple[bool, Callable[[], None]]] = deque()
         self._wake = threading.Event()
         self._stopping = False
+        self._answering = False
         self._confirm_at = 0.0
         self._check_at = 0.0
         self._asked = 0
-        self.damage: StateDamaged | None = None
-        """Why the state of earlier runs was set aside, if it was."""
         self.lifecycle = lifecycle.Lifecycle(self)
         self.watch = Watch(self)
 
     # --- for other threads
 
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run ``work`` on the engine's thread, between two batches."""
+    def submit(self, work: Callable[[], Any], *, quiet: bool = True) -> Future[Any]:
+        """Run ``work`` on the engine's thread, between two batches.
+
+        If ``quiet``, what is in flight is committed first.
+        """
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -106,12 +128,12 @@ class Engine:
             except Exception as error:  # noqa: BLE001  it belongs to whoever asked
                 future.set_exception(error)
 
-        self._inbox.put(run)
+        self._inbox.append((quiet, run))
         self._poke()
         return future
 
     def stop(self) -> None:
-        """Finish the batch in hand, checkpoint, confirm, and return from ``run``."""
+        """Finish what is in flight, checkpoint, confirm, and return from ``run``."""
         self._stopping = True
         self._poke()
 
@@ -120,11 +142,12 @@ class Engine:
     def run(self) -> None:
         """Run until ``stop``; raises what no retry can mend."""
         pause = _BACKOFF_S_MIN
-        self._open()
         try:
+            self._open()
             while not self._stopping:
                 try:
                     if self.stream is None:
+                        self.drain()
                         self._rewind()
                         self.running.set()
                         pause = _BACKOFF_S_MIN
@@ -155,10 +178,10 @@ class Engine:
 
     @property
     def owner(self) -> Owner:
-        """The sink connection.
+        """The connections.
 
         Raises:
-            TransientError: there is none now.
+            TransientError: there are none now.
         """
         if self._owner is None:
             raise TransientError("the source database cannot be reached now")
@@ -185,6 +208,7 @@ class Engine:
         self.holds = positions.holds(self.db)
         self.confirmed = positions.get_confirmed(self.db)
         self.position = positions.get_position(self.db) or Position(0, 0)
+        self._durable = self.position
         source = positions.get_source(self.db)
         if source is not None:
             self._identity = source[0]
@@ -192,39 +216,61 @@ class Engine:
     def _cycle(self) -> None:
         stream = self.stream
         assert stream is not None, "after a rewind"
+        self._take_answers()
         self._commands()
         self.watch.poll()
         self.lifecycle.enforce_budget()
         self.lifecycle.heal()
         if self._stopping or self.stream is not stream:
             return  # a command, or a view that healed, has asked for a rewind
+        self._confirm_if_due(stream)
+        checkpoint_at = self._checkpoint_if_due()
+        if _VERSIONED:
+            self.db.regulate()  # type: ignore[attr-defined]  # its part lands after ours
         now = clock.monotonic()
-        due = min(self._confirm_at, self.lifecycle.heal_at(), self.watch.due)
-        batch = stream.batcher.take(max(due - now, 0.0))
+        due = min(
+            self._confirm_at, checkpoint_at, self.lifecycle.heal_at(), self.watch.due
+        )
+        wait = max(due - now, 0.0)
+        if not self.pipeline.room or self.checkpoints.lagging:
+            self._take_answers(wait)
+            return
+        batch = stream.batcher.take(wait)
         if batch is not None:
             try:
                 self._process(batch)
             finally:
                 batch.close()
-        elif (
-            not stream.batcher.replaying and stream.batcher.idle_lsn > self.position.lsn
-        ):
-            # Nothing is left before this position: views at the last txid are there.
-            self.position = Position(self.position.txid, stream.batcher.idle_lsn)
-        self._confirm_if_due(stream)
+        elif not stream.batcher.replaying:
+            self._idle(stream.batcher.idle_lsn)
+
+    def _idle(self, lsn: int) -> None:
+        """Nothing is left before ``lsn`` when all that was taken is committed."""
+        if lsn > self._taken.lsn:
+            self._taken = Position(self._taken.txid, lsn)
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """All that was taken may be committed now: the position counts idle time as well."""
+        if self._taken.txid == self.position.txid:
+            lsn = max(self._taken.lsn, self.position.lsn)
+            self.position = Position(self.position.txid, lsn)
 
     def _commands(self) -> None:
-        while True:
-            try:
-                work = self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        while self._inbox:
+            quiet, work = self._inbox[0]
+            if quiet:
+                self.drain()
+            self._inbox.popleft()
             work()
 
     # --- rewind
 
     def rewind_soon(self) -> None:
-        """End the stream; the loop opens the next one where the views need it."""
+        """End the stream; the loop opens the next one where the views need it.
+
+        What is in flight is committed before.
+        """
         if self.stream is not None:
             self.stream.stop()
             self.stream = None
@@ -247,9 +293,12 @@ class Engine:
             self._identity = stream.identity
             meta: positions.Meta = {}
             positions.put_source(meta, stream.identity, self.settings.slot_name)
-            self.db.checkpoint([], meta, sync=True)
+            self.db.put_meta(meta, sync=True)
         self._decoder = Decoder()
-        self._coordinator = Coordinator(start.txid + 1)
+        self._taken = start
+        attempts = {txid: record.attempt for txid, record in self.records.items()}
+        self.pipeline.rewind(start.txid + 1, self._next_txid() - 1, attempts)
+        self._sink.start(self._owner)
         self.error = None
         self.story.add("rewind", txid=start.txid, lsn=start.lsn, batches=len(cuts))
         _log.info("stream started", txid=start.txid, lsn=start.lsn, replay=len(cuts))
@@ -265,149 +314,217 @@ class Engine:
         """Recorded batches that some live view lacks, and where the stream must start."""
         ends = {txid: record.end_lsn for txid, record in self.records.items()}
         for view in self.views.values():
-            # The record may be lost with the machine's power; progress has the end as well.
+            # Records may be lost with the machine's power; progress knows where its batch ends.
             progress = view.progress
-            if view.live and progress is not None and progress.txid > view.mark.txid:
+            if view.owned and progress is not None and progress.txid > view.mark.txid:
                 ends.setdefault(progress.txid, progress.lsn)
         live = [v.mark for v in self.views.values() if v.live]
         last = max([self.position.txid, *ends], default=0)
         behind = [m for m in live if m.txid < last]
         base = min((m.txid for m in behind), default=last)
-        if not live:
-            # Nobody needs the recorded batches; a record above the position has no effect.
-            base = last
         lsn = min(map(self.covered, behind), default=self.position.lsn)
         if not behind and last > self.position.txid:
+            # Nobody needs the recorded batches, or everybody has them.
             lsn = max(self.position.lsn, ends[last])
-        cuts = [Cut(t, end) for t, end in sorted(ends.items()) if t > base]
-        if last > self.position.txid and not behind:
             self.position = Position(last, lsn)
-        return cuts, Position(base, lsn)
+        return self._complete(ends, Position(base, lsn), last), Position(base, lsn)
+
+    def _complete(self, ends: dict[int, int], start: Position, last: int) -> list[Cut]:
+        """The batches after ``start``, all recorded.
+
+        Lost ones become one with the next that is known; any of them may end where a result
+        table stands, for its contents at that position are the same however they came about.
+        """
+        cuts = []
+        meta: positions.Meta = {}
+        end = start.lsn
+        for txid in range(start.txid + 1, last + 1):
+            begin, end = end, ends.get(txid, end)
+            if txid not in self.records:
+                self.records[txid] = Record(txid, begin, end, 0)
+                positions.put_record(meta, self.records[txid])
+            cuts.append(Cut(txid, end))
+        self.records.last = max(self.records.last, last)
+        if meta:
+            _log.warning("records of batches were lost", batches=len(meta))
+            self.db.put_meta(meta, sync=False)
+        return cuts
 
     # --- one batch
 
     def _process(self, batch: Batch) -> None:
-        (emit,) = self._coordinator.tick() or (None,)
-        assert isinstance(emit, EmitBatch), "one batch is in flight at a time"
-        # Replay may leap over txids that had no record because nobody lacked them.
+        """The processing phase: the dataflows; what comes out goes to the sink thread."""
         txid = batch.txid if batch.txid is not None else self._next_txid()
-        if txid != emit.txid:
-            self._coordinator = Coordinator(txid)
-            (emit,) = self._coordinator.tick()
-        assert isinstance(emit, EmitBatch), "a new coordinator starts with a batch"
-        attempt = emit.attempt
-        self._record(txid, batch)
+        attempt = self.pipeline.begin(txid)
+        record = self._record(txid, attempt, batch)
         faults.point(faults.BATCH_RECORDED)
-        behind = [v for v in self.views.values() if v.live and v.mark.txid < txid]
+        behind = self._behind(txid)
         frames = batches.Frames(
             batch, self._decoder, txid, attempt, self.watch.described
         )
         outcome = self._processor.run(behind, frames, txid, attempt)
         faults.point(faults.COLLECTIONS_DONE)
-        (commit,) = self._coordinator.processed(txid, attempt)
-        assert isinstance(commit, EmitCommit), "the only txid in flight is the next one"
-        gone = self._write(behind, outcome, txid, attempt, batch)
-        faults.point(faults.BEFORE_CHECKPOINT)
-        self._checkpoint(behind, outcome, gone, txid, batch)
-        faults.point(faults.CHECKPOINT_WRITTEN)
-        self._coordinator.source_ready = False
-        self._coordinator.committed(txid, attempt)
-        self._coordinator.source_ready = True
-        self.batches += 1
+        if outcome.failed:
+            self._stop_failed(outcome, frames, txid)
+        parts = [
+            Part(v.id, v.target, v.commit_group, v.progress, outcome.diffs.get(v.id))
+            for v in behind
+            if v.processed == txid and v.progress is not None
+        ]
+        self._taken = Position(txid, max(batch.end_lsn, self._taken.lsn))
+        self.pipeline.processed(
+            Job(
+                txid, attempt, batch.end_lsn, batch.transactions,
+                batch.commit_time_us or record.commit_time_us, tuple(parts),
+            )
+        )  # fmt: skip
+
+    def _next_txid(self) -> int:
+        return max(self.position.txid, self.records.last) + 1
+
+    def _record(self, txid: int, attempt: int, batch: Batch) -> Record:
+        meta: positions.Meta = {}
+        start = self._taken.lsn
+        if self._taken.txid == self.position.txid:
+            # Idle time before a replay counts, the replay has not seen it.
+            start = max(start, self.position.lsn)
+        record = self.records.record(
+            meta, Record(txid, start, batch.end_lsn, batch.commit_time_us, attempt)
+        )
+        if meta:
+            self.db.put_meta(meta, sync=False)
+        return record
+
+    def _behind(self, txid: int) -> list[View]:
+        """The views that take part in ``txid``."""
+        out = [v for v in self.views.values() if v.live and v.processed < txid]
+        for view in out:
+            if view.processed != txid - 1:
+                raise BugError(
+                    f"view {view.id} is at txid {view.processed} when {txid} comes"
+                )
+        return out
+
+    def _stop_failed(
+        self, outcome: batches.Outcome, frames: batches.Frames, txid: int
+    ) -> None:
+        """Views that cannot process ``txid`` stop at the one before."""
+        self.drain()
         for view_id, error in outcome.failed.items():
-            self.lifecycle.fail(self.views[view_id], error)
-        for view_id in gone:
+            view = self.views.get(view_id)
+            if view is None:
+                continue
+            known = self._processor.blame(view, error, frames, txid)
+            if view.live:  # or else its table could not take an earlier txid
+                self.lifecycle.fail(view, known)
+
+    # --- what has been committed
+
+    def drain(self) -> None:
+        """Wait until everything in flight is committed.
+
+        Raises:
+            TransientError: it cannot be.
+        """
+        while not self._answering and self.pipeline.busy:
+            self._take_answers(_DRAIN_S)
+
+    def _take_answers(self, wait_s: float = 0.0) -> None:
+        for answer in self.pipeline.answers(wait_s):
+            self._answering = True
+            try:
+                self._answer(answer)
+            finally:
+                self._answering = False
+
+    def _answer(self, answer: Answer) -> None:
+        """Move the marks of the views that have the txid; stop those that could not take it."""
+        job = answer.job
+        for part in job.parts:
+            view = self.views.get(part.view_id)
+            if view is None:
+                continue
+            view.progress = answer.progress.get(view.id, view.progress)
+            # One that has failed since, or before, has gone back.
+            left = view.id in answer.failed or view.id in answer.gone
+            if left or view.processed < job.txid or view.progress is None:
+                continue
+            view.commit(
+                StateMark(
+                    job.txid,
+                    max(job.lsn, view.start_lsn),
+                    min(view.progress.txid, job.txid),
+                )
+            )
+            self.lifecycle.taps.passed(
+                view, job.txid, job.lsn, job.transactions, part.diffs
+            )
+        if job.txid > self.position.txid:
+            self.position = Position(job.txid, max(job.lsn, self.position.lsn))
+        self._arrive()
+        self.batches += 1
+        self.checkpoints.pending += 1
+        for view_id, error in answer.failed.items():
+            if view_id in self.views:
+                self.lifecycle.fail(self.views[view_id], error)
+        for view_id in answer.gone:
             self.lifecycle.forget(view_id)
         self.lifecycle.caught_up()
 
-    def _next_txid(self) -> int:
-        return max(self.position.txid, max(self.records, default=0)) + 1
+    # --- checkpoints and confirming
 
-    def _record(self, txid: int, batch: Batch) -> None:
-        known = self.records.get(txid)
-        if known is not None:
-            if known.end_lsn != batch.end_lsn:
-                raise BugError(f"batch {txid} does not end where it was recorded")
+    def still(self) -> None:
+        """Wait until no checkpoint is being written."""
+        self._made_durable(self.checkpoints.end(self.db, wait=True))
+
+    def _checkpoint_if_due(self) -> float:
+        """Begin and end checkpoints; returns when to come by again."""
+        self._made_durable(self.checkpoints.end(self.db))
+        ahead = self.confirmable() > self.confirmed
+        at = self.checkpoints.due(ahead=ahead)
+        single = not _VERSIONED and self.checkpoints.pending > 0
+        if at > clock.monotonic() and not single:
+            return at
+        self._checkpoint()
+        if single:
+            self.still()
+        return self.checkpoints.due(ahead=ahead)
+
+    def _checkpoint(self) -> None:
+        """Begin a checkpoint of everything that is committed."""
+        if not _VERSIONED:
+            self.drain()
+        faults.point(faults.BEFORE_CHECKPOINT)
+        owned = [view for view in self.views.values() if view.owned]
+        self.checkpoints.begin(self.db, owned, self.position, self.confirmable())
+
+    def _made_durable(self, what: Durable | None) -> None:
+        if what is None:
             return
-        record = Record(txid, self.position.lsn, batch.end_lsn, batch.commit_time_us)
-        meta: positions.Meta = {}
-        positions.put_record(meta, record)
-        self.db.checkpoint([], meta, sync=False)
-        self.records[txid] = record
+        for view_id, mark in what.marks.items():
+            view = self.views.get(view_id)
+            if view is not None:
+                view.checkpointed(mark)
+        self._durable = what.position
+        self.confirmed = max(self.confirmed, what.confirmed)
+        self._trim()
+        faults.point(faults.CHECKPOINT_WRITTEN)
+        if self.stream is not None:
+            self._confirm(self.stream)
 
-    def _write(
-        self,
-        behind: list[View],
-        outcome: batches.Outcome,
-        txid: int,
-        attempt: int,
-        batch: Batch,
-    ) -> list[int]:
-        writing = []
-        for view in behind:
-            assert view.progress is not None, "live views are owned"
-            # Crash table, row 2: the sink has this txid already, only the state is missing.
-            if view.id not in outcome.failed and view.progress.txid < txid:
-                writing.append(view)
-        return batches.write(
-            self.owner, writing, outcome, txid, attempt, batch.end_lsn,
-            self.records[txid].commit_time_us,
-        )  # fmt: skip
-
-    def _checkpoint(
-        self,
-        behind: list[View],
-        outcome: batches.Outcome,
-        gone: list[int],
-        txid: int,
-        batch: Batch,
-    ) -> None:
-        meta: positions.Meta = {}
-        stores = []
-        for view in behind:
-            if view.id in outcome.failed or view.id in gone:
-                view.reset()
-                continue
-            assert view.progress is not None, "live views are owned"
-            assert view.store is not None, "live views have state"
-            stores.append(view.store)
-            view.mark = StateMark(
-                txid,
-                max(batch.end_lsn, view.start_lsn),
-                min(view.progress.txid, txid),
-            )
-            positions.put_view(meta, view.id, view.mark)
-            self.lifecycle.taps.passed(
-                view, txid, batch.end_lsn, batch.transactions,
-                outcome.diffs.get(view.id),
-            )  # fmt: skip
-        if txid > self.position.txid:
-            self.position = Position(txid, max(batch.end_lsn, self.position.lsn))
-            positions.put_position(meta, self.position)
-        self._trim(meta, outcome)
-        self.db.checkpoint(stores, meta, sync=False)
-
-    def _trim(self, meta: positions.Meta, outcome: batches.Outcome) -> None:
+    def _trim(self) -> None:
         """Forget records that nobody can ask for: all but the last before the least state."""
-        needed = [
-            v.mark.txid
-            for v in self.views.values()
-            if v.owned
-            and not (
-                v.id in outcome.failed
-                and not isinstance(outcome.failed[v.id], SinkBlocked)
-            )
-        ]
+        needed = [view.durable.txid for view in self.views.values() if view.owned]
         needed += [hold.txid for hold in self.holds.values()]
-        least = min(needed, default=self.position.txid)
-        for txid in [t for t in self.records if t < least]:
-            del self.records[txid]
-            positions.drop_record(meta, txid)
-
-    # --- confirming
+        least = min([self._durable.txid, *needed])
+        meta: positions.Meta = {}
+        self.records.trim(meta, least)
+        if meta:
+            self.db.put_meta(meta, sync=False)
+        self.pipeline.durable(least)
 
     def confirmable(self) -> int:
-        """The position before which nobody needs the stream any more."""
+        """The position before which nobody needs the stream any more, were all durable."""
         lsns = [self.position.lsn]
         lsns += [
             self.covered(view.mark)
@@ -416,7 +533,7 @@ class Engine:
         ]
         lsns += [hold.lsn for hold in self.holds.values()]
         # A lower one would be ignored by the server, and mean a lost hold to us.
-        return max(min(lsns), self.confirmed)
+        return max(min(lsns), self.confirmed, self.checkpoints.confirming)
 
     def covered(self, mark: StateMark) -> int:
         """The position before which a view with this mark lacks nothing.
@@ -437,39 +554,42 @@ class Engine:
         self._asked = stream.asked
         self._confirm_at = now + self.settings.feedback_interval_ms / 1000
         self._confirm(stream)
-        if asked and stream.confirmed < stream.received and now >= self._check_at:
-            # A server that stops waits for us to confirm everything; if we cannot (a hold, a
-            # blocked view), ending the stream lets it go.  Its other connections are gone then.
+        if not asked or stream.confirmed >= stream.received:
+            return
+        # A server that stops waits for us to confirm everything.
+        if self.confirmable() > self.confirmed and not self.checkpoints.underway:
+            self._checkpoint()
+        if now >= self._check_at:
+            # If we cannot (a hold, a blocked view), ending the stream lets it go.  Its other
+            # connections are gone then.
             self._check_at = now + _CHECK_S
             self.owner.conn.execute("SELECT 1")
 
     def _confirm(self, stream: Stream) -> None:
-        lsn = self.confirmable()
-        if lsn <= stream.confirmed:
-            return
-        if lsn > self.confirmed:
-            meta: positions.Meta = {}
-            positions.put_position(meta, self.position)
-            positions.put_confirmed(meta, lsn)
-            # Everything written without sync before is on disk with it.
-            self.db.checkpoint([], meta, sync=True)
-            self.confirmed = lsn
-        stream.confirm(lsn)
-        faults.point(faults.FEEDBACK_SENT)
+        """Tell the source what is durable."""
+        if self.confirmed > stream.confirmed:
+            stream.confirm(self.confirmed)
+            faults.point(faults.FEEDBACK_SENT)
 
     # --- trouble
 
     def _abandon(self, error: HeadraceError) -> None:
-        """Drop connections and everything that was not checkpointed."""
+        """Drop connections and everything that is not committed."""
         if self.error is None or self.error.message != error.message:
             _log.warning("stream interrupted", reason=error.message, code=error.code)
         self.error = error
         self.reconnects += 1
         self.story.add("interrupted", reason=error.message)
         self.rewind_soon()
-        if self._owner is not None:
-            self._owner.close()
-            self._owner = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Give up what is in flight, and the connections; from any situation."""
+        self._sink.leave()
+        owner, self._owner = self._owner, None
+        self.pipeline.abort(owner.interrupt if owner is not None else _nothing)
+        if owner is not None:
+            owner.close()
         for view in self.views.values():
             view.reset()
 
@@ -486,16 +606,16 @@ class Engine:
                 self.lifecycle.fail(
                     view,
                     ContinuityLost(
-                        error.message,
-                        detail=error.detail,
-                        hint="Drop the view and create it again.",
+                        error.message, detail=error.detail, hint=lifecycle.RESYNC
                     ),
                 )
         # Nobody can use what it still has, and it may never get over it: a slot cannot
         # decode what was written while its publication was not there (E12).
         setup.drop_slot(conn, self.settings.slot_name)
         state = setup.ensure(conn, self.settings)
+        self.still()
         self.position = Position(self._next_txid() - 1, state.confirmed)
+        self._durable = self.position
         self.confirmed = state.confirmed
         self._identity = None
         meta: positions.Meta = {}
@@ -506,7 +626,7 @@ class Engine:
         self.records.clear()
         positions.put_position(meta, self.position)
         positions.put_confirmed(meta, self.confirmed)
-        self.db.checkpoint([], meta, sync=True)
+        self.db.put_meta(meta, sync=True)
 
     def _rest(self, seconds: float) -> None:
         """Wait before the next try; commands are still served."""
@@ -521,22 +641,30 @@ class Engine:
 
     def _poke(self) -> None:
         self._wake.set()
+        self.pipeline.wake()
         stream = self.stream
         if stream is not None:
             stream.batcher.poke()
 
     def _finish(self) -> None:
-        """A clean end: everything durable, and the source told."""
-        if self.stream is not None:
-            self._confirm(self.stream)
-            self.stream.stop()
-            self.stream = None
+        """A clean end: everything committed and durable, and the source told."""
+        try:
+            self.drain()
+        except (TransientError, psycopg.Error) as error:
+            _log.warning("stopped amid trouble", reason=str(error))
+            self._let_go()
+        self.still()
+        if self.checkpoints.pending or self.confirmable() > self.confirmed:
+            self._checkpoint()
+            self.still()
+        self.rewind_soon()
 
     def _close(self) -> None:
         self.rewind_soon()
-        if self._owner is not None:
-            self._owner.close()
-            self._owner = None
+        self._let_go()
+        self.pipeline.close()
+        self._sink.close()
+        self.checkpoints.close()
         self._processor.close()
         self.views.clear()
         if self._db is not None:
@@ -544,6 +672,10 @@ class Engine:
             self._db = None
         gone = PrerequisiteError("the worker is stopping", sqlstate="57P01")
         self.lifecycle.give_up(gone)
+
+
+def _nothing() -> None:
+    """There is no connection to interrupt."""
 
 
 def _set_aside(path: Path) -> Path:

@@ -82,8 +82,7 @@ class Lifecycle:
     def _restore(self, view: View, mark: StateMark | None) -> None:
         engine = self._engine
         if mark is not None:
-            view.store = engine.db.view(view.id)
-            view.mark = mark
+            view.restore(engine.db.view(view.id, mark.txid), mark)
             _revive(view)
             return
         try:
@@ -108,14 +107,15 @@ class Lifecycle:
         if found is None:
             return False
         txid = self._txid_before(found.lsn, found.txid)
+        engine.still()
         engine.db.ingest(view.id, found.runs)
         view.start_lsn = found.lsn
-        view.mark = StateMark(txid, found.lsn, found.txid)
-        view.store = engine.db.view(view.id)
+        mark = StateMark(txid, found.lsn, found.txid)
+        view.restore(engine.db.view(view.id, txid), mark)
         _revive(view)
         meta: positions.Meta = {}
         positions.put_view(meta, view.id, view.mark)
-        engine.db.checkpoint([], meta, sync=True)
+        engine.db.put_meta(meta, sync=True)
         view.story.add("ingested", txid=txid, lsn=found.lsn)
         return True
 
@@ -221,7 +221,7 @@ class Lifecycle:
             )
             meta: positions.Meta = {}
             positions.put_hold(meta, job, hold)
-            engine.db.checkpoint([], meta, sync=True)
+            engine.db.put_meta(meta, sync=True)
             engine.holds[job] = hold
         return hold
 
@@ -237,7 +237,7 @@ class Lifecycle:
             return
         meta: positions.Meta = {}
         positions.put_hold(meta, job, None)
-        engine.db.checkpoint([], meta, sync=False)
+        engine.db.put_meta(meta, sync=False)
 
     def keep_holds(self, jobs: set[str]) -> None:
         """Release every hold of a job that is not among ``jobs``, and its taps."""
@@ -264,7 +264,7 @@ class Lifecycle:
         engine = self._engine
         mark = positions.views(engine.db).get(view.id)
         if mark is not None:
-            view.store, view.mark = engine.db.view(view.id), mark
+            view.restore(engine.db.view(view.id, mark.txid), mark)
             _revive(view)
         elif not self._ingest(view):
             raise DefiniteFailure("the view has no staged state", hint=RESYNC)
@@ -350,6 +350,7 @@ class Lifecycle:
 
     def _leave(self, view: View) -> None:
         """Take a view out of what is being processed: its state is that of its last txid."""
+        self._engine.drain()
         view.reset()
 
     def drop(self, view_id: int) -> None:
@@ -369,13 +370,17 @@ class Lifecycle:
         engine.owner.writer.forget(view_id)
         self._drop_state(view_id)
         _log.info("view forgotten", view=view_id)
-        self.waits.forget(view_id, UndefinedError("the view was dropped", sqlstate="42P01"))
+        self.waits.forget(
+            view_id, UndefinedError("the view was dropped", sqlstate="42P01")
+        )
         self.caught_up()
 
     def _drop_state(self, view_id: int) -> None:
+        # A checkpoint that is being written may hold the view's mark.
+        self._engine.still()
         meta: positions.Meta = {}
         positions.put_view(meta, view_id, None)
-        self._engine.db.checkpoint([], meta, sync=False)
+        self._engine.db.put_meta(meta, sync=False)
         self._engine.db.drop_view(view_id)
 
     # --- failing and healing

@@ -1,4 +1,8 @@
-"""The sink connection: one engine per database, and the owner of its views' progress.
+"""The owner of the views' progress: one engine per database, over two connections.
+
+The *sink* connection belongs to the sink thread, and holds the lock: who has lost it cannot
+write.  The *catalog* connection is the engine thread's, for status, checks and taking over.
+Both come and go together.
 
 Two guards.  A session advisory lock makes a second engine refuse to start.  Epochs fence an
 engine that lost that lock without noticing (a stopped process, a cut network): whoever takes a
@@ -7,6 +11,9 @@ view over raises its epoch, and the compare-and-set of everybody else misses.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import time
 from collections.abc import Iterable
 from typing import Any, Final
@@ -30,7 +37,7 @@ _PAUSE_S: Final = 0.05
 
 
 class Owner:
-    """Holds the advisory lock and the sink connection; made anew after each loss."""
+    """Holds the advisory lock and both connections; made anew after each loss."""
 
     def __init__(self, settings: Settings, previous_pid: int | None = None) -> None:
         """``previous_pid``: our own backend of before, ended if it still holds the lock.
@@ -39,21 +46,20 @@ class Owner:
             PrerequisiteError: another engine runs on the database.
             TransientError: the server cannot be reached now.
         """
-        self.conn = pinned.connect(
-            settings.source,
-            name="headrace sink",
-            settings=SINK_SETTINGS | {"lock_timeout": str(settings.lock_timeout_ms)},
-        )
+        self.sink: Final = _connect(settings, "headrace sink", SINK_SETTINGS)
         try:
             self._lock(previous_pid)
+            self.conn: Final = _connect(
+                settings, "headrace catalog", {"synchronous_commit": "on"}
+            )
         except psycopg.Error as error:
-            self.conn.close()
+            self.sink.close()
             raise pinned.classify(error) from error
         except BaseException:
-            self.conn.close()
+            self.sink.close()
             raise
-        self.writer = SinkWriter(self.conn)
-        self.pid = self.conn.info.backend_pid
+        self.writer: Final = SinkWriter(self.sink)
+        self.pid: Final = self.sink.info.backend_pid
 
     def take_over(self, views: Iterable[View]) -> list[View]:
         """Become the owner of ``views``; returns those that have no progress (are gone).
@@ -78,26 +84,48 @@ class Owner:
             view.progress = progress
         return gone
 
+    def look(self) -> None:
+        """Fail if the sink connection is lost; the sink thread's."""
+        self.sink.execute("SELECT 1")
+
+    def interrupt(self) -> None:
+        """Let whoever waits on the sink connection fail at once; from another thread."""
+        with (
+            contextlib.suppress(OSError, psycopg.Error),
+            socket.socket(fileno=os.dup(self.sink.fileno())) as twin,
+        ):
+            twin.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Give connection and lock back."""
+        """Give connections and lock back.  REQUIRES: the sink thread has left them."""
         self.conn.close()
+        self.sink.close()
 
     def _lock(self, previous_pid: int | None) -> None:
         until = clock.monotonic() + _LOCK_WAIT_S
         while True:
-            row = self.conn.execute(
+            row = self.sink.execute(
                 "SELECT pg_catalog.pg_try_advisory_lock(%s)", (_LOCK,)
             ).fetchone()
             if row and row[0]:
                 return
-            holder = _holder(self.conn)
+            holder = _holder(self.sink)
             if holder is not None and holder == previous_pid:
-                self.conn.execute(
+                self.sink.execute(
                     "SELECT pg_catalog.pg_terminate_backend(%s)", (holder,)
                 )
             if clock.monotonic() > until:
                 raise _another(holder)
             time.sleep(_PAUSE_S)
+
+
+def _connect(settings: Settings, name: str, more: dict[str, str]) -> Connection:
+    """A connection that waits for no lock of the user's longer than it may."""
+    return pinned.connect(
+        settings.source,
+        name=name,
+        settings=more | {"lock_timeout": str(settings.lock_timeout_ms)},
+    )
 
 
 def check_alone(conn: Connection) -> None:

@@ -55,15 +55,25 @@ class View:
     message: str | None = None
     store: RocksStore | None = None
     mark: StateMark = _EMPTY
-    """Its state as of the last checkpoint."""
+    """Its state as of the last txid that is committed for it."""
+    durable: StateMark = _EMPTY
+    """Its state as of the last checkpoint: what a crash leaves."""
+    processed: int = 0
+    """The last txid that its state has, committed or not."""
     progress: Progress | None = None
     """Its result table, and the epoch that makes us its owner."""
     dataflow: Dataflow | None = None
     remote: RemoteEvaluator | None = None
+    commit_group: str = ""
+    """Views of one group are written by one transaction; '': the unnamed one."""
     retry_at: float = 0.0
     suspended: str | None = None
     """The job for which nothing is written just now, because it replaces the contents."""
     story: Story = field(default_factory=Story)
+    _begun: list[int] = field(default_factory=list)
+    """Txids in flight that have touched its state."""
+    _marks: dict[int, StateMark] = field(default_factory=dict)
+    """Marks since the last checkpoint, by txid: where its state may go back to."""
 
     @property
     def live(self) -> bool:
@@ -95,16 +105,60 @@ class View:
             self.dataflow = Dataflow(self.plan, self.store, self.remote, self.start_lsn)
         return self.dataflow
 
-    def reset(self) -> None:
-        """Forget everything since the last checkpoint."""
+    def restore(self, store: RocksStore, mark: StateMark) -> None:
+        """It has this state, and nothing is in flight."""
+        self.store = store
+        self.mark = self.durable = mark
+        self.processed = mark.txid
+        self._begun.clear()
+        self._marks = {mark.txid: mark}
+
+    def begin(self, txid: int) -> None:
+        """Its dataflow is about to write what ``txid`` changes."""
+        assert self.store is not None, "live views have state"
+        self.store.begin(txid)
+        self._begun.append(txid)
+
+    def commit(self, mark: StateMark) -> None:
+        """``mark.txid`` is in its table, the least one in flight."""
+        assert self.store is not None, "live views have state"
+        if self._begun and self._begun[0] == mark.txid:
+            self.store.commit(mark.txid)
+            del self._begun[0]
+        self.mark = self._marks[mark.txid] = mark
+
+    def checkpointed(self, mark: StateMark) -> None:
+        """``mark`` is durable."""
+        self.durable = mark
+        self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
+
+    def back(self, txid: int) -> None:
+        """Forget what every txid from ``txid`` on has changed, in flight or not.
+
+        ``processed`` is where the state is then: before ``txid``, and perhaps before ``mark``,
+        which goes back with it.
+        """
+        self.processed = min(self.processed, txid - 1)
+        if self.store is None or not any(begun >= txid for begun in self._begun):
+            return
         self.dataflow = None
-        if self.store is not None:
-            self.store.rollback()
+        found = self.store.rollback(txid)
+        self._begun = [begun for begun in self._begun if begun <= found]
+        self.processed = min(self.processed, found)
+        if found < self.mark.txid:
+            if found not in self._marks:
+                raise BugError(f"view {self.id} went back to the unknown txid {found}")
+            self.mark = self._marks[found]
+
+    def reset(self) -> None:
+        """Forget everything that is not committed."""
+        self.back(self.mark.txid + 1)
 
 
 _COLUMNS: Final = (
     "SELECT v.id, v.schema_name, v.view_name, v.result_oid, v.plan, v.settings,"
-    " v.start_lsn::text, v.status FROM headrace.views v"
+    " v.start_lsn::text, v.status, v.options->>'commit_group'"
+    " FROM headrace.views v"
 )
 
 
@@ -201,7 +255,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 
 def _view(row: Sequence[Any]) -> View:
-    view_id, schema_name, name, oid, physical, settings, start_lsn, status = row
+    view_id, schema_name, name, oid, physical, settings, start_lsn, status, group = row
     rebuilt = plan.from_json(physical)
     if not isinstance(rebuilt, PhysicalPlan):
         raise BugError(f"view {view_id} has no physical plan in the catalog")
@@ -213,4 +267,5 @@ def _view(row: Sequence[Any]) -> View:
         {str(k): str(v) for k, v in (settings or {}).items()},
         parse_lsn(start_lsn) if start_lsn else 0,
         status,
+        commit_group=group or "",
     )

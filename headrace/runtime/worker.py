@@ -143,7 +143,7 @@ class Worker:
     async def _wait(self, params: dict[str, Any], _: Progress) -> None:
         view_id, lsn = int(_need(params, "view_id")), int(_need(params, "lsn"))
         waits = self._engine.lifecycle.waits
-        future = await self._on_engine(lambda: waits.wait(view_id, lsn))
+        future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         await asyncio.wrap_future(future)
 
     async def _tap(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Worker:
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
         waits, taps = self._engine.lifecycle.waits, self._engine.lifecycle.taps
         view_id = await self._on_engine(lambda: taps.stop_cutting(job))
-        future = await self._on_engine(lambda: waits.wait(view_id, lsn))
+        future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await asyncio.wrap_future(future)
@@ -191,6 +191,11 @@ class Worker:
             ],
             "holds": {j: format_lsn(h.lsn) for j, h in dict(engine.holds).items()},
             "stream": stream.batcher.statistics() if stream else None,
+            "in_flight": [
+                {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
+                for f in engine.pipeline.flights()
+            ],
+            "checkpoints": engine.checkpoints.statistics(),
         }
 
     async def _stop(self, params: dict[str, Any], _: Progress) -> None:
@@ -198,7 +203,7 @@ class Worker:
 
     def _summary(self) -> dict[str, Any]:
         engine = self._engine
-        error = engine.error
+        error = engine.error or engine.checkpoints.error
         return {
             "running": engine.stream is not None,
             "txid": engine.position.txid,
@@ -209,8 +214,8 @@ class Worker:
             "error": error.fields() if error else None,
         }
 
-    async def _on_engine(self, work: Any) -> Any:
-        return await asyncio.wrap_future(self._engine.submit(work))
+    async def _on_engine(self, work: Any, *, quiet: bool = True) -> Any:
+        return await asyncio.wrap_future(self._engine.submit(work, quiet=quiet))
 
 
 def _need(params: dict[str, Any], name: str) -> Any:

@@ -71,6 +71,7 @@ def settings_for(dsn: str, folder: Path, **changes: Any) -> Settings:
         slot_name=f"headrace_{name}",
         publication_name="headrace",
         **{"batch_interval_ms": 5, "sink_retry_ms": 100, "lock_timeout_ms": 300}
+        | {"checkpoint_interval_ms": 20}
         | changes,
     )
 

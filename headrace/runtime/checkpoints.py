@@ -1,0 +1,195 @@
+"""When state becomes durable: checkpoints, written while processing and commits go on.
+
+They are begun and ended on the engine's thread, and written on one of their own.
+
+A checkpoint holds the states of all views, their marks, the position, and the position that is
+confirmed once it is on disk: one atomic, synced write.  Only then is anything confirmed or a
+record forgotten (rule 1: sink commit before checkpoint before confirming).
+
+A write that fails (a full disk) leaves everything as it was, and is tried again with a pause that
+grows; the engine goes on until ``LAG_MAX`` checkpoints are missing, then takes no more batches.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from headrace import clock
+from headrace.config import Settings
+from headrace.errors import HeadraceError, TransientError
+from headrace.runtime import positions
+from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.views import View
+from headrace.state.rocks import RocksDatabase
+
+_log = structlog.get_logger(__name__)
+
+LAG_MAX: Final = 8
+"""Missing checkpoints after which no more batches are taken."""
+_PAUSE_S_MIN: Final = 0.2
+_PAUSE_S_MAX: Final = 10.0
+_NEVER: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """What a checkpoint holds."""
+
+    position: Position
+    confirmed: int
+    """What may be confirmed to the source once it is on disk."""
+    marks: dict[int, StateMark]
+
+
+@dataclass(slots=True)
+class _Underway:
+    checkpoint: Any
+    holds: Durable
+    error: Exception | None = None
+    done: bool = False
+
+
+class Checkpoints:
+    """The checkpoints of one engine; all but the writing on the engine's thread."""
+
+    def __init__(self, settings: Settings, wake: Callable[[], None]) -> None:
+        """``wake`` is called, on another thread, when a checkpoint can be ended."""
+        self._txids = max(settings.checkpoint_txids, 1)
+        self._interval_s = settings.checkpoint_interval_ms / 1000
+        self._idle_s = settings.feedback_interval_ms / 1000
+        self._wake = wake
+        self._underway: _Underway | None = None
+        self._last = 0.0
+        self._retry_at = 0.0
+        self._pause_s = _PAUSE_S_MIN
+        self.pending = 0
+        """Txids committed that no checkpoint has begun to hold."""
+        self.written = 0
+        """Number of checkpoints."""
+        self.error: HeadraceError | None = None
+        """Why the last one could not be written; None if it was."""
+        self._work: queue.SimpleQueue[_Underway | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="headrace-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def underway(self) -> bool:
+        """Whether one was begun and not ended."""
+        return self._underway is not None
+
+    @property
+    def confirming(self) -> int:
+        """What will be confirmed when the one under way is on disk; 0: there is none."""
+        return self._underway.holds.confirmed if self._underway is not None else 0
+
+    @property
+    def lagging(self) -> bool:
+        """Whether so much is missing that no more may be taken."""
+        return self.pending >= LAG_MAX * self._txids
+
+    def due(self, *, ahead: bool) -> float:
+        """When to begin the next one, on the monotonic clock.
+
+        ``ahead``: there is a position that could be confirmed once it is durable.
+        """
+        if self._underway is not None:
+            return _NEVER
+        if self.pending >= self._txids:
+            return self._retry_at
+        if self.pending:
+            return max(self._last + self._interval_s, self._retry_at)
+        if ahead:
+            return max(self._last + self._idle_s, self._retry_at)
+        return _NEVER
+
+    def begin(
+        self,
+        db: RocksDatabase,
+        views: Sequence[View],
+        position: Position,
+        confirmed: int,
+    ) -> None:
+        """Begin a checkpoint of ``views`` at their marks.  REQUIRES: none is under way."""
+        assert self._underway is None, "one at a time"
+        meta: positions.Meta = {}
+        positions.put_position(meta, position)
+        positions.put_confirmed(meta, confirmed)
+        stores = []
+        marks = {}
+        for view in views:
+            if view.store is None or view.mark == view.durable:
+                continue
+            marks[view.id] = view.mark
+            positions.put_view(meta, view.id, view.mark)
+            stores.append((view.store, view.mark.txid))
+        checkpoint = db.begin_checkpoint(stores, meta)
+        self._underway = _Underway(checkpoint, Durable(position, confirmed, marks))
+        self._last = clock.monotonic()
+        self.pending = 0
+        self._ended.clear()
+        self._work.put(self._underway)
+
+    def end(self, db: RocksDatabase, *, wait: bool = False) -> Durable | None:
+        """What has become durable since the last call; None: nothing.
+
+        Raises:
+            StateDamaged: the state database is damaged.
+        """
+        now = self._underway
+        if now is None:
+            return None
+        if wait:
+            self._ended.wait()
+        if not now.done:
+            return None
+        self._underway = None
+        db.end_checkpoint(now.checkpoint)
+        if now.checkpoint.written:
+            self.written += 1
+            self.error = None
+            self._pause_s = _PAUSE_S_MIN
+            return now.holds
+        if not isinstance(now.error, TransientError):
+            assert now.error is not None, "it was not written"
+            raise now.error
+        if self.error is None or self.error.message != now.error.message:
+            _log.warning("checkpoint failed", reason=now.error.message)
+        self.error = now.error
+        self._retry_at = clock.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+        self.pending += self._txids
+        return None
+
+    def statistics(self) -> dict[str, Any]:
+        """Numbers for the status; from any thread."""
+        error = self.error
+        return {
+            "written": self.written,
+            "underway": self.underway,
+            "pending_txids": self.pending,
+            "error": error.message if error else None,
+        }
+
+    def close(self) -> None:
+        """Let the one under way be written, and end the thread."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work.checkpoint.write(sync=True)
+            except Exception as error:  # noqa: BLE001  the engine's thread raises it
+                work.error = error
+            work.done = True
+            self._ended.set()
+            self._wake()

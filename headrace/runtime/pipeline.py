@@ -1,0 +1,234 @@
+"""Txids between taken and committed: the coordinator behind a lock, and what it lets happen.
+
+    engine thread: begin ─► (dataflows) ─► processed       answers ◄─┐
+                                              │                      │
+    sink thread:                              └─► next_job ─► committed / failed
+
+Both threads tell the coordinator what happened, under one lock, so the next commit need not
+wait until the engine has time.  No connection and no dataflow here: jobs in, answers out.
+
+* Invariant 1: jobs come out in the order of their txids, one at a time (the coordinator's 2).
+* Invariant 2: after a failure no job comes out until ``rewind``: what follows a txid that was
+  not committed is never committed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from headrace import clock
+from headrace.errors import BugError
+from headrace.runtime.coordinator import Coordinator, Emission, EmitBatch, Flight
+
+if TYPE_CHECKING:
+    from headrace.runtime.writing import Answer, Job
+
+
+class Closed(Exception):
+    """The pipeline was closed."""
+
+
+class Pipeline:
+    """Up to ``inflight_max`` txids of one source in flight; safe between the two threads."""
+
+    def __init__(self, inflight_max: int) -> None:
+        self.inflight_max: Final = max(inflight_max, 1)
+        self._changed = threading.Condition()
+        # Guarded by the condition's lock.
+        self._coordinator: Coordinator | None = None
+        self._emitted: deque[EmitBatch] = deque()
+        self._processed: dict[int, Job] = {}
+        self._jobs: deque[Job] = deque()
+        self._answers: deque[Answer] = deque()
+        self._failure: Exception | None = None
+        self._writing = False
+        self._woken = False
+        self._closed = False
+
+    # --- the engine's side
+
+    def rewind(self, first: int, recorded: int, attempts: Mapping[int, int]) -> None:
+        """Go on from ``first``; batches up to ``recorded`` are emitted without the source.
+
+        ``attempts``: those of earlier runs.  REQUIRES: nothing is in flight.
+        """
+        with self._changed:
+            assert not self._writing, "whoever rewinds has drained or aborted"
+            if self._coordinator is None:
+                self._coordinator = Coordinator(
+                    first, self.inflight_max, recorded=recorded, attempts=attempts
+                )
+                self._coordinator.source_ready = False
+            else:
+                self._coordinator.rewind(first, recorded)
+            self._forget()
+            self._take_in(self._coordinator.tick())
+
+    def begin(self, txid: int) -> int:
+        """Start processing ``txid``; returns the attempt.  REQUIRES: ``room``."""
+        with self._changed:
+            made = self._made()
+            if not self._emitted:
+                made.source_ready = True
+                self._take_in(made.tick(1))
+                made.source_ready = False
+            if not self._emitted or self._emitted[0].txid != txid:
+                raise BugError(f"batch {txid} is not the next one: {made.flights()}")
+            return self._emitted.popleft().attempt
+
+    def processed(self, job: Job) -> None:
+        """All diffs of ``job`` are computed: it may be committed in its turn."""
+        with self._changed:
+            made = self._made()
+            if made.attempt(job.txid) != job.attempt:
+                return
+            self._processed[job.txid] = job
+            self._take_in(made.processed(job.txid, job.attempt))
+
+    @property
+    def room(self) -> bool:
+        """Whether one more batch may be taken."""
+        with self._changed:
+            made = self._made()
+            return bool(self._emitted) or made.in_flight < self.inflight_max
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are still to come or to be taken."""
+        with self._changed:
+            return bool(self._processed or self._answers)
+
+    def answers(self, timeout_s: float = 0.0) -> list[Answer]:
+        """What has been committed since the last call, after waiting for some if need be.
+
+        It also returns when somebody calls ``wake``.
+
+        Raises:
+            Exception: what the sink thread failed with, once all before it is answered.
+        """
+        with self._changed:
+            if timeout_s > 0:
+                self._changed.wait_for(
+                    lambda: self._answers or self._failure or self._woken, timeout_s
+                )
+            self._woken = False
+            out = list(self._answers)
+            self._answers.clear()
+            if not out and self._failure is not None:
+                raise self._failure
+            return out
+
+    def wake(self) -> None:
+        """Let ``answers`` return."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def durable(self, txid: int) -> None:
+        """Nobody will ask for ``txid`` or an earlier one again."""
+        with self._changed:
+            if self._coordinator is not None:
+                self._coordinator.durable(txid)
+
+    def abort(self, interrupt: Callable[[], None]) -> None:
+        """Give up what is in flight; returns when the sink thread does nothing any more.
+
+        ``interrupt`` makes it fail where it waits.  Whether its last commit was made is found
+        out by taking the views over.  ``rewind`` must follow.
+        """
+        with self._changed:
+            self._forget()
+            self._failure = BugError("a job after the pipeline was given up")
+            writing = self._writing
+        if writing:
+            interrupt()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writing)
+            self._forget()
+
+    def close(self) -> None:
+        """Let the sink thread end.  REQUIRES: ``abort`` was called, or nothing is in flight."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def flights(self) -> list[Flight]:
+        """Txids in flight, with state and attempt; from any thread."""
+        with self._changed:
+            made = self._coordinator
+            waiting = {e.txid for e in self._emitted}
+            return [
+                f for f in (made.flights() if made else []) if f.txid not in waiting
+            ]
+
+    # --- the sink thread's side
+
+    def next_job(self, timeout_s: float) -> Job | None:
+        """The next job to commit; None: nothing for ``timeout_s``, a moment for upkeep.
+
+        ``committed``, ``failed`` or ``rested`` must follow.
+
+        Raises:
+            Closed: there will be none any more.
+        """
+        with self._changed:
+            until = clock.monotonic() + timeout_s
+            while not self._closed:
+                if self._failure is None and self._jobs:
+                    self._writing = True
+                    return self._jobs.popleft()
+                left = until - clock.monotonic()
+                if left <= 0 and self._failure is None:
+                    self._writing = True
+                    return None
+                self._changed.wait(left if left > 0 else None)
+            raise Closed
+
+    def committed(self, answer: Answer) -> None:
+        """The job is in the tables."""
+        with self._changed:
+            self._writing = False
+            self._changed.notify_all()
+            made, job = self._made(), answer.job
+            if made.attempt(job.txid) != job.attempt or self._failure is not None:
+                return  # given up meanwhile: the next owner finds it in the progress rows
+            self._answers.append(answer)
+            del self._processed[job.txid]
+            self._take_in(made.committed(job.txid, job.attempt))
+
+    def failed(self, error: Exception) -> None:
+        """The job, or the upkeep, failed; nothing comes out any more until ``rewind``."""
+        with self._changed:
+            self._writing = False
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def rested(self) -> None:
+        """The upkeep is done."""
+        with self._changed:
+            self._writing = False
+            self._changed.notify_all()
+
+    # --- inside, under the lock
+
+    def _made(self) -> Coordinator:
+        assert self._coordinator is not None, "after a rewind"
+        return self._coordinator
+
+    def _take_in(self, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            if isinstance(emission, EmitBatch):
+                self._emitted.append(emission)
+            else:
+                self._jobs.append(self._processed[emission.txid])
+        self._changed.notify_all()
+
+    def _forget(self) -> None:
+        self._emitted.clear()
+        self._processed.clear()
+        self._jobs.clear()
+        self._answers.clear()
+        self._failure = None

@@ -1,0 +1,281 @@
+"""The commit phase: txid after txid into the result tables, on a thread and connection of its own.
+
+Each commit group is one Postgres transaction per txid: rows of its views and their progress.
+Views that are in no named group are the group ''.  A txid that changes no view of a group makes
+no transaction for it (commit.py, Invariant 2).
+
+* Invariant 1: a view whose txid n was not written gets nothing of n + 1 and later ones: it is
+  left out until ``start``, which the engine calls when it has gone back to before n.
+* Invariant 2: groups fail one by one; a view that cannot be written leaves its group, and the
+  others of the group commit without it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+import pyarrow as pa
+
+from headrace import clock, pinned
+from headrace.errors import (
+    BugError,
+    FencedError,
+    HeadraceError,
+    SinkBlocked,
+    SinkTableError,
+    TransientError,
+)
+from headrace.runtime import faults
+from headrace.runtime.pipeline import Closed, Pipeline
+from headrace.sink import commit, table
+from headrace.sink.commit import Progress
+from headrace.sink.table import Target
+from headrace.types import Lsn, Txid
+
+if TYPE_CHECKING:
+    from headrace.runtime.ownership import Owner
+
+_UPKEEP_S: Final = 1.0
+"""How often an idle connection is looked at: with it the advisory lock may have gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a txid means to one view; everything that writing it needs."""
+
+    view_id: int
+    target: Target
+    group: str
+    progress: Progress
+    """As the engine knows it; its epoch makes us the owner."""
+    diffs: pa.RecordBatch | None
+    """None, or without rows: the view did not change."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is something to write."""
+        return self.diffs is not None and self.diffs.num_rows > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A processed txid, to be committed."""
+
+    txid: int
+    attempt: int
+    lsn: int
+    """Where its last transaction ends."""
+    transactions: int
+    commit_time_us: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(slots=True)
+class Answer:
+    """A committed txid."""
+
+    job: Job
+    progress: dict[int, Progress] = field(default_factory=dict)
+    """Where the result tables are now."""
+    failed: dict[int, HeadraceError] = field(default_factory=dict)
+    """Views that could not be written."""
+    gone: set[int] = field(default_factory=set)
+    """Views that the catalog does not have any more."""
+
+
+class SinkThread:
+    """Commits what the pipeline lets out; ``start`` and ``leave`` are the engine's."""
+
+    def __init__(self, pipeline: Pipeline, wake: Callable[[], None]) -> None:
+        """``wake`` is called when the engine's thread has something to take."""
+        self._pipeline = pipeline
+        self._wake = wake
+        self._owner: Owner | None = None
+        self._written: dict[int, Progress] = {}
+        self._out: set[int] = set()
+        self._thread = threading.Thread(
+            target=self._run, name="headrace-sink", daemon=True
+        )
+        self._thread.start()
+
+    def start(self, owner: Owner) -> None:
+        """Write over the connection of ``owner``, all views again.
+
+        REQUIRES: nothing is in flight.
+        """
+        self._written = {}
+        self._out = set()
+        self._owner = owner
+
+    def leave(self) -> None:
+        """Use the connection for no other job than the one that is being written."""
+        self._owner = None
+
+    def close(self) -> None:
+        """Wait for the thread's end.  REQUIRES: the pipeline was closed."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        pipeline = self._pipeline
+        while True:
+            try:
+                job = pipeline.next_job(_UPKEEP_S)
+            except Closed:
+                return
+            owner = self._owner
+            try:
+                if job is None:
+                    if owner is not None:
+                        owner.look()
+                    pipeline.rested()
+                    continue
+                if owner is None:
+                    raise TransientError("the sink connection was given up")
+                answer = self.write(owner, job)
+            except psycopg.Error as error:
+                pipeline.failed(_known(error))
+            except Exception as error:  # noqa: BLE001  the engine's thread decides
+                pipeline.failed(error)
+            else:
+                pipeline.committed(answer)
+            self._wake()
+
+    def write(self, owner: Owner, job: Job) -> Answer:
+        """Write a job, group by group.
+
+        Raises:
+            TransientError: the connection broke, or a COMMIT was not answered: nothing is
+                known until somebody takes the views over.
+            FencedError: we are not their owner any more.
+        """
+        answer = Answer(job)
+        for parts in _by_group(self._due(job)):
+            if any(part.changes for part in parts):
+                _Group(owner, job, parts, answer).write()
+        self._written |= answer.progress
+        self._out.update(answer.failed, answer.gone)
+        return answer
+
+    def _due(self, job: Job) -> list[Part]:
+        """The parts that may be written, with the progress that their rows have now."""
+        out = []
+        for part in job.parts:
+            now = part.progress
+            known = self._written.get(part.view_id)
+            # Jobs are made ahead of the answers, so what was written since is known here only.
+            if known is not None and known.epoch >= now.epoch:
+                now = known
+            # Crash table, row 2: the sink has this txid already, only the state is missing.
+            if part.view_id not in self._out and now.txid < job.txid:
+                out.append(replace(part, progress=now))
+        return out
+
+
+class _Group:
+    """One commit group's part of one job: one Postgres transaction."""
+
+    def __init__(
+        self, owner: Owner, job: Job, parts: Sequence[Part], answer: Answer
+    ) -> None:
+        self._owner = owner
+        self._conn = owner.sink
+        self._job = job
+        self._parts = parts
+        self._answer = answer
+
+    def write(self) -> None:
+        """Write the diffs and move progress; views that cannot be written are left out."""
+        conn, job, answer = self._conn, self._job, self._answer
+        while True:
+            conn.execute("BEGIN")
+            changing = [p for p in self._left() if p.changes]
+            if not sum(self._write_view(part) for part in changing):
+                conn.execute("ROLLBACK")
+                return
+            faults.point(faults.ROWS_SENT)
+            if self._swapped(changing):
+                conn.execute("ROLLBACK")
+                continue
+            moving = self._left()
+            try:
+                missing = commit.advance(
+                    conn,
+                    [p.progress for p in moving],
+                    job.txid,
+                    job.attempt,
+                    job.lsn,
+                    clock.from_postgres(job.commit_time_us),
+                )
+            except (FencedError, BugError):
+                conn.execute("ROLLBACK")
+                raise
+            if not missing:
+                break
+            conn.execute("ROLLBACK")
+            answer.gone.update(missing)
+        faults.point(faults.COMMIT_SENT)
+        conn.execute("COMMIT")
+        faults.point(faults.COMMIT_ANSWERED)
+        for part in moving:
+            answer.progress[part.view_id] = Progress(
+                part.view_id, part.progress.epoch, Txid(job.txid), Lsn(job.lsn)
+            )
+
+    def _left(self) -> list[Part]:
+        """The parts of views that have not failed."""
+        answer = self._answer
+        return [
+            p
+            for p in self._parts
+            if p.view_id not in answer.failed and p.view_id not in answer.gone
+        ]
+
+    def _swapped(self, changing: Sequence[Part]) -> bool:
+        """Whether a table was replaced by another of its name; its view fails then."""
+        written = [p for p in changing if p.view_id not in self._answer.failed]
+        found = table.replaced(self._conn, [p.target for p in written])
+        for part in written:
+            if part.view_id in found:
+                self._owner.writer.forget(part.view_id)
+                self._answer.failed[part.view_id] = SinkTableError(
+                    f"result table {part.target.shown} was replaced by another table",
+                    hint="Drop the view and create it again.",
+                    sqlstate="55000",
+                )
+        return bool(found)
+
+    def _write_view(self, part: Part) -> int:
+        conn, writer = self._conn, self._owner.writer
+        assert part.diffs is not None, "it changes"
+        conn.execute("SAVEPOINT view")
+        try:
+            rows = writer.write(part.target, part.diffs)
+        except (SinkBlocked, SinkTableError) as error:
+            conn.execute("ROLLBACK TO SAVEPOINT view")
+            writer.forget(part.view_id)
+            if isinstance(error, SinkBlocked):
+                pids = ", ".join(str(pid) for pid in writer.blockers(part.target))
+                error.detail = f"It is locked by process {pids}." if pids else None
+            self._answer.failed[part.view_id] = error
+            return 0
+        conn.execute("RELEASE SAVEPOINT view")
+        return rows
+
+
+def _by_group(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """The parts of each commit group, groups and views always in the same order."""
+    for group in sorted({part.group for part in parts}):
+        yield [part for part in parts if part.group == group]
+
+
+def _known(error: psycopg.Error) -> Exception:
+    if not pinned.is_transient(error):
+        return error
+    return TransientError(
+        f"the sink connection failed: {str(error).strip()}",
+        sqlstate=error.sqlstate or "08006",
+    )
