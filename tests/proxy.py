@@ -1,4 +1,4 @@
-"""A TCP proxy for tests: cuts, stalls, and swallows the answer of COMMIT."""
+"""A TCP proxy for tests: cuts, stalls, half-closes, and swallows the answer of COMMIT."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Proxy:
         self.flowing = threading.Event()
         self.flowing.set()
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._deaf: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -33,6 +34,20 @@ class Proxy:
             pairs = list(self._pairs)
         for pair in pairs:
             self._end(pair)
+
+    def half_close(self, *, towards_client: bool) -> None:
+        """End one direction of every connection; the other one goes on.
+
+        Towards the client: it reads the end, and what it still writes arrives.  Towards the
+        server: the server sees its client leave, which has not.
+        """
+        with self._lock:
+            pairs = list(self._pairs)
+        for client, server in pairs:
+            end = client if towards_client else server
+            self._deaf.add(end)
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_WR)
 
     def stall(self) -> None:
         """Pass nothing on until ``resume``."""
@@ -82,12 +97,14 @@ class Proxy:
                     ):
                         self.dropped += 1
                         break
-                sink.sendall(data)
+                if sink not in self._deaf:
+                    sink.sendall(data)
         self._end(pair)
 
     def _end(self, pair) -> None:
         with self._lock:
             self._pairs.discard(pair)
+        self._deaf.difference_update(pair)
         for end in pair:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

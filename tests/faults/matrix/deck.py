@@ -1,0 +1,529 @@
+"""The faults, and which of them a seed deals: one of each kind, in an order of its own.
+
+Each kind has a deck of cards, and seeds take one after the other from each, so that all cards
+are played when there are enough seeds; what is random in a card comes from the seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+
+from headrace.runtime import faults
+from tests.faults.helpers import WORKER, wait_until
+from tests.faults.matrix import load
+from tests.faults.matrix.world import BUILDER, PATIENCE_S, World, connect
+
+Deed = Callable[[World], None]
+
+
+@dataclass(frozen=True)
+class Card:
+    """A fault: its name, and what brings it about and waits until it has landed."""
+
+    name: str
+    do: Deed
+    small_disk: bool = False
+
+
+# --- the worker, at named points
+
+
+def at_worker_point(name: str, how: str) -> Card:
+    def do(world: World) -> None:
+        world.trap(name, how)
+        wait_until(lambda: world.sprung(name), f"{name} is passed", PATIENCE_S)
+
+    return Card(f"worker {name} {how}", do)
+
+
+WORKER_POINTS = (
+    faults.BATCH_RECORDED, faults.COLLECTIONS_DONE, faults.ROWS_SENT, faults.COMMIT_SENT,
+    faults.COMMIT_ANSWERED, faults.BEFORE_CHECKPOINT, faults.CHECKPOINT_WRITTEN,
+    faults.FEEDBACK_SENT,
+)  # fmt: skip
+
+
+def worker_cards(rng: random.Random) -> list[Card]:
+    return [
+        at_worker_point(point, how.format(rng.randint(1, 9), rng.choice((0.1, 1, 5))))
+        for point in WORKER_POINTS
+        for how in ("kill:{}", "alarm:{}:{}", "raise:{}")
+    ]
+
+
+# --- creating and dropping, with a fault at named points
+
+
+def attempt_create(world: World, name: str, query: str) -> Exception | None:
+    """create_view of which nothing is known: it succeeds, or fails."""
+    error = world.attempt_create(name, query)
+    world.say(f"create_view {name}: {describe(error)}")
+    return error
+
+
+def attempt_drop(world: World, name: str) -> Exception | None:
+    error = world.call(f"CALL headrace.drop_view('{name}')")
+    world.say(f"drop_view {name}: {describe(error)}")
+    return error
+
+
+def describe(error: Exception | None) -> str:
+    return "done" if error is None else f"{type(error).__name__}: {error}".strip()
+
+
+def decide(world: World, name: str, query: str) -> bool:
+    """Whether the view is there in the end, once that is decided; remembers it."""
+
+    def status() -> str | None:
+        with contextlib.suppress(psycopg.OperationalError), connect(world.dsn) as conn:
+            found = world.statuses(conn).get(name)
+            return found[0] if found else "gone"
+        return None
+
+    found = wait_until(
+        lambda: (s := status()) not in (None, "pending", "populating") and s,
+        f"the builder decides on {name}",
+        PATIENCE_S,
+    )
+    if found == "gone":
+        world.views.pop(name, None)
+    else:
+        world.views[name] = query
+    return found != "gone"
+
+
+def at_create_point(point: str, how: str) -> Card:
+    def do(world: World) -> None:
+        name, query = world.rng.choice(list(world.spare.items()))
+        world.trap(point, how)
+        error = attempt_create(world, name, query)
+        assert world.untrap(point), f"{point} must have been passed"
+        there = decide(world, name, query)
+        world.say(f"{name} is {'there' if there else 'not there'}")
+        assert there or error is not None, "create_view said that it had succeeded"
+        if there:
+            world.settle()
+            world.drop(name)
+
+    return Card(f"create {point} {how}", do)
+
+
+def at_drop_point(point: str, how: str) -> Card:
+    def do(world: World) -> None:
+        name, query = world.rng.choice(list(world.spare.items()))
+        world.create(name, query)
+        world.trap(point, how)
+        error = attempt_drop(world, name)
+        assert world.untrap(point), f"{point} must have been passed"
+        there = decide(world, name, query)
+        assert not there or error is not None, "drop_view said that it had succeeded"
+        world.settle()
+        if there:
+            world.drop(name)
+
+    return Card(f"drop {point} {how}", do)
+
+
+CREATE_POINTS = (
+    faults.TABLES_PUBLISHED, faults.SLOT_ASKED, faults.SLOT_MADE,
+    faults.POPULATION_BEGINS, faults.POPULATION_LOADED, faults.POPULATION_SEALED,
+    faults.RESULT_MADE, faults.BEFORE_PUBLISH, faults.PUBLISHED, faults.ADOPTED,
+)  # fmt: skip
+DROP_POINTS = (faults.BEFORE_DROP, faults.DROPPED, faults.WORKER_FORGOT)
+
+
+def churn(victim: str | None) -> Card:
+    """Views come and go, several at once, and somebody may be killed meanwhile."""
+
+    def do(world: World) -> None:
+        threads = []
+        for name, query in world.spare.items():
+
+            def come_and_go(name: str = name, query: str = query) -> None:
+                attempt_create(world, name, query)
+                attempt_drop(world, name)
+
+            threads.append(threading.Thread(target=come_and_go))
+        for thread in threads:
+            thread.start()
+        if victim is not None:
+            time.sleep(world.rng.uniform(0.0, 0.5))
+            kill(world, victim)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a call does not return"
+        for name, query in world.spare.items():
+            if decide(world, name, query):
+                world.drop(name)
+
+    return Card(f"come and go, {victim or 'nobody'} killed", do)
+
+
+def builder_cards(rng: random.Random) -> list[Card]:
+    cards = [
+        at_create_point(point, how.format(rng.choice((0.1, 2))))
+        for point in CREATE_POINTS
+        for how in ("kill:1", "alarm:1:{}", "raise:1")
+        # What may fail after the commit handles its own failures.
+        if how != "raise:1" or point not in (faults.PUBLISHED, faults.ADOPTED)
+    ]
+    cards += [
+        at_drop_point(point, how)
+        for point in DROP_POINTS
+        for how in ("kill:1", "alarm:1:0.1")
+    ]
+    return cards + [churn(victim) for victim in (None, "worker", "builder", "engine")]
+
+
+# --- processes
+
+
+def kill(world: World, victim: str) -> None:
+    """kill -9; the commander's death takes the others along."""
+    if victim in ("engine", "commander"):
+        if victim == "engine":
+            world.engine.kill9()
+        else:
+            # Alone: its children see that by themselves.
+            pid = world.engine.pid
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not world.engine.running, "the commander is dead")
+            world.engine._process = None
+            world.engine._dismiss_watchdog()
+        world.engine.start()
+        return
+    module = {"worker": WORKER, "builder": BUILDER}[victim]
+    pid = wait_until(lambda: world.child(module), f"a {victim}")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def killed(victim: str, times: int = 1) -> Card:
+    def do(world: World) -> None:
+        for _ in range(times):
+            time.sleep(world.rng.uniform(0.0, 0.3))
+            kill(world, victim)
+
+    return Card(f"kill -9 {victim} × {times}", do)
+
+
+def terminated(world: World) -> None:
+    time.sleep(world.rng.uniform(0.0, 0.2))
+    begin = len(world.engine.log)
+    assert world.engine.stop() == 0, "SIGTERM ends it cleanly"
+    assert "child killed" not in world.engine.log[begin:], "so it does its children"
+    world.engine.start()
+
+
+def worker_terminated(world: World) -> None:
+    pid = wait_until(lambda: world.child(WORKER), "a worker")
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: world.child(WORKER) not in (pid, None), "another worker")
+
+
+def stopped(world: World) -> None:
+    """A process that sleeps for a while and goes on as if nothing had happened."""
+    pid = wait_until(lambda: world.child(WORKER), "a worker")
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(world.rng.uniform(0.05, 0.6))
+    os.kill(pid, signal.SIGCONT)
+
+
+def process_cards(rng: random.Random) -> list[Card]:
+    return [
+        killed("worker"),
+        killed("engine"),
+        killed("commander"),
+        killed("worker", 2),
+        Card("SIGTERM engine", terminated),
+        Card("SIGTERM worker", worker_terminated),
+        killed("builder"),
+        Card("SIGSTOP worker", stopped),
+    ]
+
+
+# --- the source and the network
+
+
+def server_stopped(mode: str) -> Card:
+    def do(world: World) -> None:
+        time.sleep(world.rng.uniform(0.0, 0.2))
+        log = world.server.log
+        begin = log.stat().st_size
+        if mode == "kill":
+            world.server.kill()
+        else:
+            world.server.stop(mode)
+        time.sleep(world.rng.choice((0.0, 0.0, 0.4)))
+        world.server.start()
+        if mode == "fast":
+            # A server stops only when everything was confirmed to it.
+            said = log.read_bytes()[begin:]
+            assert b"immediate shutdown" not in said, "it had to be forced"
+
+    return Card(f"server {mode}", do)
+
+
+def sessions_ended(world: World) -> None:
+    """Some of the engine's sessions, or all, are ended by an administrator."""
+    part = world.rng.choice((1, 1, 2, 3))
+    with connect(world.dsn) as conn:
+        rows = conn.execute(
+            "SELECT application_name, pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND (application_name LIKE 'headrace%%' OR backend_type = 'walsender')"
+            " AND pid %% %s = 0",
+            (part,),
+        ).fetchall()
+    world.say(f"ended: {[name for name, _ in rows]}")
+
+
+def server_cards(rng: random.Random) -> list[Card]:
+    return [
+        server_stopped("fast"),
+        server_stopped("immediate"),
+        Card("sessions ended", sessions_ended),
+        server_stopped("kill"),
+    ]
+
+
+def cut(world: World) -> None:
+    for _ in range(world.rng.randint(1, 3)):
+        world.proxy.cut()
+        time.sleep(world.rng.uniform(0.0, 0.2))
+
+
+def stalled(world: World) -> None:
+    world.proxy.stall()
+    time.sleep(world.rng.uniform(0.1, 0.7))
+    if world.rng.random() < 0.5:
+        world.proxy.cut()
+    world.proxy.resume()
+
+
+def half_closed(world: World) -> None:
+    world.proxy.half_close(towards_client=world.rng.random() < 0.5)
+
+
+def commits_unanswered(world: World) -> None:
+    """The answers of some COMMITs are lost with their connections."""
+    before = world.proxy.dropped
+    world.proxy.drop_commit_every = world.rng.randint(1, 3)
+    wait_until(lambda: world.proxy.dropped > before, "a COMMIT lost its answer")
+    time.sleep(world.rng.uniform(0.0, 0.3))
+    world.proxy.drop_commit_every = 0
+
+
+def network_cards(rng: random.Random) -> list[Card]:
+    return [
+        Card("COMMIT unanswered", commits_unanswered),
+        Card("connections cut", cut),
+        Card("connections half closed", half_closed),
+        Card("connections stalled", stalled),
+    ]
+
+
+# --- the rest
+
+
+def slot_dropped(world: World) -> None:
+    """Every view stops and says why, its table stays; then all are made anew."""
+    with connect(world.dsn) as conn:
+
+        def dropped() -> bool:
+            conn.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                " WHERE slot_name = %s AND active_pid IS NOT NULL",
+                (world.slot_name,),
+            )
+            try:
+                conn.execute("SELECT pg_drop_replication_slot(%s)", (world.slot_name,))
+            except psycopg.errors.ObjectInUse:
+                return False
+            return True
+
+        wait_until(dropped, "the slot is dropped")
+
+        def told() -> bool:
+            return {s for s, _ in world.statuses(conn).values()} == {"error"}
+
+        wait_until(told, "all views have stopped", PATIENCE_S)
+        world.say(f"told: {world.statuses(conn)}")
+    rebuild(world)
+
+
+def rebuild(world: World) -> None:
+    """Bring stopped views back: by resync_view, else by dropping and creating them."""
+    world.witness.absent.set()
+    for name, query in list(world.views.items()):
+        error = world.call(f"CALL headrace.resync_view('{name}')")
+        if error is None:
+            world.say(f"{name}: resync")
+            continue
+        if not isinstance(
+            error,
+            psycopg.errors.FeatureNotSupported | psycopg.errors.UndefinedFunction,
+        ):
+            raise error
+        world.drop(name)
+        world.create(name, query)
+    world.witness.absent.clear()
+
+
+def second_engine(world: World) -> None:
+    """Another engine is started by mistake: it says why it does not run."""
+    program = (
+        "import sys; from headrace.runtime import ownership;"
+        " ownership._LOCK_WAIT_S = 0.2; from headrace.server.cli import main;"
+        " sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", program, "start", "--source", world.engine.source),
+            *("--data-dir", str(world.folder / "second"), "--listen", "127.0.0.1:0"),
+        ],
+        env=os.environ | world.engine.env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    world.say(f"the second engine: {done.stderr.strip()[-300:]}")
+    assert done.returncode == 1
+    assert "another headrace engine" in done.stderr
+
+
+def table_locked(world: World) -> None:
+    """A view leaves its group while its table is locked, and catches up."""
+    name = world.rng.choice(list(world.views))
+    with psycopg.connect(world.dsn) as blocker:
+        blocker.execute(f"LOCK TABLE {name} IN SHARE MODE")
+        time.sleep(world.rng.uniform(0.1, 0.8))
+        if world.rng.random() < 0.4:
+            kill(world, "worker")
+            time.sleep(world.rng.uniform(0.1, 0.8))
+
+
+def disk_full(world: World) -> None:
+    """The state's disk is full for a while: that is said, and nothing is lost."""
+    assert world.disk is not None, "mounted"
+    begin = len(world.engine.log)
+    ballast = world.disk / "ballast"
+
+    def filled() -> bool:
+        with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+            while file.write(bytes(65536)):
+                pass
+        return "No space left" in world.engine.log[begin:]
+
+    try:
+        wait_until(filled, "the engine says that its disk is full", PATIENCE_S)
+        time.sleep(world.rng.uniform(0.0, 0.5))
+    finally:
+        ballast.unlink()
+
+
+def paused(world: World) -> None:
+    """A view is paused, its engine killed, and the view resumed."""
+    name = world.rng.choice([n for n in world.views if n not in ("seen", "entries")])
+    error = world.call(f"CALL headrace.pause_view('{name}')")
+    world.say(f"pause_view {name}: {describe(error)}")
+    kill(world, world.rng.choice(("worker", "engine")))
+    if error is None:
+
+        def resumed() -> bool:
+            # Until there is a worker again.
+            error = world.call(f"CALL headrace.resume_view('{name}')")
+            return not isinstance(error, psycopg.OperationalError)
+
+        wait_until(resumed, "the view is resumed", PATIENCE_S)
+
+
+def resync_killed(world: World) -> None:
+    """A view is repopulated while it runs; somebody is killed meanwhile."""
+    # Of a view that may step back to the snapshot of its resync for a moment.
+    name = world.rng.choice([n for n in world.views if n not in load.CORE])
+    victim = world.rng.choice(("worker", "builder", "engine"))
+    errors: list[Exception | None] = []
+    thread = threading.Thread(
+        target=lambda: errors.append(world.call(f"CALL headrace.resync_view('{name}')"))
+    )
+    thread.start()
+    time.sleep(world.rng.uniform(0.0, 0.4))
+    kill(world, victim)
+    thread.join(PATIENCE_S)
+    assert errors, "resync_view does not return"
+    world.say(f"resync_view {name}, {victim} killed: {describe(errors[0])}")
+
+
+def special_cards(rng: random.Random) -> list[Card]:
+    full = [Card("disk full", disk_full, small_disk=True)]
+    return [
+        Card("table locked", table_locked),
+        Card("slot dropped", slot_dropped),
+        *(full if can_mount() else [Card("SIGTERM engine", terminated)]),
+        Card("second engine", second_engine),
+        Card("resync, then a kill", resync_killed),
+        Card("paused, then a kill", paused),
+    ]
+
+
+def can_mount() -> bool:
+    """Whether we may mount a small file system."""
+    if os.geteuid() != 0:
+        return False
+    done = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+# --- dealing
+
+KINDS = (
+    worker_cards,
+    builder_cards,
+    process_cards,
+    server_cards,
+    network_cards,
+    special_cards,
+)
+FAULTS_PER_SEED = len(KINDS)
+
+
+def deal(seed: int) -> list[Card]:
+    """The faults of a seed, in order."""
+    shuffle = random.Random(2026)
+    hand = []
+    for number, kind in enumerate(KINDS):
+        cards = kind(shuffle)
+        shuffle.shuffle(cards)
+        # Decks of one size are played in another order every time.
+        hand.append(cards[(seed + number * (seed // len(cards))) % len(cards)])
+    random.Random(seed).shuffle(hand)
+    return hand
+
+
+def second_blow(world: World) -> None:
+    """Sometimes another fault meets the recovery from the first."""
+    if world.rng.random() < 0.25:
+        time.sleep(world.rng.uniform(0.0, 0.6))
+        blow = world.rng.choice(("worker", "worker", "cut"))
+        world.say(f"second blow: {blow}")
+        if blow == "cut":
+            world.proxy.cut()
+        else:
+            kill(world, "worker")

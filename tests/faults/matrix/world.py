@@ -1,0 +1,337 @@
+"""A database with views and a load, an engine behind a proxy, and what must hold after a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from rocksdict import Rdict
+
+from headrace.config import Settings
+from headrace.embedded.engine import Engine
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.runtime import faults, positions
+from headrace.state.rocks import RocksDatabase
+from tests.faults.helpers import same_text, slot, wait_until, wal_end
+from tests.faults.matrix import load
+from tests.proxy import Proxy
+
+BUILDER = "headrace.population.builder"
+PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE_S", "90"))
+"""How long anything may take; only a failing test needs it."""
+DISK_MB = 96
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(
+        dsn, autocommit=True, prepare_threshold=None, connect_timeout=10
+    )
+
+
+class World:
+    """Everything one seed works on; ``close`` ends it."""
+
+    def __init__(
+        self, server: EmbeddedPostgres, seed: int, folder: Path, *, small_disk: bool
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.server = server
+        self.folder = folder
+        self.name = f"m_{seed}_{os.getpid()}"
+        self.disk: Path | None = None
+        with connect(server.dsn()) as conn:
+            conn.execute(
+                sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name))
+            )
+        self.dsn = server.dsn(self.name)
+        self.traps = folder / "traps"
+        self.traps.mkdir()
+        self.proxy = Proxy("127.0.0.1", server.port)
+        self._began = time.monotonic()
+        if small_disk:
+            self._mount()
+        self.engine = self._engine()
+        self.views: dict[str, str] = {}
+        """What must be there now: name -> query."""
+        core, self.spare = load.queries(self.rng)
+        self._first = load.CORE | core
+        self.witness = load.Witness()
+        self.load: load.Load | None = None
+
+    # --- life
+
+    def open(self) -> None:
+        """Tables, the engine, the views, the load."""
+        with connect(self.dsn) as conn:
+            for statement in load.schema(self.rng):
+                conn.execute(statement)
+        self.engine.start()
+        for name, query in self._first.items():
+            self.create(name, query)
+        self.say(f"views: {', '.join(self.views)}")
+        self.load = load.Load(self.dsn, self.rng, self.witness)
+
+    def close(self) -> None:
+        """End everything; tells nothing about right and wrong."""
+        if self.load is not None:
+            with contextlib.suppress(RuntimeError):
+                self.load.resume()  # it may be paused
+            self.load.stop()
+        self.engine.kill9()
+        self.proxy.close()
+        if self.disk is not None:
+            subprocess.run(["umount", "--lazy", str(self.disk)], check=False)
+
+    def say(self, text: str) -> None:
+        """Part of the story that is shown when the seed fails."""
+        print(f"{time.monotonic() - self._began:6.2f} {text}")
+
+    def _engine(self) -> Engine:
+        rng = self.rng
+        source = make_conninfo(self.dsn, port=self.proxy.port)
+        env = {
+            "HEADRACE_SLOT_NAME": f"headrace_{self.name}",
+            "HEADRACE_SPARK_WARM": "false",
+            "HEADRACE_FEEDBACK_INTERVAL_MS": "50",
+            "HEADRACE_CATALOG_POLL_MS": "200",
+            "HEADRACE_LOCK_TIMEOUT_MS": "300",
+            "HEADRACE_SINK_RETRY_MS": "200",
+            "HEADRACE_BATCH_INTERVAL_MS": str(rng.choice((2, 10, 50))),
+            "HEADRACE_BATCH_ROWS_MAX": str(rng.choice((30, 100_000))),
+            "HEADRACE_SPOOL_BYTES_MIN": str(rng.choice((4_000, 33_554_432))),
+            "HEADRACE_MAX_INFLIGHT_BATCHES": str(rng.choice((1, 4, 4))),
+            "HEADRACE_CHECKPOINT_TXIDS": str(rng.choice((1, 5, 20))),
+            "HEADRACE_CHECKPOINT_INTERVAL_MS": str(rng.choice((30, 1000))),
+            "HEADRACE_STATE_MEMORY_BYTES": str(rng.choice((100_000, 268_435_456))),
+            faults.ENV_DIR: str(self.traps),
+        }
+        folder = self.disk or self.folder
+        return Engine(source, folder / "engine", env=env)
+
+    def _mount(self) -> None:
+        disk = self.folder / "disk"
+        disk.mkdir()
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk)],
+            check=True,
+        )
+        self.disk = disk
+
+    # --- facts
+
+    @property
+    def slot_name(self) -> str:
+        return self.engine.env["HEADRACE_SLOT_NAME"]
+
+    def statuses(self, conn: psycopg.Connection) -> dict[str, tuple[str, str | None]]:
+        """(status, message) of the views in the catalog."""
+        rows = conn.execute(
+            "SELECT view_name, status, message FROM headrace.views"
+        ).fetchall()
+        return {name: (status, message) for name, status, message in rows}
+
+    def child(self, module: str) -> int | None:
+        return self.engine.child(module) if self.engine.running else None
+
+    # --- calls of a user
+
+    def call(self, statement: str) -> Exception | None:
+        """A CALL through the commander; its error, if any."""
+        try:
+            with connect(self.engine.dsn) as conn:
+                conn.execute(statement)
+        except psycopg.Error as error:
+            return error
+        return None
+
+    def create(self, name: str, query: str) -> None:
+        """Create a view; it must succeed."""
+        error = self.attempt_create(name, query)
+        if error is not None:
+            raise error
+        self.views[name] = query
+
+    def attempt_create(self, name: str, query: str) -> Exception | None:
+        """create_view; tried again if all it met was a TRUNCATE of the load."""
+        for _ in range(5):
+            error = self.call(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+            if not isinstance(error, psycopg.errors.SerializationFailure):
+                return error
+        return error
+
+    def drop(self, name: str) -> None:
+        """Drop a view; it must succeed."""
+        error = self.call(f"CALL headrace.drop_view('{name}')")
+        if error is not None:
+            raise error
+        self.views.pop(name, None)
+
+    # --- traps
+
+    def trap(self, point: str, how: str) -> None:
+        """Arm a fault point of the running processes: ``action:count``."""
+        (self.traps / f"{point}{faults.SPRUNG}").unlink(missing_ok=True)
+        draft = self.traps / f"{point}.draft"
+        draft.write_text(how)
+        draft.rename(self.traps / point)
+
+    def sprung(self, point: str) -> bool:
+        return (self.traps / f"{point}{faults.SPRUNG}").exists()
+
+    def untrap(self, point: str) -> bool:
+        """Take a trap away; whether it had sprung."""
+        (self.traps / point).unlink(missing_ok=True)
+        return self.sprung(point)
+
+    # --- what must hold
+
+    def settle(self) -> None:
+        """Pause the load until every view equals its query; nothing may be left behind."""
+        assert self.load is not None, "opened"
+        self.load.pause()
+        began = time.monotonic()
+        try:
+            self.load.last()
+            self._equal()
+            equal = time.monotonic()
+            with connect(self.dsn) as conn:
+                self._nothing_left(conn)
+        finally:
+            self.load.resume()
+        done = time.monotonic()
+        self.say(
+            f"settled: equal after {equal - began:.2f} s, tidy after {done - equal:.2f} s;"
+            f" {self.load.written} transactions, {self.witness.reads} reads"
+        )
+        assert not self.load.errors, self.load.errors
+        assert not self.witness.torn, self.witness.torn
+
+    def _equal(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            with connect(self.dsn) as conn:
+                wrong = self._wrong(conn)
+            if not wrong:
+                return
+            assert time.monotonic() < deadline, wrong
+            time.sleep(0.02)
+
+    def _wrong(self, conn: psycopg.Connection) -> dict[str, Any]:
+        """Views that are not equal or not running, and how."""
+        statuses = self.statuses(conn)
+        assert statuses.keys() == self.views.keys(), (statuses, list(self.views))
+        stopped = {name: s for name, s in statuses.items() if s[0] == "error"}
+        assert not stopped, stopped
+        wrong: dict[str, Any] = {
+            name: s for name, s in statuses.items() if s[0] != "running"
+        }
+        for name, query in self.views.items():
+            if different := same_text(conn, name, query):
+                wrong[name] = (statuses[name], len(different), different[:5])
+        return wrong
+
+    def _nothing_left(self, conn: psycopg.Connection) -> None:
+        end = wal_end(conn)
+        deadline = time.monotonic() + PATIENCE_S
+        while left := self._left(conn):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
+        wait_until(
+            lambda: slot(conn, self.slot_name)[0] >= end,
+            f"the slot is confirmed up to {end:X}: nothing holds it",
+            PATIENCE_S,
+        )
+
+    def _left(self, conn: psycopg.Connection) -> list[str]:
+        """What should not be there in the database and on the disk."""
+        left = [f"slot {s}" for s in self._slots(conn) if s != self.slot_name]
+        published, read = (
+            {row[0] for row in conn.execute(query).fetchall()}
+            for query in (
+                "SELECT format('%I.%I', schemaname, tablename) FROM pg_publication_tables",
+                "SELECT format('%I.%I', t.schema_name, t.table_name)"
+                " FROM headrace.view_tables t",
+            )
+        )
+        left += [f"publication of {t}" for t in published ^ read]
+        tables = {
+            row[0]
+            for row in conn.execute(
+                "SELECT relname FROM pg_class WHERE relkind IN ('r', 'v', 'm') AND"
+                " (relnamespace = 'public'::regnamespace OR relpersistence = 't')"
+            ).fetchall()
+        }
+        base = {"accounts", "branches", "ledger", "notes", "bag"}
+        left += [f"table {t}" for t in tables - base - self.views.keys()]
+        left += [
+            f"command {row}"
+            for row in conn.execute(
+                "SELECT * FROM headrace.commands WHERE status = 'running'"
+            ).fetchall()
+        ]
+        data = self.engine.data_dir
+        for folder in ("staging", "spool", "tmp"):
+            if (data / folder).is_dir():
+                left += [f"file {p}" for p in (data / folder).iterdir()]
+        return left + [f"directory {p}" for p in data.glob("state.damaged*")]
+
+    def _slots(self, conn: psycopg.Connection) -> list[str]:
+        rows = conn.execute(
+            "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+        ).fetchall()
+        return [name for (name,) in rows]
+
+    def finish(self) -> None:
+        """A clean end: exit status, sessions, and what the state database holds."""
+        assert self.load is not None, "opened"
+        self.load.pause()
+        assert self.engine.stop() == 0, "SIGTERM ends it cleanly"
+        with connect(self.dsn) as conn:
+            wait_until(
+                lambda: (
+                    conn.execute(
+                        "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
+                        " AND application_name LIKE 'headrace%%'",
+                        (self.name,),
+                    ).fetchone()
+                    == (0,)
+                ),
+                "no session is left",
+            )
+            ids = {
+                row[0]
+                for row in conn.execute("SELECT id FROM headrace.views").fetchall()
+            }
+            assert self._slots(conn) == [self.slot_name]
+        self.load.resume()
+        path = Settings(source="", data_dir=self.engine.data_dir).state_dir
+        families = {f.split("/")[0] for f in Rdict.list_cf(str(path)) if "/" in f}
+        assert families <= {f"v{i}" for i in ids}, "state of views that are gone"
+        database = RocksDatabase(path)
+        try:
+            assert positions.holds(database) == {}
+            assert positions.views(database).keys() == ids
+        finally:
+            database.close()
+        assert self.witness.reads, "the witness must have looked"
+        assert self.witness.agreed, "and seen two views at one batch"
+
+    # --- for messages
+
+    def logs(self) -> str:
+        """The ends of the logs."""
+        ours = self.engine.log.splitlines()[-300:]
+        theirs = [
+            line
+            for line in self.server.log.read_text(errors="replace").splitlines()
+            if not any(word in line for word in ("decoding", "DETAIL", "STATEMENT"))
+        ][-60:]
+        return "\n".join(["--- engine", *ours, "--- server", *theirs])

@@ -1,0 +1,57 @@
+"""Seeded faults, several in a row on one engine; after each one nothing is lost or doubled.
+
+One failing seed alone: ``pytest tests/faults/test_matrix.py -k seed17``.  It prints what it
+did, and the ends of the logs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.embedded.postgres import EmbeddedPostgres
+from tests.conftest import drop_database
+from tests.faults.matrix import deck
+from tests.faults.matrix.world import World
+
+SEEDS = 5
+"""Six faults each."""
+QUICK = 5
+"""Seeds that `make test` runs."""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server that may be killed: nobody else uses it."""
+    settings = {"deadlock_timeout": "50ms"}
+    with EmbeddedPostgres(None, 16, settings, durable=False) as made:
+        yield made
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(n, id=f"seed{n}", marks=[pytest.mark.slow] * (n > QUICK))
+        for n in range(1, SEEDS + 1)
+    ],
+)
+def test_nothing_is_lost_or_doubled(seed, server, tmp_path):
+    hand = deck.deal(seed)
+    small_disk = any(card.small_disk for card in hand)
+    world = World(server, seed, tmp_path, small_disk=small_disk)
+    try:
+        world.open()
+        world.settle()
+        for card in hand:
+            world.say(f"=== {card.name}")
+            card.do(world)
+            deck.second_blow(world)
+            world.settle()
+        world.finish()
+    except BaseException:
+        print(world.logs())
+        raise
+    finally:
+        world.close()
+        server.start()
+        drop_database(server.dsn(), world.name)
