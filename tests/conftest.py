@@ -1,31 +1,65 @@
 """Fixtures every test may use: a Postgres server, a fresh database, a running engine.
 
-``HEADRACE_TEST_DSN`` names a server to use (superuser, ``wal_level=logical``); otherwise one
-is started from the wheel, of the version in ``HEADRACE_TEST_PG`` (16, the default, or 18).
+``HEADRACE_TEST_DSN`` names a server to use (superuser, ``wal_level=logical``); otherwise one is
+started, of the version in ``HEADRACE_TEST_PG``: 16 (the default) or 18 from the wheel, any other
+from the system's packages.  A failed test shows the end of the log of every engine it used.
+
+``make test`` runs two processes (pytest-xdist), each with a server of its own: one file's tests
+stay together and in order, and all that want Spark share one session.
 """
 
 from __future__ import annotations
 
 import os
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.engine import Engine
 from headrace.embedded.postgres import EmbeddedPostgres
+from tests.databases import Databases
+from tests.databases import drop_database as drop_database
 
 hypothesis.settings.register_profile(
     "ci", deadline=None, derandomize=True, print_blob=True
 )
 hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+LOG_LINES_SHOWN = 150
+ENGINES = pytest.StashKey[list[Engine]]()
+"""The engines of a test, for its report."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """A file is one piece of work; the Spark tests of all files are another."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        spark = "spark" in getattr(item, "fixturenames", ())
+        name = "spark" if spark else item.path.relative_to(config.rootpath).as_posix()
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the engines of a failed test have logged."""
+    report = yield
+    if report.failed:
+        for engine in item.stash.get(ENGINES, []):
+            lines = engine.log.splitlines()
+            title = f"log of engine {engine.data_dir}, {len(lines)} lines"
+            report.sections.append((title, "\n".join(lines[-LOG_LINES_SHOWN:])))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -40,22 +74,28 @@ def postgres() -> Iterator[str]:
         yield server.dsn()
 
 
-@pytest.fixture
-def database(postgres: str) -> Iterator[str]:
-    """DSN of a fresh database, dropped afterwards together with its slots."""
-    name = f"h_test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres, autocommit=True) as conn:
-        conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    try:
-        yield make_conninfo(postgres, dbname=name)
-    finally:
-        drop_database(postgres, name)
+@pytest.fixture(scope="session")
+def databases(postgres: str) -> Iterator[Databases]:
+    """The server's databases, each for one test at a time."""
+    made = Databases(postgres)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def start_engine(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+def database(databases: Databases) -> Iterator[str]:
+    """DSN of an empty database under a new name, for this test alone."""
+    name = databases.take()
+    yield make_conninfo(databases.server, dbname=name)
+    databases.give_back(name)
+
+
+@pytest.fixture
+def start_engine(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Engine]]:
     """Function ``(source_dsn, **env) -> Engine``; what it started is stopped at the end."""
-    engines: list[Engine] = []
+    engines: list[Engine] = request.node.stash.setdefault(ENGINES, [])
 
     def start(source: str, *args: str, **env: str) -> Engine:
         dbname = psycopg.conninfo.conninfo_to_dict(source)["dbname"]
@@ -87,14 +127,12 @@ def engine(database: str, start_engine: Callable[..., Engine]) -> Engine:
 
 @pytest.fixture(scope="module")
 def running_engine(
-    postgres: str, tmp_path_factory: pytest.TempPathFactory
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     """One engine for a whole module; tests use it through ``shared_engine``."""
-    name = f"h_test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres, autocommit=True) as conn:
-        conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    name = databases.take()
     engine = Engine(
-        make_conninfo(postgres, dbname=name),
+        make_conninfo(databases.server, dbname=name),
         tmp_path_factory.mktemp("engine") / "data",
         env={
             "HEADRACE_SLOT_NAME": f"headrace_{name}",
@@ -106,15 +144,18 @@ def running_engine(
         yield engine
     finally:
         engine.kill9()
-        drop_database(postgres, name)
+    databases.give_back(name)
 
 
 @pytest.fixture
-def shared_engine(running_engine: Engine) -> Iterator[Engine]:
+def shared_engine(
+    running_engine: Engine, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
     """The module's engine, left without views and its database without tables.
 
     For tests that harm neither: a module makes it its ``engine`` by a fixture of that name.
     """
+    request.node.stash.setdefault(ENGINES, []).append(running_engine)
     yield running_engine
     with psycopg.connect(running_engine.dsn, autocommit=True) as conn:
         names = conn.execute(
@@ -125,32 +166,3 @@ def shared_engine(running_engine: Engine) -> Iterator[Engine]:
         conn.execute("DROP SCHEMA public CASCADE")
         conn.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
         conn.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
-
-
-def drop_database(server: str, name: str) -> None:
-    """Drop the database ``name`` and the replication slots in it."""
-    with psycopg.connect(server, autocommit=True) as conn:
-        deadline = time.monotonic() + 20
-        while True:
-            slots = conn.execute(
-                "SELECT slot_name, active_pid FROM pg_replication_slots"
-                " WHERE database = %s",
-                (name,),
-            ).fetchall()
-            if not slots:
-                break
-            for slot, pid in slots:
-                if pid is not None:
-                    conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
-                    continue
-                try:
-                    conn.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-                except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
-                    continue  # somebody was faster; look again
-            assert time.monotonic() < deadline, f"slots of {name} stay in use"
-            time.sleep(0.02)
-        conn.execute(
-            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
-                sql.Identifier(name)
-            )
-        )

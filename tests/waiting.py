@@ -1,20 +1,34 @@
-"""Waiting for the views, by a marker that travels with the data and never by a fixed sleep.
+"""Waiting for conditions and for the views, never for a fixed time.
 
-Every test transaction also bumps a row of table ``marker``, which has a view of its own.  All
+For views, by a marker that travels with the data.  Every test transaction also bumps a row of table ``marker``, which has a view of its own.  All
 views commit a txid together, so once ``marker_view`` shows a number, every view covers it.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import psycopg
+
+PATIENCE_S = 90.0
+"""How long a test waits for what must happen: a busy machine may be ten times slower."""
 
 STOPPED = """
     SELECT string_agg(view_name || ': ' || status || ' ' || coalesce(message, ''), E'\n')
       FROM headrace.views
      WHERE status NOT IN ('running', 'pending', 'populating')
 """
+
+
+def wait_until(done: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
+    """The first true answer of ``done``; fails with ``what`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not (answer := done()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
+    return answer
 
 
 def create_marker(source: psycopg.Connection, commander: psycopg.Connection) -> None:
@@ -33,7 +47,9 @@ def bump(source: psycopg.Connection) -> int:
     return row[0]
 
 
-def wait_for(source: psycopg.Connection, number: int, seconds: float = 30.0) -> None:
+def wait_for(
+    source: psycopg.Connection, number: int, seconds: float = PATIENCE_S
+) -> None:
     """Return once the views cover marker ``number``; fail when a view has stopped."""
     deadline = time.monotonic() + seconds
     while True:
