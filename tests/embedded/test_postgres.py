@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from headrace.embedded.binaries import account, install_dir
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import PrerequisiteError
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=[16, 18])
@@ -37,14 +37,6 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until(condition: object, seconds: float = 15) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_serves_the_version_with_logical_wal_and_utf8(server: EmbeddedPostgres) -> None:
@@ -106,7 +98,7 @@ from headrace.embedded.postgres import EmbeddedPostgres
 server = EmbeddedPostgres(None, durable=False)
 server.start()
 print(server.pid, server.data_dir, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -120,7 +112,7 @@ def test_dies_with_its_parent() -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    wait_until(lambda: not alive(int(pid)))
+    wait_until(lambda: not alive(int(pid)), "it ends with its parent")
     subprocess.run(["rm", "-rf", data_dir, f"{data_dir}.log"], check=True)
 
 

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from headrace.embedded import shop
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -42,15 +43,16 @@ def test_a_wrong_view_is_noticed(filled: str, damage: str) -> None:
 
 def test_writer_writes_at_its_rate_and_reports_its_error(filled: str) -> None:
     writer = shop.Writer(dsn=filled, rate=100, orders=500)
+    began = time.monotonic()
     writer.start()
-    time.sleep(0.5)
+    wait_until(lambda: writer.transactions >= 10, "it writes")
     writer.stop()
-    assert 10 <= writer.transactions <= 60
+    assert writer.transactions <= 1 + writer.rate * (time.monotonic() - began)
     with psycopg.connect(filled, autocommit=True) as conn:
         conn.execute("DROP TABLE orders")
     broken = shop.Writer(dsn=filled, rate=100, orders=500)
     broken.start()
-    time.sleep(0.3)
+    wait_until(lambda: not broken._thread.is_alive(), "it fails")
     with pytest.raises(psycopg.errors.UndefinedTable):
         broken.stop()
 
@@ -58,7 +60,7 @@ def test_writer_writes_at_its_rate_and_reports_its_error(filled: str) -> None:
 def test_probe_gives_up_on_a_view_that_stands_still(filled: str) -> None:
     probe = shop.Probe(dsn=filled, pause_s=0.01, give_up_s=0.2)
     probe.start()
-    time.sleep(0.6)
+    wait_until(lambda: not probe._thread.is_alive(), "it gives up")
     with pytest.raises(TimeoutError, match="sales_by_country"):
         probe.stop()
     with pytest.raises(TimeoutError):

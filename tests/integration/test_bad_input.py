@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import psycopg
 import pytest
 
-from tests.waiting import bump, create_marker, wait_for
+from tests.waiting import bump, create_marker, wait_for, wait_until
 
 
 @pytest.fixture
@@ -183,16 +181,12 @@ def test_table_without_key_names_the_statement(commander, source):
 
 
 def stopped(source: psycopg.Connection, name: str) -> tuple:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        row = source.execute(
-            "SELECT status, message, sqlstate FROM headrace.views WHERE view_name = %s",
-            (name,),
-        ).fetchone()
-        if row and row[0] != "running":
-            return row
-        time.sleep(0.02)
-    raise AssertionError(f"{name} did not stop")
+    """(status, message, SQLSTATE) of a view once it does not run."""
+    sql = (
+        "SELECT status, message, sqlstate FROM headrace.views"
+        " WHERE view_name = %s AND status <> 'running'"
+    )
+    return wait_until(lambda: source.execute(sql, (name,)).fetchone(), f"{name} stops")
 
 
 @pytest.mark.parametrize(
@@ -227,10 +221,8 @@ def test_bad_row_stops_only_its_view(commander, source, query, change, sqlstate)
     ), message
     assert source.execute("SELECT * FROM bad ORDER BY 1").fetchall() == before
     number = bump(source)
-    deadline = time.monotonic() + 20
-    while source.execute("SELECT n FROM marker_view").fetchone() != (number,):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    shown = "SELECT n FROM marker_view"
+    wait_until(lambda: source.execute(shown).fetchone() == (number,), "others go on")
     want = source.execute("SELECT id, d FROM t ORDER BY 1").fetchall()
     assert source.execute("SELECT id, d FROM good ORDER BY 1").fetchall() == want
 
@@ -243,10 +235,8 @@ def test_dropped_result_table_stops_only_its_view(commander, source):
     status, message, _ = stopped(source, "gone")
     assert status in ("error", "sink_error")
     assert "gone" in message
-    deadline = time.monotonic() + 20
-    while source.execute("SELECT count(*) FROM good").fetchone() != (11,):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    count = "SELECT count(*) FROM good"
+    wait_until(lambda: source.execute(count).fetchone() == (11,), "others go on")
 
 
 def test_locked_result_table_catches_up(engine, commander, source):
@@ -255,16 +245,12 @@ def test_locked_result_table_catches_up(engine, commander, source):
     with psycopg.connect(engine.source) as holder:
         holder.execute("LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
         source.execute("INSERT INTO t VALUES (300, 1, 's', 1)")
-        deadline = time.monotonic() + 90
-        while source.execute("SELECT count(*) FROM good").fetchone() != (11,):
-            assert time.monotonic() < deadline, "other views go on"
-            time.sleep(0.01)
+        count = "SELECT count(*) FROM good"
+        wait_until(lambda: source.execute(count).fetchone() == (11,), "others go on")
         status, message, _ = stopped(source, "locked")
         assert status == "sink_error"
         assert str(holder.info.backend_pid) in message
         holder.rollback()
-    deadline = time.monotonic() + 90
-    while source.execute("SELECT count(*) FROM locked").fetchone() != (11,):
-        assert time.monotonic() < deadline, "the view catches up by itself"
-        time.sleep(0.02)
+    count = "SELECT count(*) FROM locked"
+    wait_until(lambda: source.execute(count).fetchone() == (11,), "it catches up")
     alive(source)

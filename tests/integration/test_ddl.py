@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import psycopg
 import pytest
 
-from tests.waiting import bump, create_marker
+from tests.waiting import bump, create_marker, wait_until
 
-SECONDS = 60.0
 STOPS = {
     "rewritten": (
         "SELECT id, v FROM t1",
@@ -75,13 +72,6 @@ def commander(engine, source):
         yield conn
 
 
-def until(condition, what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def test_views_stop_or_go_on(commander, source):
     def status(name: str) -> tuple:
         row = source.execute(
@@ -100,7 +90,7 @@ def test_views_stop_or_go_on(commander, source):
     for name, (_, _, why) in STOPS.items():
         if why is None:
             continue
-        until(lambda name=name: status(name)[0] != "running", f"{name} does not stop")
+        wait_until(lambda name=name: status(name)[0] != "running", f"{name} stops")
         state, message, code = status(name)
         assert (state, code) == ("error", "55000"), (name, message)
         assert why in message
@@ -111,9 +101,9 @@ def test_views_stop_or_go_on(commander, source):
         source.execute(f"INSERT INTO {table} VALUES (77, 77, 'bad')")
     source.execute("UPDATE t9 SET v = v + 1 WHERE id < 4")
     number = bump(source)
-    until(
+    wait_until(
         lambda: source.execute("SELECT n FROM marker_view").fetchone() == (number,),
-        "the other views do not go on",
+        "the other views go on",
     )
     for name, table in (("unused", "t2"), ("renamed", "another"), ("vacuumed", "t9")):
         assert status(name) == ("running", None, None)

@@ -6,12 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 
 import psycopg
 import pytest
 
-from tests.waiting import bump, create_marker, wait_for
+from tests.waiting import PATIENCE_S, bump, create_marker, wait_for, wait_until
 
 PSQL = shutil.which("psql")
 
@@ -156,20 +155,22 @@ def test_psql_interrupt_leaves_nothing(engine, commander, source):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "LC_ALL": "C.UTF-8"}, start_new_session=True,
     )  # fmt: skip
-    time.sleep(0.7)
+    status = "SELECT status FROM headrace.views WHERE view_name = 'v'"
+    wait_until(
+        lambda: source.execute(status).fetchone() == ("populating",), "it is at work"
+    )
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=PATIENCE_S)
     assert "canceling statement due to user request" in error
     assert source.execute("SELECT to_regclass('v')").fetchone() == (None,)
     assert source.execute(
         "SELECT count(*) FROM headrace.views WHERE view_name = 'v'"
     ).fetchone() == (0,)
-    deadline = time.monotonic() + 20
-    while source.execute(
-        "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()"
-    ).fetchone() != (0,):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    slots = (
+        "SELECT count(*) FROM pg_replication_slots"
+        " WHERE temporary AND database = current_database()"
+    )
+    wait_until(lambda: source.execute(slots).fetchone() == (0,), "its slot is gone")
     commander.execute(f"CALL headrace.create_view('v', $${QUERY}$$)")
     wait_for(source, bump(source))
     equal(source, "v", QUERY)

@@ -20,6 +20,7 @@ from headrace.population.spark import Spark
 from headrace.sql import install
 from headrace.types import parse_lsn
 from tests.population import plans
+from tests.waiting import PATIENCE_S
 
 
 class Worker:
@@ -62,6 +63,11 @@ class Bench:
     def job(self) -> Job:
         return Job(self.messages.append)
 
+    def change(self, **changes: Any) -> None:
+        """Settings from here on."""
+        self.settings = self.settings.replace(**changes)
+        self.context.settings = self.settings
+
     def create(
         self, name: str, query: str, job: Job | None = None, **given: Any
     ) -> Any:
@@ -87,6 +93,14 @@ class Bench:
         assert not staging.exists() or list(staging.iterdir()) == []
         methods = self.worker.methods
         assert ("hold" in methods) <= (methods[-1:] == ["release"])
+
+    def waits_for_writer(self) -> bool:
+        """Whether the maker of a slot waits for the end of a transaction."""
+        return self.conn.execute(
+            "SELECT count(*) > 0 FROM pg_replication_slots s JOIN pg_locks l"
+            " ON l.pid = s.active_pid WHERE s.database = current_database()"
+            " AND l.locktype = 'transactionid' AND NOT l.granted"
+        ).fetchone()[0]
 
     def published(self) -> set[str]:
         rows = self.conn.execute(
@@ -122,7 +136,6 @@ def make_bench(
         source=database,
         data_dir=path / "data",
         slot_name=f"s_{name}",
-        population_lock_wait_ms=2_500,
     )
     install.install(conn)
     setup.ensure_publication(conn, settings)
@@ -165,7 +178,7 @@ def in_thread():
 
     yield start
     for thread, errors in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         if errors:
             raise errors[0]

@@ -24,6 +24,7 @@ from headrace.kernels.pgoutput import Changes, Decoder
 from headrace.runtime import views
 from headrace.state.rocks import RocksDatabase
 from headrace.types import parse_lsn
+from tests.waiting import PATIENCE_S, wait_until
 
 QUERIES = [
     "SELECT id, customer, amount FROM orders",
@@ -215,15 +216,13 @@ def test_transaction_open_across_add_table(bench, tmp_path, in_thread):
         writer.execute("INSERT INTO orders VALUES (777777, 1, 1, 1)")
         made = {}
         thread = in_thread(lambda: made.update(bench.create("v", QUERIES[0])))
-        deadline = time.monotonic() + 20
-        while "orders" not in bench.published():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: "orders" in bench.published(), "the table is published")
         writer.execute("INSERT INTO orders VALUES (777778, 1, 1, 1)")
-        time.sleep(0.3)
-        assert thread.is_alive(), "the snapshot waits for the open transaction"
+        wait_until(
+            bench.waits_for_writer, "the snapshot waits for the open transaction"
+        )
         writer.commit()
-        thread.join(20)
+        thread.join(PATIENCE_S)
     bench.conn.execute("INSERT INTO orders VALUES (777779, 1, 1, 1)")
     stream = changes(bench.conn, bench.settings.slot_name)
     check(bench, handover, made["view_id"], "v", QUERIES[0], stream)

@@ -24,6 +24,7 @@ from headrace.server.direct import Direct
 from headrace.server.listener import Listener
 from headrace.server.upstream import Target
 from headrace.sql import install
+from tests.waiting import PATIENCE_S
 
 
 class FakeBuilder:
@@ -66,7 +67,7 @@ class FakeBuilder:
             self.started.set()
             progress({"phase": "reading", "rows": 0, "total": 1000, "percent": 0})
             try:
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()  # for ever
             except asyncio.CancelledError:
                 self.cancelled.set()
                 await asyncio.sleep(0.2)
@@ -100,7 +101,7 @@ class Running:
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
         self._thread.start()
-        assert self._up.wait(20), "the listener starts"
+        assert self._up.wait(PATIENCE_S), "the listener starts"
 
     @property
     def dsn(self) -> str:
@@ -134,9 +135,20 @@ class Running:
         server.close()
         await asyncio.sleep(0)
 
+    def cancel_when_started(self, conn: psycopg.Connection) -> threading.Thread:
+        """Cancel what ``conn`` runs, once the builder is at it."""
+
+        def cancel() -> None:
+            assert self.builder.started.wait(PATIENCE_S)
+            conn.cancel_safe()
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        return thread
+
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import psycopg
 import pytest
 
 from headrace.sql import install
+from tests.waiting import PATIENCE_S
 
 
 def direct(commander, **options) -> psycopg.Connection:
@@ -20,11 +18,9 @@ def test_call_with_progress(commander):
     with direct(commander) as conn:
         conn.add_notice_handler(lambda d: notices.append(d.message_primary))
         conn.execute("SET search_path = pg_temp; SET TimeZone = 'Asia/Tokyo'")
-        began = time.monotonic()
         conn.execute(
             "CALL headrace.create_view('v', %s, '{\"a\": 1}')", ("SELECT 'ä'",)
         )
-        assert time.monotonic() - began < 2
     (method, params) = commander.builder.calls[0]
     assert method == "create_view"
     assert (params["name"], params["query"], params["options"]) == (
@@ -62,19 +58,20 @@ def test_error_has_all_its_fields(commander):
 
 def test_cancel(commander):
     with direct(commander) as conn:
-        threading.Timer(0.4, conn.cancel_safe).start()
+        canceller = commander.cancel_when_started(conn)
         with pytest.raises(psycopg.errors.QueryCanceled):
             conn.execute("CALL headrace.create_view('slow', 'SELECT 1')")
-    assert commander.builder.cleaned.wait(10)
+        canceller.join()
+    assert commander.builder.cleaned.wait(PATIENCE_S)
 
 
 def test_lost_caller(commander):
     conn = direct(commander)
     conn.pgconn.send_query(b"CALL headrace.create_view('slow', 'SELECT 1')")
-    assert commander.builder.started.wait(10)
+    assert commander.builder.started.wait(PATIENCE_S)
     with direct(commander) as other:
         other.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
-    assert commander.builder.cancelled.wait(10)
+    assert commander.builder.cancelled.wait(PATIENCE_S)
     conn.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -13,12 +14,13 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 
 import asyncpg
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
+
+from tests.waiting import PATIENCE_S, wait_until
 
 PSQL = shutil.which("psql")
 NODE = shutil.which("node")
@@ -39,7 +41,7 @@ def psql(commander, *commands: str, stop=True) -> subprocess.CompletedProcess:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={**os.environ, "LC_ALL": "C"},
     )
 
@@ -91,7 +93,9 @@ def test_call_after_copy_in_extended_protocol(commander):
     (A process of its own: libpq's blocking calls would stop the commander's thread.)
     """
     subprocess.run(
-        [sys.executable, "-c", COPY_EXTENDED, commander.dsn], check=True, timeout=20
+        [sys.executable, "-c", COPY_EXTENDED, commander.dsn],
+        check=True,
+        timeout=PATIENCE_S,
     )
     assert len(commander.builder.calls) == 3
 
@@ -111,19 +115,26 @@ def test_notifications_and_notices_pass(commander):
         conn.execute("DO $$BEGIN RAISE NOTICE 'hello'; END$$")
         with psycopg.connect(commander.source, autocommit=True) as other:
             other.execute("NOTIFY x, 'news'")
-        got = [n.payload for n in conn.notifies(timeout=5, stop_after=1)]
+        got = [n.payload for n in conn.notifies(timeout=PATIENCE_S, stop_after=1)]
         assert got == ["news"]
         assert notices == ["hello"]
 
 
+def cancel_when_asleep(commander, conn) -> None:
+    sql = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
+    with psycopg.connect(commander.source, autocommit=True) as source:
+        pid = (conn.info.backend_pid,)
+        wait_until(lambda: source.execute(sql, pid).fetchone(), "it sleeps")
+    conn.cancel_safe()
+
+
 def test_cancel_reaches_the_source(commander):
     with connect(commander) as conn:
-        timer = threading.Timer(0.3, conn.cancel_safe)
-        timer.start()
-        began = time.monotonic()
+        canceller = threading.Thread(target=cancel_when_asleep, args=(commander, conn))
+        canceller.start()
         with pytest.raises(psycopg.errors.QueryCanceled):
-            conn.execute("SELECT pg_sleep(30)")
-        assert time.monotonic() - began < 10
+            conn.execute("SELECT pg_sleep(600)")
+        canceller.join()
         assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
@@ -140,11 +151,8 @@ def test_session_ends_on_both_sides(commander):
         conn = connect(commander, application_name="leaver")
         assert source.execute(sql).fetchone() == (1,)
         conn.close()
-        deadline = time.monotonic() + 10
-        while source.execute(sql).fetchone() != (0,):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert not commander.listener.keys
+        wait_until(lambda: source.execute(sql).fetchone() == (0,), "the session's end")
+        wait_until(lambda: not commander.listener.keys, "its key is forgotten")
 
 
 def test_source_ends_the_session(commander):
@@ -166,12 +174,22 @@ def test_too_many_clients(start):
 
 def test_slow_login_is_ended_and_hurts_nobody(start):
     commander = start(login_timeout_ms=300)
-    with socket.create_connection(("127.0.0.1", commander.port)) as slow:
+
+    def connected():
+        # Our own login may be too slow as well, on a machine that is busy.
+        with contextlib.suppress(psycopg.OperationalError):
+            return connect(commander)
+        return None
+
+    with (
+        wait_until(connected, "a login in time") as conn,
+        socket.create_connection(("127.0.0.1", commander.port)) as slow,
+    ):
         slow.sendall(b"\0")
-        with connect(commander) as conn:
-            assert conn.execute("SELECT 1").fetchone() == (1,)
-        slow.settimeout(5)
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+        slow.settimeout(PATIENCE_S)
         assert slow.recv(10) == b""
+        assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +205,7 @@ def test_slow_login_is_ended_and_hurts_nobody(start):
 def test_malformed_startup_gets_an_error(commander, data):
     with socket.create_connection(("127.0.0.1", commander.port)) as conn:
         conn.sendall(data)
-        conn.settimeout(5)
+        conn.settimeout(PATIENCE_S)
         answer = b""
         while part := conn.recv(1000):
             answer += part
@@ -252,7 +270,7 @@ def test_node_pg(commander, tmp_path):
     info = psycopg.conninfo.conninfo_to_dict(commander.dsn)
     done = subprocess.run(  # noqa: PLW1510
         [str(NODE), "t.js", str(commander.port), info["user"], info["dbname"]],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.stdout.strip() == "42", done.stderr
     assert [c[0] for c in commander.builder.calls] == ["create_view", "drop_view"]
@@ -411,11 +429,13 @@ def test_cancel_of_a_call_waits_for_the_cleaning_up(commander):
     with connect(commander) as conn:
         for parameters in (None, ()):
             commander.builder.cleaned.clear()
-            threading.Timer(0.3, conn.cancel_safe).start()
+            commander.builder.started.clear()
+            canceller = commander.cancel_when_started(conn)
             with pytest.raises(psycopg.errors.QueryCanceled) as caught:
                 conn.execute(
                     "CALL headrace.create_view('slow', 'SELECT 1')", parameters
                 )
+            canceller.join()
             assert commander.builder.cleaned.is_set()
             assert "canceling statement due to user request" in str(caught.value)
             assert conn.execute("SELECT 1").fetchone() == (1,)
@@ -427,10 +447,9 @@ def test_psql_interrupt(commander):
         [str(PSQL), commander.dsn, "-X", "-c", "CALL headrace.create_view('slow', 'SELECT 1')"],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert commander.builder.started.wait(10)
-    time.sleep(0.1)
+    assert commander.builder.started.wait(PATIENCE_S)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    _, error = process.communicate(timeout=PATIENCE_S)
     assert "canceling statement due to user request" in error
     assert commander.builder.cleaned.is_set()
 
@@ -438,19 +457,19 @@ def test_psql_interrupt(commander):
 def test_client_that_goes_away_cancels_its_call(commander):
     conn = connect(commander)
     conn.pgconn.send_query(b"CALL headrace.create_view('slow', 'SELECT 1')")
-    assert commander.builder.started.wait(10)
+    assert commander.builder.started.wait(PATIENCE_S)
     conn.close()
-    assert commander.builder.cancelled.wait(10)
+    assert commander.builder.cancelled.wait(PATIENCE_S)
 
 
 def test_a_wrong_cancel_key_does_nothing(commander):
     conn = connect(commander)
     conn.pgconn.send_query(b"CALL headrace.create_view('slow', 'SELECT 1')")
-    assert commander.builder.started.wait(10)
+    assert commander.builder.started.wait(PATIENCE_S)
     with socket.create_connection(("127.0.0.1", commander.port)) as other:
         packet = struct.pack("!iiii", 16, 80877102, conn.info.backend_pid, 12345)
         other.sendall(packet)
-        other.settimeout(15)
+        other.settimeout(PATIENCE_S)
         assert other.recv(1) == b""
     assert not commander.builder.cancelled.is_set()
     conn.close()
@@ -458,11 +477,9 @@ def test_a_wrong_cancel_key_does_nothing(commander):
 
 def test_block_false_returns_before_the_end(commander):
     with connect(commander) as conn:
-        began = time.monotonic()
         conn.execute(
             "CALL headrace.create_view('slow', 'SELECT 1', '{\"block\": false}')"
         )
-        assert time.monotonic() - began < 10
         assert not commander.builder.cancelled.is_set()
         with pytest.raises(psycopg.errors.FeatureNotSupported):
             conn.execute(
@@ -502,7 +519,7 @@ def test_bytes_before_the_tls_handshake_end_the_session(start, certificate):
     commander = start(tls_cert=certificate[0], tls_key=certificate[1])
     with socket.create_connection(("127.0.0.1", commander.port)) as conn:
         conn.sendall(struct.pack("!ii", 8, 80877103) + b"\0\0\0\x08early")
-        conn.settimeout(5)
+        conn.settimeout(PATIENCE_S)
         answer = b""
         while part := conn.recv(1000):
             answer += part

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 
 import psycopg
@@ -16,13 +15,7 @@ from headrace.config import Settings
 from headrace.server import janitor
 from headrace.server.cli import main
 from headrace.sql import install
-
-
-def wait(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def test_life_of_an_engine(database, start_engine):
@@ -36,14 +29,19 @@ def test_life_of_an_engine(database, start_engine):
             builder = engine.child("headrace.population.builder")
             os.kill(builder, signal.SIGKILL)
             module = "headrace.population.builder"
-            wait(lambda: engine.child(module) not in (None, builder))
+            wait_until(
+                lambda: engine.child(module) not in (None, builder), "a new builder"
+            )
             conn.execute("CALL headrace.create_view('w', 'SELECT id FROM t')")
             worker = engine.child("headrace.runtime.worker")
             os.kill(worker, signal.SIGKILL)
             source.execute("INSERT INTO t VALUES (1)")
-            wait(lambda: source.execute("SELECT count(*) FROM w").fetchone() == (1,))
+            count = "SELECT count(*) FROM w"
+            wait_until(lambda: source.execute(count).fetchone() == (1,), "the row")
         address = engine.log.split('"address": "')[1].split('"')[0]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://{address}/metrics", timeout=PATIENCE_S
+        ) as answer:
             text = answer.read().decode()
         assert 'headrace_view_state{view="public.v",state="running"} 1' in text
         assert 'headrace_process_restarts_total{process="worker"} 1' in text
@@ -51,7 +49,7 @@ def test_life_of_an_engine(database, start_engine):
         done = subprocess.run(
             [sys.executable, "-m", "headrace.server.cli", "start", "--source", database,
              "--listen", "127.0.0.1:0", "--data-dir", str(engine.data_dir)],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 1
         assert "another headrace uses data directory" in done.stderr
@@ -86,7 +84,7 @@ def test_children_die_with_a_killed_commander(database, start_engine):
         except FileNotFoundError:
             return True
 
-    wait(lambda: all(gone(pid) for pid in children))
+    wait_until(lambda: all(gone(pid) for pid in children), "they end")
 
 
 def test_janitor_removes_abandoned_populations(database, tmp_path):
