@@ -35,6 +35,7 @@ from cython.cimports.headrace.kernels.skiptypes import (
     Value,
     ValueRef,
     bytes_of,
+    compare,
     group_of,
     group_of_node,
     is_removed,
@@ -45,7 +46,7 @@ from cython.cimports.headrace.kernels.skiptypes import (
     value_at,
 )
 from cython.cimports.libc.stdlib import abort, calloc, free, realloc
-from cython.cimports.libc.string import memcmp, memcpy
+from cython.cimports.libc.string import memcpy
 
 _ZONED_BYTES = cython.declare(cython.size_t, 8388608)
 
@@ -81,21 +82,6 @@ def push(handles: HandlesRef, handle: cython.uint) -> None:
         abort()
     handles.data[handles.count] = handle
     handles.count += 1
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _compare(node: NodeRef, key: Slice) -> cython.int:
-    """Below, at or above 0 as the node's key is below, at or above ``key``."""
-    own: cython.size_t = node.key_length
-    order: cython.int = memcmp(
-        key_of(node), key.data, own if own < key.length else key.length
-    )
-    if order:
-        return order
-    return (own > key.length) - (own < key.length)
 
 
 @cython.cclass
@@ -144,7 +130,7 @@ class Nodes:
         handle: cython.uint
         stop: cython.uint = 0  # a node known to be at or above the key …
         equal: cython.bint = False  # … and whether it is the key's
-        if node != self.head and _compare(node, key) >= 0:
+        if node != self.head and compare(node, key) >= 0:
             self.start(path)
             level = last
         else:
@@ -154,7 +140,7 @@ class Nodes:
                 if handle == 0:
                     break
                 following = cython.cast(NodeRef, block(bases, shift, mask, handle))
-                order = _compare(following, key)
+                order = compare(following, key)
                 if order >= 0:
                     stop = handle
                     equal = order == 0
@@ -165,7 +151,7 @@ class Nodes:
             handle = links(node)[level]
             while handle != stop and handle != 0:
                 following = cython.cast(NodeRef, block(bases, shift, mask, handle))
-                order = _compare(following, key)
+                order = compare(following, key)
                 if order >= 0:
                     stop = handle
                     equal = order == 0

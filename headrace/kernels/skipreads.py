@@ -19,6 +19,7 @@ from typing import Any
 
 import cython
 from cython.cimports.headrace.kernels.skipnodes import Nodes
+from cython.cimports.headrace.kernels.skipseek import seek_many
 from cython.cimports.headrace.kernels.skipslices import (
     Batch,
     Found,
@@ -32,6 +33,7 @@ from cython.cimports.headrace.kernels.skiptypes import (
     HEIGHT_MAX,
     RESIDENT,
     NodeRef,
+    Numbers,
     Path,
     PathRef,
     Slice,
@@ -96,54 +98,49 @@ class Reads(Nodes):
         batch: Batch = Batch(keys)
         found: Found = Found(batch.count)
         slices: SliceRef = batch.slices
-        values: cython.pointer[ValueRef] = found.values
+        handles: Numbers = found.handles
         count: cython.size_t = batch.count
         i: cython.size_t
         with cython.nogil:
-            self._find(slices, count, values)
+            for i in range(count):
+                self.requests[group_of(slices[i])] += 1
+            seek_many(self, slices, count, handles, True)
         out: list[Any] = []
         missing: list[Any] = []
         for i in range(count):
-            if values[i]:
-                out.append(value_bytes(values[i]))
+            if handles[i]:
+                out.append(
+                    value_bytes(newest(self.arena, node_at(self.arena, handles[i])))
+                )
                 continue
             out.append(None)
             if self.where[group_of(slices[i])] != RESIDENT:
                 missing.append(i)
         return out, missing
 
-    def _find(
-        self,
-        keys: SliceRef,
-        count: cython.size_t,
-        found: cython.pointer[ValueRef],
-    ) -> None:
-        path = cython.declare(Path)
-        i: cython.size_t
-        handle: cython.uint
-        self.start(cython.address(path))
-        for i in range(count):
-            self.requests[group_of(keys[i])] += 1
-            handle = self.seek(cython.address(path), keys[i])
-            found[i] = cython.NULL
-            if handle:
-                found[i] = newest(self.arena, node_at(self.arena, handle))
-
     def missing(self, keys: list[bytes]) -> list[int]:
         """Positions that only the base can answer; counts no request."""
         is_open(self)
         batch: Batch = Batch(keys)
-        path = cython.declare(Path)
+        found: Found = Found(batch.count)
+        slices: SliceRef = batch.slices
+        handles: Numbers = found.handles
+        positions: Found = Found(batch.count)
+        asked: Numbers = positions.handles
+        count: cython.size_t = 0
         i: cython.size_t
-        key: Slice
         out: list[Any] = []
-        self.start(cython.address(path))
+        # Only keys of groups that are not resident are sought.
         for i in range(batch.count):
-            key = batch.slices[i]
-            if self.where[group_of(key)] != RESIDENT and not self.seek(
-                cython.address(path), key
-            ):
-                out.append(i)
+            if self.where[group_of(slices[i])] != RESIDENT:
+                asked[count] = cython.cast(cython.uint, i)
+                slices[count] = slices[i]
+                count += 1
+        with cython.nogil:
+            seek_many(self, slices, count, handles, True)
+        for i in range(count):
+            if handles[i] == 0:
+                out.append(asked[i])
         return out
 
     def _handle(self, key: bytes) -> cython.uint:
@@ -196,10 +193,13 @@ class Reads(Nodes):
         """Scan resident groups: all entries are here."""
         hits: Hits = Hits()
         prefixes: SliceRef = batch.slices
+        found: Found = Found(end - start)
+        handles: Numbers = found.handles
         i: cython.size_t
         result: cython.int
         with cython.nogil:
-            result = self._under(prefixes, start, end, hits)
+            seek_many(self, prefixes + start, end - start, handles, False)
+            result = self._under(prefixes, start, end, handles, hits)
         if result:
             raise MemoryError
         for i in range(hits.count):
@@ -217,18 +217,19 @@ class Reads(Nodes):
         prefixes: SliceRef,
         start: cython.size_t,
         end: cython.size_t,
+        firsts: Numbers,
         hits: Hits,
     ) -> cython.int:
-        """Nodes under each prefix, removed ones included; -1 without memory."""
-        path = cython.declare(Path)
+        """Nodes under each prefix, removed ones included; -1 without memory.
+
+        ``firsts``: the first nodes not before the prefixes.
+        """
         i: cython.size_t
         handle: cython.uint
         node: NodeRef
-        self.start(cython.address(path))
         for i in range(start, end):
             self.requests[prefixes[i].data[0]] += 1
-            self.seek(cython.address(path), prefixes[i])
-            handle = links(path.at[0])[0]
+            handle = firsts[i - start]
             while handle:
                 node = node_at(self.arena, handle)
                 if not _starts(node, prefixes[i]):
@@ -254,7 +255,11 @@ class Reads(Nodes):
         i: cython.size_t = 0
         weight: cython.longlong
         mine: Any = None
-        if self._under(batch.slices, position, position + 1, hits):
+        first: cython.uint
+        seek_many(self, batch.slices + position, 1, cython.address(first), False)
+        if self._under(
+            batch.slices, position, position + 1, cython.address(first), hits
+        ):
             raise MemoryError
         base.seek(prefix)
         while base.valid():
@@ -304,20 +309,27 @@ class Reads(Nodes):
         batch: Batch = _prefixes(prefixes)
         bounds: Batch = Batch(ends if last else [], nones=True)
         path = cython.declare(Path)
+        found: Found = Found(batch.count)
+        slices: SliceRef = batch.slices
+        handles: Numbers = found.handles
+        count: cython.size_t = batch.count
         i: cython.size_t
         prefix: Slice
         node: NodeRef
         out: list[Any] = []
-        if last and bounds.count != batch.count:
+        if last and bounds.count != count:
             raise ValueError("prefixes and ends differ in length")
         self.start(cython.address(path))
-        for i in range(batch.count):
-            prefix = batch.slices[i]
+        if not last:
+            with cython.nogil:
+                seek_many(self, slices, count, handles, False)
+        for i in range(count):
+            prefix = slices[i]
             self.requests[prefix.data[0]] += 1
             if last:
                 node = self._last(cython.address(path), prefix, bounds.slices[i])
             else:
-                node = self._first(cython.address(path), prefix)
+                node = self._first(handles[i], prefix)
             mine = key_bytes(node, prefix.length) if node else None
             if self.where[prefix.data[0]] == RESIDENT:
                 out.append(mine)
@@ -327,12 +339,9 @@ class Reads(Nodes):
                 out.append(self._first_over(batch.items[i], mine, base))
         return out
 
-    def _first(self, path: PathRef, prefix: Slice) -> NodeRef:
-        """The first entry here under a prefix; NULL: none."""
+    def _first(self, handle: cython.uint, prefix: Slice) -> NodeRef:
+        """The first entry under a prefix from a node on; NULL: none."""
         node: NodeRef
-        handle: cython.uint
-        self.seek(path, prefix)
-        handle = links(path.at[0])[0]
         while handle:
             node = node_at(self.arena, handle)
             if not _starts(node, prefix):

@@ -10,7 +10,7 @@ cdef class Batch:
 
 
 cdef class Found:
-    cdef Value **values
+    cdef unsigned int *handles
 
 
 cdef class Flight:

@@ -26,6 +26,7 @@ from cython.cimports.headrace.kernels.skiptypes import (
     Hit,
     HitRef,
     NodeRef,
+    Numbers,
     Slice,
     SliceRef,
     ValueRef,
@@ -157,18 +158,17 @@ class Page:
 
 @cython.cclass
 class Found:
-    """Newest values of a batch of keys; NULL: no node."""
+    """Handles of a batch's nodes."""
 
     def __cinit__(self, count: cython.size_t) -> None:
-        self.values = cython.cast(
-            cython.pointer[ValueRef],
-            malloc((count + 1) * cython.sizeof(cython.p_void)),
+        self.handles = cython.cast(
+            Numbers, malloc((count + 1) * cython.sizeof(cython.uint))
         )
-        if not self.values:
+        if not self.handles:
             raise MemoryError
 
     def __dealloc__(self) -> None:
-        free(self.values)
+        free(self.handles)
 
 
 @cython.cclass

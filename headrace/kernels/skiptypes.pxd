@@ -2,6 +2,13 @@
 """What the state map is made of in memory: structs, and the steps between them."""
 
 from headrace.kernels.arena cimport Arena, at
+from libc.string cimport memcmp, memcpy
+
+cdef extern from *:
+    void __builtin_prefetch(const void *address) noexcept nogil
+
+cdef extern from "<endian.h>":
+    unsigned long long be64toh(unsigned long long number) noexcept nogil
 
 cdef enum:
     HEIGHT_MAX = 16
@@ -14,6 +21,7 @@ cdef enum:
     LOADING = 1
     RESIDENT = 2
     SLICE_KEYS = 128  # worked on without giving the mutex to somebody else
+    BLOCK_KEYS = 1024  # sought together before they are written
     CHUNK_ENTRIES = 4096
     CHUNK_BYTES = 8388608
     DONE = 0  # what a loop without the interpreter lock comes back with
@@ -49,6 +57,16 @@ cdef struct Handles:
     size_t count
     size_t capacity
 
+cdef struct Lane:  # one of several searches that go on in turns
+    Path path
+    size_t position  # of the key that is sought
+    size_t end
+    Node *node  # where the search is …
+    int level
+    unsigned int following  # … and the node it looks at next
+    unsigned int stop  # a node known to be at or above the key …
+    bint equal  # … and whether it is the key's
+
 cdef struct Hit:
     size_t position
     Node *node
@@ -60,10 +78,10 @@ ctypedef Slice *SliceRef
 ctypedef Path *PathRef
 ctypedef Handles *HandlesRef
 ctypedef Hit *HitRef
+ctypedef Lane *LaneRef
 ctypedef const unsigned char *Bytes
 ctypedef long long *Integers
-ctypedef unsigned int *Handle_s
-ctypedef unsigned char **Bases
+ctypedef unsigned int *Numbers
 
 
 cdef inline Node *node_at(Arena arena, unsigned int handle) noexcept nogil:
@@ -107,3 +125,33 @@ cdef inline size_t size_of(Value *value) noexcept nogil:
 
 cdef inline bint is_removed(Value *value) noexcept nogil:
     return value.length & REMOVED != 0
+
+
+cdef inline int compare(Node *node, Slice key) noexcept nogil:
+    """Below, at or above 0 as the node's key is below, at or above ``key``."""
+    cdef size_t own = node.key_length
+    cdef size_t length = own if own < key.length else key.length
+    cdef unsigned char *mine = key_of(node)
+    cdef unsigned long long left, right
+    cdef size_t i = 0
+    cdef int order
+    if length >= 8:
+        while True:
+            memcpy(&left, mine + i, 8)
+            memcpy(&right, key.data + i, 8)
+            if left != right:
+                return -1 if be64toh(left) < be64toh(right) else 1
+            if i + 8 == length:
+                break
+            i = i + 8 if i + 16 <= length else length - 8  # the last eight overlap
+    else:
+        order = memcmp(mine, key.data, length)
+        if order:
+            return order
+    return (own > key.length) - (own < key.length)
+
+
+cdef inline void prefetch(const void *address) noexcept nogil:
+    """Ask for the cache lines of a node or value that will be needed soon."""
+    __builtin_prefetch(address)
+    __builtin_prefetch(<const unsigned char *> address + 63)

@@ -14,8 +14,10 @@ from typing import Any
 import cython
 from cython.cimports.headrace.kernels.skipnodes import reserve
 from cython.cimports.headrace.kernels.skipreads import Reads, is_open
+from cython.cimports.headrace.kernels.skipseek import seek_many
 from cython.cimports.headrace.kernels.skipslices import Batch, key_bytes
 from cython.cimports.headrace.kernels.skiptypes import (
+    BLOCK_KEYS,
     DONE,
     LOADING,
     NEGATIVE,
@@ -29,6 +31,7 @@ from cython.cimports.headrace.kernels.skiptypes import (
     SPILLED,
     Integers,
     NodeRef,
+    Numbers,
     Path,
     PathRef,
     Slice,
@@ -74,33 +77,51 @@ class Writes(Reads):
         check(result)
 
     def _put(
-        self,
-        keys: SliceRef,
-        values: SliceRef,
-        count: cython.size_t,
+        self, keys: SliceRef, values: SliceRef, count: cython.size_t
     ) -> cython.int:
         path = cython.declare(Path)
-        i: cython.size_t = 0
+        handles = cython.declare(cython.uint[1024])
+        i: cython.size_t
         end: cython.size_t
+        start: cython.size_t = 0
         handle: cython.uint
         length: cython.uint
         result: cython.int = DONE
         self.start(cython.address(path))
-        while i < count and result == DONE:
-            end = i + SLICE_KEYS if count - i > SLICE_KEYS else count
-            self.mutex.acquire()
-            while i < end and result == DONE:
-                self.requests[group_of(keys[i])] += 1
-                handle = self.seek(cython.address(path), keys[i])
-                length = REMOVED
-                if values[i].data:
-                    length = cython.cast(cython.uint, values[i].length)
-                result = self.write(
-                    cython.address(path), handle, keys[i], values[i].data, length
-                )
-                i += 1
-            self.mutex.release()
+        while start < count and result == DONE:
+            i = start
+            start = i + BLOCK_KEYS if count - i > BLOCK_KEYS else count
+            self._seek_block(keys + i, start - i, cython.address(handles[0]))
+            while i < start and result == DONE:
+                end = i + SLICE_KEYS if start - i > SLICE_KEYS else start
+                self.mutex.acquire()
+                while i < end and result == DONE:
+                    handle = handles[i % BLOCK_KEYS]
+                    if handle == 0:
+                        handle = self.seek(cython.address(path), keys[i])
+                    length = REMOVED
+                    if values[i].data:
+                        length = cython.cast(cython.uint, values[i].length)
+                    result = self.write(
+                        cython.address(path), handle, keys[i], values[i].data, length
+                    )
+                    i += 1
+                self.mutex.release()
         return result
+
+    def _seek_block(
+        self, keys: SliceRef, count: cython.size_t, handles: Numbers
+    ) -> None:
+        """Nodes that the keys have before the block is written; it may make the others.
+
+        In counter mode a write may free nodes, so there each key is sought when it is its turn.
+        """
+        i: cython.size_t
+        for i in range(count):
+            self.requests[group_of(keys[i])] += 1
+            handles[i] = 0
+        if self.txids:
+            seek_many(self, keys, count, handles, True)
 
     def add_many(
         self,
@@ -149,24 +170,35 @@ class Writes(Reads):
         count: cython.size_t,
     ) -> cython.int:
         path = cython.declare(Path)
-        i: cython.size_t = 0
+        handles = cython.declare(cython.uint[1024])
+        i: cython.size_t
         end: cython.size_t
+        start: cython.size_t = 0
+        handle: cython.uint
         result: cython.int = DONE
         self.start(cython.address(path))
-        while i < count and result == DONE:
-            end = i + SLICE_KEYS if count - i > SLICE_KEYS else count
-            self.mutex.acquire()
-            while i < end and result == DONE:
-                result = self._add_one(
-                    cython.address(path), keys[i], deltas[i], bases[i]
-                )
-                i += 1
-            self.mutex.release()
+        while start < count and result == DONE:
+            i = start
+            start = i + BLOCK_KEYS if count - i > BLOCK_KEYS else count
+            self._seek_block(keys + i, start - i, cython.address(handles[0]))
+            while i < start and result == DONE:
+                end = i + SLICE_KEYS if start - i > SLICE_KEYS else start
+                self.mutex.acquire()
+                while i < end and result == DONE:
+                    handle = handles[i % BLOCK_KEYS]
+                    if handle == 0:
+                        handle = self.seek(cython.address(path), keys[i])
+                    result = self._add_one(
+                        cython.address(path), handle, keys[i], deltas[i], bases[i]
+                    )
+                    i += 1
+                self.mutex.release()
         return result
 
     def _add_one(
         self,
         path: PathRef,
+        handle: cython.uint,
         key: Slice,
         delta: cython.longlong,
         base: Slice,
@@ -174,8 +206,6 @@ class Writes(Reads):
         weight: cython.longlong = 0
         value: ValueRef
         length: cython.uint = 8
-        handle: cython.uint = self.seek(path, key)
-        self.requests[group_of(key)] += 1
         if handle:
             value = newest(self.arena, node_at(self.arena, handle))
             if not is_removed(value):

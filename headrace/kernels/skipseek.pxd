@@ -1,0 +1,7 @@
+# cython: language_level=3
+"""C types of skipseek.py."""
+
+from headrace.kernels.skipnodes cimport Nodes
+from headrace.kernels.skiptypes cimport Slice
+
+cdef void seek_many(Nodes map, Slice *keys, size_t count, unsigned int *handles, bint exact) noexcept nogil
