@@ -129,7 +129,6 @@ class Reads(Nodes):
         asked: Numbers = positions.handles
         count: cython.size_t = 0
         i: cython.size_t
-        out: list[Any] = []
         # Only keys of groups that are not resident are sought.
         for i in range(batch.count):
             if self.where[group_of(slices[i])] != RESIDENT:
@@ -138,10 +137,7 @@ class Reads(Nodes):
                 count += 1
         with cython.nogil:
             seek_many(self, slices, count, handles, True)
-        for i in range(count):
-            if handles[i] == 0:
-                out.append(asked[i])
-        return out
+        return [asked[i] for i in range(count) if handles[i] == 0]
 
     def _handle(self, key: bytes) -> cython.uint:
         """The handle of a key's node; 0: none."""
@@ -255,7 +251,7 @@ class Reads(Nodes):
         i: cython.size_t = 0
         weight: cython.longlong
         mine: Any = None
-        first: cython.uint
+        first = cython.declare(cython.uint)
         seek_many(self, batch.slices + position, 1, cython.address(first), False)
         if self._under(
             batch.slices, position, position + 1, cython.address(first), hits
