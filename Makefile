@@ -9,6 +9,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 KERNELS := $(filter-out headrace/kernels/__init__.py,$(wildcard headrace/kernels/*.py*))
 ARGS   ?=
+# Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
+PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: setup demo test test-all bench fmt lint types golden lock clean
 
@@ -35,10 +37,10 @@ demo: setup
 	$(BIN)/headrace demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow' $(PARALLEL) $(ARGS)
 
 test-all: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)

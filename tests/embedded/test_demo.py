@@ -15,7 +15,7 @@ def test_demo_once_proves_every_view() -> None:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=150,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
