@@ -163,6 +163,10 @@ def shared_engine(
         ).fetchall()
         for (name,) in names:
             conn.execute("CALL headrace.drop_view(%s)", (name,))
-        conn.execute("DROP SCHEMA public CASCADE")
+        for (name,) in conn.execute(
+            "SELECT format('%I', nspname) FROM pg_namespace WHERE oid >= 16384"
+            " AND nspname <> 'headrace' AND nspname !~ '^pg_' OR nspname = 'public'"
+        ).fetchall():
+            conn.execute(f"DROP SCHEMA {name} CASCADE")
         conn.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
         conn.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")

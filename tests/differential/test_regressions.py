@@ -88,6 +88,11 @@ ACCEPTED = (
 
 
 @pytest.fixture
+def engine(shared_engine):
+    return shared_engine
+
+
+@pytest.fixture
 def source(engine):
     with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
         c.execute("SET timezone = 'UTC'")
@@ -105,7 +110,6 @@ def create(commander, name: str, query: str) -> None:
     commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
 
 
-@pytest.mark.timeout(300)
 def test_once_wrong(source, commander):
     create_marker(source, commander)
     for number, case in enumerate(CASES):
@@ -119,11 +123,10 @@ def test_once_wrong(source, commander):
             with source.transaction():
                 source.execute(statement)
                 marker = bump(source)
-            wait_for(source, marker, 90.0)
+            wait_for(source, marker)
             check(source, views, f"{case.why}: {statement}")
 
 
-@pytest.mark.timeout(300)
 def test_what_depends_on_the_clock_is_refused(source, commander):
     source.execute("CREATE TABLE plain (id int PRIMARY KEY, t text, d timestamp)")
     for query in REFUSED:
@@ -152,7 +155,6 @@ SHADOWS = """
 """
 
 
-@pytest.mark.timeout(300)
 def test_session_settings_give_the_query_its_meaning(source, commander):
     """The text of the query means what it means in the caller's session."""
     create_marker(source, commander)
@@ -185,5 +187,5 @@ def test_session_settings_give_the_query_its_meaning(source, commander):
         source.execute("UPDATE public.words SET t = NULL WHERE id = 1")
         source.execute("INSERT INTO public.words VALUES (3, 'a b')")
         marker = bump(source)
-    wait_for(source, marker, 90.0)
+    wait_for(source, marker)
     check(source, views, "changes")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import psycopg
 import pytest
+
+from tests.waiting import wait_until
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 JOINED = "SELECT i.id, i.x, k.name FROM items i JOIN kinds k ON k.g = i.g WHERE i.x > 1"
@@ -199,8 +200,6 @@ def test_an_open_transaction_holds_up_the_proof_and_nothing_else(
         psycopg.connect(engine.dsn, autocommit=True) as other,
     ):
         writer.execute("INSERT INTO items VALUES (5000, 1, 1)")
-        cancel = threading.Timer(2.0, commander.cancel_safe)
-        cancel.start()
         seen = []
 
         def follow():
@@ -208,6 +207,8 @@ def test_an_open_transaction_holds_up_the_proof_and_nothing_else(
                 other.execute("INSERT INTO items VALUES (%s, 2, 2.5)", (6000 + i,))
                 other.execute("CALL headrace.wait_for('v', timeout => '90 s')")
                 seen.append(i)
+            wait_until(lambda: leftovers(source), "the proof waits for its snapshot")
+            commander.cancel_safe()
 
         thread = threading.Thread(target=follow)
         thread.start()
@@ -215,8 +216,5 @@ def test_an_open_transaction_holds_up_the_proof_and_nothing_else(
             commander.execute(VERIFY, ("v",))
         thread.join(90)
         assert len(seen) == 10, "the view goes on meanwhile"
-    deadline = time.monotonic() + 60
-    while leftovers(source):
-        assert time.monotonic() < deadline, "nothing is left"
-        time.sleep(0.02)
+    wait_until(lambda: not leftovers(source), "nothing is left")
     assert commander.execute(VERIFY, ("v",)).fetchall() == []
