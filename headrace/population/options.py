@@ -9,12 +9,13 @@ from typing import Any, Final, Self
 from headrace.errors import UserError
 
 _MODES: Final = ("auto", "local", "spark")
-_KNOWN: Final = ("population", "threshold_rows", "block")
+_KNOWN: Final = ("population", "threshold_rows", "block", "commit_group")
+_GROUP_MAX: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a view is populated."""
+    """How a view is populated and written."""
 
     population: str = "auto"
     """``local`` (in the builder), ``spark``, or ``auto``: by the number of rows."""
@@ -22,6 +23,8 @@ class Options:
     """Rows of all tables from which ``auto`` takes Spark; None: the server's setting."""
     block: bool = True
     """Whether the caller waits; without waiting the view outlives a restart of the engine."""
+    commit_group: str = ""
+    """Views of one group appear changed together; '': with all that name none."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -50,4 +53,9 @@ class Options:
         block = given.get("block", True)
         if not isinstance(block, bool):
             raise UserError('option "block" must be true or false')
-        return cls(str(population), rows, block)
+        group = given.get("commit_group", "")
+        if not isinstance(group, str) or len(group) > _GROUP_MAX:
+            raise UserError(
+                f'option "commit_group" must be a text of at most {_GROUP_MAX} characters'
+            )
+        return cls(str(population), rows, block, group)

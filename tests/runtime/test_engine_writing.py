@@ -1,0 +1,188 @@
+"""The sink thread's part of a txid: groups, views that leave, what was written before."""
+
+from __future__ import annotations
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from headrace.errors import FencedError, SinkBlocked, SinkTableError
+from headrace.runtime.ownership import Owner
+from headrace.runtime.pipeline import Pipeline
+from headrace.runtime.writing import Job, Part, SinkThread
+from headrace.sink import commit, table
+from headrace.sink.table import Target
+from headrace.types import INT4, Field, arrow_schema
+from tests.runtime.harness import install_schema, settings_for
+
+SCHEMA = (Field("a", INT4),)
+
+
+@pytest.fixture
+def conn(database):
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as made:
+        yield made
+
+
+@pytest.fixture
+def owner(conn, database, tmp_path):
+    made = Owner(settings_for(database, tmp_path, lock_timeout_ms=100))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sink():
+    pipeline = Pipeline(4)
+    made = SinkThread(pipeline, lambda: None)
+    yield made
+    pipeline.close()
+    made.close()
+
+
+class View:
+    """A result table with progress, and what is written into it."""
+
+    def __init__(self, conn, number: int, group: str = "") -> None:
+        self.conn = conn
+        self.id = number
+        self.name = f"v{number}"
+        self.group = group
+        conn.execute(
+            "INSERT INTO headrace.views (id, schema_name, view_name, query)"
+            " VALUES (%s, 'public', %s, '')",
+            (number, self.name),
+        )
+        conn.execute(
+            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (%s, 0, '0/0')",
+            (number,),
+        )
+        oid = table.create(conn, "public", self.name, "SELECT 1::int AS a")
+        self.target = Target(number, "public", self.name, oid, SCHEMA)
+        self.progress = commit.take_over(conn, [number])[number]
+
+    def part(self, *values: int) -> Part:
+        diffs = pa.RecordBatch.from_arrays(
+            [pa.array(values, pa.int32()), pa.array([1] * len(values), pa.int64())],
+            schema=arrow_schema(SCHEMA),
+        )
+        return Part(self.id, self.target, self.group, self.progress, diffs)
+
+    @property
+    def rows(self) -> list[int]:
+        found = self.conn.execute(f"SELECT a FROM {self.name} ORDER BY 1").fetchall()
+        return [row[0] for row in found]
+
+    @property
+    def stored(self) -> tuple[int, str]:
+        """Txid of its progress, and which transaction moved it there."""
+        return self.conn.execute(
+            "SELECT txid, xmin::text FROM headrace.progress WHERE view_id = %s",
+            (self.id,),
+        ).fetchone()
+
+
+def job(txid: int, *parts: Part) -> Job:
+    return Job(txid, 0, txid * 16, 1, 0, parts)
+
+
+def test_the_unnamed_group_is_one_transaction_and_each_named_one_another(
+    conn, owner, sink
+):
+    views = [View(conn, i, group) for i, group in enumerate(["", "g", "", "h", "g"], 1)]
+    answer = sink.write(owner, job(1, *(v.part(v.id) for v in views)))
+    assert set(answer.progress) == {1, 2, 3, 4, 5}
+    assert [v.rows for v in views] == [[1], [2], [3], [4], [5]]
+    xids = [v.stored[1] for v in views]
+    assert xids[0] == xids[2]
+    assert xids[1] == xids[4]
+    assert len(set(xids)) == 3
+
+
+def test_a_group_without_changes_makes_no_transaction(conn, owner, sink):
+    a, b, c = View(conn, 1), View(conn, 2, "g"), View(conn, 3, "g")
+    before = [v.stored for v in (b, c)]
+    answer = sink.write(owner, job(1, a.part(1), b.part(), c.part()))
+    assert set(answer.progress) == {1}
+    assert [v.stored for v in (b, c)] == before
+    # The next one moves over the txid that was not written.
+    answer = sink.write(owner, job(2, a.part(), b.part(5), c.part()))
+    assert {i: p.txid for i, p in answer.progress.items()} == {2: 2, 3: 2}
+
+
+def test_a_locked_table_leaves_its_group_and_other_groups_commit(
+    conn, owner, sink, database
+):
+    a, b, c = View(conn, 1, "g"), View(conn, 2, "g"), View(conn, 3)
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE v1 IN SHARE MODE")
+        answer = sink.write(owner, job(1, a.part(1), b.part(1), c.part(1)))
+        pid = blocker.info.backend_pid
+    assert isinstance(answer.failed[1], SinkBlocked)
+    assert str(pid) in (answer.failed[1].detail or "")
+    assert set(answer.progress) == {2, 3}
+    assert (a.rows, b.rows, c.rows) == ([], [1], [1])
+
+
+def test_what_follows_a_txid_that_was_not_written_is_not_written(
+    conn, owner, sink, database
+):
+    a, b = View(conn, 1), View(conn, 2)
+    sink.start(owner)
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE v1 IN SHARE MODE")
+        sink.write(owner, job(1, a.part(1), b.part(1)))
+    # It is free again, but txid 1 is missing.
+    answer = sink.write(owner, job(2, a.part(2), b.part(2)))
+    assert set(answer.progress) == {2}
+    assert answer.failed == {}
+    assert (a.rows, b.rows) == ([], [1, 2])
+    assert (a.stored[0], b.stored[0]) == (0, 2)
+    # The engine has gone back to before txid 1.
+    sink.start(owner)
+    b.progress = commit.Progress(2, b.progress.epoch, 2, 32)
+    for txid in (1, 2):
+        sink.write(owner, job(txid, a.part(txid), b.part(txid)))
+    assert (a.rows, b.rows) == ([1, 2], [1, 2])
+
+
+def test_a_txid_that_progress_shows_is_skipped(conn, owner, sink):
+    a, b = View(conn, 1), View(conn, 2)
+    sink.write(owner, job(1, a.part(1)))
+    sink.start(owner)
+    a.progress = commit.take_over(conn, [1])[1]
+    assert a.progress.txid == 1
+    answer = sink.write(owner, job(1, a.part(1), b.part(1)))
+    assert set(answer.progress) == {2}
+    assert (a.rows, b.rows) == ([1], [1])
+
+
+def test_jobs_made_ahead_of_the_answers_know_old_progress(conn, owner, sink):
+    a = View(conn, 1)
+    jobs = [job(txid, a.part(txid)) for txid in (1, 2, 3)]
+    for each in jobs:
+        sink.write(owner, each)
+    assert a.rows == [1, 2, 3]
+    assert a.stored[0] == 3
+
+
+def test_another_owner_fences_all_groups(conn, owner, sink):
+    a, b = View(conn, 1, "g"), View(conn, 2)
+    sink.start(owner)
+    sink.write(owner, job(1, a.part(1), b.part(1)))
+    commit.take_over(conn, [1])
+    with pytest.raises(FencedError):
+        sink.write(owner, job(2, a.part(2)))
+    assert a.rows == [1]
+
+
+def test_views_dropped_or_swapped_meanwhile(conn, owner, sink):
+    a, b, c = View(conn, 1), View(conn, 2), View(conn, 3)
+    conn.execute("DELETE FROM headrace.views WHERE id = 1")
+    conn.execute("DROP TABLE v2; CREATE TABLE v2 (a int)")
+    answer = sink.write(owner, job(1, a.part(1), b.part(1), c.part(1)))
+    assert answer.gone == {1}
+    assert isinstance(answer.failed[2], SinkTableError)
+    assert set(answer.progress) == {3}
+    assert (a.rows, b.rows, c.rows) == ([], [], [1])
