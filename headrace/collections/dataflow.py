@@ -49,7 +49,6 @@ class Dataflow:
         self._sources: dict[int, list[plan.Source]] = {}
         self._txid = -1
         self._now = (0, 0)
-        self._begun = False
         self._fed: Counter[str] = Counter()
         self._failed = False
         self._out: list[pa.RecordBatch] = []
@@ -74,7 +73,7 @@ class Dataflow:
         """
         if txid <= self._txid:
             raise BugError(f"txid {txid} begins after the end of {self._txid}")
-        self._now, self._begun = (txid, attempt), True
+        self._now = (txid, attempt)
 
     def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
         """Take a change batch of a table; other tables' changes are of no interest."""
@@ -102,8 +101,6 @@ class Dataflow:
             BugError: a collection did not finish, or a diff has weight 0.
             RowsLost: rows were lost on an edge.
         """
-        if not self._begun:
-            attempt = self._now[1]
         for node in self._plan.nodes:
             if not plan.inputs(node):
                 end = TimeEnd(txid, attempt, self._fed[node.id])
@@ -112,7 +109,7 @@ class Dataflow:
             made.insert_only = False
             if made.done != txid:
                 raise BugError(f'collection "{made.id}" has not finished txid {txid}')
-        self._txid, self._now, self._begun = txid, (txid + 1, 0), False
+        self._txid, self._now = txid, (txid + 1, 0)
         self._fed.clear()
         batches, self._out = self._out, []
         schema = arrow_schema(self._plan.sink.schema)

@@ -17,6 +17,7 @@ from headrace.errors import (
     BugError,
     DefiniteFailure,
     HeadraceError,
+    RowsLost,
     StateDamaged,
     TransientError,
 )
@@ -30,12 +31,15 @@ from headrace.types import Diffs, TimeEnd
 _log = structlog.get_logger(__name__)
 
 THREADS: Final = max(2, os.cpu_count() or 2)
+LOST_MAX: Final = 3
+"""Attempts of a batch that may lose rows on an edge; then it is no accident."""
 
 
 @dataclass(slots=True)
 class Outcome:
     """What a batch did: diffs per view, and the views that failed."""
 
+    attempt: int
     diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
     failed: dict[int, HeadraceError] = field(default_factory=dict)
 
@@ -60,6 +64,8 @@ class Frames:
         self._txid = txid
         self._attempt = attempt
         self._kept: list[list[TableDiffs]] | None = None
+        self.rows = 0
+        """Rows in the chunks read so far."""
 
     def __iter__(self) -> Iterator[list[TableDiffs]]:
         """Chunks of frames; REQUIRES: read to the end, the decoder must see every message."""
@@ -67,6 +73,7 @@ class Frames:
             yield from self._kept
             return
         kept = []
+        self.rows = 0
         for messages in self._batch.chunks():
             events = [*self._decoder.feed(messages), *self._decoder.flush()]
             tables = {e.relation.oid for e in events if isinstance(e, RelationChanged)}
@@ -79,6 +86,7 @@ class Frames:
             ]
             if not self._batch.spooled:
                 kept.append(chunk)
+            self.rows += sum(frame.diffs.batch.num_rows for frame in chunk)
             yield chunk
         if not self._batch.spooled:
             self._kept = kept
@@ -112,7 +120,7 @@ class Processor:
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
         """
-        outcome = Outcome()
+        outcome = Outcome(attempt)
         touched: set[int] = set()
         self.edge.open((view.id for view in views), txid - 1)
         for chunk in frames:
@@ -135,10 +143,11 @@ class Processor:
                     self.edge.pull(view.id)
             for view_id in outcome.failed:
                 self.edge.leave(view_id)
-        self.edge.put(TimeEnd(txid, attempt))
+        self.edge.put(TimeEnd(txid, attempt, frames.rows))
         ending = [v for v in views if v.id in touched and v.id not in outcome.failed]
 
         def end(view: View) -> None:
+            self.edge.pull(view.id)
             outcome.diffs[view.id] = view.flow(self._settings).end(txid, attempt)
             # Before the sink's commit: what cannot be stored must not appear either.
             assert view.store is not None, "it has a dataflow"
@@ -171,6 +180,11 @@ class Processor:
         else:
             errors = list(self._pool.map(lambda v: _guarded(work, v), views))
         for view, error in zip(views, errors, strict=True):
+            if isinstance(error, RowsLost) and outcome.attempt >= LOST_MAX:
+                outcome.failed[view.id] = BugError(
+                    f"rows are lost in every attempt: {error.message}"
+                )
+                continue
             if isinstance(error, TransientError):
                 raise error
             if error is not None:

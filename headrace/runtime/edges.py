@@ -6,6 +6,7 @@ pulled it (A-4, A-5).  For now it is in memory, and the producer must ask ``room
 * Invariant 1: messages come out in the order they were put, once per successor.
 * Invariant 2: after TimeEnd(t) nothing at or before t may be put.
 * Invariant 3: frames carry (txid, attempt); those of an old attempt are dropped and counted.
+* Invariant 4: a successor gets a TimeEnd only after as many rows as its sender counted (T-29).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from headrace.errors import BugError
+from headrace.errors import BugError, RowsLost
 from headrace.types import Diffs, TimeEnd
 
 
@@ -41,6 +42,7 @@ class Edge:
         self._frames: deque[Frame] = deque()
         self._first = 0
         self._tails: dict[Hashable, int] = {}
+        self._pulled: dict[Hashable, int] = {}
         self._attempt: tuple[int, int] = (-1, 0)
         self._ended = -1
         self._rows = 0
@@ -56,6 +58,7 @@ class Edge:
             self._ended = after_txid
             self._attempt = (-1, 0)
             self._tails = dict.fromkeys(successors, 0)
+            self._pulled = dict.fromkeys(self._tails, 0)
 
     def leave(self, successor: Hashable) -> None:
         """A successor pulls no more; nothing is kept for it."""
@@ -87,12 +90,18 @@ class Edge:
             self._trim()
 
     def pull(self, successor: Hashable) -> list[Frame]:
-        """All frames that ``successor`` has not pulled yet; its tail moves."""
+        """All frames that ``successor`` has not pulled yet; its tail moves.
+
+        Raises:
+            RowsLost: a TimeEnd counts other rows than were pulled since the one before.
+        """
         with self._lock:
             start = self._tails[successor] - self._first
             self._tails[successor] = self._first + len(self._frames)
             out = [self._frames[i] for i in range(start, len(self._frames))]
             self._trim()
+            for frame in out:
+                self._count(successor, frame)
         return out
 
     @property
@@ -111,6 +120,18 @@ class Edge:
                 "successors": len(self._tails),
                 "dropped": self._dropped,
             }
+
+    def _count(self, successor: Hashable, frame: Frame) -> None:
+        pulled = self._pulled[successor]
+        if not isinstance(frame, TimeEnd):
+            self._pulled[successor] = pulled + _rows(frame)
+            return
+        self._pulled[successor] = 0
+        if pulled != frame.rows:
+            raise RowsLost(
+                f"got {pulled} of the {frame.rows} rows of txid {frame.txid} on edge"
+                f' "{self.name}"'
+            )
 
     def _trim(self) -> None:
         end = self._first + len(self._frames)

@@ -18,7 +18,7 @@ def diffs(txid: int, rows: int = 1, attempt: int = 0) -> Diffs:
 def test_every_successor_gets_everything_in_order():
     edge = Edge("e")
     edge.open(["a", "b"], 0)
-    first, end, second = diffs(1), TimeEnd(1, 0), diffs(2)
+    first, end, second = diffs(1), TimeEnd(1, 0, 1), diffs(2)
     edge.put(first)
     assert edge.pull("a") == [first]
     edge.put(end)
