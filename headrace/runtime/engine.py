@@ -418,6 +418,26 @@ class Engine:
             if view.live:  # or else its table could not take an earlier txid
                 self.lifecycle.fail(view, known)
 
+    def fail_batch(self, txid: int, caller: str | None) -> None:
+        """Process a batch that is in flight, and all later ones, again (T-30).
+
+        Raises:
+            PrivilegeError: ``caller`` may not act for us.
+            PrerequisiteError: it is not in flight.
+        """
+        self.owner.check_caller(caller)
+        if self.pipeline.take_back(txid):
+            self.rewind_soon()
+            return
+
+        def interrupt() -> None:
+            raise TransientError(
+                f"batch {txid} was failed on request", sqlstate="40001"
+            )
+
+        # Whether it was committed is found out as after a lost connection.
+        self._inbox.appendleft((False, interrupt))
+
     # --- what has been committed
 
     def drain(self) -> None:

@@ -23,7 +23,7 @@ import structlog
 
 from headrace import clock, pinned
 from headrace.config import Settings
-from headrace.errors import FencedError, PrerequisiteError
+from headrace.errors import FencedError, PrerequisiteError, PrivilegeError
 from headrace.runtime.views import View
 from headrace.sink import commit
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
@@ -83,6 +83,20 @@ class Owner:
                 )
             view.progress = progress
         return gone
+
+    def check_caller(self, caller: str | None) -> None:
+        """Raise PrivilegeError unless ``caller`` may act for the engine's role."""
+        row = self.conn.execute(
+            "SELECT %(caller)s::name IS NULL OR EXISTS (SELECT FROM pg_catalog.pg_roles r"
+            " WHERE r.rolname = %(caller)s"
+            " AND pg_catalog.pg_has_role(r.oid, current_user, 'MEMBER')), current_user",
+            {"caller": caller},
+        ).fetchone()
+        if not row or not row[0]:
+            raise PrivilegeError(
+                "permission denied to control the engine",
+                hint=f'Only members of role "{row[1] if row else ""}" may.',
+            )
 
     def look(self) -> None:
         """Fail if the sink connection is lost; the sink thread's."""

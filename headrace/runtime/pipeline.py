@@ -20,8 +20,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from headrace import clock
-from headrace.errors import BugError
-from headrace.runtime.coordinator import Coordinator, Emission, EmitBatch, Flight
+from headrace.errors import BugError, PrerequisiteError
+from headrace.runtime.coordinator import (
+    Coordinator,
+    Emission,
+    EmitBatch,
+    Flight,
+    State,
+)
 
 if TYPE_CHECKING:
     from headrace.runtime.writing import Answer, Job
@@ -56,7 +62,9 @@ class Pipeline:
         ``attempts``: those of earlier runs.  REQUIRES: nothing is in flight.
         """
         with self._changed:
-            assert not self._writing, "whoever rewinds has drained or aborted"
+            assert not self._processed, "whoever rewinds has drained or aborted"
+            # The sink thread may be looking after its connection, which takes no time.
+            self._changed.wait_for(lambda: not self._writing)
             if self._coordinator is None:
                 self._coordinator = Coordinator(
                     first, self.inflight_max, recorded=recorded, attempts=attempts
@@ -133,6 +141,31 @@ class Pipeline:
             if self._coordinator is not None:
                 self._coordinator.durable(txid)
 
+    def take_back(self, txid: int) -> bool:
+        """Take ``txid`` and all later ones back; those before it commit (T-30).
+
+        False: it is being committed, so only ``abort`` can.  ``rewind`` must follow.
+
+        Raises:
+            PrerequisiteError: it is not in flight.
+        """
+        with self._changed:
+            made = self._made()
+            attempt = made.attempt(txid)
+            flying = [f.txid for f in self._flights()]
+            if attempt is None or txid not in flying:
+                told = ", ".join(map(str, flying)) or "none"
+                raise PrerequisiteError(
+                    f"batch {txid} is not in flight", detail=f"In flight: {told}."
+                )
+            if made.state(txid) is State.COMMITTING and not self._jobs:
+                return False
+            self._jobs = deque(j for j in self._jobs if j.txid < txid)
+            self._processed = {t: j for t, j in self._processed.items() if t < txid}
+            self._emitted.clear()
+            self._take_in(made.failed(txid, attempt))
+            return True
+
     def abort(self, interrupt: Callable[[], None]) -> None:
         """Give up what is in flight; returns when the sink thread does nothing any more.
 
@@ -158,11 +191,7 @@ class Pipeline:
     def flights(self) -> list[Flight]:
         """Txids in flight, with state and attempt; from any thread."""
         with self._changed:
-            made = self._coordinator
-            waiting = {e.txid for e in self._emitted}
-            return [
-                f for f in (made.flights() if made else []) if f.txid not in waiting
-            ]
+            return self._flights()
 
     # --- the sink thread's side
 
@@ -225,6 +254,11 @@ class Pipeline:
             else:
                 self._jobs.append(self._processed[emission.txid])
         self._changed.notify_all()
+
+    def _flights(self) -> list[Flight]:
+        made = self._coordinator
+        waiting = {e.txid for e in self._emitted}
+        return [f for f in (made.flights() if made else []) if f.txid not in waiting]
 
     def _forget(self) -> None:
         self._emitted.clear()

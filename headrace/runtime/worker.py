@@ -68,6 +68,7 @@ class Worker:
                 "tap": self._tap,
                 "tapped": self._tapped,
                 "untap": self._untap,
+                "fail_batch": self._fail_batch,
                 "status": self._status,
                 "stop": self._stop,
             },
@@ -170,6 +171,12 @@ class Worker:
     async def _untap(self, params: dict[str, Any], _: Progress) -> None:
         job = _job(_need(params, "job"))
         await self._on_engine(lambda: self._engine.lifecycle.taps.end(job))
+
+    async def _fail_batch(self, params: dict[str, Any], _: Progress) -> None:
+        txid, caller = int(_need(params, "txid")), _need(params, "caller")
+        await self._on_engine(
+            lambda: self._engine.fail_batch(txid, caller), quiet=False
+        )
 
     async def _status(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
         engine = self._engine

@@ -41,8 +41,8 @@ Report = Callable[[str], None]
 _log = structlog.get_logger(__name__)
 
 
-class Builder(Protocol):
-    """What a handler may ask of the builder."""
+class Peer(Protocol):
+    """What a handler may ask of builder or worker."""
 
     async def call(
         self,
@@ -59,11 +59,15 @@ class Commands:
     """Runs calls; keeps those that go on after their caller was answered."""
 
     def __init__(
-        self, builder: Callable[[], Awaitable[Builder]], waits: Waits | None = None
+        self,
+        builder: Callable[[], Awaitable[Peer]],
+        waits: Waits | None = None,
+        worker: Callable[[], Awaitable[Peer]] | None = None,
     ) -> None:
-        """``builder`` waits until the builder can be asked and gives its peer."""
+        """``builder`` and ``worker`` wait until it can be asked and give its peer."""
         self._builder = builder
         self._waits = waits
+        self._worker = worker
         self._background: set[asyncio.Task[Any]] = set()
         self._handlers: dict[str, Callable[..., Awaitable[ResultSet | None]]] = {
             "create_view": self._create_view,
@@ -76,6 +80,7 @@ class Commands:
             "resync_view": self._resync_view,
             "verify_view": self._verify_view,
             "wait_for": self._wait_for,
+            "fail_batch": self._fail_batch,
         }
 
     async def run(
@@ -227,6 +232,19 @@ class Commands:
         if self._waits is None:
             raise TransientError("the worker process is not running")
         await self._waits.wait_for(arguments, context)
+
+    async def _fail_batch(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        if self._worker is None:
+            raise TransientError("the worker process is not running")
+        try:
+            async with asyncio.timeout(BUILDER_WAIT_S):
+                worker = await self._worker()
+        except TimeoutError as error:
+            raise TransientError("the worker process is not running") from error
+        params = {"txid": arguments["txid"], "caller": context.caller}
+        await worker.call("fail_batch", params)
 
     async def _call(
         self,

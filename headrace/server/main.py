@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.forwarder import setup
 from headrace.runtime import ownership, rpc
 from headrace.server import janitor
-from headrace.server.commands import Builder, Commands
+from headrace.server.commands import Commands, Peer
 from headrace.server.direct import Direct
 from headrace.server.health import Health
 from headrace.server.http import HttpServer
@@ -101,8 +101,9 @@ class Commander:
     def __init__(self, settings: Settings, database: str) -> None:
         self._settings = settings
         self._supervisor = Supervisor(settings, self._before_builder)
-        self._waits = Waits(settings.source, self._supervisor.worker.peer)
-        self._commands = Commands(self._builder, self._waits)
+        worker = self._supervisor.worker.peer
+        self._waits = Waits(settings.source, worker)
+        self._commands = Commands(self._builder, self._waits, worker)
         self._direct = Direct(settings, self._commands)
         self._listener = Listener(
             settings, Target.of(settings.source), database, self._commands.run
@@ -156,7 +157,7 @@ class Commander:
     def _sessions(self) -> int:
         return len(self._listener.connections)
 
-    async def _builder(self) -> Builder:
+    async def _builder(self) -> Peer:
         return await self._supervisor.builder.peer()
 
     async def _before_builder(self, peer: rpc.Peer) -> None:

@@ -29,7 +29,7 @@ _FALSE: Final = frozenset(("f", "false", "off", "no", "0"))
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A procedure's parameter; ``kind`` is text, jsonb, bool, pg_lsn or interval."""
+    """A procedure's parameter; ``kind`` is text, jsonb, bool, pg_lsn, interval or bigint."""
 
     name: str
     kind: str
@@ -93,7 +93,11 @@ SIGNATURES: Final[dict[str, tuple[Parameter, ...]]] = {
         Parameter("lsn", "pg_lsn", required=False),
         Parameter("timeout", "interval", required=False),
     ),
+    "fail_batch": (Parameter("txid", "bigint"),),
 }
+
+RELAYED: Final = frozenset(("fail_batch",))
+"""Those among them that only come from the command table: Postgres reads their arguments."""
 
 SELECTED: Final = frozenset(("explain_view", "verify_view"))
 """Functions among them: they are selected from, not called."""
@@ -112,9 +116,9 @@ def bind(
 ) -> Invocation | None:
     """The invocation of ``statement`` with parameter values ``given``."""
     signature = SIGNATURES.get(statement.procedure)
-    if signature is None or (statement.kind == "call") == (
-        statement.procedure in SELECTED
-    ):
+    if signature is None or statement.procedure in RELAYED:
+        return None
+    if (statement.kind == "call") == (statement.procedure in SELECTED):
         return None
     named = {p.name: p for p in signature}
     values: dict[str, Any] = {}

@@ -44,6 +44,7 @@ FILES: Final = (
     "resume_view.sql",
     "resync_view.sql",
     "wait_for.sql",
+    "fail_batch.sql",
     "verify.sql",
     "verify_view.sql",
     "list_views.sql",

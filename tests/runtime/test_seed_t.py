@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 
 from headrace.collections.base import Collection, Message
 from headrace.collections.dataflow import Dataflow
-from headrace.errors import BugError, RowsLost
+from headrace.errors import BugError, PrerequisiteError, RowsLost, TransientError
 from headrace.forwarder.batcher import Batch, Batcher, Cut
 from headrace.kernels.pgoutput import Decoder
 from headrace.runtime import positions
 from headrace.runtime.batches import Frames
 from headrace.runtime.coordinator import Coordinator, EmitBatch, EmitCommit, State
 from headrace.runtime.edges import Edge
+from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Meta, Position, Record
+from headrace.runtime.writing import Answer, Job
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
 from headrace.types import INT4, WEIGHT, Diffs, Field, TimeEnd
@@ -430,9 +432,103 @@ def test_T_17_frames_of_an_old_attempt_are_dropped_and_counted():
     for late in (Diffs(7, 1, row), TimeEnd(7, 0), Diffs(7, 0, row)):
         edge.put(late)
     edge.put(TimeEnd(7, 2, 1))
+    assert edge.statistics()["dropped"] == 3
     for successor in ("a", "b"):
         assert [(f.txid, f.attempt) for f in edge.pull(successor)] == [(7, 2)] * 2
-    assert edge.statistics()["dropped"] == 3
+
+
+@pytest.mark.parametrize("sent", [0, 1, 3])
+def test_T_29_an_edge_counts_what_it_delivers(sent):
+    edge, row = Edge("source"), diffs((Field("x", INT4),), "+ 1")
+    edge.open(["a"], 0)
+    edge.put(Diffs(1, 0, row))
+    edge.put(Diffs(1, 0, row))
+    edge.put(TimeEnd(1, 0, sent))
+    with pytest.raises(RowsLost, match=f"2 of the {sent} rows"):
+        edge.pull("a")
+
+
+# --- T-8, T-9, T-17, T-25, T-30: the pipeline between engine and sink thread
+
+
+def job(txid: int, attempt: int = 0) -> Job:
+    return Job(txid, attempt, txid * 16, 1, 0, ())
+
+
+def begun(count: int) -> Pipeline:
+    """A pipeline with txids 1 … ``count`` taken and processed."""
+    pipeline = Pipeline(count)
+    pipeline.rewind(1, 0, {})
+    for txid in range(1, count + 1):
+        assert pipeline.room
+        assert pipeline.begin(txid) == 0
+    assert not pipeline.room
+    for txid in range(count, 0, -1):
+        pipeline.processed(job(txid))
+    return pipeline
+
+
+def states(pipeline: Pipeline) -> str:
+    return " ".join(f"{f.txid}.{f.attempt} {f.state.value}" for f in pipeline.flights())
+
+
+def test_T_8_T_9_later_batches_are_processed_while_one_commits():
+    pipeline = begun(3)
+    assert pipeline.next_job(0) == job(1)
+    assert states(pipeline) == "1.0 committing 2.0 processed 3.0 processed"
+    pipeline.committed(Answer(job(1)))
+    assert pipeline.next_job(0) == job(2), "the sink thread asks nobody"
+    assert pipeline.begin(4) == 0
+    assert states(pipeline) == "2.0 committing 3.0 processed 4.0 processing"
+    assert [a.job.txid for a in pipeline.answers()] == [1]
+
+
+def test_T_10_T_25_nothing_later_commits_after_a_failure():
+    pipeline = begun(3)
+    assert pipeline.next_job(0) == job(1)
+    pipeline.failed(TransientError("cut"))
+    with pytest.raises(TransientError):
+        pipeline.answers()
+    pipeline.abort(lambda: None)
+    pipeline.rewind(1, 3, {})
+    assert [pipeline.begin(txid) for txid in (1, 2, 3)] == [1, 1, 1]
+    for txid in (1, 2, 3):
+        pipeline.processed(job(txid, 0))  # of the attempt that was given up
+    assert states(pipeline) == "1.1 processing 2.1 processing 3.1 processing"
+    pipeline.processed(job(1, 1))
+    assert pipeline.next_job(0) == job(1, 1)
+
+
+@pytest.mark.parametrize("writing", [False, True])
+def test_T_30_a_failed_batch_takes_only_later_ones_with_it(writing):
+    pipeline = begun(4)
+    if writing:
+        assert pipeline.next_job(0) == job(1)
+    with pytest.raises(PrerequisiteError, match="batch 5 is not in flight"):
+        pipeline.take_back(5)
+    assert pipeline.take_back(3)
+    if not writing:
+        assert pipeline.next_job(0) == job(1)
+    pipeline.committed(Answer(job(1)))
+    assert pipeline.next_job(0) == job(2)
+    pipeline.committed(Answer(job(2)))
+    assert not pipeline._jobs, "3 was taken back"
+    assert [a.job.txid for a in pipeline.answers()] == [1, 2]
+    assert not pipeline.busy
+    pipeline.rewind(3, 4, {})
+    assert pipeline.begin(3) > 0
+    assert pipeline.begin(4) > 0
+    assert pipeline.begin(5) == 0
+
+
+def test_T_30_what_is_being_written_cannot_just_be_taken_back():
+    pipeline = begun(2)
+    assert pipeline.next_job(0) == job(1)
+    assert not pipeline.take_back(1)
+    assert states(pipeline) == "1.0 committing 2.0 processed"
+    waiting = begun(2)
+    assert waiting.take_back(1), "but what waits for the sink thread can"
+    assert not waiting.busy
 
 
 # --- T-19 … T-22, T-29: collections and their ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -11,10 +12,20 @@ import pytest
 from headrace.collections import plan
 from headrace.collections.base import Collection
 from headrace.collections.dataflow import Dataflow
+from headrace.errors import BugError, FencedError, PrerequisiteError, PrivilegeError
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.forwarder import stream
 from headrace.runtime import faults, positions
-from headrace.types import BOOL, INT8, TEXT, Diffs, Field
+from headrace.runtime.batches import LOST_MAX
+from headrace.runtime.coordinator import State
+from headrace.runtime.edges import Edge, TableDiffs
+from headrace.runtime.ownership import Owner
+from headrace.runtime.pipeline import Pipeline
+from headrace.runtime.writing import Answer, Job, Part, SinkThread
+from headrace.sink import commit, table
+from headrace.sink.table import Target
+from headrace.types import BOOL, INT4, INT8, TEXT, Diffs, Field, Txid
+from tests.ledger import diffs
 from tests.runtime.harness import (
     Running,
     create_view,
@@ -222,6 +233,22 @@ def test_T_13_failures_are_found_without_anybody_telling(source, start, database
     assert_in_order(source)
 
 
+def test_T_17_a_replay_keeps_its_txid_and_has_a_new_attempt(source, start, database):
+    running = start()
+    physical, query = count_of(source, "man")
+    create_view(running, database, "v", physical, query)
+    faults.arm("cp13:raise:1")
+    write(source, "man")
+    settle(running, source, LONG_S)
+    assert running.engine.reconnects == 1
+    txid, attempt = source.execute(
+        "SELECT txid, attempt FROM headrace.progress"
+    ).fetchone()
+    recorded = running.on(lambda: positions.records(running.engine.db)[txid])
+    assert (attempt, recorded.attempt) == (1, 1)
+    assert source.execute(query).fetchone() == source.execute("TABLE v").fetchone()
+
+
 def test_T_11_T_26_batches_are_recorded_and_forgotten(source, start, database):
     running = start(feedback_interval_ms=20)
     create_view(running, database, "v", source_plan(source, "words"), QUERY)
@@ -314,3 +341,194 @@ def test_T_29_a_row_lost_between_collections(source, start, database, monkeypatc
     assert lost
     assert running.engine.reconnects == 1
     assert source.execute("TABLE v").fetchall() == [("man", 2)]
+
+
+def test_T_29_a_row_lost_on_the_way_to_the_dataflows(
+    source, start, database, monkeypatch
+):
+    """In every attempt: the view stops, the others go on."""
+    running = start()
+    for name in ("a", "b"):
+        create_view(running, database, name, source_plan(source, "words"), QUERY)
+    first = min(running.engine.views)
+    pull = Edge.pull
+
+    def lossy(self, successor):
+        frames = pull(self, successor)
+        if successor == first and any(isinstance(f, TableDiffs) for f in frames):
+            self._pulled[successor] -= 1
+        return frames
+
+    monkeypatch.setattr(Edge, "pull", lossy)
+    write(source, "x")
+    wait_until(
+        lambda: (
+            source.execute(
+                "SELECT view_name FROM headrace.views WHERE status = 'error'"
+            ).fetchall()
+            == [("a",)]
+        ),
+        "the view stops",
+    )
+    settle(running, source, LONG_S)
+    assert running.engine.reconnects == LOST_MAX
+    assert source.execute("TABLE a").fetchall() == []
+    assert same(source, "b", QUERY) == []
+
+
+def test_T_16_frames_carry_the_attempt_that_processes_them(
+    source, start, database, monkeypatch
+):
+    seen = []
+    put = Edge.put
+    monkeypatch.setattr(
+        Edge, "put", lambda self, frame: seen.append(frame) or put(self, frame)
+    )
+    running = start()
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    faults.arm("cp12:raise:1,cp14:raise:2")
+    for i in range(4):
+        write(source, str(i))
+        settle(running, source, LONG_S)
+    assert running.engine.reconnects == 2
+    pairs = [(f.diffs if isinstance(f, TableDiffs) else f) for f in seen]
+    pairs = [(f.txid, f.attempt) for f in pairs]
+    assert {a for _, a in pairs} >= {0, 1}
+    for txid in {t for t, _ in pairs}:
+        attempts = [a for t, a in pairs if t == txid]
+        assert attempts == sorted(attempts), "an old attempt never comes later"
+
+
+# --- T-4, T-9, T-25: the compare-and-set of the sink
+
+
+class Sink:
+    """A result table ``v (x int)`` with progress, and the sink thread's work on it by hand."""
+
+    def __init__(self, dsn: str, folder, source) -> None:
+        self.source = source
+        source.execute("CREATE PUBLICATION headrace")
+        oid = table.create(source, "public", "v", "SELECT 0 AS x WHERE false")
+        schema = (Field("x", INT4),)
+        self.target = Target(1, "public", "v", oid, schema)
+        source.execute(
+            "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid)"
+            " VALUES (1, 'public', 'v', '', %s)",
+            (oid,),
+        )
+        source.execute(
+            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (1, 4, '0/1')"
+        )
+        self.owner = Owner(settings_for(dsn, folder))
+        self.pipeline = Pipeline(4)
+        self.thread = SinkThread(self.pipeline, lambda: None)
+        self.take_over()
+
+    def take_over(self) -> None:
+        self.progress = commit.take_over(self.owner.conn, [1])[1]
+        self.thread.start(self.owner)
+
+    def write(self, txid: int, attempt: int = 0, *, at: int | None = None) -> Answer:
+        """Add row ``txid``; ``at``: what we think is stored."""
+        known = self.progress if at is None else replace(self.progress, txid=Txid(at))
+        rows = diffs(self.target.schema, f"+ {txid}")
+        part = Part(1, self.target, "", known, rows)
+        return self.thread.write(
+            self.owner, Job(txid, attempt, txid * 16, 1, 0, (part,))
+        )
+
+    def stored(self) -> tuple[int, int, list[int]]:
+        """Progress (txid, attempt), and the table."""
+        row = self.source.execute(
+            "SELECT txid, attempt FROM headrace.progress"
+        ).fetchone()
+        rows = self.source.execute("SELECT x FROM v ORDER BY x").fetchall()
+        return (*row, [x for (x,) in rows])
+
+    def close(self) -> None:
+        self.pipeline.close()
+        self.thread.close()
+        self.owner.close()
+
+
+@pytest.fixture
+def sink(database, tmp_path, source):
+    made = Sink(database, tmp_path, source)
+    yield made
+    made.close()
+
+
+def test_T_4_T_9_T_25_sink_compare_and_set(sink):
+    """The rows of requirements 3.4, in their order."""
+    assert sink.write(5, 1).progress[1].txid == 5
+    done = (5, 1, [5])
+    assert sink.stored() == done
+    # Commit n twice, in one run and after taking over: done, with success.
+    assert sink.write(5, 1).failed == {}
+    sink.take_over()
+    assert sink.write(5, 2).failed == {}
+    assert sink.stored() == done
+    # An older attempt of n after a newer one committed.
+    assert sink.write(5, 0).failed == {}
+    assert sink.stored() == done
+    # Replay n when n + 3 is stored.
+    for txid in (6, 7, 8):
+        sink.write(txid)
+    sink.take_over()
+    assert sink.write(5, 3).progress == {}
+    done = (8, 0, [5, 6, 7, 8])
+    assert sink.stored() == done
+    # Commit n + 1 when n - 1 is stored: what we think was written is not there.
+    with pytest.raises(BugError, match="a gap"):
+        sink.write(10, at=9)
+    assert sink.stored() == done
+    # Another owner has taken the view over.
+    commit.take_over(sink.source, [1])
+    with pytest.raises(FencedError):
+        sink.write(9)
+    assert sink.stored() == done
+    sink.take_over()
+    sink.write(9)
+    assert sink.stored() == (9, 0, [5, 6, 7, 8, 9])
+
+
+# --- T-30
+
+
+def in_commit(running) -> int | None:
+    """The txid that is being committed."""
+    found = [
+        f for f in running.engine.pipeline.flights() if f.state is State.COMMITTING
+    ]
+    return found[0].txid if found else None
+
+
+def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, database):
+    running = start(lock_timeout_ms=90_000)
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    log_commits(source)
+    write(source, "before")
+    settle(running, source)
+
+    def fail(txid: int, caller: str | None = None) -> None:
+        work = running.engine.submit(
+            lambda: running.engine.fail_batch(txid, caller), quiet=False
+        )
+        work.result(LONG_S)
+
+    with pytest.raises(PrerequisiteError, match="not in flight"):
+        fail(running.engine.position.txid)
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE v IN SHARE MODE")
+        write(source, "stuck")
+        txid = wait_until(lambda: in_commit(running), "the sink waits for the table")
+        with pytest.raises(PrivilegeError, match="permission denied"):
+            fail(txid, "pg_monitor")
+        fail(txid)
+        wait_until(lambda: running.engine.reconnects == 1, "it is given up")
+    settle(running, source, LONG_S)
+    assert same(source, "v", QUERY) == []
+    attempts = source.execute("SELECT txid, attempt FROM headrace.progress").fetchall()
+    assert attempts == [(txid, 1)]
+    assert_in_order(source)
+    assert running.thread.is_alive()
