@@ -49,6 +49,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _THREADS: Final = 64
 _STOP_S: Final = 8.0
 _RETRY_S: Final = 0.5
+_HANDOVER_S: Final = 10.0
 
 Work = Callable[[Job], Any]
 
@@ -129,25 +130,43 @@ class Builder:
             self._spark.warm()
 
     async def greet_worker(self) -> None:
-        """Have the worker release the holds of a dead builder, finish its last handovers."""
+        """Finish the last handovers of a dead builder, have the worker release its holds.
+
+        In this order: a hold keeps what a view that is not handed over needs.
+        """
+        sealed = await asyncio.to_thread(staging.sealed, self._settings.staging_dir)
+        handovers = [
+            asyncio.create_task(self._hand_over(view_id))
+            for view_id in sealed
+            if view_id not in self._context.live
+        ]
+        if handovers:
+            # One that has to wait for its table must not keep the source's WAL for ever.
+            await asyncio.wait(handovers, timeout=_HANDOVER_S)
         while True:
             try:
                 await self._worker.start(self.holds)
                 break
             except TransientError:
                 await asyncio.sleep(_RETRY_S)
-        for view_id in await asyncio.to_thread(
-            staging.sealed, self._settings.staging_dir
-        ):
-            if view_id in self._context.live:
-                continue
-            with contextlib.suppress(HeadraceError):
-                # Idempotent: a view that was adopted before is only waited for.
-                await self._worker.request("adopt", {"view_id": view_id})
-                staged = staging.of_view(self._settings.staging_dir, view_id)
-                await asyncio.to_thread(staged.remove)
+        await asyncio.gather(*handovers)
         with contextlib.suppress(HeadraceError):
             await self._forget_gone()
+
+    async def _hand_over(self, view_id: int) -> None:
+        """Have the worker adopt a view that was populated; idempotent."""
+        while True:
+            try:
+                await self._worker.request("adopt", {"view_id": view_id})
+            except TransientError:
+                await asyncio.sleep(_RETRY_S)
+            except HeadraceError as error:
+                _log.warning("view not adopted", view=view_id, reason=error.message)
+                return
+            else:
+                break
+        staged = staging.of_view(self._settings.staging_dir, view_id)
+        await asyncio.to_thread(staged.remove)
 
     async def _forget_gone(self) -> None:
         """Tell the worker of views whose drop a dead builder could not tell it of."""

@@ -20,6 +20,7 @@ from headrace.population.connect import Connection
 from headrace.population.job import Job
 from headrace.population.publish import copy_rows
 from headrace.population.staging import Staging
+from headrace.runtime import faults
 from headrace.sink import table
 from headrace.sink.table import Target
 
@@ -83,6 +84,7 @@ def replace_rows(
     ).fetchone()
     if count[0] != total:
         raise BugError(f"{count[0]} rows are in the table, {total} were expected")
+    faults.point(faults.RESULT_MADE)
     conn.execute(sql.SQL("DROP TABLE {}").format(staged))
     if not _has_hash_index(conn, target.oid):
         table.create_hash_index(conn, target.schema_name, target.table_name)

@@ -20,6 +20,7 @@ from headrace.errors import (
     RowError,
     SinkBlocked,
     SinkTableError,
+    TransientError,
     UndefinedError,
     UserError,
 )
@@ -228,16 +229,27 @@ class Lifecycle:
     def release(self, job: str) -> None:
         """End a hold and what was suspended for it; nothing happens if there is none."""
         engine = self._engine
-        for view in engine.views.values():
-            if view.suspended == job:
-                view.suspended = None
-                view.story.add("goes on", job=job)
-                engine.rewind_soon()
+        for view in [v for v in engine.views.values() if v.suspended == job]:
+            self._go_on(view)
         if engine.holds.pop(job, None) is None:
             return
         meta: positions.Meta = {}
         positions.put_hold(meta, job, None)
         engine.db.put_meta(meta, sync=False)
+
+    def _go_on(self, view: View) -> None:
+        """End the suspension of a view, which may be another one in the catalog by now."""
+        engine = self._engine
+        view.suspended = None
+        try:
+            gone = not views.exists(engine.owner.conn, view.id)
+        except (TransientError, psycopg.Error):
+            gone = False  # ``load`` finds out, with the next connection
+        if gone:
+            self.forget(view.id)
+            return
+        view.story.add("goes on")
+        engine.rewind_soon()
 
     def keep_holds(self, jobs: set[str]) -> None:
         """Release every hold of a job that is not among ``jobs``, and its taps."""
@@ -268,6 +280,10 @@ class Lifecycle:
             _revive(view)
         elif not self._ingest(view):
             raise DefiniteFailure("the view has no staged state", hint=RESYNC)
+        for other in list(engine.views.values()):
+            # A resync has put this one in its place: two may never write one table.
+            if other.id != view.id and other.target.oid == view.target.oid:
+                self.forget(other.id)
         engine.views[view.id] = view
         if engine.owner.take_over([view]):
             self.forget(view.id)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import threading
 import time
 
@@ -46,6 +49,11 @@ def leftovers(conn):
         " UNION ALL SELECT prrelid::regclass::text FROM pg_publication_rel"
         " WHERE prrelid NOT IN (SELECT table_oid FROM headrace.view_tables)"
     ).fetchall()
+
+
+@pytest.fixture
+def engine(shared_engine):
+    return shared_engine
 
 
 @pytest.fixture
@@ -125,6 +133,7 @@ def test_only_what_differs_is_touched(commander, source, engine):
         "SELECT has_table_privilege('public', 'v', 'select')"
     ).fetchone() == (True,)
     assert source.execute("SELECT count(*) FROM reader").fetchone() == (5,)
+    source.execute("DROP VIEW reader")
     source.execute("UPDATE items SET g = g + 1")
     wait(source, "v")
     assert_equal(source, "v")
@@ -155,7 +164,7 @@ def test_while_writers_go_on_and_readers_look(commander, source, engine):
     threads = [threading.Thread(target=f) for f in (write, read)]
     for thread in threads:
         thread.start()
-    for way in (commander, source, commander):
+    for way in (commander, source):
         way.execute("CALL headrace.resync_view('v')")
     stop.set()
     for thread in threads:
@@ -168,31 +177,38 @@ def test_while_writers_go_on_and_readers_look(commander, source, engine):
     assert leftovers(source) == []
 
 
-def test_lost_tables_state_and_slots(commander, source, engine):
-    source.execute("DROP TABLE v")
-    source.execute("UPDATE items SET g = g + 1")
-    until(lambda: status(source, "v")[0] == "error", "its table is gone")
-    assert "resync_view('public.v')" in status(source, "v")[1]
-    commander.execute("CALL headrace.resync_view('v')")
-    assert_equal(source, "v")
-    # The slot, and all state.
-    engine.stop()
-    slot = engine.env["HEADRACE_SLOT_NAME"]
-    source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-    shutil.rmtree(engine.data_dir / "state")
-    source.execute("UPDATE items SET g = g + 1")
-    engine.start()
-    with psycopg.connect(engine.dsn, autocommit=True) as again:
+def test_lost_tables_state_and_slots(database, start_engine):
+    engine = start_engine(database)
+    with psycopg.connect(database, autocommit=True) as source:
+        source.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
+        source.execute(
+            "INSERT INTO items SELECT i, i % 5, i FROM generate_series(1, 50) i"
+        )
+        for name in ("v", "other"):
+            source.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
+        source.execute("DROP TABLE v")
+        source.execute("UPDATE items SET g = g + 1")
+        until(lambda: status(source, "v")[0] == "error", "its table is gone")
+        assert "resync_view('public.v')" in status(source, "v")[1]
+        source.execute("CALL headrace.resync_view('v')")
+        assert_equal(source, "v")
+        # The slot, and all state.
+        engine.stop()
+        slot = engine.env["HEADRACE_SLOT_NAME"]
+        source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        shutil.rmtree(engine.data_dir / "state")
+        source.execute("UPDATE items SET g = g + 1")
+        engine.start()
         for name in ("v", "other"):
             until(lambda name=name: status(source, name)[0] == "error", "lost")
             assert "CALL headrace.resync_view(" in status(source, name)[1]
-            again.execute("CALL headrace.resync_view(%s)", (name,))
+            source.execute("CALL headrace.resync_view(%s)", (name,))
             assert_equal(source, name)
         source.execute("UPDATE items SET g = g + 1")
         for name in ("v", "other"):
-            wait(again, name)
+            wait(source, name)
             assert_equal(source, name)
-    assert leftovers(source) == []
+        assert leftovers(source) == []
 
 
 def test_altered_tables_are_not_taken_for_ours(commander, source):
@@ -231,3 +247,48 @@ def test_cancelled_it_leaves_the_view_as_it_was(commander, source, engine):
         source.execute("UPDATE items SET g = g + 1")
         wait(commander, "v")
         assert_equal(source, "v")
+
+
+@pytest.mark.slow
+def test_killed_anywhere_it_is_done_or_not(database, start_engine, tmp_path):
+    """Builder and worker are killed amid a resync: the view is the old one or the new one."""
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
+    with psycopg.connect(database, autocommit=True) as source:
+        source.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
+        source.execute(
+            "INSERT INTO items SELECT i, i % 5, i FROM generate_series(1, 50) i"
+        )
+        source.execute(f"CALL headrace.create_view('v', '{QUERY}')")
+        for point in ("cp01", "cp05", "cp06", "cp07", "cp08", "cp08b"):
+            source.execute("INSERT INTO v VALUES (NULL, 1000, NULL)")
+            (traps / point).write_text("kill:1")
+            with pytest.raises(psycopg.Error):
+                source.execute("CALL headrace.resync_view('v')")
+            assert (traps / f"{point}.sprung").exists(), point
+            source.execute("UPDATE items SET g = g + 1, x = x + 1")
+            wait(source, "v")
+            done = source.execute("SELECT count(*) FROM v WHERE n = 1000").fetchone()
+            assert done == (0 if point == "cp08b" else 1,), point
+            source.execute("CALL headrace.resync_view('v')")
+            assert_equal(source, "v")
+        worker = "headrace.runtime.worker"
+        for delay in (0.05, 0.2, 0.4):
+            killer = threading.Timer(
+                delay, lambda: os.kill(engine.child(worker), signal.SIGKILL)
+            )
+            killer.start()
+            with contextlib.suppress(psycopg.Error):
+                source.execute("CALL headrace.resync_view('v')")
+            killer.join()
+            source.execute("UPDATE items SET g = g + 1, x = x + 1")
+            wait(source, "v")
+            assert_equal(source, "v")
+        until(lambda: leftovers(source) == [], "nothing is left")
+        ids = {str(r[0]) for r in source.execute("SELECT id FROM headrace.views")}
+        staging = engine.data_dir / "staging"
+        until(lambda: not list(staging.iterdir()), "no staged files are left")
+        assert source.execute(
+            "SELECT view_id::text FROM headrace.progress"
+        ).fetchall() == [(i,) for i in ids]

@@ -72,7 +72,7 @@ def test_proved_while_writers_go_on(commander, source, engine):
     for thread in threads:
         thread.start()
     before = list(count)
-    for _ in range(4):
+    for _ in range(2):
         for name in ("v", "j"):
             assert commander.execute(VERIFY, (name,)).fetchall() == []
     assert all(b > a for a, b in zip(before, count, strict=True)), "they have written"
