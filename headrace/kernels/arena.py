@@ -47,17 +47,24 @@ _LARGE = cython.declare(cython.uint, 255)
 
 @cython.cclass
 class Arena:
-    """See the module."""
+    """See the module.
+
+    ``slab_bytes`` 0: every block comes from the C library, so that a memory checker sees each.
+    ``directory``: where segments are mapped from; None: from anonymous memory.
+    """
 
     def __cinit__(self, slab_bytes: int, directory: str | None) -> None:
+        self.descriptor = -1
+        watched: cython.bint = slab_bytes == 0
+        if watched:
+            slab_bytes = 4096
         if slab_bytes < 4096 or slab_bytes & (slab_bytes - 1) or slab_bytes > 1 << 20:
             raise ValueError("slab_bytes must be a power of two from 4 KiB to 1 MiB")
-        self.descriptor = -1
         self.slab_bytes = slab_bytes
         self.units = slab_bytes >> 3
         self.mask = self.units - 1
         self.shift = self.units.bit_length() - 1
-        self.block_bytes_max = slab_bytes >> 2
+        self.block_bytes_max = 0 if watched else slab_bytes >> 2
         # Sizes: every 8 bytes up to 128, then eight steps to each doubling.
         sizes: list[int] = []
         size = 8

@@ -88,7 +88,7 @@ class SkipList(Writes):
         """An empty map, all groups resident.
 
         ``durable``: the txid up to which everything is in the base.  ``ratio``: removed nodes that
-        a snapshot of counter mode leaves.  ``directory``: map memory from a file there.
+        a snapshot of counter mode leaves.  ``slab_bytes``, ``directory``: see ``arena``.
         """
         if self.arena is not None:
             raise BugError("a state map is made once")
@@ -178,12 +178,14 @@ class SkipList(Writes):
         out: list[Any] = []
         value: ValueRef
         handle: cython.uint = self._handle(key)
+        self.mutex.acquire()  # a reader may prune
         if handle:
             handle = node_at(self.arena, handle).value
         while handle:
             value = value_at(self.arena, handle)
             out.append((value.version, value_bytes(value)))
             handle = value.older
+        self.mutex.release()
         return out
 
     def group_bytes(self) -> list[int]:

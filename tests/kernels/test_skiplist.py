@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+import threading
 
 import pytest
 
@@ -18,17 +20,20 @@ class Both:
     """Two maps that are told the same; what one answers the other must answer too."""
 
     def __init__(
-        self, rng: random.Random, *, txids: bool, slab_bytes: int = 4096
+        self, rng: random.Random, *, txids: bool, keys: int = 12, slab_bytes: int = 4096
     ) -> None:
         self.rng = rng
+        self.most = 8 if keys == 12 else 300
         self.fast = SkipList(txids=txids, slab_bytes=slab_bytes)
         self.slow = ReferenceSkipList(txids=txids)
         self.base: dict[bytes, bytes] = {}
-        self.deleted = 0
         self.keys = [
-            bytes((group,)) + bytes(rng.choices(b"ab\x00\xff", k=rng.randint(0, 5)))
+            bytes((group,))
+            + bytes(
+                rng.choices(b"ab\x00\xff", k=rng.randint(0, 5 if keys == 12 else 9))
+            )
             for group in GROUPS
-            for _ in range(12)
+            for _ in range(keys)
         ]
 
     def __getattr__(self, name: str):
@@ -65,8 +70,8 @@ class Both:
         ]
         assert read[0] == read[1]
 
-    def some(self, most: int = 8) -> list[bytes]:
-        keys = self.rng.choices(self.keys, k=self.rng.randint(1, most))
+    def some(self) -> list[bytes]:
+        keys = self.rng.choices(self.keys, k=self.rng.randint(1, self.most))
         return sorted(keys) if self.rng.random() < 0.7 else keys
 
     def value(self) -> bytes | None:
@@ -193,10 +198,12 @@ class Txids(Both):
             self.extreme_many(prefixes, ends, last, bases)
 
 
-def run(both: Both, weights: dict[str, int], steps: int) -> None:
-    for name in both.rng.choices(list(weights), list(weights.values()), k=steps):
+def run(both: Both, weights: dict[str, int], steps: int, every: int = 1) -> None:
+    names = both.rng.choices(list(weights), list(weights.values()), k=steps)
+    for i, name in enumerate(names):
         getattr(both, name)()
-        both.check()
+        if i % every == 0:
+            both.check()
 
 
 COUNTER = {"write": 6, "get": 2, "take": 3, "see": 1, "iterate": 4, "end": 4}
@@ -228,3 +235,182 @@ def test_txid_mode_equals_the_reference(seed) -> None:
         both._spill(group)
     both.check()
     assert (both.fast.allocations, both.fast.mapped_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_large_batches_search_in_lanes(seed) -> None:
+    both = Txids(random.Random(seed), txids=True, keys=400)
+    run(both, TXIDS, 60, every=15)
+    both.check()
+    both = Counter(random.Random(seed), txids=False, keys=400)
+    run(both, COUNTER, 40, every=10)
+    both.check()
+
+
+def test_a_checkpoint_reads_in_a_thread_while_txids_come_go_and_fail() -> None:
+    """What it reads is one committed txid, whatever the writer does meanwhile."""
+    rng = random.Random(1)
+    m = SkipList(txids=True, slab_bytes=4096)
+    keys = sorted(rng.randbytes(rng.randint(1, 6)) for _ in range(3000))
+    base: dict[bytes, bytes | None] = {}
+    states: dict[int, dict[bytes, bytes | None]] = {0: {}}
+    wrong: list[int] = []
+
+    def checkpoint(snapshot: int) -> None:
+        for some, values in m.changes(snapshot):
+            base.update(zip(some, values, strict=True))
+        mine = {key: value for key, value in base.items() if value is not None}
+        if mine != states[snapshot - 1]:
+            wrong.append(snapshot)
+
+    flying: list[int] = []
+    committed, thread, snapshot = 0, None, 0
+    for _ in range(300):
+        last = flying[-1] if flying else committed
+        if len(flying) == 4 or (flying and rng.random() < 0.4):
+            committed = flying.pop(0)
+            m.commit(committed)
+        if thread is not None and (not thread.is_alive() or rng.random() < 0.1):
+            thread.join()
+            m.retire(snapshot)
+            thread = None
+        if thread is None:
+            snapshot = m.snapshot(committed)
+            thread = threading.Thread(target=checkpoint, args=(snapshot,))
+            thread.start()
+        if flying and rng.random() < 0.1:
+            last = flying[rng.randrange(len(flying))] - 1
+            m.rollback(last + 1)
+            flying = [txid for txid in flying if txid <= last]
+        m.begin(last + 1)
+        flying.append(last + 1)
+        some = sorted(set(rng.choices(keys, k=400)))
+        new = [rng.choice((None, rng.randbytes(rng.randint(0, 90)))) for _ in some]
+        m.put_many(some, new)
+        states[last + 1] = {**states[last], **dict(zip(some, new, strict=True))}
+        states[last + 1] = {k: v for k, v in states[last + 1].items() if v is not None}
+    assert thread is not None
+    thread.join()
+    m.retire(snapshot)
+    assert wrong == []
+    assert m.get_many(keys)[0] == [states[flying[-1]].get(key) for key in keys]
+    m.rollback(committed + 1)
+    assert m.get_many(keys)[0] == [states[committed].get(key) for key in keys]
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_memory_is_given_back(tmp_path, directory) -> None:
+    rng = random.Random(2)
+    m = SkipList(txids=True, directory=str(tmp_path) if directory else None)
+    keys = sorted(rng.randbytes(12) for _ in range(60_000))
+    values = [rng.randbytes(rng.choice((8, 32, 300))) for _ in keys]
+    m.begin(1)
+    for at in range(0, len(keys), 6000):
+        m.put_many(keys[at : at + 6000], values[at : at + 6000])
+    m.commit(1)
+    m.retire(m.snapshot(1))
+    m.clean(1 << 30)
+    full = m.mapped_bytes
+    assert full < 1.25 * m.live_bytes
+    for group in range(128):
+        m.spill(group)
+    # All but what was made before groups had places of their own.
+    assert m.mapped_bytes < 0.5 * full + (9 << 20)
+    for group in range(128):
+        m.begin_load(group)
+    half = sum(key[0] < 128 for key in keys)
+    m.load(keys[:half], values[:half])
+    for group in range(128):
+        m.set_resident(group, True)
+    assert m.get_many(keys) == (values, [])
+    assert m.live_bytes < full
+    for group in range(256):
+        m.spill(group)
+    assert (m.allocations, m.live_bytes, m.mapped_bytes) == (0, 0, 0)
+    assert m.get_many(keys[:3]) == ([None] * 3, [0, 1, 2])
+
+
+@pytest.mark.parametrize("slab_bytes", [4096, 65536])
+def test_keys_and_values_may_be_large(slab_bytes) -> None:
+    m = SkipList(txids=True, slab_bytes=slab_bytes)
+    sizes = (0, 1, 1000, 1 << 12, 1 << 14, (1 << 14) + 1, 1 << 16, 3 << 20)
+    keys = sorted(bytes((size % 251,)) * (size + 1) for size in sizes)
+    for txid in (1, 2, 3):
+        m.begin(txid)
+        m.put_many(keys, [bytes((txid,)) * (size + txid) for size in sizes])
+        assert m.get_many(keys)[0] == [bytes((txid,)) * (s + txid) for s in sizes]
+    m.rollback(3)
+    m.commit(1)
+    m.commit(2)
+    assert m.get_many(keys)[0] == [b"\x02" * (size + 2) for size in sizes]
+    changed = {}
+    for some, values in m.changes(m.snapshot(2)):
+        changed.update(zip(some, values, strict=True))
+    assert changed == dict(zip(keys, [b"\x02" * (s + 2) for s in sizes], strict=True))
+    m.retire(3)
+    m.clean(100)
+    for key in keys:
+        m.spill(key[0])
+    assert (m.allocations, m.mapped_bytes) == (0, 0)
+
+
+def test_weights() -> None:
+    m = SkipList(txids=True)
+    with pytest.raises(BugError):
+        m.add_many([b"a"], [1], [], [])
+    m.begin(1)
+    assert m.add_many([b"a", b"b", b"a"], [1, -2, 1], [], []) == 1
+    assert m.get_many([b"a", b"b"])[0] == [pack(2), pack(-2)]
+    assert m.add_many([b"b", b"c"], [3, -1], [], []) == 0
+    assert m.negatives == 1
+    m.begin(2)
+    assert m.add_many([b"c"], [1], [], []) == -1
+    m.rollback(2)
+    assert m.negatives == 1
+    m.add_many([b"a"], [2**63 - 3], [], [])
+    for delta, error in ((1, OverflowError), (2**63, OverflowError)):
+        with pytest.raises(error):
+            m.add_many([b"a"], [delta], [], [])
+    assert m.get_many([b"a"])[0] == [pack(2**63 - 1)]
+    m.put_many([b"t"], [b"text"])
+    with pytest.raises(BugError):
+        m.add_many([b"t"], [1], [], [])
+    with pytest.raises(BugError):
+        m.scan_many([b"t"], None)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda m: m.put_many([b"a"], []), ValueError),
+        (lambda m: m.put_many(["a"], [b""]), TypeError),
+        (lambda m: m.put_many([None], [b""]), TypeError),
+        (lambda m: m.get_many([bytearray(b"a")]), TypeError),
+        (lambda m: m.add_many([b"a"], [], [], []), ValueError),
+        (lambda m: m.add_many([b"a"], [1], [1], [b"x" * 8]), ValueError),
+        (lambda m: m.add_many([b"a"], [1], [0], []), ValueError),
+        (lambda m: m.add_many([b"a"], [1], [-1], [None]), OverflowError),
+        (lambda m: m.scan_many([b""], None), BugError),
+        (lambda m: m.extreme_many([b"a"], [], True, None), ValueError),
+        (lambda m: m.set_resident(256, True), ValueError),
+        (lambda m: m.spill(-1), ValueError),
+        (lambda m: m.begin(1), BugError),
+        (lambda m: m.commit(2), BugError),
+        (lambda m: m.retire(1), BugError),
+        (lambda m: m.changes(1).__next__(), BugError),
+        (lambda m: m.load([b"a"], [b"b"]), BugError),
+        (lambda m: m.__init__(), BugError),
+    ],
+)
+def test_a_wrong_call_changes_nothing(call, error) -> None:
+    m = SkipList(txids=True)
+    m.begin(1)
+    m.put_many([b"b"], [pack(1)])
+    with pytest.raises(error):
+        call(m)
+    assert (m.size, m.allocations, m.running) == (1, 2, [1])
+    assert m.get_many([b"a", b"b"]) == ([None, pack(1)], [])
+
+
+def pack(weight: int) -> bytes:
+    return struct.pack("<q", weight)
