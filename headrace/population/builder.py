@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
-import stat
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -24,7 +21,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import events, imports
+from headrace import events, imports, parent
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.population import (
@@ -45,7 +42,6 @@ from headrace.population.spark import Spark
 from headrace.runtime import rpc
 
 _log = structlog.get_logger(__name__)
-_PR_SET_PDEATHSIG: Final = 1
 _THREADS: Final = 64
 _STOP_S: Final = 8.0
 _RETRY_S: Final = 0.5
@@ -362,32 +358,13 @@ def clean_up(settings: Settings) -> None:
         _log.info("left-over populations removed", slots=slots, directories=removed)
 
 
-def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """End with the commander: by signal on Linux, and when a piped stdin is closed."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    mode = os.fstat(0).st_mode
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended before
-            loop.call_soon_threadsafe(stop)
-
-    threading.Thread(target=watch, name="headrace-stdin", daemon=True).start()
-
-
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, or until the commander is gone."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    _watch_parent(loop, stopping.set)
+    parent.watch(loop, stopping.set)
     builder = Builder(settings, loop)
     await asyncio.to_thread(builder.start)
     settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
