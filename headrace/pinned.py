@@ -79,16 +79,28 @@ def is_transient(error: psycopg.Error) -> bool:
 
 def classify(error: psycopg.Error) -> HeadraceError:
     """The error of our tree for a failure of a connection, or of a statement of ours."""
-    text = error.diag.message_primary or str(error).strip() or type(error).__name__
-    if is_transient(error):
-        return TransientError(
-            text, detail=error.diag.message_detail, sqlstate=error.sqlstate or "08006"
-        )
-    return PrerequisiteError(
-        text,
-        detail=error.diag.message_detail,
-        hint=error.diag.message_hint,
-        sqlstate=error.sqlstate,
+    return translate(error, PrerequisiteError)
+
+
+def translate(
+    error: psycopg.Error, otherwise: type[HeadraceError], *, shift: int | None = None
+) -> HeadraceError:
+    """Postgres' error in our tree, with its words and its SQLSTATE.
+
+    A ``TransientError`` where trying again may help, else an ``otherwise``.  The position
+    counts in the user's text, before which ``shift`` characters of the statement stand; without
+    ``shift`` the statement is ours, and a position in it says nothing.
+    """
+    diag = error.diag
+    position = 0 if shift is None else int(diag.statement_position or 0) - shift
+    transient = is_transient(error)
+    kind = TransientError if transient else otherwise
+    return kind(
+        diag.message_primary or str(error).strip() or type(error).__name__,
+        detail=diag.message_detail,
+        hint=diag.message_hint,
+        position=position if position > 0 else None,
+        sqlstate=error.sqlstate or ("08006" if transient else None),
     )
 
 

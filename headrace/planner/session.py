@@ -14,12 +14,12 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq, sql
 
+from headrace import pinned
 from headrace.errors import (
     HeadraceError,
     PrerequisiteError,
     PrivilegeError,
     SyntaxUserError,
-    TransientError,
     UserError,
 )
 from headrace.planner.catalog import Connection
@@ -48,21 +48,8 @@ The search path comes last: from then on a name may mean what a user has created
 
 def to_error(error: psycopg.Error, *, shift: int = 0) -> HeadraceError:
     """Postgres' error as ours; ``shift`` characters of the statement are not the user's."""
-    diag = error.diag
-    code = diag.sqlstate or "08006"
-    position = int(diag.statement_position or 0) - shift
-    kind: type[HeadraceError] = UserError
-    if code[:2] in ("08", "53", "57") or code in ("40001", "40P01", "55P03"):
-        kind = TransientError
-    elif code == "42501":
-        kind = PrivilegeError
-    return kind(
-        diag.message_primary or str(error).strip() or "connection lost",
-        detail=diag.message_detail,
-        hint=diag.message_hint,
-        position=position if position > 0 else None,
-        sqlstate=code,
-    )
+    denied = error.sqlstate == PrivilegeError.sqlstate
+    return pinned.translate(error, PrivilegeError if denied else UserError, shift=shift)
 
 
 @dataclass(frozen=True, slots=True)

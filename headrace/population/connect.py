@@ -16,7 +16,6 @@ from headrace.errors import (
     HeadraceError,
     PrerequisiteError,
     QueryCancelled,
-    TransientError,
     UserError,
 )
 
@@ -70,21 +69,7 @@ def as_headrace(error: psycopg.Error) -> HeadraceError:
     """The same error in our tree, with Postgres' own words."""
     if isinstance(error, psycopg.errors.QueryCanceled):
         return QueryCancelled("canceling statement due to user request")
-    code = error.sqlstate
-    message = error.diag.message_primary or str(error).strip()
-    if code is None or code[:2] in ("08", "53") or code.startswith("57P"):
-        return TransientError(
-            message,
-            detail=error.diag.message_detail,
-            hint=error.diag.message_hint,
-            sqlstate=code,
-        )
-    return UserError(
-        message,
-        detail=error.diag.message_detail,
-        hint=error.diag.message_hint,
-        sqlstate=code,
-    )
+    return pinned.translate(error, UserError)
 
 
 def act_as(conn: Connection, caller: str | None, settings: dict[str, str]) -> None:
