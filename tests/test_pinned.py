@@ -30,11 +30,10 @@ def test_lost_connection_is_transient():
 
 
 def test_words_are_kept_and_the_position_is_the_users(postgres):
-    with psycopg.connect(postgres) as conn:
+    with psycopg.connect(postgres, autocommit=True) as conn:
         with pytest.raises(psycopg.Error) as caught:
             conn.execute("SELECT 1 AS one, nope")
         with pytest.raises(psycopg.Error) as hinted:
-            conn.rollback()
             conn.execute("SELECT now(1)")
     error = pinned.translate(caught.value, PrivilegeError, shift=17)
     assert isinstance(error, PrivilegeError)
