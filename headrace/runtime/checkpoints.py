@@ -23,7 +23,7 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError, TransientError
-from headrace.runtime import positions
+from headrace.runtime import faults, positions
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.views import View
 from headrace.state.rocks import RocksDatabase
@@ -51,6 +51,7 @@ class Durable:
 class _Underway:
     checkpoint: Any
     holds: Durable
+    txids: int
     error: Exception | None = None
     done: bool = False
 
@@ -65,7 +66,7 @@ class Checkpoints:
         self._idle_s = settings.feedback_interval_ms / 1000
         self._wake = wake
         self._underway: _Underway | None = None
-        self._last = 0.0
+        self._last = clock.monotonic()
         self._retry_at = 0.0
         self._pause_s = _PAUSE_S_MIN
         self.pending = 0
@@ -132,7 +133,8 @@ class Checkpoints:
             positions.put_view(meta, view.id, view.mark)
             stores.append((view.store, view.mark.txid))
         checkpoint = db.begin_checkpoint(stores, meta)
-        self._underway = _Underway(checkpoint, Durable(position, confirmed, marks))
+        holds = Durable(position, confirmed, marks)
+        self._underway = _Underway(checkpoint, holds, self.pending)
         self._last = clock.monotonic()
         self.pending = 0
         self._ended.clear()
@@ -166,7 +168,7 @@ class Checkpoints:
         self.error = now.error
         self._retry_at = clock.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
-        self.pending += self._txids
+        self.pending += now.txids
         return None
 
     def statistics(self) -> dict[str, Any]:
@@ -187,6 +189,7 @@ class Checkpoints:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             try:
+                faults.point(faults.CHECKPOINT_BEGUN)
                 work.checkpoint.write(sync=True)
             except Exception as error:  # noqa: BLE001  the engine's thread raises it
                 work.error = error

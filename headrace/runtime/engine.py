@@ -203,7 +203,9 @@ class Engine:
             self._read_state()
 
     def _read_state(self) -> None:
-        self._db = RocksDatabase(self.settings.state_dir)
+        self._db = RocksDatabase(
+            self.settings.state_dir, memory_bytes=self.settings.state_memory_bytes
+        )
         self.records = positions.records(self.db)
         self.holds = positions.holds(self.db)
         self.confirmed = positions.get_confirmed(self.db)
@@ -226,7 +228,7 @@ class Engine:
         self._confirm_if_due(stream)
         checkpoint_at = self._checkpoint_if_due()
         if _VERSIONED:
-            self.db.regulate()  # type: ignore[attr-defined]  # its part lands after ours
+            self.db.regulate()
         now = clock.monotonic()
         due = min(
             self._confirm_at, checkpoint_at, self.lifecycle.heal_at(), self.watch.due
@@ -367,9 +369,9 @@ class Engine:
         if outcome.failed:
             self._stop_failed(outcome, frames, txid)
         parts = [
-            Part(v.id, v.target, v.commit_group, v.progress, outcome.diffs.get(v.id))
-            for v in behind
-            if v.processed == txid and v.progress is not None
+            Part.of(view, outcome.diffs.get(view.id))
+            for view in behind
+            if view.processed == txid
         ]
         self._taken = Position(txid, max(batch.end_lsn, self._taken.lsn))
         self.pipeline.processed(

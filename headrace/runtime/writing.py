@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import psycopg
 import pyarrow as pa
@@ -38,6 +38,7 @@ from headrace.types import Lsn, Txid
 
 if TYPE_CHECKING:
     from headrace.runtime.ownership import Owner
+    from headrace.runtime.views import View
 
 _UPKEEP_S: Final = 1.0
 """How often an idle connection is looked at: with it the advisory lock may have gone."""
@@ -54,6 +55,12 @@ class Part:
     """As the engine knows it; its epoch makes us the owner."""
     diffs: pa.RecordBatch | None
     """None, or without rows: the view did not change."""
+
+    @classmethod
+    def of(cls, view: View, diffs: pa.RecordBatch | None) -> Self:
+        """The part of ``view``."""
+        assert view.progress is not None, "live views are owned"
+        return cls(view.id, view.target, view.commit_group, view.progress, diffs)
 
     @property
     def changes(self) -> bool:
