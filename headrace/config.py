@@ -89,6 +89,8 @@ class Settings:
     """Batches after which state is checkpointed; as many may have to be replayed."""
     checkpoint_interval_ms: int = 1_000
     """Milliseconds after which state is checkpointed even if there were fewer batches."""
+    state_memory_bytes: int = 536_870_912
+    """Bytes of memory for the states of all views, RocksDB's included; the rest is on disk."""
     lock_timeout_ms: int = 2_000
     """Milliseconds the engine waits for a lock on user objects before it backs off."""
     sink_retry_ms: int = 2_000

@@ -6,7 +6,7 @@ A ``VersionedStore`` knows which txid wrote what: it takes back the last ones,
 and is checkpointed as of a committed one while later ones are processed.
 
 Two implementations behind one contract: ``state.memory`` (tests, Spark executors) and
-``state.rocks`` (one column family per state, one atomic write batch per checkpoint).
+``state.rocks`` (one column family per state, atomic checkpoints of all).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class MapState(Protocol):
         """Set each key; ``None`` deletes it.  A later duplicate key wins."""
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """All entries in key order, in bounded chunks of (keys, values)."""
+        """All entries in physical order (``layout``), in bounded chunks of (keys, values).
+
+        Entries of a chunk that was given out may be put or deleted meanwhile.
+        """
 
 
 class IndexState(Protocol):

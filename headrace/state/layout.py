@@ -2,12 +2,15 @@
 
 One column family per state; keys are ordered as unsigned bytes.
 
-=============  =====================  ==========================================
-state          physical key           value
-=============  =====================  ==========================================
-``MapState``   the key                the value
-``IndexState`` the key, then the row  the weight: int64, little-endian, never 0
-=============  =====================  ==========================================
+=============  =============================  ==========================================
+state          physical key                   value
+=============  =============================  ==========================================
+``MapState``   key group, key                 the value
+``IndexState`` key group, key, then the row   the weight: int64, little-endian, never 0
+=============  =============================  ==========================================
+
+The key group is one byte, a hash of the key (``kernels.keygroups``): it is the unit that is kept in
+memory or not.  Everything about a key is in one group, whatever its rows.
 
 Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.rows.encode_keys``), so
 key and row need no separator and a scan by the prefix ``key`` finds exactly that key's rows, in
@@ -18,6 +21,11 @@ from __future__ import annotations
 
 import struct
 from typing import Final
+
+FORMAT: Final = 2
+"""Version of this layout and of the key encoding; 1 had no key groups."""
+
+GROUPS: Final = 256
 
 _WEIGHT: Final = struct.Struct("<q")
 
@@ -34,11 +42,3 @@ def decode_weight(value: bytes) -> int:
     """Inverse of ``encode_weight``."""
     weight: int = _WEIGHT.unpack(value)[0]
     return weight
-
-
-def prefix_end(prefix: bytes) -> bytes | None:
-    """Least byte string above every string that starts with ``prefix``; None if there is none."""
-    stripped = prefix.rstrip(b"\xff")
-    if not stripped:
-        return None
-    return stripped[:-1] + bytes((stripped[-1] + 1,))

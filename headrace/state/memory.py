@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from headrace.errors import BugError
-from headrace.kernels import overlay
+from headrace.kernels import keygroups, overlay
 from headrace.state import layout
 
 _ROWS_PER_CHUNK: Final = 4096
@@ -37,7 +37,7 @@ class MemoryMap:
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """See ``MapState``; the state as it is when the scan starts."""
-        keys = sorted(self._entries)
+        keys = keygroups.logical(sorted(keygroups.physical([*self._entries])))
         values = [self._entries[key] for key in keys]
         for start in range(0, len(keys), _ROWS_PER_CHUNK):
             end = start + _ROWS_PER_CHUNK
@@ -58,7 +58,8 @@ class MemoryMap:
 
     def dump(self) -> layout.Pairs:
         """All pairs in physical key order."""
-        return sorted(self._entries.items())
+        keys = keygroups.physical([*self._entries])
+        return sorted(zip(keys, self._entries.values(), strict=True))
 
     def _put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         entries = self._entries
@@ -133,9 +134,10 @@ class MemoryIndex:
     def dump(self) -> layout.Pairs:
         """All pairs in physical key order; BugError if a weight is negative."""
         self._check()
+        prefixes = keygroups.physical([*self._entries])
         return sorted(
-            (key + row, layout.encode_weight(weight))
-            for key, entry in self._entries.items()
+            (prefix + row, layout.encode_weight(weight))
+            for prefix, entry in zip(prefixes, self._entries.values(), strict=True)
             for row, weight in entry.items()
         )
 

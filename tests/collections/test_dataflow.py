@@ -178,6 +178,14 @@ def test_rollback_and_replay_change_nothing(name, first, stream) -> None:
         assert store.dump() == undisturbed.dump()
 
 
+def checkpoint(database: RocksDatabase, store, txid: int) -> None:
+    store.prepare()
+    store.commit(txid)
+    made = database.begin_checkpoint([(store, txid)], {})
+    made.write(sync=False)
+    database.end_checkpoint(made)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_rocks_holds_what_memory_holds(name, tmp_path) -> None:
     tables = [table(1), table(2)]
@@ -187,25 +195,27 @@ def test_rocks_holds_what_memory_holds(name, tmp_path) -> None:
     physical = all_plans(*tables)[name]
     database = RocksDatabase(tmp_path / "db")
     rocks, memory = database.view(1), MemoryStore()
+    rocks.begin(1)
     flow, straight = start(physical, tables, rocks), start(physical, tables, memory)
     assert flow.end(0).equals(straight.end(0))
-    database.checkpoint([rocks], {}, sync=False)
+    checkpoint(database, rocks, 1)
     chosen: list[list[Choice]] = [
         [(0, 5, 0, 4, ("1", "x", "1")), (1, 9, 1, 1, (None, None, None))],
         [(0, 7, 1, 9, ("0", "x", "1.00")), (1, 1, 1, 5, ("1", "x", "1"))],
         [(0, 0, 0, 1, (None, None, None)), (0, 1, 0, 1, ("1", "x", "1"))],
     ]
-    for txid, each in enumerate(chosen, 1):
+    for txid, each in enumerate(chosen, 2):
         ops = play(tables, each)
         # Reopened before every txid: nothing is held outside the state.
         database.close()
         database = RocksDatabase(tmp_path / "db")
-        rocks = database.view(1)
+        rocks = database.view(1, txid - 1)
+        rocks.begin(txid)
         flow = Dataflow(physical, rocks, None, 0)
         for each_flow in (flow, straight):
             feed(each_flow, tables, ops, 100)
         assert flow.end(txid).equals(straight.end(txid))
-        database.checkpoint([rocks], {}, sync=False)
+        checkpoint(database, rocks, txid)
         assert rocks.dump() == memory.dump()
     database.close()
 

@@ -209,7 +209,7 @@ def test_batches_written_by_another_engine_are_noticed(start, database, source, 
         # To us the batch was empty; the other one's batch of that number was not.
         older = positions.StateMark(mark.txid, mark.lsn, mark.sink_txid - 1)
         positions.put_view(meta, view_id, older)
-    files.checkpoint([], meta, sync=True)
+    files.put_meta(meta, sync=True)
     files.close()
     source.execute("DELETE FROM items WHERE id = 7")
     start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import BugError
+from headrace.errors import BugError, StateDamaged
+from headrace.state import files
+from headrace.state.columns import Column
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase, write_run
 
@@ -22,14 +25,28 @@ def fill(store, start: int, end: int) -> None:
     store.index("j.left").add_many([b"k"] * len(keys), keys, [1] * len(keys))
 
 
+def fill_next(store, start: int, end: int) -> None:
+    """The next txid of ``store`` does that."""
+    store.begin(store.txid + 1)
+    fill(store, start, end)
+    store.prepare()
+    store.commit(store.txid + 1)
+
+
+def checkpoint(database: RocksDatabase, stores, meta, *, sync: bool = False) -> None:
+    made = database.begin_checkpoint([(store, store.txid) for store in stores], meta)
+    made.write(sync=sync)
+    database.end_checkpoint(made)
+
+
 def test_reopening_finds_the_last_checkpoint(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     one, two = database.view(1), database.view(2)
-    fill(one, 0, 10)
-    fill(two, 5, 8)
-    database.checkpoint([one, two], {b"view/1": b"7", b"view/2": b"7"}, sync=True)
+    fill_next(one, 0, 10)
+    fill_next(two, 5, 8)
+    checkpoint(database, [one, two], {b"view/1": b"7", b"view/2": b"7"}, sync=True)
     before = one.dump(), two.dump()
-    fill(one, 20, 30)
+    fill_next(one, 20, 30)
     database.close()
 
     database = RocksDatabase(tmp_path / "db")
@@ -43,20 +60,20 @@ def test_reopening_finds_the_last_checkpoint(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_failing_view_stores_nothing_of_the_others(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_checkpointed_leaves_the_others_alone(
+    tmp_path: Path,
+) -> None:
     database = RocksDatabase(tmp_path / "db")
     good, bad = database.view(1), database.view(2)
-    fill(good, 0, 3)
-    bad.index("i").add_many([b"k"], [b"r"], [-1])
+    fill_next(good, 0, 3)
+    fill_next(bad, 0, 3)
     with pytest.raises(BugError):
-        database.checkpoint([good, bad], {b"m": b"1"}, sync=False)
+        database.begin_checkpoint([(good, 1), (bad, 0)], {b"m": b"1"})
     assert good.dump() == {"s": [], "j.left": []}
     assert database.get_meta(b"m") is None
-    # The writes are still pending; what is at fault can be left out.
-    bad.rollback()
-    database.checkpoint([good, bad], {b"m": b"1"}, sync=False)
+    checkpoint(database, [good, bad], {b"m": b"1"})
     assert [len(pairs) for pairs in good.dump().values()] == [3, 3]
-    database.checkpoint([], {b"m": None}, sync=False)
+    database.put_meta({b"m": None}, sync=False)
     assert database.get_meta(b"m") is None
     database.close()
 
@@ -65,8 +82,8 @@ def test_dropping_a_view_leaves_the_others(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     stores = [database.view(1), database.view(11)]
     for store in stores:
-        fill(store, 0, 3)
-    database.checkpoint(stores, {}, sync=False)
+        fill_next(store, 0, 3)
+    checkpoint(database, stores, {})
     kept = stores[1].dump()
     database.drop_view(1)
     database.drop_view(5)
@@ -99,8 +116,8 @@ def test_ingested_runs_equal_the_memory_store(tmp_path: Path) -> None:
     assert database.view(3).dump() == dumped
     assert all(path.exists() for paths in runs.values() for path in paths)
     store = database.view(3)
-    fill(store, 1000, 1002)
-    database.checkpoint([store], {}, sync=False)
+    fill_next(store, 1000, 1002)
+    checkpoint(database, [store], {})
     fill(memory, 1000, 1002)
     assert store.dump() == memory.dump()
     database.close()
@@ -123,69 +140,135 @@ def test_one_state_has_one_shape(tmp_path: Path) -> None:
     database.close()
 
 
-def run_txid(store, txid: int) -> None:
-    """Txid n puts (k, n) and moves the one row of the index from n - 1 to n."""
-    store.begin(txid)
-    store.map("s").put_many([b"k", b"%06d" % txid], [b"%d" % txid] * 2)
-    index = store.index("i")
-    rows = index.scan_many([b"k"])[1]
-    index.add_many([b"k"] * len(rows), rows, [-1] * len(rows))
-    index.add_many([b"k"], [b"%d" % txid], [1])
-    store.prepare()
-
-
-def shows(store, txid: int) -> None:
-    value = b"%d" % txid
-    assert store.map("s").get_many([b"k", b"%06d" % txid]) == [value, value]
-    assert store.map("s").get_many([b"%06d" % (txid + 1)]) == [None]
-    assert store.index("i").scan_many([b"k"]) == ([0], [value], [1])
-    assert store.index("i").extreme_many([b"k"], last=True) == [value]
-    assert store.index("i").weight_many([b"k"] * 2, [value, b"0"]) == [1, 0]
-
-
-def test_txids_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_while_txids_go_on(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     store = database.view(1)
-    for txid in range(1, 40):
-        run_txid(store, txid)
+    state, index = store.map("s"), store.index("i")
+    for txid in range(1, 30):
+        store.begin(txid)
+        # Small checkpoints are one batch, large ones go by files.
+        keys = [b"%d" % i for i in range(20 if txid % 3 else 3000)]
+        state.put_many(keys, [b"%d" % txid] * len(keys))
+        old = index.scan_many([b"k"])[1]
+        index.add_many([b"k"] * len(old), old, [-1] * len(old))
+        index.add_many([b"k"], [b"%d" % txid], [1])
+        store.prepare()
         store.commit(txid)
-        checkpoint = database.begin_checkpoint([(store, txid)], {b"m": b"%d" % txid})
-        thread = threading.Thread(target=checkpoint.write, kwargs={"sync": False})
+        made = database.begin_checkpoint([(store, txid)], {b"m": b"%d" % txid})
+        thread = threading.Thread(target=made.write, kwargs={"sync": False})
         thread.start()
-        run_txid(store, txid + 1)
-        shows(store, txid + 1)
+        for later in (txid + 1, txid + 2):
+            store.begin(later)
+            state.put_many([b"0", b"%d" % later], [b"later"] * 2)
+            index.add_many([b"k"] * 2, [b"%d" % later, b"%d" % txid], [1, 0])
+            assert state.get_many([b"0", b"1"]) == [b"later", b"%d" % txid]
         thread.join()
-        shows(store, txid + 1)
+        assert made.written
         assert store.rollback(txid + 1) == txid
-        shows(store, txid)
-        database.end_checkpoint(checkpoint)
-        shows(store, txid)
-    del store
+        assert state.get_many([b"0"]) == [b"%d" % txid]
+        assert index.scan_many([b"k"]) == ([0], [b"%d" % txid], [1])
+        database.end_checkpoint(made)
+        database.regulate()
+        assert index.scan_many([b"k"]) == ([0], [b"%d" % txid], [1])
+    before = store.dump()
+    assert len(before["s"]) == 3000
+    del store, state, index
     database.close()
     database = RocksDatabase(tmp_path / "db")
-    shows(database.view(1, 39), 39)
-    assert database.get_meta(b"m") == b"39"
+    assert database.view(1, 29).dump() == before
+    assert database.get_meta(b"m") == b"29"
+    assert not (tmp_path / "db" / "checkpoint").exists()
     database.close()
 
 
-def test_a_checkpoint_that_is_not_written_leaves_all_as_it_was(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_not_written_belongs_to_the_next(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     store = database.view(1)
-    run_txid(store, 1)
-    store.commit(1)
+    fill_next(store, 0, 5)
     database.end_checkpoint(database.begin_checkpoint([(store, 1)], {b"m": b"1"}))
-    run_txid(store, 2)
-    store.commit(2)
-    shows(store, 2)
     assert database.get_meta(b"m") is None
-    checkpoint = database.begin_checkpoint([(store, 2)], {b"m": b"2"})
-    checkpoint.write(sync=True)
-    database.end_checkpoint(checkpoint)
+    assert store.dump()["s"] == []
+    fill_next(store, 5, 8)
+    checkpoint(database, [store], {b"m": b"2"}, sync=True)
+    assert [len(pairs) for pairs in store.dump().values()] == [8, 8]
     database.put_meta({b"n": b"3"}, sync=True)
-    assert store.rollback(3) == 2
-    shows(store, 2)
     assert database.scan_meta(b"") == [(b"m", b"2"), (b"n", b"3")]
     database.close()
+
+
+def test_state_of_another_format_is_refused(tmp_path: Path) -> None:
+    database = RocksDatabase(tmp_path / "db")
+    fill_next(database.view(1), 0, 5)
+    database.close()
+    (tmp_path / "db" / "FORMAT").write_text("3\n")
+    with pytest.raises(StateDamaged, match='format "3"'):
+        RocksDatabase(tmp_path / "db")
+    # The first version wrote no such file.
+    (tmp_path / "db" / "FORMAT").unlink()
+    with pytest.raises(StateDamaged, match='format "1"'):
+        RocksDatabase(tmp_path / "db")
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
+    tmp_path: Path, monkeypatch, large
+) -> None:
+    """Every call into RocksDB and the file system by a checkpoint is a place to die."""
+    count = 5000 if large else 10
+    deaths = 0
+    for place in range(100):
+        path = tmp_path / f"db{place}"
+        database = RocksDatabase(path)
+        store = database.view(1)
+        fill_next(store, 0, 10)
+        checkpoint(database, [store], {b"m": b"1"})
+        fill_next(store, 5, 5 + count)
+        store.begin(3)
+        store.map("s").put_many([b"000001"], [None])
+        store.commit(3)
+        whole = {1: 10, 3: 5 + count - 1}
+        made = database.begin_checkpoint([(store, 3)], {b"m": b"3"})
+        calls = iter(range(1000))
+
+        def dying(real, calls=calls, place=place):
+            def call(*args, **kwargs):
+                if next(calls) == place:
+                    raise Killed
+                return real(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "write", dying(database.write))
+            patch.setattr(Column, "ingest", dying(Column.ingest))
+            patch.setattr(Column, "flush_soon", dying(Column.flush_soon))
+            patch.setattr(files, "sync", dying(files.sync))
+            patch.setattr("shutil.rmtree", dying(shutil.rmtree))
+            patch.setattr("os.link", dying(os.link))
+            try:
+                made.write(sync=True)
+            except Killed:
+                deaths += 1
+                died = True
+            else:
+                died = False
+        del store
+        database.close()
+        database = RocksDatabase(path)
+        txid = int(database.get_meta(b"m") or b"0")
+        pairs = database.view(1, txid).dump()
+        assert len(pairs["s"]) == whole[txid]
+        assert len(pairs["j.left"]) == (10 if txid == 1 else 5 + count)
+        assert not (path / "checkpoint").exists()
+        database.close()
+        if not died:
+            assert txid == 3
+            break
+    assert deaths > (8 if large else 1)
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
 
 
 _WRITER = """
@@ -193,15 +276,20 @@ import sys
 from pathlib import Path
 from headrace.state.rocks import RocksDatabase
 database = RocksDatabase(Path(sys.argv[1]))
-stores = [database.view(1), database.view(2)]
 last = int(database.get_meta(b"txid") or b"0")
+stores = [database.view(1, last), database.view(2, last)]
 while True:
     last += 1
     for store in stores:
-        keys = [b"%06d" % i for i in range(last, last + 50)]
-        store.map("s").put_many(keys, [b"%d" % last] * 50)
+        store.begin(last)
+        keys = [b"%06d" % i for i in range(last, last + 50 + 2000 * (last % 3 == 0))]
+        store.map("s").put_many(keys, [b"%d" % last] * len(keys))
         store.index("i").add_many([b"k"] * 2, [b"t", b"%d" % last], [1, 1])
-    database.checkpoint(stores, {b"txid": b"%d" % last}, sync=False)
+        store.commit(last)
+    pairs = [(store, last) for store in stores]
+    checkpoint = database.begin_checkpoint(pairs, {b"txid": b"%d" % last})
+    checkpoint.write(sync=False)
+    database.end_checkpoint(checkpoint)
     sys.stdout.write("%d\\n" % last)
     sys.stdout.flush()
 """
@@ -217,7 +305,7 @@ def test_kill_9_keeps_the_last_checkpoint_whole(tmp_path: Path) -> None:
             text=True,
         )
         assert child.stdout is not None
-        for _ in range(5 + 3 * round_number):
+        for _ in range(4 + 2 * round_number):
             reported = int(child.stdout.readline())
         os.kill(child.pid, signal.SIGKILL)
         reported = max([reported, *map(int, child.stdout.read().split("\n")[:-1])])
@@ -228,7 +316,9 @@ def test_kill_9_keeps_the_last_checkpoint_whole(tmp_path: Path) -> None:
         for view in (1, 2):
             store = database.view(view)
             assert store.map("s").get_many([b"%06d" % stored]) == [b"%d" % stored]
-            assert store.map("s").get_many([b"%06d" % (stored + 50)]) == [None]
+            last = stored + 49 + 2000 * (stored % 3 == 0)
+            found = store.map("s").get_many([b"%06d" % last, b"%06d" % (stored + 2050)])
+            assert found == [b"%d" % stored, None]
             index = store.index("i")
             assert index.weight_many([b"k"], [b"t"]) == [stored]
             assert len(index.scan_many([b"k"])[0]) == stored + 1

@@ -1,0 +1,272 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return,untyped-decorator"
+"""Physical keys of states: a byte that names the key group, then the key (then the row).
+
+The group is a hash of the key, so groups are about equally large; all rows of a key are in one
+group.  The hash is on disk: changing it needs a new state version.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import cython
+
+_GROUPS = [bytes((i,)) for i in range(256)]
+_unpack = struct.Struct("<q").unpack
+
+
+@cython.locals(key=bytes, c=cython.uchar, h=cython.ulonglong)
+@cython.returns(cython.Py_ssize_t)
+@cython.cfunc
+def _group(key: bytes) -> int:
+    """FNV-1a over 30 bits, folded to 8."""
+    h = 0x11C9DC5
+    for c in key:
+        h = ((h ^ c) * 0x1000193) & 0x3FFFFFFF
+    return (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF
+
+
+@cython.locals(
+    keys=list, out=list, i=cython.Py_ssize_t, key=bytes, first=bytes, groups=list
+)
+def physical(keys: list[bytes]) -> list[bytes]:
+    """The physical form of each key; of an index's key: the prefix of its rows."""
+    out: list[bytes] = [b""] * len(keys)
+    groups = _GROUPS
+    for i in range(len(keys)):
+        key = keys[i]
+        first = groups[_group(key)]
+        out[i] = first + key
+    return out
+
+
+@cython.locals(
+    keys=list,
+    rows=list,
+    out=list,
+    i=cython.Py_ssize_t,
+    key=bytes,
+    row=bytes,
+    first=bytes,
+    groups=list,
+)
+def physical_rows(keys: list[bytes], rows: list[bytes]) -> list[bytes]:
+    """The physical form of each (key, row); ValueError if they differ in number."""
+    if len(keys) != len(rows):
+        message = "keys and rows differ in length"
+        raise ValueError(message)
+    out: list[bytes] = [b""] * len(keys)
+    groups = _GROUPS
+    for i in range(len(keys)):
+        key = keys[i]
+        row = rows[i]
+        first = groups[_group(key)]
+        out[i] = first + key + row
+    return out
+
+
+@cython.locals(found=list, out=list, i=cython.Py_ssize_t, key=bytes)
+def logical(found: list[bytes]) -> list[bytes]:
+    """Inverse of ``physical``."""
+    out: list[bytes] = [b""] * len(found)
+    for i in range(len(found)):
+        key = found[i]
+        out[i] = key[1:]
+    return out
+
+
+@cython.locals(items=list, order=list, out=list, i=cython.Py_ssize_t)
+def gather(items: list[Any], order: list[int]) -> list[Any]:
+    """``items[order[0]], items[order[1]], …``."""
+    out = [None] * len(order)
+    for i in range(len(order)):
+        out[i] = items[order[i]]
+    return out
+
+
+@cython.locals(items=list, order=list, out=list, i=cython.Py_ssize_t)
+def scatter(items: list[Any], order: list[int]) -> list[Any]:
+    """Inverse of ``gather`` by a permutation."""
+    out = [None] * len(order)
+    for i in range(len(order)):
+        out[order[i]] = items[i]
+    return out
+
+
+@cython.locals(
+    values=list, positions=list, found=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t
+)
+def place(values: list[Any], positions: list[int], found: list[Any]) -> None:
+    """``values[positions[i]] = found[i]``; ValueError if they differ in number."""
+    if len(positions) != len(found):
+        message = "positions and values differ in length"
+        raise ValueError(message)
+    for i in range(len(positions)):
+        k = positions[i]
+        values[k] = found[i]
+
+
+@cython.locals(
+    positions=list,
+    rows=list,
+    weights=list,
+    order=list,
+    starts=list,
+    ends=list,
+    i=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    begin=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    out_positions=list,
+    out_rows=list,
+    out_weights=list,
+)
+def regroup(
+    positions: list[int], rows: list[bytes], weights: list[int], order: list[int]
+) -> tuple[list[int], list[bytes], list[int]]:
+    """What a scan of keys in ``order`` found, as if they had been scanned as they stand."""
+    n = len(order)
+    starts = [0] * n
+    ends = [0] * n
+    begin = 0
+    for i in range(len(positions) + 1):
+        if i == len(positions) or positions[i] != positions[begin]:
+            if i > begin:
+                k = order[positions[begin]]
+                starts[k] = begin
+                ends[k] = i
+            begin = i
+    out_positions = []
+    out_rows = []
+    out_weights = []
+    for k in range(n):
+        begin = starts[k]
+        end = ends[k]
+        for i in range(begin, end):
+            out_positions.append(k)
+            out_rows.append(rows[i])
+            out_weights.append(weights[i])
+    return out_positions, out_rows, out_weights
+
+
+@cython.locals(values=list, out=list, i=cython.Py_ssize_t)
+def weights_of(values: list[bytes | None]) -> list[int]:
+    """Weights that stand in values; 0 for None."""
+    out = [0] * len(values)
+    for i in range(len(values)):
+        value = values[i]
+        if value is not None:
+            out[i] = _unpack(value)[0]
+    return out
+
+
+@cython.locals(
+    prefixes=list, out=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t, prefix=bytes
+)
+def prefix_ends(prefixes: list[bytes]) -> list[bytes | None]:
+    """Least byte string above every string that starts with each prefix; None: there is none."""
+    out: list[bytes | None] = [None] * len(prefixes)
+    for i in range(len(prefixes)):
+        prefix = prefixes[i]
+        k = len(prefix)
+        while k > 0 and prefix[k - 1] == 255:
+            k -= 1
+        if k > 0:
+            out[i] = prefix[: k - 1] + _GROUPS[prefix[k - 1] + 1]
+    return out
+
+
+@cython.locals(n=cython.Py_ssize_t, left=cython.longlong, keys=list, values=list)
+def read_pairs(
+    iterator: Any, count: int, bytes_max: int, last: int
+) -> tuple[list[bytes], list[bytes]]:
+    """Up to ``count`` pairs or ``bytes_max`` bytes from where the iterator stands.
+
+    Stops before keys whose first byte is not ``last`` (-1: any).  The caller asks ``status``.
+    """
+    keys = []
+    values = []
+    left = bytes_max
+    n = count
+    for _ in range(n):
+        if left <= 0 or not iterator.valid():
+            break
+        key = iterator.key()
+        if last >= 0 and key[0] != last:
+            break
+        value = iterator.value()
+        keys.append(key)
+        values.append(value)
+        left -= len(key) + len(value)
+        iterator.next()
+    return keys, values
+
+
+@cython.locals(
+    keys=list,
+    values=list,
+    i=cython.Py_ssize_t,
+    total=cython.longlong,
+    key=bytes,
+    value=object,
+)
+@cython.returns(cython.longlong)
+def pair_bytes(keys: list[bytes], values: list[bytes | None]) -> int:
+    """Bytes of keys and values."""
+    total = 0
+    for i in range(len(keys)):
+        key = keys[i]
+        value = values[i]
+        total += len(key)
+        if value is not None:
+            total += len(value)
+    return total
+
+
+@cython.locals(keys=list, values=list, i=cython.Py_ssize_t)
+def write_batch(
+    batch: Any, handle: Any, keys: list[bytes], values: list[bytes | None]
+) -> None:
+    """Put each pair into a write batch; None deletes."""
+    put = batch.put
+    delete = batch.delete
+    for i in range(len(keys)):
+        if values[i] is None:
+            delete(keys[i], handle)
+        else:
+            put(keys[i], values[i], handle)
+
+
+@cython.locals(
+    keys=list,
+    values=list,
+    valid=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+    key=bytes,
+    previous=bytes,
+)
+def write_file(
+    file: Any,
+    keys: list[bytes],
+    values: list[bytes],
+    valid: memoryview,
+    previous: bytes,
+) -> bytes:
+    """Put each pair into a sorted file; where not ``valid``: a removal.
+
+    Keys ascend; one that equals the one before it (``previous`` before the first) stands for the
+    same change and is left out.  Returns the last key.
+    """
+    for i in range(len(keys)):
+        key = keys[i]
+        if key == previous:
+            continue
+        if valid[i]:
+            file[key] = values[i]
+        else:
+            del file[key]
+        previous = key
+    return previous

@@ -1,0 +1,251 @@
+"""Checkpoints: what became different since the last one, durable at once or not at all.
+
+A small one is one write batch.  A large one would hold the interpreter lock for seconds (RocksDB's
+binding keeps it while a batch is written) and its batch in memory, so it goes a longer way:
+
+    changes ─► sorted files in ``checkpoint/`` ─► one write batch: metadata and the list
+    of files, synced (from here on it counts) ─► RocksDB takes the files in ─► list deleted
+
+Killed before the batch: the files are garbage.  Killed after it: opening takes them in, again
+if need be; their pairs are absolute, so that changes nothing.
+
+* Invariant 1: nothing else writes to the column families of states, so the pairs of a listed
+  file are the newest until it is taken in.
+* Invariant 2: memory is bounded, whatever the size of the checkpoint: at most ``_SORT_BYTES`` of
+  changes are sorted at a time (their keys and values packed, twice).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import BugError, StateDamaged, TransientError
+from headrace.kernels import buffers, keygroups
+from headrace.state import columns, files
+from headrace.state.columns import Column
+from headrace.state.store import RocksStore
+from headrace.state.tiers import Tier
+
+Meta = Mapping[bytes, bytes | None]
+"""Small metadata to write; None deletes."""
+Changed = tuple[Column, list[bytes], list[bytes | None]]
+
+BATCH_PAIRS_MAX: Final = 1024
+"""Largest checkpoint that is one write batch: about 3 ms under the interpreter lock."""
+_BATCH_BYTES_MAX: Final = 1024 * 1024
+_SORT_BYTES: Final = 32 * columns.MIB
+_FILE_BYTES: Final = 4 * columns.MIB
+"""RocksDB takes a file in under the interpreter lock, in about 1 ms for 2 MiB."""
+_SLICE_PAIRS: Final = 256
+"""Pairs put into a file before other threads get their turn: 0.1 ms."""
+_SLICE_BYTES: Final = 1024 * 1024
+_FLUSH_POLL_S: Final = 0.002
+_FLUSH_S_MAX: Final = 120.0
+_FOLDER: Final = "checkpoint"
+_LIST: Final = b"\x00checkpoint"
+
+
+class Database(Protocol):
+    """What a checkpoint asks of the database."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+
+    def write(self, pairs: Iterable[Changed], meta: Meta, *, sync: bool) -> None:
+        """One atomic write batch."""
+
+    def known(self, name: str) -> Column | None:
+        """The column family of that name, if there is one."""
+
+    def get_meta(self, key: bytes) -> bytes | None:
+        """One entry of the metadata."""
+
+    def file_writer(self) -> Any:
+        """A writer of a sorted file."""
+
+
+class Checkpoint:
+    """A checkpoint under way: ``RocksDatabase.begin_checkpoint`` makes it."""
+
+    def __init__(
+        self,
+        database: Database,
+        stores: list[tuple[RocksStore, int]],
+        parts: list[tuple[Tier, int]],
+        meta: Meta,
+    ) -> None:
+        self.stores: Final = stores
+        self.parts: Final = parts
+        """Tiers and their snapshots."""
+        self.written = False
+        self._database = database
+        self._meta = dict(meta)
+
+    def write(self, *, sync: bool) -> None:
+        """See ``contract.Checkpoint``."""
+        finish(self._database)
+        changes = self._changes()
+        gathered: list[Changed] = []
+        pairs = size = 0
+        for change in changes:
+            gathered.append(change)
+            pairs += len(change[1])
+            size += keygroups.pair_bytes(change[1], change[2])
+            if pairs > BATCH_PAIRS_MAX or size > _BATCH_BYTES_MAX:
+                break
+        else:
+            self._database.write(gathered, self._meta, sync=sync)
+            self.written = True
+            return
+        self._write_files(_chain(gathered, changes))
+        self.written = True
+
+    def _changes(self) -> Iterator[Changed]:
+        for tier, snapshot in self.parts:
+            for keys, values in tier.map.changes(snapshot):
+                yield tier.column, keys, values
+
+    def _write_files(self, changes: Iterator[Changed]) -> None:
+        database = self._database
+        folder = database.path / _FOLDER
+        with columns.writing():
+            folder.mkdir(exist_ok=True)
+            made = [
+                [column.name, path.name]
+                for column, path in _files(database, folder, changes)
+            ]
+            for _, name in made:
+                files.sync(folder / name)
+            files.sync(folder)
+        listed = json.dumps(made).encode()
+        # The order counts: what RocksDB has taken in may not reach the disk before the list.
+        database.write([], {**self._meta, _LIST: listed}, sync=True)
+        finish(database)
+
+
+def under_way() -> BugError:
+    """What is wrong when something has to wait for the checkpoint."""
+    return BugError("a checkpoint is under way")
+
+
+def finish(database: Database) -> None:
+    """Finish a large checkpoint that counts already; nothing happens if there is none.
+
+    Raises:
+        StateDamaged: a file of it is gone or damaged.
+    """
+    folder = database.path / _FOLDER
+    listed = database.get_meta(_LIST)
+    if listed is not None:
+        with columns.writing():
+            for name, file in json.loads(listed):
+                _take_in(database.known(name), folder / file)
+        database.write([], {_LIST: None}, sync=True)
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_in(column: Column | None, path: Path) -> None:
+    if column is None:
+        return  # its view was dropped since
+    if not path.exists():
+        raise StateDamaged(f'"{path.name}" of the last checkpoint is gone')
+    # RocksDB would write the memtable under the interpreter lock.
+    if column.in_memtable:
+        column.flush_soon()
+        until = time.monotonic() + _FLUSH_S_MAX
+        while column.in_memtable:
+            if time.monotonic() > until:
+                raise TransientError(
+                    "the state cannot be written to disk", sqlstate="58030"
+                )
+            time.sleep(_FLUSH_POLL_S)
+    link = path.with_suffix(".link")
+    link.unlink(missing_ok=True)
+    os.link(path, link)
+    column.ingest(link, move=True)
+    _yield()
+
+
+def _files(
+    database: Database, folder: Path, changes: Iterator[Changed]
+) -> Iterator[tuple[Column, Path]]:
+    """Sorted files of ``changes``; a key that is in several has the same value in all."""
+    number = 0
+    for column, keys, values in _sortable(changes):
+        order = pc.sort_indices(keys)
+        per_pair = (keys.nbytes + values.nbytes) // len(keys) + 1
+        step = max(1, min(_SLICE_PAIRS, _SLICE_BYTES // per_pair))
+        per_file = max(step, _FILE_BYTES // per_pair)
+        for start in range(0, len(order), per_file):
+            path = folder / f"{number}.sst"
+            number += 1
+            path.unlink(missing_ok=True)
+            file = database.file_writer()
+            file.open(str(path))
+            previous = b""
+            for at in range(start, min(start + per_file, len(order)), step):
+                part = order.slice(at, min(step, start + per_file - at))
+                content = values.take(part)
+                valid = buffers.view(buffers.validity(content))
+                previous = keygroups.write_file(
+                    file, _cut(keys.take(part)), _cut(content), valid, previous
+                )
+                _yield()
+            file.finish()
+            yield column, path
+
+
+def _sortable(
+    changes: Iterator[Changed],
+) -> Iterator[tuple[Column, pa.Array, pa.Array]]:
+    """Changes of one column family together, as far as they may be in memory."""
+    held: list[tuple[pa.Array, pa.Array]] = []
+    of: Column | None = None
+    size = 0
+    for column, keys, values in changes:
+        if of is not None and (column is not of or size >= _SORT_BYTES):
+            yield of, *_joined(held)
+            held, size = [], 0
+        of = column
+        held.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
+        size += held[-1][0].nbytes + held[-1][1].nbytes
+        _yield()
+    if of is not None and held:
+        yield of, *_joined(held)
+
+
+def _joined(held: list[tuple[pa.Array, pa.Array]]) -> tuple[pa.Array, pa.Array]:
+    return (
+        pa.concat_arrays([keys for keys, _ in held]),
+        pa.concat_arrays([values for _, values in held]),
+    )
+
+
+def _cut(array: pa.Array) -> list[bytes]:
+    """The values of a binary array, empty where NULL."""
+    bounds = buffers.offsets(array).astype("int64")
+    out: list[bytes] = buffers.cut(buffers.data(array).tobytes(), buffers.view(bounds))
+    return out
+
+
+def _chain(first: list[Changed], rest: Iterator[Changed]) -> Iterator[Changed]:
+    first.reverse()
+    while first:
+        yield first.pop()
+    yield from rest
+
+
+def _yield() -> None:
+    """Let a thread go on that waits for the interpreter lock."""
+    time.sleep(0)

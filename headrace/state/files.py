@@ -1,0 +1,156 @@
+"""Files beside RocksDB's: what format the state has, what each state is for, how long the manifest was.
+
+========================  ==================================================================
+``FORMAT``                version of ``layout``: state of another version is refused
+``USES``                  use of each column family, a line each; lost, reads are only slower
+``MANIFEST.length``       RocksDB opens a manifest that was cut: this notices
+========================  ==================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import rocksdict
+
+from headrace.errors import StateDamaged
+from headrace.state import columns, layout
+
+_NOTE: Final = "MANIFEST.length"
+_FORMAT: Final = "FORMAT"
+_USES: Final = "USES"
+
+
+def check_format(path: Path) -> None:
+    """Make sure that the state at ``path`` has our format; a new one gets it.
+
+    Raises:
+        StateDamaged: it has another.
+    """
+    file = path / _FORMAT
+    if not (path / "CURRENT").exists() and not file.exists():
+        replace(file, f"{layout.FORMAT}\n".encode())
+        return
+    found = file.read_bytes() if file.exists() else b"1"
+    if found.strip() != str(layout.FORMAT).encode():
+        shown = found[:20].decode(errors="replace").strip()
+        raise StateDamaged(
+            f'the state at "{path}" has format "{shown}"',
+            detail=f"This version of Headrace reads format {layout.FORMAT}.",
+        )
+
+
+def read_uses(path: Path) -> dict[str, str]:
+    """The use of each column family, as far as it is known."""
+    file = path / _USES
+    if not file.exists():
+        return {}
+    lines = file.read_text(errors="replace").splitlines()
+    words = [line.split(" ", 1) for line in lines]
+    return {word[1]: word[0] for word in words if len(word) == 2}
+
+
+def write_uses(path: Path, uses: dict[str, str]) -> None:
+    """Write down the use of each column family."""
+    lines = "".join(f"{use} {name}\n" for name, use in sorted(uses.items()))
+    draft = path / f"{_USES}.new"
+    draft.write_text(lines)
+    draft.replace(path / _USES)
+
+
+def _manifest(path: Path) -> tuple[str, int]:
+    """Name and length of the manifest, RocksDB's log of which files count."""
+    name = (path / "CURRENT").read_text().strip()
+    return name, (path / name).stat().st_size
+
+
+def note_manifest(path: Path, noted: tuple[str, int] | None) -> tuple[str, int]:
+    """Write down how long the manifest is: it only grows, or gets a higher number."""
+    now = _manifest(path)
+    if now != noted:
+        replace(path / _NOTE, f"{now[0]} {now[1]}\n".encode())
+    return now
+
+
+def check_manifest(path: Path) -> tuple[str, int] | None:
+    """The length noted last.
+
+    RocksDB takes a manifest that was cut for one whose last write was torn, and would open an
+    earlier set of files, some of which may be newer than others.
+
+    Raises:
+        StateDamaged: it is shorter now.
+    """
+    if not (path / _NOTE).exists():
+        return None
+    words = (path / _NOTE).read_bytes().decode(errors="replace").split()
+    if len(words) != 2 or not words[1].isdecimal():
+        raise StateDamaged(f'the state database "{path}" is damaged: {_NOTE}')
+    noted = (words[0], int(words[1]))
+    try:
+        now = _manifest(path)
+    except (OSError, ValueError) as error:
+        raise StateDamaged(
+            f'the state database "{path}" is damaged', detail=f"{error}."
+        ) from error
+    # Names have a number of at least six digits.
+    older = (len(now[0]), now[0]) < (len(noted[0]), noted[0])
+    if older or (now[0] == noted[0] and now[1] < noted[1]):
+        raise StateDamaged(
+            f'the state database "{path}" is damaged: its manifest is shorter than it was'
+        )
+    return noted
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on disk; other threads go on meanwhile."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_log(path: Path) -> None:
+    """Wait until everything RocksDB has been told is on disk.
+
+    What it is told stands in its log when ``write`` returns, unsynced; its own way to sync holds
+    the interpreter lock all the while.
+    """
+    for file in sorted(path.glob("*.log")):
+        try:
+            sync(file)
+        except FileNotFoundError:
+            continue  # its pairs have become sorted files, which RocksDB has synced
+    sync(path)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Give a file new content: after a crash it has the old or the new one."""
+    draft = path.with_name(f"{path.name}.new")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def write_run(path: Path, pairs: Iterable[tuple[bytes, bytes]]) -> int:
+    """Write an SST file of ``pairs`` in ascending key order; returns how many.
+
+    Without pairs no file is written (RocksDB knows no empty one) and the answer is 0.
+    """
+    writer: Any = None
+    count = 0
+    for key, value in pairs:
+        if writer is None:
+            writer = rocksdict.SstFileWriter(columns.options(None, columns.ORDERED))
+            writer.open(str(path))
+        writer[key] = value
+        count += 1
+    if writer is not None:
+        writer.finish()
+    return count

@@ -1,0 +1,149 @@
+"""All states of one view, whose versions are txids (a ``VersionedStore``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol, TypeVar
+
+from headrace.errors import BugError
+from headrace.state import layout
+from headrace.state.columns import ORDERED, POINTS, Column
+from headrace.state.tiers import Tier, TieredIndex, TieredMap
+
+
+class Columns(Protocol):
+    """Where column families come from: the database."""
+
+    def column(self, name: str, use: str) -> Column:
+        """The column family of that full name, made when missing."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Rests of the names of the column families that start with ``prefix``."""
+
+    def demand_rest(self) -> None:
+        """Raise BugError if a checkpoint is under way."""
+
+    def forget(self, tiers: Iterable[Tier]) -> None:
+        """These tiers are going away."""
+
+
+class RocksStore:
+    """All states of one view; made by ``RocksDatabase.view``."""
+
+    def __init__(self, columns: Columns, prefix: str, txid: int) -> None:
+        self.prefix: Final = prefix
+        self.txid = txid
+        """The last txid committed."""
+        self.durable = txid
+        """The txid of the last checkpoint."""
+        self.tiers: Final[dict[str, Tier]] = {}
+        self._columns = columns
+        self._states: dict[str, TieredMap | TieredIndex] = {}
+        self._in_flight: list[int] = []
+        self._closed = False
+
+    def map(self, name: str) -> TieredMap:
+        """See ``StateStore``."""
+        return self._state(name, TieredMap, POINTS)
+
+    def index(self, name: str) -> TieredIndex:
+        """See ``StateStore``."""
+        return self._state(name, TieredIndex, ORDERED)
+
+    # --- txids
+
+    def begin(self, txid: int) -> None:
+        """See ``VersionedStore``."""
+        last = self._in_flight[-1] if self._in_flight else self.txid
+        if self._closed or txid <= last:
+            raise BugError(f"txid {txid} begins after {last}")
+        self._in_flight.append(txid)
+        for tier in self.tiers.values():
+            tier.map.begin(txid)
+
+    def prepare(self) -> None:
+        """See ``VersionedStore``."""
+        for name, tier in self.tiers.items():
+            if tier.map.negatives:
+                raise BugError(
+                    f'{tier.map.negatives} rows in state "{self.prefix}{name}"'
+                    " have a negative weight"
+                )
+
+    def commit(self, txid: int) -> None:
+        """See ``VersionedStore``."""
+        if not self._in_flight or self._in_flight[0] != txid:
+            raise BugError(f"txid {txid} is not the next to commit")
+        del self._in_flight[0]
+        self.txid = txid
+        for tier in self.tiers.values():
+            tier.commit(txid)
+
+    def rollback(self, txid: int) -> int:
+        """See ``VersionedStore``; a committed ``txid`` takes it back to the last checkpoint.
+
+        REQUIRES, if so: no checkpoint is under way.
+        """
+        if txid <= self.txid and self.txid > self.durable:
+            self._reopen()
+            return self.durable
+        first = max(txid, self.txid + 1)
+        for tier in self.tiers.values():
+            tier.map.rollback(first)
+        self._in_flight = [one for one in self._in_flight if one < first]
+        return first - 1
+
+    def _reopen(self) -> None:
+        """Forget everything that is in no checkpoint."""
+        self._columns.demand_rest()
+        self._in_flight = []
+        self.txid = self.durable
+        for name, state in self._states.items():
+            old = self.tiers[name]
+            self._columns.forget([old])
+            old.close()
+            state.tier = self.tiers[name] = self._tier(old.column)
+
+    # --- checkpoints
+
+    def snapshot(self, txid: int) -> list[tuple[Tier, int]]:
+        """The tiers, each with its snapshot of committed ``txid`` (O(1) for each)."""
+        if txid < self.txid or (self._in_flight and txid >= self._in_flight[0]):
+            raise BugError(f"a checkpoint of {txid}, committed is {self.txid}")
+        self.txid = txid
+        return [(tier, tier.snapshot(txid)) for tier in self.tiers.values()]
+
+    def dump(self) -> dict[str, layout.Pairs]:
+        """Every checkpointed pair of every state, in physical key order (for tests)."""
+        return {
+            name: list(self._columns.column(self.prefix + name, "").pairs())
+            for name in sorted(self._columns.names(self.prefix))
+        }
+
+    def close(self) -> None:
+        """Free what is in memory; REQUIRES: no checkpoint of it is under way."""
+        self._closed = True
+        for tier in self.tiers.values():
+            tier.close()
+        self.tiers.clear()
+        self._states.clear()
+
+    _State = TypeVar("_State", TieredMap, TieredIndex)
+
+    def _state(self, name: str, kind: type[_State], use: str) -> _State:
+        if self._closed:
+            raise BugError(f'state "{self.prefix}{name}" of a view that is gone')
+        state = self._states.get(name)
+        if state is None:
+            tier = self._tier(self._columns.column(self.prefix + name, use))
+            self.tiers[name] = tier
+            state = self._states[name] = kind(tier)
+        if not isinstance(state, kind):
+            raise BugError(f'state "{name}" is used both as a map and as an index')
+        return state
+
+    def _tier(self, column: Column) -> Tier:
+        tier = Tier(column, self.txid)
+        for txid in self._in_flight:
+            tier.map.begin(txid)
+        return tier

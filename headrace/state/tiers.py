@@ -1,0 +1,238 @@
+"""One state in two tiers: a versioned map in memory over a column family.
+
+    reads ──► state map (SkipList) ──missing──► column family (as of the last checkpoint)
+    writes ─► state map ──changes──► checkpoint ──► column family
+
+The keys of a state form 256 groups.  The map holds every entry of a *resident* group, and of a
+*spilled* one only those that are not in a checkpoint yet.  So the map is always right over the column
+family: what it knows (removals too) counts; what it does not know is absent in a resident
+group, and in a spilled one the column family says.
+
+Batches are brought into physical order first: neighbours in the map and on disk are read together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from headrace.errors import BugError
+from headrace.kernels import keygroups
+from headrace.kernels.skiplist import SkipList
+from headrace.state import layout
+from headrace.state.columns import Column, reading
+
+_CLEAN_PER_WRITE: Final = 2
+"""Superfluous entries dropped for each one written, so that they never pile up."""
+_NODE_BYTES: Final = 64
+"""About what an entry takes in memory besides key and value, before one is known."""
+
+
+class Tier:
+    """The two tiers of one state, below ``TieredMap`` and ``TieredIndex``."""
+
+    def __init__(self, column: Column, txid: int) -> None:
+        """``txid`` is of the checkpoint that ``column`` holds."""
+        self.column: Final = column
+        self.map = SkipList(txids=True, durable=txid)
+        self.name: Final = column.name
+        self.resident = [True] * layout.GROUPS
+        """Per group: whether all its entries are in the map."""
+        self.spilled = 0
+        """Groups that are not."""
+        self.written = 0
+        """Entries written since the last checkpoint began, roughly."""
+        self.cleaning = False
+        """Whether entries are left that a checkpoint has made superfluous."""
+        self.closed = False
+        self._written_before = 0
+        self._known: dict[int, int] = {}
+        if not column.empty():
+            for group in range(layout.GROUPS):
+                self.make_spilled(group)
+
+    # --- reading and writing, in physical keys of any order
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """Newest values of physical keys."""
+        order = in_order(keys)
+        ordered = keygroups.gather(keys, order)
+        values, missing = self.map.get_many(ordered)
+        if missing:
+            found = self.column.get(keygroups.gather(ordered, missing))
+            keygroups.place(values, missing, found)
+        out: list[bytes | None] = keygroups.scatter(values, order)
+        return out
+
+    def put(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        """Set physical keys; None removes.  A later duplicate wins."""
+        order = in_order(keys)
+        self.written += len(keys)
+        self.map.put_many(
+            keygroups.gather(keys, order), keygroups.gather(values, order)
+        )
+
+    def add(self, keys: list[bytes], weights: list[int]) -> None:
+        """Add to the weights of physical keys."""
+        order = in_order(keys)
+        ordered = keygroups.gather(keys, order)
+        missing: list[int] = []
+        bases: list[bytes | None] = []
+        if self.spilled:
+            missing = self.map.missing(ordered)
+            bases = self.column.get(keygroups.gather(ordered, missing))
+        self.written += len(keys)
+        self.map.add_many(ordered, keygroups.gather(weights, order), missing, bases)
+
+    def scan(self, prefixes: list[bytes]) -> tuple[list[int], list[bytes], list[int]]:
+        """(position, rest of the key, weight) of everything under each prefix."""
+        order = in_order(prefixes)
+        with reading(self.name):
+            found = self.map.scan_many(keygroups.gather(prefixes, order), self._base())
+        out: tuple[list[int], list[bytes], list[int]] = keygroups.regroup(*found, order)
+        return out
+
+    def extreme(self, prefixes: list[bytes], *, last: bool) -> list[bytes | None]:
+        """First or last rest of a key under each prefix."""
+        order = in_order(prefixes)
+        ordered = keygroups.gather(prefixes, order)
+        ends = keygroups.prefix_ends(ordered) if last else []
+        with reading(self.name):
+            found = self.map.extreme_many(ordered, ends, last, self._base())
+        out: list[bytes | None] = keygroups.scatter(found, order)
+        return out
+
+    def items(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """All entries in physical order, in bounded chunks."""
+        base = self.column.own_iterator() if self.spilled else None
+        with reading(self.name):
+            yield from self.map.items(base)
+
+    def _base(self) -> Any:
+        return self.column.iterator() if self.spilled else None
+
+    # --- residence, for the regulator
+
+    @property
+    def pending_bytes(self) -> int:
+        """About how many bytes have been written since the last checkpoint began."""
+        held: int = self.map.live_bytes
+        return min(held, self.written * held // max(self.map.total, 1))
+
+    def estimate(self, group: int) -> int:
+        """Bytes that a spilled group would take in memory, roughly."""
+        known = self._known.get(group)
+        if known is not None:
+            return known
+        count, size = self.column.estimate()
+        return (2 * size + _NODE_BYTES * count) // layout.GROUPS
+
+    def learn(self, group: int, size: int) -> None:
+        """Note how many bytes a group takes in memory."""
+        self._known[group] = size
+
+    def make_spilled(self, group: int) -> None:
+        """Say that the column family must be asked for the group."""
+        self.map.set_resident(group, False)
+        self.resident[group] = False
+        self.spilled += 1
+
+    def make_resident(self, group: int) -> None:
+        """Say that all entries of the group are in the map."""
+        self.map.set_resident(group, True)
+        self.resident[group] = True
+        self.spilled -= 1
+
+    # --- txids and checkpoints
+
+    def commit(self, txid: int) -> None:
+        """``txid`` is final; what was written pays for the cleaning."""
+        self.map.commit(txid)
+        if self.cleaning:
+            self.clean(_CLEAN_PER_WRITE * (self.written - self._written_before))
+        self._written_before = self.written
+
+    def snapshot(self, txid: int) -> int:
+        """Begin a checkpoint of committed ``txid``."""
+        self._written_before = self.written = 0
+        snapshot: int = self.map.snapshot(txid)
+        return snapshot
+
+    def release(self, snapshot: int) -> None:
+        """The checkpoint was not written: its changes belong to the next."""
+        self.map.release(snapshot)
+        self.cleaning = True
+
+    def retire(self, snapshot: int) -> None:
+        """The checkpoint of ``snapshot`` is in the column family."""
+        self.column.refresh()
+        self.map.retire(snapshot)
+        self.cleaning = True
+
+    def clean(self, limit: int) -> None:
+        """Drop up to ``limit`` entries that a checkpoint has made superfluous."""
+        self.cleaning = self.map.clean(limit) > 0
+
+    def close(self) -> None:
+        """Free the map; REQUIRES: no checkpoint of it is under way."""
+        if not self.closed:
+            self.closed = True
+            self.map.close()
+
+
+class TieredMap:
+    """A ``MapState``."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See ``MapState``."""
+        return self.tier.get(keygroups.physical(list(keys)))
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """See ``MapState``."""
+        if len(keys) != len(values):
+            raise BugError("keys and values differ in length")
+        self.tier.put(keygroups.physical(list(keys)), list(values))
+
+    def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """See ``MapState``."""
+        for keys, values in self.tier.items():
+            yield keygroups.logical(keys), values
+
+
+class TieredIndex:
+    """An ``IndexState``."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+
+    def scan_many(
+        self, keys: Sequence[bytes]
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """See ``IndexState``."""
+        return self.tier.scan(keygroups.physical(list(keys)))
+
+    def add_many(
+        self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
+    ) -> None:
+        """See ``IndexState``."""
+        if len(keys) != len(weights):
+            raise BugError("keys and weights differ in length")
+        self.tier.add(keygroups.physical_rows(list(keys), list(rows)), list(weights))
+
+    def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
+        """See ``IndexState``."""
+        physical = keygroups.physical_rows(list(keys), list(rows))
+        out: list[int] = keygroups.weights_of(self.tier.get(physical))
+        return out
+
+    def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
+        """See ``IndexState``."""
+        return self.tier.extreme(keygroups.physical(list(keys)), last=last)
+
+
+def in_order(keys: list[bytes]) -> list[int]:
+    """Positions of ``keys`` in ascending order; equal keys stay as they stand."""
+    return sorted(range(len(keys)), key=keys.__getitem__)
