@@ -34,6 +34,7 @@ from headrace.sql import install
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import write_run
 from headrace.types import WEIGHT, Field, parse_lsn
+from tests.waiting import PATIENCE_S
 
 
 class Running:
@@ -53,11 +54,11 @@ class Running:
             self.error = error
 
     def on(self, work: Callable[[], Any]) -> Any:
-        return self.engine.submit(work).result(20)
+        return self.engine.submit(work).result(PATIENCE_S)
 
     def stop(self) -> None:
         self.engine.stop()
-        self.thread.join(20)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error
@@ -115,7 +116,7 @@ def create_view(
 ) -> int:
     """Populate and adopt a view; ``between`` runs after the snapshot, before the adoption."""
     settings = running.settings
-    running.engine.running.wait(20)
+    running.engine.running.wait(PATIENCE_S)
     hold = running.on(lambda: running.engine.lifecycle.hold(name))
     with psycopg.connect(dsn, autocommit=True) as conn:
         view_id = conn.execute(
@@ -165,7 +166,7 @@ def create_view(
             ),
         )
     if adopt:
-        running.on(lambda: running.engine.lifecycle.adopt(view_id)).result(20)
+        running.on(lambda: running.engine.lifecycle.adopt(view_id)).result(PATIENCE_S)
         running.on(lambda: running.engine.lifecycle.release(name))
     return view_id
 
@@ -215,7 +216,9 @@ def same(conn: psycopg.Connection, name: str, query: str) -> list[Any]:
     ).fetchall()
 
 
-def settle(running: Running, conn: psycopg.Connection, seconds: float = 20.0) -> None:
+def settle(
+    running: Running, conn: psycopg.Connection, seconds: float = PATIENCE_S
+) -> None:
     """Wait until the engine has processed everything committed before the call."""
     row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     target = parse_lsn(row[0])

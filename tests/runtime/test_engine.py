@@ -28,6 +28,7 @@ from tests.runtime.harness import (
     settle,
     source_plan,
 )  # fmt: skip
+from tests.waiting import PATIENCE_S
 
 QUERY = "SELECT * FROM items"
 
@@ -133,7 +134,7 @@ def test_kill_9_at_every_point(source, database, tmp_path, start, point):
     settings = running.settings
     worker = WorkerProcess(settings, HEADRACE_FAULT=f"{point}:kill:3")
     number = 0
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_S
     while worker.wait(0.05) is None and time.monotonic() < until:
         source.execute(
             "UPDATE items SET price = price + 1 WHERE id %% 3 = %s", (number % 3,)
@@ -184,20 +185,20 @@ def test_worker_ends_cleanly_on_sigterm_and_when_its_parent_is_gone(
         assert [v["status"] for v in status["views"]] == ["running"]
         source.execute("DELETE FROM items WHERE id = 1")
         worker.process.terminate()
-        assert worker.wait(10) == 0
+        assert worker.wait(PATIENCE_S) == 0
     finally:
         worker.close()
     worker = WorkerProcess(running.settings)
     try:
         asyncio.run(_status(running.settings.worker_socket))
         worker.process.stdin.close()
-        assert worker.wait(10) == 0
+        assert worker.wait(PATIENCE_S) == 0
     finally:
         worker.close()
 
 
 async def _status(path):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 peer = await rpc.connect(path)
@@ -256,7 +257,7 @@ def test_locked_table_waits_and_others_go_on(source, start, database):
     assert_consistent(running, source)
 
 
-def wait_until(done, seconds=15.0):
+def wait_until(done, seconds=PATIENCE_S):
     until = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < until
@@ -342,10 +343,10 @@ def test_failing_row_stops_its_view_and_is_named(source, start, database):
 
 def test_second_engine_refuses_to_start(source, start, database, tmp_path, monkeypatch):
     running = start()
-    running.engine.running.wait(10)
+    running.engine.running.wait(PATIENCE_S)
     monkeypatch.setattr(ownership, "_LOCK_WAIT_S", 0.2)
     other = Running(settings_for(database, tmp_path / "other"))
-    other.thread.join(20)
+    other.thread.join(PATIENCE_S)
     assert isinstance(other.error, PrerequisiteError)
     assert "another headrace engine" in other.error.message
 
@@ -358,7 +359,7 @@ def test_zombie_cannot_commit(source, start, database, tmp_path):  # H21
         "UPDATE headrace.progress SET epoch = epoch + 1 WHERE view_id = %s", (view_id,)
     )
     source.execute("DELETE FROM items WHERE id = 1")
-    running.thread.join(20)
+    running.thread.join(PATIENCE_S)
     assert isinstance(running.error, FencedError)
     assert source.execute("SELECT count(*) FROM v WHERE id = 1").fetchone() == (1,)
 
@@ -375,7 +376,7 @@ def test_slot_advanced_by_somebody_else_stops_the_views(
         (running.settings.slot_name,),
     )
     running = start()
-    running.engine.running.wait(10)
+    running.engine.running.wait(PATIENCE_S)
     wait_until(lambda: status_of(source, "v")[0] == "error")
     assert status_of(source, "v") == ("error", "55000")
     create_view(running, database, "w", source_plan(source, "items"), QUERY)
@@ -398,7 +399,7 @@ def test_slot_dropped_while_running(source, start, database):
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
         (slot,),
     )
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
             source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))

@@ -26,7 +26,7 @@ from tests.runtime.harness import (
     source_plan,
 )  # fmt: skip
 
-SECONDS = 60.0
+SECONDS = 90.0
 
 STOPS = {
     "rewritten": ("ALTER TABLE {t} ALTER v TYPE int USING v * 1000", "was rewritten"),
