@@ -30,8 +30,8 @@ from cython.cimports.headrace.kernels.skiptypes import (
     prefetch,
 )
 
-_LANES = cython.declare(cython.size_t, 12)
-_SMALL = cython.declare(cython.size_t, 48)
+_LANES_MAX = cython.declare(cython.size_t, 12)
+_SMALL = cython.declare(cython.int, 4)  # levels of a map that is in the cache anyway
 
 
 @cython.cfunc
@@ -53,20 +53,20 @@ def seek_many(
     path = cython.declare(Path)
     i: cython.size_t
     lane: cython.size_t
-    busy: cython.size_t = 0
-    if count < _SMALL or map.top < 4:
+    count_of_lanes: cython.size_t = count if count < _LANES_MAX else _LANES_MAX
+    busy: cython.size_t = count_of_lanes
+    if count < 2 or map.top < _SMALL:
         map.start(cython.address(path))
         for i in range(count):
             handles[i] = map.seek(cython.address(path), keys[i])
             if not exact:
                 handles[i] = links(path.at[0])[0]
         return
-    for lane in range(_LANES):
-        lanes[busy].position = count * lane // _LANES
-        lanes[busy].end = count * (lane + 1) // _LANES
-        map.start(cython.address(lanes[busy].path))
-        _begin(map, cython.address(lanes[busy]), keys)
-        busy += 1
+    for lane in range(count_of_lanes):
+        lanes[lane].position = count * lane // count_of_lanes
+        lanes[lane].end = count * (lane + 1) // count_of_lanes
+        map.start(cython.address(lanes[lane].path))
+        _begin(map, cython.address(lanes[lane]), keys)
     while busy:
         lane = 0
         while lane < busy:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from headrace.errors import BugError
 from headrace.kernels.skiplist import SkipList
-from headrace.state.layout import prefix_end
 from tests.state.reference_map import RESIDENT, Pairs, ReferenceSkipList
 
 GROUPS = (0, 7, 255)
@@ -412,5 +413,47 @@ def test_a_wrong_call_changes_nothing(call, error) -> None:
     assert m.get_many([b"a", b"b"]) == ([None, pack(1)], [])
 
 
+def prefix_end(prefix: bytes) -> bytes | None:
+    """Least byte string above every string that starts with ``prefix``."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None
+
+
 def pack(weight: int) -> bytes:
     return struct.pack("<q", weight)
+
+
+def test_out_of_memory_is_an_error_that_a_rollback_mends() -> None:
+    program = """
+import resource
+from headrace.kernels.skiplist import SkipList
+m = SkipList(txids=True)
+keys = [i.to_bytes(4, "big") for i in range(4000)]
+small, large, middle = ([bytes(n)] * 4000 for n in (8, 400_000, 9000))
+m.begin(1)
+m.put_many(keys[::2], small[::2])
+m.commit(1)
+before = m.allocations
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20),) * 2)
+for txid, values in ((2, large), (2, middle)):
+    m.begin(txid)
+    try:
+        m.put_many(keys, values)
+    except MemoryError:
+        print("full", m.allocations > before)
+    m.rollback(txid)
+    print(m.allocations == before, m.get_many(keys)[0][:2] == [bytes(8), None])
+m.begin(3)
+m.put_many(keys[:50], small[:50])
+m.commit(3)
+print(m.size)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n") == [
+        *(["full True", "True True"] * 2),
+        "2025",
+        "",
+    ]
