@@ -49,6 +49,7 @@ ROWS_SENT: Final = "cp13"
 COMMIT_SENT: Final = "cp14"
 COMMIT_ANSWERED: Final = "cp15"
 BEFORE_CHECKPOINT: Final = "cp16"
+CHECKPOINT_BEGUN: Final = "cp16b"
 CHECKPOINT_WRITTEN: Final = "cp17"
 FEEDBACK_SENT: Final = "cp18"
 

@@ -75,7 +75,7 @@ class World:
                 conn.execute(statement)
         self.engine.start()
         for name, query in self._first.items():
-            self.create(name, query)
+            self.create(name, query, grouped=self.rng.random() < 0.3)
         self.say(f"views: {', '.join(self.views)}")
         self.load = load.Load(self.dsn, self.rng, self.witness)
 
@@ -152,17 +152,23 @@ class World:
             return error
         return None
 
-    def create(self, name: str, query: str) -> None:
-        """Create a view; it must succeed."""
-        error = self.attempt_create(name, query)
+    def create(self, name: str, query: str, *, grouped: bool = False) -> None:
+        """Create a view; it must succeed.  ``grouped``: some commit apart from the others."""
+        group = "" if name in load.CORE or not grouped else "apart"
+        error = self.attempt_create(name, query, group)
         if error is not None:
             raise error
         self.views[name] = query
 
-    def attempt_create(self, name: str, query: str) -> Exception | None:
+    def attempt_create(
+        self, name: str, query: str, group: str = ""
+    ) -> Exception | None:
         """create_view; tried again if all it met was a TRUNCATE of the load."""
+        options = f'{{"commit_group": "{group}"}}' if group else "{}"
         for _ in range(5):
-            error = self.call(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+            error = self.call(
+                f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')"
+            )
             if not isinstance(error, psycopg.errors.SerializationFailure):
                 return error
         return error
@@ -327,7 +333,10 @@ class World:
     # --- for messages
 
     def logs(self) -> str:
-        """The ends of the logs."""
+        """What the load met, and the ends of the logs."""
+        if self.load is not None:
+            self.say(f"load: {self.load.written} transactions, {self.load.errors}")
+        self.say(f"witness: {self.witness.reads} reads, {self.witness.torn}")
         ours = self.engine.log.splitlines()[-300:]
         theirs = [
             line
