@@ -64,8 +64,6 @@ class Frames:
         self._txid = txid
         self._attempt = attempt
         self._kept: list[list[TableDiffs]] | None = None
-        self.rows = 0
-        """Rows in the chunks read so far."""
 
     def __iter__(self) -> Iterator[list[TableDiffs]]:
         """Chunks of frames; REQUIRES: read to the end, the decoder must see every message."""
@@ -73,7 +71,6 @@ class Frames:
             yield from self._kept
             return
         kept = []
-        self.rows = 0
         for messages in self._batch.chunks():
             events = [*self._decoder.feed(messages), *self._decoder.flush()]
             tables = {e.relation.oid for e in events if isinstance(e, RelationChanged)}
@@ -86,7 +83,6 @@ class Frames:
             ]
             if not self._batch.spooled:
                 kept.append(chunk)
-            self.rows += sum(frame.diffs.batch.num_rows for frame in chunk)
             yield chunk
         if not self._batch.spooled:
             self._kept = kept
@@ -122,6 +118,7 @@ class Processor:
         """
         outcome = Outcome(attempt)
         touched: set[int] = set()
+        sent = 0
         self.edge.open((view.id for view in views), txid - 1)
         for chunk in frames:
             outcome.failed |= _only(frames.stopped, views)
@@ -132,9 +129,10 @@ class Processor:
                 and any(self._reads(view, frame) for frame in chunk)
             ]
             if not busy:
-                continue
+                continue  # not sent at all, and so not counted
             for frame in chunk:
                 self.edge.put(frame)
+                sent += frame.diffs.batch.num_rows
             new = {view.id for view in busy} - touched
             touched |= new
             self._each(busy, partial(self._ingest, new, txid, attempt), outcome)
@@ -143,7 +141,7 @@ class Processor:
                     self.edge.pull(view.id)
             for view_id in outcome.failed:
                 self.edge.leave(view_id)
-        self.edge.put(TimeEnd(txid, attempt, frames.rows))
+        self.edge.put(TimeEnd(txid, attempt, sent))
         ending = [v for v in views if v.id in touched and v.id not in outcome.failed]
 
         def end(view: View) -> None:

@@ -216,3 +216,24 @@ def test_batches_written_by_another_engine_are_noticed(start, database, source, 
     wait_until(lambda: status_of(source, "a")[0] == "error", "the view is stopped")
     assert "another engine" in (status_of(source, "a")[2] or "")
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept
+
+
+def test_blocked_view_catches_up_by_the_part_of_a_batch_that_it_reads(
+    start, database, source
+):
+    """Parts of a batch that nobody reads who lacks it are neither sent nor counted."""
+    source.execute("CREATE TABLE others (id int PRIMARY KEY, name text, price numeric)")
+    running = start(spool_bytes_min=1_000, sink_retry_ms=100)
+    create_view(running, database, "a", source_plan(source, "items"), QUERY)
+    others = "SELECT * FROM others"
+    create_view(running, database, "b", source_plan(source, "others"), others)
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE b IN SHARE MODE")
+        with source.transaction():
+            source.execute("UPDATE items SET name = repeat(name, 30)")  # to a file
+            source.execute("INSERT INTO others VALUES (1, 'one', 1)")
+        wait_until(lambda: status_of(source, "b")[0] == "sink_error", "it is blocked")
+    wait_until(lambda: same(source, "b", others) == [], "it has caught up")
+    assert status_of(source, "b")[0] == "running"
+    settle(running, source, 60)
+    assert same(source, "a", QUERY) == []
