@@ -97,14 +97,15 @@ class Checkpoints:
         """Whether so much is missing that no more may be taken."""
         return self.pending >= LAG_MAX * self._txids
 
-    def due(self, *, ahead: bool) -> float:
+    def due(self, *, ahead: bool, large: bool) -> float:
         """When to begin the next one, on the monotonic clock.
 
-        ``ahead``: there is a position that could be confirmed once it is durable.
+        ``ahead``: there is a position that could be confirmed once it is durable; ``large``:
+        what is not durable takes much memory.
         """
         if self._underway is not None:
             return _NEVER
-        if self.pending >= self._txids:
+        if self.pending >= self._txids or (self.pending and large):
             return self._retry_at
         if self.pending:
             return max(self._last + self._interval_s, self._retry_at)

@@ -39,11 +39,12 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.forwarder import setup
-from headrace.forwarder.batcher import Batch, Cut
+from headrace.forwarder.batcher import Batch
 from headrace.forwarder.stream import Identity, Stream
 from headrace.kernels.pgoutput import Decoder
-from headrace.runtime import batches, faults, lifecycle, positions
-from headrace.runtime.checkpoints import Checkpoints, Durable
+from headrace.runtime import batches, faults, lifecycle, positions, replay
+from headrace.runtime.checkpoints import Checkpoints
+from headrace.runtime.durability import Durability
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, Record, StateMark
@@ -57,10 +58,7 @@ _log = structlog.get_logger(__name__)
 
 _BACKOFF_S_MIN: Final = 0.2
 _BACKOFF_S_MAX: Final = 10.0
-_CHECK_S: Final = 1.0
 _DRAIN_S: Final = 1.0
-_VERSIONED: Final = hasattr(RocksDatabase, "regulate")
-"""Whether states keep the txids in flight apart; if not, there is one, and a checkpoint of it."""
 
 
 class Engine:
@@ -84,9 +82,7 @@ class Engine:
         self.reconnects = 0
         self.damage: StateDamaged | None = None
         """Why the state of earlier runs was set aside, if it was."""
-        self.pipeline: Final = Pipeline(
-            settings.max_inflight_batches if _VERSIONED else 1
-        )
+        self.pipeline: Final = Pipeline(settings.max_inflight_batches)
         self.checkpoints: Final = Checkpoints(settings, self._poke)
         self._identity: Identity | None = None
         self._db: RocksDatabase | None = None
@@ -97,17 +93,13 @@ class Engine:
         self._processor = batches.Processor(settings)
         self._taken = Position(0, 0)
         """What is taken from the stream: committed, or in flight."""
-        self._durable = Position(0, 0)
-        """What a crash leaves."""
         self._inbox: deque[tuple[bool, Callable[[], None]]] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._answering = False
-        self._confirm_at = 0.0
-        self._check_at = 0.0
-        self._asked = 0
         self.lifecycle = lifecycle.Lifecycle(self)
         self.watch = Watch(self)
+        self.durability: Final = Durability(self)
 
     # --- for other threads
 
@@ -210,7 +202,7 @@ class Engine:
         self.holds = positions.holds(self.db)
         self.confirmed = positions.get_confirmed(self.db)
         self.position = positions.get_position(self.db) or Position(0, 0)
-        self._durable = self.position
+        self.durability.position = self.position
         source = positions.get_source(self.db)
         if source is not None:
             self._identity = source[0]
@@ -225,15 +217,10 @@ class Engine:
         self.lifecycle.heal()
         if self._stopping or self.stream is not stream:
             return  # a command, or a view that healed, has asked for a rewind
-        self._confirm_if_due(stream)
-        checkpoint_at = self._checkpoint_if_due()
-        if _VERSIONED:
-            self.db.regulate()
-        now = clock.monotonic()
-        due = min(
-            self._confirm_at, checkpoint_at, self.lifecycle.heal_at(), self.watch.due
-        )
-        wait = max(due - now, 0.0)
+        durability_at = self.durability.step(stream)
+        self.db.regulate()
+        due = min(durability_at, self.lifecycle.heal_at(), self.watch.due)
+        wait = max(due - clock.monotonic(), 0.0)
         if not self.pipeline.room or self.checkpoints.lagging:
             self._take_answers(wait)
             return
@@ -286,7 +273,7 @@ class Engine:
             self.lifecycle.load()
         for view in self.views.values():
             view.reset()
-        cuts, start = self._plan_replay()
+        cuts, start = replay.plan(self)
         stream = Stream(
             self.settings, self._owner.conn, start.lsn, cuts, self._identity
         )
@@ -311,46 +298,6 @@ class Engine:
         if self.position.lsn == 0:
             self.position = Position(self.position.txid, state.confirmed)
             self.confirmed = max(self.confirmed, state.confirmed)
-
-    def _plan_replay(self) -> tuple[list[Cut], Position]:
-        """Recorded batches that some live view lacks, and where the stream must start."""
-        ends = {txid: record.end_lsn for txid, record in self.records.items()}
-        for view in self.views.values():
-            # Records may be lost with the machine's power; progress knows where its batch ends.
-            progress = view.progress
-            if view.owned and progress is not None and progress.txid > view.mark.txid:
-                ends.setdefault(progress.txid, progress.lsn)
-        live = [v.mark for v in self.views.values() if v.live]
-        last = max([self.position.txid, *ends], default=0)
-        behind = [m for m in live if m.txid < last]
-        base = min((m.txid for m in behind), default=last)
-        lsn = min(map(self.covered, behind), default=self.position.lsn)
-        if not behind and last > self.position.txid:
-            # Nobody needs the recorded batches, or everybody has them.
-            lsn = max(self.position.lsn, ends[last])
-            self.position = Position(last, lsn)
-        return self._complete(ends, Position(base, lsn), last), Position(base, lsn)
-
-    def _complete(self, ends: dict[int, int], start: Position, last: int) -> list[Cut]:
-        """The batches after ``start``, all recorded.
-
-        Lost ones become one with the next that is known; any of them may end where a result
-        table stands, for its contents at that position are the same however they came about.
-        """
-        cuts = []
-        meta: positions.Meta = {}
-        end = start.lsn
-        for txid in range(start.txid + 1, last + 1):
-            begin, end = end, ends.get(txid, end)
-            if txid not in self.records:
-                self.records[txid] = Record(txid, begin, end, 0)
-                positions.put_record(meta, self.records[txid])
-            cuts.append(Cut(txid, end))
-        self.records.last = max(self.records.last, last)
-        if meta:
-            _log.warning("records of batches were lost", batches=len(meta))
-            self.db.put_meta(meta, sync=False)
-        return cuts
 
     # --- one batch
 
@@ -493,57 +440,7 @@ class Engine:
             self.lifecycle.forget(view_id)
         self.lifecycle.caught_up()
 
-    # --- checkpoints and confirming
-
-    def still(self) -> None:
-        """Wait until no checkpoint is being written."""
-        self._made_durable(self.checkpoints.end(self.db, wait=True))
-
-    def _checkpoint_if_due(self) -> float:
-        """Begin and end checkpoints; returns when to come by again."""
-        self._made_durable(self.checkpoints.end(self.db))
-        ahead = self.confirmable() > self.confirmed
-        at = self.checkpoints.due(ahead=ahead)
-        single = not _VERSIONED and self.checkpoints.pending > 0
-        if at > clock.monotonic() and not single:
-            return at
-        self._checkpoint()
-        if single:
-            self.still()
-        return self.checkpoints.due(ahead=ahead)
-
-    def _checkpoint(self) -> None:
-        """Begin a checkpoint of everything that is committed."""
-        if not _VERSIONED:
-            self.drain()
-        faults.point(faults.BEFORE_CHECKPOINT)
-        owned = [view for view in self.views.values() if view.owned]
-        self.checkpoints.begin(self.db, owned, self.position, self.confirmable())
-
-    def _made_durable(self, what: Durable | None) -> None:
-        if what is None:
-            return
-        for view_id, mark in what.marks.items():
-            view = self.views.get(view_id)
-            if view is not None:
-                view.checkpointed(mark)
-        self._durable = what.position
-        self.confirmed = max(self.confirmed, what.confirmed)
-        self._trim()
-        faults.point(faults.CHECKPOINT_WRITTEN)
-        if self.stream is not None:
-            self._confirm(self.stream)
-
-    def _trim(self) -> None:
-        """Forget records that nobody can ask for: all but the last before the least state."""
-        needed = [view.durable.txid for view in self.views.values() if view.owned]
-        needed += [hold.txid for hold in self.holds.values()]
-        least = min([self._durable.txid, *needed])
-        meta: positions.Meta = {}
-        self.records.trim(meta, least)
-        if meta:
-            self.db.put_meta(meta, sync=False)
-        self.pipeline.durable(least)
+    # --- positions
 
     def confirmable(self) -> int:
         """The position before which nobody needs the stream any more, were all durable."""
@@ -568,30 +465,9 @@ class Engine:
         following = self.records.get(mark.txid + 1)
         return max(mark.lsn, following.start_lsn) if following else mark.lsn
 
-    def _confirm_if_due(self, stream: Stream) -> None:
-        now = clock.monotonic()
-        asked = stream.asked != self._asked
-        if now < self._confirm_at and not asked:
-            return
-        self._asked = stream.asked
-        self._confirm_at = now + self.settings.feedback_interval_ms / 1000
-        self._confirm(stream)
-        if not asked or stream.confirmed >= stream.received:
-            return
-        # A server that stops waits for us to confirm everything.
-        if self.confirmable() > self.confirmed and not self.checkpoints.underway:
-            self._checkpoint()
-        if now >= self._check_at:
-            # If we cannot (a hold, a blocked view), ending the stream lets it go.  Its other
-            # connections are gone then.
-            self._check_at = now + _CHECK_S
-            self.owner.conn.execute("SELECT 1")
-
-    def _confirm(self, stream: Stream) -> None:
-        """Tell the source what is durable."""
-        if self.confirmed > stream.confirmed:
-            stream.confirm(self.confirmed)
-            faults.point(faults.FEEDBACK_SENT)
+    def still(self) -> None:
+        """Wait until no checkpoint is being written."""
+        self.durability.end(wait=True)
 
     # --- trouble
 
@@ -637,7 +513,7 @@ class Engine:
         state = setup.ensure(conn, self.settings)
         self.still()
         self.position = Position(self._next_txid() - 1, state.confirmed)
-        self._durable = self.position
+        self.durability.position = self.position
         self.confirmed = state.confirmed
         self._identity = None
         meta: positions.Meta = {}
@@ -675,10 +551,7 @@ class Engine:
         except (TransientError, psycopg.Error) as error:
             _log.warning("stopped amid trouble", reason=str(error))
             self._let_go()
-        self.still()
-        if self.checkpoints.pending or self.confirmable() > self.confirmed:
-            self._checkpoint()
-            self.still()
+        self.durability.finish()
         self.rewind_soon()
 
     def _close(self) -> None:

@@ -1,0 +1,67 @@
+"""Where the stream must start again, and how the batches from there on were cut.
+
+A batch that was recorded is cut the same way in each replay (T-11, T-26).  Records are durable
+with the next checkpoint at the latest; the power of the machine may go before.  Then the result
+tables are ahead of everything here, and their progress rows say how far: the lost batches become
+one that ends where a table stands.  Its state is computed anew and its diffs are not written, and
+that is exact, since state and table at a position are what the source's rows there make them,
+however the way to it was divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+
+from headrace.forwarder.batcher import Cut
+from headrace.runtime import positions
+from headrace.runtime.positions import Position, Record
+
+if TYPE_CHECKING:
+    from headrace.runtime.engine import Engine
+
+_log = structlog.get_logger(__name__)
+
+
+def plan(engine: Engine) -> tuple[list[Cut], Position]:
+    """Recorded batches that some live view lacks, and where the stream must start.
+
+    The engine's position moves over recorded batches that nobody lacks.
+    """
+    ends = {txid: record.end_lsn for txid, record in engine.records.items()}
+    for view in engine.views.values():
+        progress = view.progress
+        if view.owned and progress is not None and progress.txid > view.mark.txid:
+            ends.setdefault(progress.txid, progress.lsn)
+    live = [v.mark for v in engine.views.values() if v.live]
+    last = max([engine.position.txid, *ends])
+    behind = [mark for mark in live if mark.txid < last]
+    base = min((mark.txid for mark in behind), default=last)
+    lsn = min(map(engine.covered, behind), default=engine.position.lsn)
+    if not behind and last > engine.position.txid:
+        lsn = max(engine.position.lsn, ends[last])
+        engine.position = Position(last, lsn)
+    start = Position(base, lsn)
+    return _cuts(engine, ends, start, last), start
+
+
+def _cuts(
+    engine: Engine, ends: Mapping[int, int], start: Position, last: int
+) -> list[Cut]:
+    """The batches after ``start``, all recorded; a lost one ends where the one before does."""
+    cuts = []
+    meta: positions.Meta = {}
+    end = start.lsn
+    for txid in range(start.txid + 1, last + 1):
+        begin, end = end, ends.get(txid, end)
+        if txid not in engine.records:
+            engine.records[txid] = Record(txid, begin, end, 0)
+            positions.put_record(meta, engine.records[txid])
+        cuts.append(Cut(txid, end))
+    engine.records.last = max(engine.records.last, last)
+    if meta:
+        _log.warning("records of batches were lost", batches=len(meta))
+        engine.db.put_meta(meta, sync=False)
+    return cuts
