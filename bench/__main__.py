@@ -13,8 +13,11 @@ from bench.cdc import Cdc
 from bench.freshness import Freshness
 from bench.population import Population
 from bench.scenario import Figures, Options, Scenario
+from bench.state import State
 
-SCENARIOS: dict[str, type[Scenario]] = {s.name: s for s in (Cdc, Freshness, Population)}
+SCENARIOS: dict[str, type[Scenario]] = {
+    s.name: s for s in (Cdc, Freshness, Population, State)
+}
 
 
 def table(lines: list[Figures]) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import BugError, StateDamaged, TransientError
+from headrace.errors import BugError, HeadraceError, StateDamaged, TransientError
 from headrace.kernels import buffers, keygroups
 from headrace.state import columns, files
 from headrace.state.columns import Column
@@ -49,7 +49,7 @@ _SLICE_PAIRS: Final = 256
 """Pairs put into a file before other threads get their turn: 0.1 ms."""
 _SLICE_BYTES: Final = 1024 * 1024
 _FLUSH_POLL_S: Final = 0.002
-_FLUSH_S_MAX: Final = 120.0
+_FLUSH_S_MAX: Final = 20.0
 _FOLDER: Final = "checkpoint"
 _LIST: Final = b"\x00checkpoint"
 
@@ -117,20 +117,32 @@ class Checkpoint:
 
     def _write_files(self, changes: Iterator[Changed]) -> None:
         database = self._database
-        folder = database.path / _FOLDER
+        try:
+            made = self._make_files(database.path / _FOLDER, changes)
+            # The order counts: what RocksDB has taken in may not reach the disk before the list.
+            listed = json.dumps(made).encode()
+            database.write([], {**self._meta, _LIST: listed}, sync=True)
+        except HeadraceError:
+            if database.get_meta(_LIST) is None:
+                # Where a disk is full, this makes room.
+                shutil.rmtree(database.path / _FOLDER, ignore_errors=True)
+            raise
+        finish(database)
+
+    def _make_files(
+        self, folder: Path, changes: Iterator[Changed]
+    ) -> list[tuple[str, str]]:
+        """(Column family, file name) of sorted files of ``changes``, which are on disk."""
         with columns.writing():
             folder.mkdir(exist_ok=True)
             made = [
-                [column.name, path.name]
-                for column, path in _files(database, folder, changes)
+                (column.name, path.name)
+                for column, path in _files(self._database, folder, changes)
             ]
             for _, name in made:
                 files.sync(folder / name)
             files.sync(folder)
-        listed = json.dumps(made).encode()
-        # The order counts: what RocksDB has taken in may not reach the disk before the list.
-        database.write([], {**self._meta, _LIST: listed}, sync=True)
-        finish(database)
+        return made
 
 
 def under_way() -> BugError:

@@ -132,7 +132,17 @@ class Column:
         """Give everything back."""
         self._iterator = None
         self.handle = None
-        self._column.close()
+        close(self._column)
+
+
+def close(database: Any) -> None:
+    """Close a handle of the binding, which first flushes the log: on a full disk that fails.
+
+    What is lost then is in no checkpoint.
+    """
+    # The binding raises bare Exception.
+    with contextlib.suppress(Exception):
+        database.close()
 
 
 @contextlib.contextmanager

@@ -287,4 +287,6 @@ class RocksDatabase:
         for column in self._columns.values():
             column.close()
         self._columns.clear()
-        self._db.close()
+        columns.close(self._db)
+        # Where closing failed, the lock is released with the last reference.
+        del self._db

@@ -150,7 +150,9 @@ def check(
     database = RocksDatabase(handover.path / f"db_{view_id}")
     database.ingest(view_id, manifest.runs)
     remote = RemoteEvaluator(bench.dsn, {})
-    flow = Dataflow(physical, database.view(view_id), remote, manifest.lsn)
+    store = database.view(view_id, 7)
+    store.begin(8)
+    flow = Dataflow(physical, store, remote, manifest.lsn)
     for event in stream:
         flow.ingest(event.relation.oid, event.batch)
     diffs = flow.end(8)
@@ -273,7 +275,9 @@ def test_settings_of_the_database_do_not_reach_values(bench, tmp_path, setting):
     manifest = handover.manifests[made["view_id"]]
     database = RocksDatabase(tmp_path / "db")
     database.ingest(1, manifest.runs)
-    flow = Dataflow(plan.from_json(row[0]), database.view(1), None, manifest.lsn)
+    store = database.view(1, 7)
+    store.begin(8)
+    flow = Dataflow(plan.from_json(row[0]), store, None, manifest.lsn)
     for event in stream:
         flow.ingest(event.relation.oid, event.batch)
     assert flow.end(8).num_rows == 0

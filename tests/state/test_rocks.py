@@ -144,10 +144,10 @@ def test_a_checkpoint_is_written_while_txids_go_on(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     store = database.view(1)
     state, index = store.map("s"), store.index("i")
-    for txid in range(1, 30):
+    for txid in range(1, 13):
         store.begin(txid)
         # Small checkpoints are one batch, large ones go by files.
-        keys = [b"%d" % i for i in range(20 if txid % 3 else 3000)]
+        keys = [b"%d" % i for i in range(20 if txid % 3 else 1100)]
         state.put_many(keys, [b"%d" % txid] * len(keys))
         old = index.scan_many([b"k"])[1]
         index.add_many([b"k"] * len(old), old, [-1] * len(old))
@@ -171,12 +171,12 @@ def test_a_checkpoint_is_written_while_txids_go_on(tmp_path: Path) -> None:
         database.regulate()
         assert index.scan_many([b"k"]) == ([0], [b"%d" % txid], [1])
     before = store.dump()
-    assert len(before["s"]) == 3000
+    assert len(before["s"]) == 1100
     del store, state, index
     database.close()
     database = RocksDatabase(tmp_path / "db")
-    assert database.view(1, 29).dump() == before
-    assert database.get_meta(b"m") == b"29"
+    assert database.view(1, 12).dump() == before
+    assert database.get_meta(b"m") == b"12"
     assert not (tmp_path / "db" / "checkpoint").exists()
     database.close()
 
@@ -214,7 +214,7 @@ def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
     tmp_path: Path, monkeypatch, large
 ) -> None:
     """Every call into RocksDB and the file system by a checkpoint is a place to die."""
-    count = 5000 if large else 10
+    count = 1100 if large else 10
     deaths = 0
     for place in range(100):
         path = tmp_path / f"db{place}"
@@ -282,7 +282,7 @@ while True:
     last += 1
     for store in stores:
         store.begin(last)
-        keys = [b"%06d" % i for i in range(last, last + 50 + 2000 * (last % 3 == 0))]
+        keys = [b"%06d" % i for i in range(last, last + 50 + 1100 * (last % 3 == 0))]
         store.map("s").put_many(keys, [b"%d" % last] * len(keys))
         store.index("i").add_many([b"k"] * 2, [b"t", b"%d" % last], [1, 1])
         store.commit(last)
@@ -316,8 +316,8 @@ def test_kill_9_keeps_the_last_checkpoint_whole(tmp_path: Path) -> None:
         for view in (1, 2):
             store = database.view(view)
             assert store.map("s").get_many([b"%06d" % stored]) == [b"%d" % stored]
-            last = stored + 49 + 2000 * (stored % 3 == 0)
-            found = store.map("s").get_many([b"%06d" % last, b"%06d" % (stored + 2050)])
+            last = stored + 49 + 1100 * (stored % 3 == 0)
+            found = store.map("s").get_many([b"%06d" % last, b"%06d" % (stored + 1150)])
             assert found == [b"%d" % stored, None]
             index = store.index("i")
             assert index.weight_many([b"k"], [b"t"]) == [stored]

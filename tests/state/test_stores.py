@@ -261,7 +261,7 @@ operations = st.lists(
 
 
 @settings(
-    max_examples=80,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(todo=operations)

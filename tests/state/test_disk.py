@@ -1,0 +1,139 @@
+"""A full disk: the checkpoint says so, nothing is wrong meanwhile, and it is made up for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import TransientError
+from headrace.state.rocks import RocksDatabase
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 48 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(path)]
+    done = subprocess.run(mount, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill_up(disk: Path) -> Path:
+    """Take the last byte."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        while os.statvfs(disk).f_bavail:
+            file.write(bytes(4096))
+    return filler
+
+
+def run(store, keys: list[bytes]) -> None:
+    """One txid, committed."""
+    txid = store.txid + 1
+    store.begin(txid)
+    store.map("m").put_many(keys, [b"%d" % txid] * len(keys))
+    store.index("i").add_many(keys, [b"r"] * len(keys), [1] * len(keys))
+    store.prepare()
+    store.commit(txid)
+
+
+def attempt(database: RocksDatabase, store) -> None:
+    made = database.begin_checkpoint(
+        [(store, store.txid)], {b"txid": b"%d" % store.txid}
+    )
+    try:
+        made.write(sync=True)
+    finally:
+        database.end_checkpoint(made)
+
+
+def go_on(database: RocksDatabase, store, keys: list[bytes]) -> None:
+    """Small checkpoints still fit into what the log has reserved."""
+    for _ in range(1000):
+        run(store, keys)
+        attempt(database, store)
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        4000,
+        # RocksDB looks only every few seconds whether there is room for its log again.
+        pytest.param(500, marks=pytest.mark.slow),
+    ],
+)
+def test_full_disk_is_noticed_and_made_up_for(disk, count) -> None:
+    keys = [b"%08d" % i for i in range(count)]
+    database = RocksDatabase(disk / "db")
+    store = database.view(1)
+    run(store, keys)
+    attempt(database, store)
+    filler = fill_up(disk)
+    with pytest.raises(TransientError) as caught:
+        go_on(database, store, keys)
+    assert caught.value.code == "53100"
+    assert "full" in caught.value.message
+    failed = store.txid
+    durable = int(database.get_meta(b"txid") or b"0")
+    assert durable == failed - 1
+    # Nothing is wrong meanwhile, and txids go on.
+    for _ in range(2):
+        run(store, keys)
+        now = b"%d" % store.txid
+        assert store.map("m").get_many(keys) == [now] * count
+        assert store.index("i").scan_many(keys)[2] == [store.txid] * count
+        with pytest.raises(TransientError):
+            attempt(database, store)
+    filler.unlink()
+    deadline = time.monotonic() + 90
+    while True:
+        try:
+            attempt(database, store)
+        except TransientError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        else:
+            break
+    last = store.txid
+    del store
+    database.close()
+    database = RocksDatabase(disk / "db")
+    store = database.view(1, last)
+    assert database.get_meta(b"txid") == b"%d" % last
+    assert store.map("m").get_many(keys) == [b"%d" % last] * count
+    assert store.index("i").scan_many(keys)[2] == [last] * count
+    del store
+    database.close()
+
+
+@pytest.mark.parametrize("count", [4000, 500])
+def test_killed_on_a_full_disk_keeps_the_last_checkpoint(disk, count) -> None:
+    keys = [b"%08d" % i for i in range(count)]
+    database = RocksDatabase(disk / "db")
+    store = database.view(1)
+    run(store, keys)
+    attempt(database, store)
+    filler = fill_up(disk)
+    with pytest.raises(TransientError):
+        go_on(database, store, keys)
+    durable = int(database.get_meta(b"txid") or b"0")
+    del store
+    database.close()
+    filler.unlink()
+    database = RocksDatabase(disk / "db")
+    store = database.view(1, durable)
+    assert store.map("m").get_many(keys) == [b"%d" % durable] * count
+    assert store.index("i").scan_many(keys)[2] == [durable] * count
+    assert int(database.get_meta(b"txid") or b"0") == durable
+    del store
+    database.close()
