@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import BugError
+from headrace.state import layout
 from headrace.state.layout import Pairs
 from headrace.state.rocks import write_run
 
@@ -130,7 +131,7 @@ class Staging:
             name: [str(path.relative_to(self.path)) for path in files]
             for name, files in runs.items()
         }
-        self.write_json(MANIFEST, {**facts, "runs": relative})
+        self.write_json(MANIFEST, {**facts, "runs": relative, "format": layout.FORMAT})
         _sync(self.path / "state")
         _sync(self.path)
         _sync(self.path.parent)

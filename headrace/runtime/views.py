@@ -26,6 +26,7 @@ from headrace.runtime.positions import StateMark
 from headrace.runtime.story import Story
 from headrace.sink.commit import Progress
 from headrace.sink.table import Target
+from headrace.state import layout
 from headrace.state.rocks import RocksStore
 from headrace.types import parse_lsn
 
@@ -239,6 +240,8 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
         return None
     try:
         data = json.loads(path.read_bytes())
+        if data["format"] != layout.FORMAT:
+            raise StateDamaged("the view's staged state has another format")
         lsn = data.get("start_lsn", data["lsn"])
         return Manifest(
             parse_lsn(lsn) if isinstance(lsn, str) else int(lsn),

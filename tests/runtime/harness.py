@@ -31,6 +31,7 @@ from headrace.population import uses
 from headrace.runtime.engine import Engine
 from headrace.sink import table
 from headrace.sql import install
+from headrace.state import layout
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import write_run
 from headrace.types import WEIGHT, Field, parse_lsn
@@ -137,7 +138,9 @@ def create_view(
         else:
             runs[state] = []
     facts = {"view_id": view_id, "txid": hold.txid, "lsn": hold.lsn, "start_lsn": lsn}
-    (folder / "manifest.json").write_text(json.dumps({**facts, "runs": runs}))
+    (folder / "manifest.json").write_text(
+        json.dumps({**facts, "runs": runs, "format": layout.FORMAT})
+    )
     with psycopg.connect(pinned.conninfo(dsn, name="test")) as conn:
         conn.execute("SET search_path = public")
         oid = table.create(conn, "public", name, query)
