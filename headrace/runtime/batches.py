@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -100,6 +101,10 @@ class Processor:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
+        # All at once: their number shall not depend on how much there is to do (E-15).
+        ready = threading.Barrier(THREADS)
+        for _ in range(THREADS):
+            self._pool.submit(ready.wait)
         self.edge = Edge("source")
 
     def close(self) -> None:

@@ -83,6 +83,7 @@ class Lifecycle:
     def _restore(self, view: View, mark: StateMark | None) -> None:
         engine = self._engine
         if mark is not None:
+            engine.still()
             view.restore(engine.db.view(view.id, mark.txid), mark)
             _revive(view)
             return
@@ -276,6 +277,7 @@ class Lifecycle:
         engine = self._engine
         mark = positions.views(engine.db).get(view.id)
         if mark is not None:
+            engine.still()
             view.restore(engine.db.view(view.id, mark.txid), mark)
             _revive(view)
         elif not self._ingest(view):

@@ -65,6 +65,7 @@ class RocksDatabase:
         self._stores: dict[str, RocksStore] = {}
         self._checkpoint: Checkpoint | None = None
         self._noting = threading.Lock()
+        self._making = threading.Lock()
         path.mkdir(parents=True, exist_ok=True)
         files.check_format(path)
         self._noted = files.check_manifest(path)
@@ -249,18 +250,20 @@ class RocksDatabase:
         ``use`` decides the options of a new one, and from the next start on of this one;
         '' if it is not known.
         """
-        if use and self._uses.get(name) != use:
-            self._uses[name] = use
-            with writing():
-                files.write_uses(self.path, self._uses)
-        column = self._columns.get(name)
-        if column is None:
-            with writing():
-                self._db.create_column_family(
-                    name, columns.options(self._memory, use or ORDERED)
-                )
-            column = self._columns[name] = Column(name, self._db)
-        return column
+        # Views whose first batch this is come from several threads.
+        with self._making:
+            if use and self._uses.get(name) != use:
+                self._uses[name] = use
+                with writing():
+                    files.write_uses(self.path, self._uses)
+            column = self._columns.get(name)
+            if column is None:
+                with writing():
+                    self._db.create_column_family(
+                        name, columns.options(self._memory, use or ORDERED)
+                    )
+                column = self._columns[name] = Column(name, self._db)
+            return column
 
     def known(self, name: str) -> Column | None:
         """The column family of that full name, if there is one."""
