@@ -203,7 +203,7 @@ class _Proof:
                 job,
                 self._dsn,
                 slot_name=settings.slot_name,
-                number=f"{self._subject.view.id}_v{self._attempt}",
+                number=f"v{job.name.replace('-', '_')}_{self._attempt}",
                 wait_ms=settings.population_lock_wait_ms,
             ) as snapshot:
                 last = self._boundary(int(snapshot.ref.start_lsn))

@@ -106,7 +106,9 @@ class Commands:
         """Start again a view that was created without waiting, before the engine died."""
         context = Context(row["owner"], row["settings"])
         name = f"{_quoted(row['schema_name'])}.{_quoted(row['view_name'])}"
-        arguments = {"name": name, "query": row["query"], "options": row["options"]}
+        # Its names are qualified: the search path it was written under is not kept.
+        query = row["canonical"] or row["query"]
+        arguments = {"name": name, "query": query, "options": row["options"]}
         await self._create_view(
             arguments,
             context,

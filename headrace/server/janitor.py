@@ -30,7 +30,8 @@ def clean(settings: Settings) -> list[dict[str, Any]]:
         conn.execute("SET search_path = pg_catalog")
         rows = conn.execute(
             "DELETE FROM headrace.views WHERE status IN ('pending', 'populating')"
-            " RETURNING id, schema_name, view_name, query, owner, options, settings, block"
+            " RETURNING id, schema_name, view_name, query, canonical, owner, options,"
+            " settings, block"
         ).fetchall()
         for row in rows:
             _log.info(

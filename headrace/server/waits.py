@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+import structlog
 
 from headrace import pinned
 from headrace.errors import (
@@ -28,6 +29,8 @@ from headrace.runtime import rpc
 from headrace.server.context import Context
 from headrace.types import format_lsn, parse_lsn
 
+_log = structlog.get_logger(__name__)
+
 _ENTRY: Final = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^",\s][^",]*?))\s*(?:,|$)')
 _DEFAULT_PATH: Final = '"$user", public'
 _SHORT_HEADER: Final = 24
@@ -38,7 +41,7 @@ _AGAIN: Final = ("08", "57")
 """SQLSTATE classes of a worker that is being started again."""
 
 _LOOKUP: Final = """
-SELECT v.id, v.status, v.message, v.schema_name, v.view_name,
+SELECT v.id, v.status, v.message, CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END,
        coalesce(%(lsn)s::pg_lsn, now.lsn)::text, now.lsn::text,
        pg_current_wal_flush_lsn()::text,
        extract(epoch FROM %(timeout)s::interval)::float8
@@ -96,7 +99,7 @@ class Waits:
                 await self._covered(target, arguments, context)
         except TimeoutError as error:
             raise QueryCancelled(
-                f'canceling wait for view "{target.name}" due to timeout',
+                f"canceling wait for view {target.name} due to timeout",
                 detail=f"It does not cover {format_lsn(target.lsn)}"
                 f" after {target.timeout_s:g} s.",
                 hint="See headrace.list_views() for its status and lag.",
@@ -132,7 +135,7 @@ class Waits:
         }
         async with self._lock:
             row = await self._ask(asked)
-            view_id, status, message, schema, view, lsn, now, flushed, timeout = row
+            view_id, status, message, name, lsn, now, flushed, timeout = row
             if view_id is None:
                 raise UndefinedError(
                     f'view "{arguments["name"]}" does not exist',
@@ -143,11 +146,11 @@ class Waits:
             if min(parse_lsn(lsn), parse_lsn(now)) > self._flushed:
                 await self._flush()
                 self._flushed = parse_lsn(now)
-        _check_status(f"{schema}.{view}", status, message)
+        _check_status(name, status, message)
         if timeout is not None and timeout < 0:
             raise UserError("timeout must not be negative")
         wanted = record_end(parse_lsn(lsn), self._block, self._segment)
-        return Target(int(view_id), f"{schema}.{view}", wanted, timeout)
+        return Target(int(view_id), name, wanted, timeout)
 
     async def _ask(self, asked: dict[str, Any]) -> tuple[Any, ...]:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -176,7 +179,11 @@ class Waits:
     async def _flush(self) -> None:
         """Have everything before now on the source's disk, which is all it sends."""
         conn = await self._connected()
-        await conn.execute("SELECT pg_logical_emit_message(true, 'headrace', '')")
+        try:
+            await conn.execute("SELECT pg_logical_emit_message(true, 'headrace', '')")
+        except psycopg.Error as error:
+            # It is flushed by itself, in a while.
+            _log.warning("WAL not flushed", reason=str(error).strip())
 
     async def _connected(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         if self._conn is None or self._conn.closed:
@@ -229,13 +236,14 @@ def record_end(lsn: int, block: int, segment: int) -> int:
 
 def _check_status(name: str, status: str, message: str | None) -> None:
     if status == "error":
-        raise DefiniteFailure(f'view "{name}" has stopped', detail=message)
+        raise DefiniteFailure(f"view {name} has stopped", detail=message)
     if status == "paused":
+        argument = name.replace("'", "''")
         raise DefiniteFailure(
-            f'view "{name}" is paused', hint=f"CALL headrace.resume_view('{name}')."
+            f"view {name} is paused", hint=f"CALL headrace.resume_view('{argument}')."
         )
     if status in ("pending", "populating"):
-        raise DefiniteFailure(f'view "{name}" is being created')
+        raise DefiniteFailure(f"view {name} is being created")
 
 
 def _bad_argument(error: psycopg.Error) -> UserError:

@@ -10,6 +10,6 @@ AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = '0A000',
         MESSAGE = 'verify_view answers only on a connection through headrace',
-        HINT = 'Connect to the port of headrace, or CALL headrace.verify(name).';
+        HINT = 'There, SELECT * FROM headrace.verify_view(name) as a statement of its own; here, CALL headrace.verify(name).';
 END
 $$;

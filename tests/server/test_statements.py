@@ -167,3 +167,30 @@ def test_strings_are_what_postgres_reads(database):
             assert row == (tokens[0].value,)
 
         check()
+
+
+def test_positions_and_intervals_are_for_postgres_to_read():
+    text = "CALL headrace.wait_for('v', '0/1F'::pg_lsn, timeout => '2 s'::interval)"
+    found = bind(parse(text), (), "utf-8")
+    assert found.arguments == {"name": "v", "lsn": "0/1F", "timeout": "2 s"}
+    found = bind(parse("CALL headrace.wait_for('v')"), (), "utf-8")
+    assert found.arguments == {"name": "v", "lsn": None, "timeout": None}
+    statement = parse("CALL headrace.wait_for($1, $2, $3)")
+    texts = [Given(0, b"v", 0), Given(0, b"0/1F", 3220), Given(0, b"00:00:02", 1186)]
+    assert bind(statement, texts, "utf-8").arguments["timeout"] == "00:00:02"
+    # Their binary forms, and expressions, go to the procedure in the database.
+    binary = [*texts[:1], Given(1, bytes(8), 3220), texts[2]]
+    assert bind(statement, binary, "utf-8") is None
+    assert parse("CALL headrace.wait_for('v', pg_current_wal_lsn())") is None
+
+
+def test_verify_view_is_selected_from_and_never_called():
+    statement = parse("SELECT * FROM headrace.verify_view('v');")
+    assert bind(statement, (), "utf-8").procedure == "verify_view"
+    assert bind(parse("CALL headrace.verify_view('v')"), (), "utf-8") is None
+    for text in (
+        "SELECT plan FROM headrace.verify_view('v')",
+        "SELECT surplus FROM headrace.verify_view('v')",
+        "SELECT * FROM headrace.verify_view('v') WHERE surplus > 0",
+    ):
+        assert parse(text) is None
