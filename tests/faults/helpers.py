@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from headrace.types import parse_lsn
+from tests.waiting import wait_until as wait_until
 
 WORKER = "headrace.runtime.worker"
-
-
-def wait_until(done: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
-    """The first true answer of ``done``; fails with ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not (answer := done()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-    return answer
 
 
 def slot(conn: psycopg.Connection, name: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import time
 import psycopg
 import pytest
 
-from tests.waiting import bump, create_marker, wait_for
+from tests.waiting import PATIENCE_S, bump, create_marker, wait_for
 
 ACCOUNTS = 60
 TOTAL = ACCOUNTS * 100
@@ -115,7 +115,7 @@ class Load:
     def finish(self) -> None:
         self.stop.set()
         for thread in self.threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
         assert not self.errors, self.errors
         assert not self.torn, self.torn[:5]
         assert self.reads > 50, "the reader must have run"
@@ -134,7 +134,7 @@ def kill_child(engine, module: str) -> None:
 
 
 def settle(source: psycopg.Connection) -> None:
-    wait_for(source, bump(source), 60)
+    wait_for(source, bump(source))
 
 
 def assert_equal(source: psycopg.Connection, views: dict[str, str]) -> None:
@@ -222,7 +222,7 @@ def attempt(
     time.sleep(rng.uniform(0.02, 0.8))
     if victim == "server":
         engine.kill9()
-        thread.join(60)
+        thread.join(PATIENCE_S)
         engine.restart()
     else:
         module = {
@@ -230,7 +230,7 @@ def attempt(
             "worker": "headrace.runtime.worker",
         }
         kill_child(engine, module[victim])
-        thread.join(120)
+        thread.join(PATIENCE_S)
     assert outcome, "create_view neither returned nor failed"
     settle(source)
     status = decided(source, name)
@@ -251,7 +251,7 @@ def attempt(
 
 def decided(source, name: str) -> tuple | None:
     """The view's catalog status once it is there or gone: a new builder tidies up."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         status = source.execute(
             "SELECT status FROM headrace.views WHERE view_name = %s", (name,)

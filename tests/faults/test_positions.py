@@ -115,18 +115,19 @@ def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  
 def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
     running = start(wal_budget_bytes=2_000_000, feedback_interval_ms=20)
     physical = source_plan(source, "items")
-    create_view(running, database, "a", physical, QUERY)
+    view_id = create_view(running, database, "a", physical, QUERY)
     create_view(running, database, "b", physical, QUERY)
     name = running.settings.slot_name
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE a IN SHARE MODE")
         source.execute("UPDATE items SET price = price + 1")
         wait_until(lambda: status_of(source, "a")[0] == "sink_error", "it is blocked")
-        held = slot(source, name)[0]
+        # The server may not have heard yet of all that the view's state covers.
+        held = running.engine.views[view_id].mark.lsn
         kept = source.execute("SELECT * FROM a ORDER BY id").fetchall()
         source.execute("UPDATE items SET price = price + 1 WHERE id < 5")
         settle(running, source, 60)
-        assert slot(source, name)[0] == held, "within the budget it keeps its place"
+        assert slot(source, name)[0] <= held, "within the budget it keeps its place"
         source.execute("CREATE TABLE other (x text)")
         source.execute(
             "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)"
