@@ -10,7 +10,7 @@ from collections import deque
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.collections.base import Collection, Message
@@ -596,6 +596,7 @@ class Topology:
                     self.edges[user].append(out)
 
 
+@settings(max_examples=30)
 @given(st.data(), st.integers(0, 4))
 def test_T_21_T_22_finishing_order_with_a_committer(data, rows):
     top, c = Topology(), Coordinator(max_pending=1)
@@ -619,6 +620,7 @@ def test_T_21_T_22_finishing_order_with_a_committer(data, rows):
     assert top.told[len(processing) :] == after
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_T_20_T_22_a_committer_downstream_needs_no_signal_of_its_own(data):
     """D commits too: its complete batch comes only within the commit phase, in order."""

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import replace
 
 import psycopg
 import pytest
 
-from headrace.collections import plan
 from headrace.collections.base import Collection
 from headrace.collections.dataflow import Dataflow
-from headrace.errors import BugError, FencedError, PrerequisiteError, PrivilegeError
-from headrace.expressions.ir import Column, Literal, Native
 from headrace.forwarder import stream
 from headrace.runtime import faults, positions
 from headrace.runtime.batches import LOST_MAX
-from headrace.runtime.coordinator import State
 from headrace.runtime.edges import Edge, TableDiffs
-from headrace.runtime.ownership import Owner
-from headrace.runtime.pipeline import Pipeline
-from headrace.runtime.writing import Answer, Job, Part, SinkThread
-from headrace.sink import commit, table
-from headrace.sink.table import Target
-from headrace.types import BOOL, INT4, INT8, TEXT, Diffs, Field, Txid
-from tests.ledger import diffs
+from headrace.types import Diffs
 from tests.runtime.harness import (
     Running,
     create_view,
@@ -35,9 +23,16 @@ from tests.runtime.harness import (
     settle,
     source_plan,
 )  # fmt: skip
-
-QUERY = "SELECT * FROM words"
-LONG_S = 90.0
+from tests.runtime.words import (
+    LONG_S,
+    QUERY,
+    assert_in_order,
+    count_of,
+    log_commits,
+    stored,
+    wait_until,
+    write,
+)
 
 
 @pytest.fixture
@@ -64,73 +59,6 @@ def start(database, tmp_path):
     for running in started:
         if running.thread.is_alive():
             running.stop()
-
-
-def wait_until(done, what: str):
-    deadline = time.monotonic() + LONG_S
-    while not (answer := done()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-    return answer
-
-
-def write(source, *words: str) -> None:
-    """One transaction with a row for each word."""
-    source.execute("INSERT INTO words (word) SELECT unnest(%s::text[])", (list(words),))
-
-
-def count_of(conn, word: str) -> tuple[plan.PhysicalPlan, str]:
-    """How often ``words`` has a word: plan and query."""
-    base = source_plan(conn, "words")
-    node = base.nodes[0]
-    wanted = Native("=", (Column(1, TEXT), Literal(word, TEXT)), BOOL)
-    schema = (Field("word", TEXT, collation=node.schema[1].collation), Field("n", INT8))
-    kept = plan.Filter("kept", "s", (wanted,), node.schema)
-    counted = plan.Reduce(
-        "counted",
-        "kept",
-        (1,),
-        (plan.Aggregate("count_star", None, None, schema[1]),),
-        schema,
-    )
-    sink = plan.Sink("sink", "counted", schema)
-    query = f"SELECT word, count(*) AS n FROM words WHERE word = '{word}' GROUP BY word"
-    return plan.PhysicalPlan((node, kept, counted, sink)), query
-
-
-def stored(source, view: str) -> tuple[int, str, int]:
-    """(value, which transaction wrote it, progress) of a view of one count."""
-    return source.execute(
-        f"SELECT v.n, v.xmin::text, p.txid FROM {view} v, headrace.progress p"
-        " JOIN headrace.views w ON w.id = p.view_id WHERE w.view_name = %s",
-        (view,),
-    ).fetchone()
-
-
-def log_commits(source) -> None:
-    """Keep every move of a progress row in table ``moves``."""
-    source.execute(
-        "CREATE TABLE moves (n serial, xid xid8, view_id bigint, txid bigint)"
-    )
-    source.execute(
-        "CREATE FUNCTION move() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " INSERT INTO public.moves (xid, view_id, txid) VALUES"
-        " (pg_catalog.pg_current_xact_id(), NEW.view_id, NEW.txid); RETURN NULL; END $$"
-    )
-    source.execute(
-        "CREATE TRIGGER move AFTER UPDATE ON headrace.progress FOR EACH ROW"
-        " WHEN (OLD.txid <> NEW.txid) EXECUTE FUNCTION move()"
-    )
-
-
-def assert_in_order(source) -> None:
-    """Progress of every view has only ever moved up (T-9)."""
-    moves = source.execute(
-        "SELECT view_id, array_agg(txid ORDER BY n) FROM moves GROUP BY 1"
-    ).fetchall()
-    assert moves
-    for _, txids in moves:
-        assert txids == sorted(set(txids))
 
 
 @pytest.mark.parametrize("point", ["cp14", "cp15", "cp16"])
@@ -397,138 +325,3 @@ def test_T_16_frames_carry_the_attempt_that_processes_them(
     for txid in {t for t, _ in pairs}:
         attempts = [a for t, a in pairs if t == txid]
         assert attempts == sorted(attempts), "an old attempt never comes later"
-
-
-# --- T-4, T-9, T-25: the compare-and-set of the sink
-
-
-class Sink:
-    """A result table ``v (x int)`` with progress, and the sink thread's work on it by hand."""
-
-    def __init__(self, dsn: str, folder, source) -> None:
-        self.source = source
-        source.execute("CREATE PUBLICATION headrace")
-        oid = table.create(source, "public", "v", "SELECT 0 AS x WHERE false")
-        schema = (Field("x", INT4),)
-        self.target = Target(1, "public", "v", oid, schema)
-        source.execute(
-            "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid)"
-            " VALUES (1, 'public', 'v', '', %s)",
-            (oid,),
-        )
-        source.execute(
-            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (1, 4, '0/1')"
-        )
-        self.owner = Owner(settings_for(dsn, folder))
-        self.pipeline = Pipeline(4)
-        self.thread = SinkThread(self.pipeline, lambda: None)
-        self.take_over()
-
-    def take_over(self) -> None:
-        self.progress = commit.take_over(self.owner.conn, [1])[1]
-        self.thread.start(self.owner)
-
-    def write(self, txid: int, attempt: int = 0, *, at: int | None = None) -> Answer:
-        """Add row ``txid``; ``at``: what we think is stored."""
-        known = self.progress if at is None else replace(self.progress, txid=Txid(at))
-        rows = diffs(self.target.schema, f"+ {txid}")
-        part = Part(1, self.target, "", known, rows)
-        return self.thread.write(
-            self.owner, Job(txid, attempt, txid * 16, 1, 0, (part,))
-        )
-
-    def stored(self) -> tuple[int, int, list[int]]:
-        """Progress (txid, attempt), and the table."""
-        row = self.source.execute(
-            "SELECT txid, attempt FROM headrace.progress"
-        ).fetchone()
-        rows = self.source.execute("SELECT x FROM v ORDER BY x").fetchall()
-        return (*row, [x for (x,) in rows])
-
-    def close(self) -> None:
-        self.pipeline.close()
-        self.thread.close()
-        self.owner.close()
-
-
-@pytest.fixture
-def sink(database, tmp_path, source):
-    made = Sink(database, tmp_path, source)
-    yield made
-    made.close()
-
-
-def test_T_4_T_9_T_25_sink_compare_and_set(sink):
-    """The rows of requirements 3.4, in their order."""
-    assert sink.write(5, 1).progress[1].txid == 5
-    done = (5, 1, [5])
-    assert sink.stored() == done
-    # Commit n twice, in one run and after taking over: done, with success.
-    assert sink.write(5, 1).failed == {}
-    sink.take_over()
-    assert sink.write(5, 2).failed == {}
-    assert sink.stored() == done
-    # An older attempt of n after a newer one committed.
-    assert sink.write(5, 0).failed == {}
-    assert sink.stored() == done
-    # Replay n when n + 3 is stored.
-    for txid in (6, 7, 8):
-        sink.write(txid)
-    sink.take_over()
-    assert sink.write(5, 3).progress == {}
-    done = (8, 0, [5, 6, 7, 8])
-    assert sink.stored() == done
-    # Commit n + 1 when n - 1 is stored: what we think was written is not there.
-    with pytest.raises(BugError, match="a gap"):
-        sink.write(10, at=9)
-    assert sink.stored() == done
-    # Another owner has taken the view over.
-    commit.take_over(sink.source, [1])
-    with pytest.raises(FencedError):
-        sink.write(9)
-    assert sink.stored() == done
-    sink.take_over()
-    sink.write(9)
-    assert sink.stored() == (9, 0, [5, 6, 7, 8, 9])
-
-
-# --- T-30
-
-
-def in_commit(running) -> int | None:
-    """The txid that is being committed."""
-    found = [
-        f for f in running.engine.pipeline.flights() if f.state is State.COMMITTING
-    ]
-    return found[0].txid if found else None
-
-
-def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, database):
-    running = start(lock_timeout_ms=90_000)
-    create_view(running, database, "v", source_plan(source, "words"), QUERY)
-    log_commits(source)
-    write(source, "before")
-    settle(running, source)
-
-    def fail(txid: int, caller: str | None = None) -> None:
-        work = running.engine.submit(
-            lambda: running.engine.fail_batch(txid, caller), quiet=False
-        )
-        work.result(LONG_S)
-
-    with pytest.raises(PrerequisiteError, match="not in flight"):
-        fail(running.engine.position.txid)
-    with psycopg.connect(database) as blocker:
-        blocker.execute("LOCK TABLE v IN SHARE MODE")
-        write(source, "stuck")
-        txid = wait_until(lambda: in_commit(running), "the sink waits for the table")
-        with pytest.raises(PrivilegeError, match="permission denied"):
-            fail(txid, "pg_monitor")
-        fail(txid)
-        wait_until(lambda: running.engine.reconnects == 1, "it is given up")
-    settle(running, source, LONG_S)
-    assert same(source, "v", QUERY) == []
-    attempts = source.execute("SELECT txid, attempt FROM headrace.progress").fetchall()
-    assert attempts == [(txid, 1)]
-    assert_in_order(source)
-    assert running.thread.is_alive()

@@ -1,0 +1,371 @@
+"""The statements T-1 … T-30 where several batches are in flight, and at the sink."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from headrace.errors import BugError, FencedError, PrerequisiteError, PrivilegeError
+from headrace.runtime import faults
+from headrace.runtime.coordinator import State
+from headrace.runtime.ownership import Owner
+from headrace.runtime.pipeline import Pipeline
+from headrace.runtime.writing import Answer, Job, Part, SinkThread
+from headrace.sink import commit, table
+from headrace.sink.table import Target
+from headrace.types import INT4, Field, Txid
+from tests.ledger import diffs
+from tests.runtime.harness import (
+    Running,
+    create_view,
+    install_schema,
+    same,
+    settings_for,
+    settle,
+    source_plan,
+)  # fmt: skip
+from tests.runtime.words import (
+    LONG_S,
+    QUERY,
+    assert_in_order,
+    count_of,
+    log_commits,
+    wait_until,
+    write,
+)
+
+
+@pytest.fixture
+def source(database):
+    """Autocommit connection to a database with table ``words (id, word)``."""
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE words (id serial PRIMARY KEY, word text)")
+        yield conn
+
+
+@pytest.fixture
+def start(database, tmp_path):
+    started = []
+
+    def run(**changes):
+        running = Running(settings_for(database, tmp_path, **changes))
+        started.append(running)
+        assert running.engine.running.wait(LONG_S)
+        return running
+
+    yield run
+    faults.arm("")
+    for running in started:
+        if running.thread.is_alive():
+            running.stop()
+
+
+# --- T-4, T-9, T-25: the compare-and-set of the sink
+
+
+class Sink:
+    """A result table ``v (x int)`` with progress, and the sink thread's work on it by hand."""
+
+    def __init__(self, dsn: str, folder, source) -> None:
+        self.source = source
+        source.execute("CREATE PUBLICATION headrace")
+        oid = table.create(source, "public", "v", "SELECT 0 AS x WHERE false")
+        schema = (Field("x", INT4),)
+        self.target = Target(1, "public", "v", oid, schema)
+        source.execute(
+            "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid)"
+            " VALUES (1, 'public', 'v', '', %s)",
+            (oid,),
+        )
+        source.execute(
+            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (1, 4, '0/1')"
+        )
+        self.owner = Owner(settings_for(dsn, folder))
+        self.pipeline = Pipeline(4)
+        self.thread = SinkThread(self.pipeline, lambda: None)
+        self.take_over()
+
+    def take_over(self) -> None:
+        self.progress = commit.take_over(self.owner.conn, [1])[1]
+        self.thread.start(self.owner)
+
+    def write(self, txid: int, attempt: int = 0, *, at: int | None = None) -> Answer:
+        """Add row ``txid``; ``at``: what we think is stored."""
+        known = self.progress if at is None else replace(self.progress, txid=Txid(at))
+        rows = diffs(self.target.schema, f"+ {txid}")
+        part = Part(1, self.target, "", known, rows)
+        return self.thread.write(
+            self.owner, Job(txid, attempt, txid * 16, 1, 0, (part,))
+        )
+
+    def stored(self) -> tuple[int, int, list[int]]:
+        """Progress (txid, attempt), and the table."""
+        row = self.source.execute(
+            "SELECT txid, attempt FROM headrace.progress"
+        ).fetchone()
+        rows = self.source.execute("SELECT x FROM v ORDER BY x").fetchall()
+        return (*row, [x for (x,) in rows])
+
+    def close(self) -> None:
+        self.pipeline.close()
+        self.thread.close()
+        self.owner.close()
+
+
+@pytest.fixture
+def sink(database, tmp_path, source):
+    made = Sink(database, tmp_path, source)
+    yield made
+    made.close()
+
+
+def test_T_4_T_9_T_25_sink_compare_and_set(sink):
+    """The rows of requirements 3.4, in their order."""
+    assert sink.write(5, 1).progress[1].txid == 5
+    done = (5, 1, [5])
+    assert sink.stored() == done
+    # Commit n twice, in one run and after taking over: done, with success.
+    assert sink.write(5, 1).failed == {}
+    sink.take_over()
+    assert sink.write(5, 2).failed == {}
+    assert sink.stored() == done
+    # An older attempt of n after a newer one committed.
+    assert sink.write(5, 0).failed == {}
+    assert sink.stored() == done
+    # Replay n when n + 3 is stored.
+    for txid in (6, 7, 8):
+        sink.write(txid)
+    sink.take_over()
+    assert sink.write(5, 3).progress == {}
+    done = (8, 0, [5, 6, 7, 8])
+    assert sink.stored() == done
+    # Commit n + 1 when n - 1 is stored: what we think was written is not there.
+    with pytest.raises(BugError, match="a gap"):
+        sink.write(10, at=9)
+    assert sink.stored() == done
+    # Another owner has taken the view over.
+    commit.take_over(sink.source, [1])
+    with pytest.raises(FencedError):
+        sink.write(9)
+    assert sink.stored() == done
+    sink.take_over()
+    sink.write(9)
+    assert sink.stored() == (9, 0, [5, 6, 7, 8, 9])
+
+
+# --- T-30
+
+
+def in_commit(running) -> int | None:
+    """The txid that is being committed."""
+    found = [
+        f for f in running.engine.pipeline.flights() if f.state is State.COMMITTING
+    ]
+    return found[0].txid if found else None
+
+
+def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, database):
+    running = start(lock_timeout_ms=90_000)
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    log_commits(source)
+    write(source, "before")
+    settle(running, source)
+
+    def fail(txid: int, caller: str | None = None) -> None:
+        work = running.engine.submit(
+            lambda: running.engine.fail_batch(txid, caller), quiet=False
+        )
+        work.result(LONG_S)
+
+    with pytest.raises(PrerequisiteError, match="not in flight"):
+        fail(running.engine.position.txid)
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE v IN SHARE MODE")
+        write(source, "stuck")
+        txid = wait_until(lambda: in_commit(running), "the sink waits for the table")
+        with pytest.raises(PrivilegeError, match="permission denied"):
+            fail(txid, "pg_monitor")
+        fail(txid)
+        wait_until(lambda: running.engine.reconnects == 1, "it is given up")
+    settle(running, source, LONG_S)
+    assert same(source, "v", QUERY) == []
+    attempts = source.execute("SELECT txid, attempt FROM headrace.progress").fetchall()
+    assert attempts == [(txid, 1)]
+    assert_in_order(source)
+    assert running.thread.is_alive()
+
+
+# --- T-8, T-9, T-10, T-30: several batches in flight
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """An event that the sink thread waits for before it writes."""
+    event = threading.Event()
+    event.set()
+    commit_of = SinkThread.write
+
+    def write(self, owner, job):
+        assert event.wait(LONG_S)
+        return commit_of(self, owner, job)
+
+    monkeypatch.setattr(SinkThread, "write", write)
+    yield event
+    event.set()
+
+
+def states(running) -> list[tuple[int, int, str]]:
+    flights = running.engine.pipeline.flights()
+    return [(f.txid, f.attempt, f.state.value) for f in flights]
+
+
+def fly(running, source, count: int) -> list[int]:
+    """Commit words until ``count`` batches are processed and none is written; their txids."""
+    for i in range(count):
+        write(source, f"flying {i}")
+        wait_until(
+            lambda i=i: (
+                [s for *_, s in states(running)] == ["committing"] + ["processed"] * i
+            ),
+            "a batch for each",
+        )
+    return [txid for txid, *_ in states(running)]
+
+
+def test_T_8_T_9_batches_are_processed_while_one_commits(source, start, database, gate):
+    running = start(max_inflight_batches=3)
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    log_commits(source)
+    gate.clear()
+    txids = fly(running, source, 3)
+    write(source, "waits for room")
+    assert txids == list(range(txids[0], txids[0] + 3))
+    assert source.execute("TABLE v").fetchall() == [], "nothing is shown before"
+    gate.set()
+    settle(running, source, LONG_S)
+    assert same(source, "v", QUERY) == []
+    assert_in_order(source)
+    moves = source.execute("SELECT txid FROM moves ORDER BY n").fetchall()
+    assert moves == [(t,) for t in (*txids, txids[-1] + 1)]
+
+
+@pytest.mark.parametrize("point", ["cp12", "cp13", "cp14", "cp15"])
+def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(
+    source, start, database, gate, point
+):
+    """In processing (cp12) or commit: nothing lost, nothing twice, whatever was in flight."""
+    running = start(max_inflight_batches=4)
+    physical, query = count_of(source, "man")
+    create_view(running, database, "v", physical, query)
+    create_view(running, database, "w", source_plan(source, "words"), QUERY)
+    log_commits(source)
+    gate.clear()
+    fly(running, source, 3)
+    faults.arm(f"{point}:raise:1")
+    write(source, "man", "man")
+    gate.set()
+    wait_until(lambda: running.engine.reconnects, "the fault must land")
+    settle(running, source, LONG_S)
+    write(source, "man")
+    settle(running, source, LONG_S)
+    assert running.engine.reconnects == 1
+    assert same(source, "v", query) == same(source, "w", QUERY) == []
+    assert_in_order(source)
+
+
+def test_T_30_fail_batch_leaves_earlier_ones_alone(source, start, database, gate):
+    # Without checkpoints all records are kept, to be looked at.
+    running = start(
+        max_inflight_batches=4,
+        checkpoint_txids=1_000_000,
+        checkpoint_interval_ms=1_000_000,
+    )
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    write(source, "first")
+    settle(running, source)
+    log_commits(source)
+    gate.clear()
+    txids = fly(running, source, 4)
+    work = running.engine.submit(
+        lambda: running.engine.fail_batch(txids[2], None), quiet=False
+    )
+    work.result(LONG_S)
+    gate.set()
+    settle(running, source, LONG_S)
+    assert same(source, "v", QUERY) == []
+    moves = source.execute("SELECT txid, attempt > 0 FROM moves ORDER BY n").fetchall()
+    assert moves == list(zip(txids, [False, False, True, True], strict=True))
+    attempts = {t: r.attempt for t, r in running.engine.records.items()}
+    assert [attempts.get(t, 0) > 0 for t in txids] == [False, False, True, True]
+    assert running.engine.reconnects == 0, "no connection was lost for it"
+
+
+# --- T-1: everything at once
+
+
+POINTS = ["cp11", "cp12", "cp13", "cp14", "cp15", "cp16", "cp17", "cp18"]
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 12))]
+)
+def test_T_1_exactly_once_whatever_fails(source, start, database, seed):
+    """Random transactions, faults, locks, lost connections and failed batches."""
+    dice = random.Random(seed)
+    running = start(feedback_interval_ms=50, checkpoint_txids=5, batch_interval_ms=0)
+    man, man_query = count_of(source, "man")
+    create_view(running, database, "v", source_plan(source, "words"), QUERY)
+    create_view(running, database, "w", man, man_query)
+    log_commits(source)
+    engine = running.engine
+    done: Counter[str] = Counter()
+    for _ in range(40):
+        write(source, *dice.choices(["man", "dog"], k=dice.randint(1, 5)))
+        source.execute(
+            "UPDATE words SET word = CASE word WHEN 'man' THEN 'dog' ELSE 'man' END"
+            " WHERE id %% 9 = %s",
+            (dice.randrange(9),),
+        )
+        what = dice.choice(["none", "none", "point", "cut", "fail", "lock", "settle"])
+        if what == "point":
+            faults.arm(f"{dice.choice(POINTS)}:raise:{dice.randint(1, 3)}")
+        elif what == "cut":
+            source.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
+                " datname = current_database() AND application_name = %s",
+                (f"headrace {dice.choice(['stream', 'sink', 'catalog'])}",),
+            )
+        elif what == "fail" and (flying := engine.pipeline.flights()):
+            txid = dice.choice(flying).txid
+            work = engine.submit(
+                lambda txid=txid: engine.fail_batch(txid, None), quiet=False
+            )
+            what = type(work.exception(LONG_S)).__name__
+        elif what == "lock":
+            with psycopg.connect(database) as blocker:
+                blocker.execute(f"LOCK TABLE {dice.choice('vw')} IN SHARE MODE")
+                write(source, "man", "locked")
+                time.sleep(dice.random() * 0.4)
+        elif what == "settle":
+            settle(running, source, LONG_S)
+        done[what] += 1
+    faults.arm("")
+
+    def equal() -> bool:
+        settle(running, source, LONG_S)
+        statuses = source.execute(
+            "SELECT DISTINCT status FROM headrace.views"
+        ).fetchall()
+        assert ("error",) not in statuses
+        return statuses == [("running",)] and not same(source, "v", QUERY)
+
+    wait_until(equal, f"the views catch up: {done}")
+    assert same(source, "w", man_query) == [], done
+    assert_in_order(source)

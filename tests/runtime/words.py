@@ -1,0 +1,85 @@
+"""Words and how often they come: what the tests of the protocol write, count and look at.
+
+Table ``words (id serial, word text)`` and views of it; every move of a progress row is kept.
+"""
+
+from __future__ import annotations
+
+import time
+
+from headrace.collections import plan
+from headrace.expressions.ir import Column, Literal, Native
+from headrace.types import BOOL, INT8, TEXT, Field
+from tests.runtime.harness import source_plan
+
+QUERY = "SELECT * FROM words"
+LONG_S = 90.0
+
+
+def wait_until(done, what: str):
+    deadline = time.monotonic() + LONG_S
+    while not (answer := done()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+    return answer
+
+
+def write(source, *words: str) -> None:
+    """One transaction with a row for each word."""
+    source.execute("INSERT INTO words (word) SELECT unnest(%s::text[])", (list(words),))
+
+
+def count_of(conn, word: str) -> tuple[plan.PhysicalPlan, str]:
+    """How often ``words`` has a word: plan and query."""
+    base = source_plan(conn, "words")
+    node = base.nodes[0]
+    wanted = Native("=", (Column(1, TEXT), Literal(word, TEXT)), BOOL)
+    schema = (Field("word", TEXT, collation=node.schema[1].collation), Field("n", INT8))
+    kept = plan.Filter("kept", "s", (wanted,), node.schema)
+    counted = plan.Reduce(
+        "counted",
+        "kept",
+        (1,),
+        (plan.Aggregate("count_star", None, None, schema[1]),),
+        schema,
+    )
+    sink = plan.Sink("sink", "counted", schema)
+    query = f"SELECT word, count(*) AS n FROM words WHERE word = '{word}' GROUP BY word"
+    return plan.PhysicalPlan((node, kept, counted, sink)), query
+
+
+def stored(source, view: str) -> tuple[int, str, int]:
+    """(value, which transaction wrote it, progress) of a view of one count."""
+    return source.execute(
+        f"SELECT v.n, v.xmin::text, p.txid FROM {view} v, headrace.progress p"
+        " JOIN headrace.views w ON w.id = p.view_id WHERE w.view_name = %s",
+        (view,),
+    ).fetchone()
+
+
+def log_commits(source) -> None:
+    """Keep every move of a progress row in table ``moves``."""
+    source.execute(
+        "CREATE TABLE moves"
+        " (n serial, xid xid8, view_id bigint, txid bigint, attempt int)"
+    )
+    source.execute(
+        "CREATE FUNCTION move() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO public.moves (xid, view_id, txid, attempt) VALUES"
+        " (pg_catalog.pg_current_xact_id(), NEW.view_id, NEW.txid, NEW.attempt);"
+        " RETURN NULL; END $$"
+    )
+    source.execute(
+        "CREATE TRIGGER move AFTER UPDATE ON headrace.progress FOR EACH ROW"
+        " WHEN (OLD.txid <> NEW.txid) EXECUTE FUNCTION move()"
+    )
+
+
+def assert_in_order(source) -> None:
+    """Progress of every view has only ever moved up (T-9)."""
+    moves = source.execute(
+        "SELECT view_id, array_agg(txid ORDER BY n) FROM moves GROUP BY 1"
+    ).fetchall()
+    assert moves
+    for _, txids in moves:
+        assert txids == sorted(set(txids))
