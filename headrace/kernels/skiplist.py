@@ -211,20 +211,24 @@ class SkipList(Writes):
         with self.released:  # a reader may release its snapshot at the same time
             versions: list[Any] = self.running
             count = len(versions)
-            array = cython.cast(
-                Integers,
-                malloc((count + 1) * cython.sizeof(cython.longlong)),
-            )
-            if not array:
-                raise MemoryError
-            for i in range(count):
-                array[i] = versions[i]
+            if count > self.snapshot_capacity:
+                array = cython.cast(
+                    Integers, malloc(2 * count * cython.sizeof(cython.longlong))
+                )
+                if not array:
+                    raise MemoryError
+            else:
+                array = cython.NULL
             self.mutex.acquire()
-            free(self.snapshots)
-            self.snapshots = array
+            if array:
+                free(self.snapshots)
+                self.snapshots = array
+                self.snapshot_capacity = 2 * count
+            for i in range(count):
+                self.snapshots[i] = versions[i]
             self.snapshot_count = count
-            self.highest = array[count - 1] if count else 0
-            self.finished_version = array[0] - 1 if count else self.stamp
+            self.highest = self.snapshots[count - 1] if count else 0
+            self.finished_version = self.snapshots[0] - 1 if count else self.stamp
             self.mutex.release()
         return 0
 

@@ -20,6 +20,7 @@ cdef class Nodes:
     cdef long long finished_version
     cdef long long *snapshots  # running, ascending
     cdef size_t snapshot_count
+    cdef size_t snapshot_capacity
     cdef unsigned int epoch
     cdef Handles changed
     cdef Handles *writing  # nodes that the current txid wrote

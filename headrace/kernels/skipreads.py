@@ -33,6 +33,7 @@ from cython.cimports.headrace.kernels.skiptypes import (
     HEIGHT_MAX,
     RESIDENT,
     NodeRef,
+    NodeRefs,
     Numbers,
     Path,
     PathRef,
@@ -104,7 +105,7 @@ class Reads(Nodes):
         with cython.nogil:
             for i in range(count):
                 self.requests[group_of(slices[i])] += 1
-            seek_many(self, slices, count, handles, True)
+            seek_many(self, slices, count, handles, True, cython.NULL)
         out: list[Any] = []
         missing: list[Any] = []
         for i in range(count):
@@ -136,7 +137,7 @@ class Reads(Nodes):
                 slices[count] = slices[i]
                 count += 1
         with cython.nogil:
-            seek_many(self, slices, count, handles, True)
+            seek_many(self, slices, count, handles, True, cython.NULL)
         return [asked[i] for i in range(count) if handles[i] == 0]
 
     def _handle(self, key: bytes) -> cython.uint:
@@ -194,7 +195,7 @@ class Reads(Nodes):
         i: cython.size_t
         result: cython.int
         with cython.nogil:
-            seek_many(self, prefixes + start, end - start, handles, False)
+            seek_many(self, prefixes + start, end - start, handles, False, cython.NULL)
             result = self._under(prefixes, start, end, handles, hits)
         if result:
             raise MemoryError
@@ -252,7 +253,14 @@ class Reads(Nodes):
         weight: cython.longlong
         mine: Any = None
         first = cython.declare(cython.uint)
-        seek_many(self, batch.slices + position, 1, cython.address(first), False)
+        seek_many(
+            self,
+            batch.slices + position,
+            1,
+            cython.address(first),
+            False,
+            cython.NULL,
+        )
         if self._under(
             batch.slices, position, position + 1, cython.address(first), hits
         ):
@@ -306,7 +314,8 @@ class Reads(Nodes):
         bounds: Batch = Batch(ends if last else [], nones=True)
         path = cython.declare(Path)
         found: Found = Found(batch.count)
-        slices: SliceRef = batch.slices
+        slices: SliceRef = bounds.slices if last else batch.slices
+        befores: NodeRefs = found.nodes if last else cython.NULL
         handles: Numbers = found.handles
         count: cython.size_t = batch.count
         i: cython.size_t
@@ -316,16 +325,17 @@ class Reads(Nodes):
         if last and bounds.count != count:
             raise ValueError("prefixes and ends differ in length")
         self.start(cython.address(path))
-        if not last:
-            with cython.nogil:
-                seek_many(self, slices, count, handles, False)
+        with cython.nogil:
+            seek_many(self, slices, count, handles, False, befores)
         for i in range(count):
-            prefix = slices[i]
+            prefix = batch.slices[i]
             self.requests[prefix.data[0]] += 1
-            if last:
-                node = self._last(cython.address(path), prefix, bounds.slices[i])
-            else:
+            if not last:
                 node = self._first(handles[i], prefix)
+            elif bounds.slices[i].data and self._is_entry(befores[i], prefix):
+                node = befores[i]
+            else:
+                node = self._last(cython.address(path), prefix, bounds.slices[i])
             mine = key_bytes(node, prefix.length) if node else None
             if self.where[prefix.data[0]] == RESIDENT:
                 out.append(mine)
@@ -334,6 +344,14 @@ class Reads(Nodes):
             else:
                 out.append(self._first_over(batch.items[i], mine, base))
         return out
+
+    def _is_entry(self, node: NodeRef, prefix: Slice) -> cython.bint:
+        """Whether the node is under the prefix and not removed."""
+        return (
+            node != self.head
+            and _starts(node, prefix)
+            and not is_removed(newest(self.arena, node))
+        )
 
     def _first(self, handle: cython.uint, prefix: Slice) -> NodeRef:
         """The first entry under a prefix from a node on; NULL: none."""
@@ -366,11 +384,7 @@ class Reads(Nodes):
             first = path.at[level] if level < HEIGHT_MAX else self.head
             node = first
             while node != stop:
-                if (
-                    node != self.head
-                    and _starts(node, prefix)
-                    and not is_removed(newest(self.arena, node))
-                ):
+                if self._is_entry(node, prefix):
                     best = node
                 if stop == cython.NULL:
                     break

@@ -2,6 +2,6 @@
 """C types of skipseek.py."""
 
 from headrace.kernels.skipnodes cimport Nodes
-from headrace.kernels.skiptypes cimport Slice
+from headrace.kernels.skiptypes cimport Node, Slice
 
-cdef void seek_many(Nodes map, Slice *keys, size_t count, unsigned int *handles, bint exact) noexcept nogil
+cdef void seek_many(Nodes map, Slice *keys, size_t count, unsigned int *handles, bint exact, Node **befores) noexcept nogil

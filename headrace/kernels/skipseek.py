@@ -19,6 +19,7 @@ from cython.cimports.headrace.kernels.skiptypes import (
     Lane,
     LaneRef,
     NodeRef,
+    NodeRefs,
     Numbers,
     Path,
     Slice,
@@ -44,10 +45,12 @@ def seek_many(
     count: cython.size_t,
     handles: Numbers,
     exact: cython.bint,
+    befores: NodeRefs,
 ) -> None:
     """Handles of the keys' nodes, or (not ``exact``) of the first nodes not before them; 0: none.
 
-    Right in any order of the keys, fast in ascending order.
+    ``befores``, if not NULL: the last nodes before the keys.  Right in any order of the keys, fast
+    in ascending order.
     """
     lanes = cython.declare(Lane[12])
     path = cython.declare(Path)
@@ -61,6 +64,8 @@ def seek_many(
             handles[i] = map.seek(cython.address(path), keys[i])
             if not exact:
                 handles[i] = links(path.at[0])[0]
+            if befores:
+                befores[i] = path.at[0]
         return
     for lane in range(count_of_lanes):
         lanes[lane].position = count * lane // count_of_lanes
@@ -70,7 +75,9 @@ def seek_many(
     while busy:
         lane = 0
         while lane < busy:
-            if _advance(map, cython.address(lanes[lane]), keys, handles, exact):
+            if _advance(
+                map, cython.address(lanes[lane]), keys, handles, exact, befores
+            ):
                 lane += 1
             else:
                 busy -= 1
@@ -120,6 +127,7 @@ def _advance(
     keys: SliceRef,
     handles: Numbers,
     exact: cython.bint,
+    befores: NodeRefs,
 ) -> cython.bint:
     """Go on until a node is needed that may not be in the cache; False: the lane is done."""
     bases: cython.pointer[cython.p_uchar] = map.arena.bases
@@ -146,7 +154,11 @@ def _advance(
             lane.path.at[0] = lane.node
             # Here ``handle`` is 0 or where the search stopped.
             handles[lane.position] = handle if lane.equal or not exact else 0
-            if handle:
+            if befores:
+                befores[lane.position] = lane.node
+                if lane.node != map.head:
+                    prefetch(newest(map.arena, lane.node))
+            elif handle:
                 prefetch(newest(map.arena, node_at(map.arena, handle)))
             lane.position += 1
             if lane.position == lane.end:

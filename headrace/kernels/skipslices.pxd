@@ -11,6 +11,7 @@ cdef class Batch:
 
 cdef class Found:
     cdef unsigned int *handles
+    cdef Node **nodes
 
 
 cdef class Flight:

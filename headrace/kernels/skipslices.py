@@ -26,6 +26,7 @@ from cython.cimports.headrace.kernels.skiptypes import (
     Hit,
     HitRef,
     NodeRef,
+    NodeRefs,
     Numbers,
     Slice,
     SliceRef,
@@ -158,17 +159,19 @@ class Page:
 
 @cython.cclass
 class Found:
-    """Handles of a batch's nodes."""
+    """Handles of a batch's nodes, or the nodes themselves."""
 
     def __cinit__(self, count: cython.size_t) -> None:
         self.handles = cython.cast(
             Numbers, malloc((count + 1) * cython.sizeof(cython.uint))
         )
-        if not self.handles:
+        self.nodes = cython.cast(NodeRefs, malloc((count + 1) * cython.sizeof(NodeRef)))
+        if not self.handles or not self.nodes:
             raise MemoryError
 
     def __dealloc__(self) -> None:
         free(self.handles)
+        free(self.nodes)
 
 
 @cython.cclass

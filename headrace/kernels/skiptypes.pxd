@@ -73,6 +73,7 @@ cdef struct Hit:
     Value *value
 
 ctypedef Node *NodeRef
+ctypedef Node **NodeRefs
 ctypedef Value *ValueRef
 ctypedef Slice *SliceRef
 ctypedef Path *PathRef

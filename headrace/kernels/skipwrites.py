@@ -121,7 +121,7 @@ class Writes(Reads):
             self.requests[group_of(keys[i])] += 1
             handles[i] = 0
         if self.txids:
-            seek_many(self, keys, count, handles, True)
+            seek_many(self, keys, count, handles, True, cython.NULL)
 
     def add_many(
         self,
