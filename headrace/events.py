@@ -1,16 +1,38 @@
 """Set-up of the log: one JSON line per event on standard error (reliability.md 5.8).
 
-Events are lower-case names with fields; rows' values and passwords are never among them.
+Events are lower-case names with fields; rows' values and passwords are never among them.  A line
+that cannot be written (a full disk, a closed pipe) is lost: nobody may die of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import structlog
 
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class Lossy(io.StringIO):
+    """Writes to another file what can be written."""
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__()
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write, or lose, ``text``."""
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with contextlib.suppress(OSError):
+            self._file.flush()
 
 
 def configure(level: str = "info", **fields: Any) -> None:
@@ -24,7 +46,7 @@ def configure(level: str = "info", **fields: Any) -> None:
             structlog.processors.JSONRenderer(default=str),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(Lossy(sys.stderr)),
         cache_logger_on_first_use=True,
     )
     if fields:
