@@ -30,6 +30,7 @@ from headrace.population import (
     explain,
     indexes,
     pause,
+    rename,
     resync,
     staging,
     verify,
@@ -108,6 +109,7 @@ class Builder:
             "explain_view": self._explain_view,
             "pause_view": self._pause_view,
             "resume_view": self._resume_view,
+            "rename_view": self._rename_view,
             "resync_view": self._resync_view,
             "verify_view": self._verify_view,
             "holds": self._holds,
@@ -254,6 +256,17 @@ class Builder:
         request = _pause_request(params)
         return await self._run(
             lambda job: pause.resume_view(self._context, job, request), progress
+        )
+
+    async def _rename_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = rename.Request(
+            params["name"],
+            params["new_name"],
+            params.get("caller"),
+            dict(params.get("settings") or {}),
+        )
+        return await self._run(
+            lambda job: rename.rename_view(self._context, job, request), progress
         )
 
     async def _resync_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:

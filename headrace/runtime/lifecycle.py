@@ -69,6 +69,8 @@ class Lifecycle:
                 self.forget(view_id)
         for view_id, view in listed.items():
             known = engine.views.get(view_id)
+            if known is not None:
+                known.target = view.target  # it may have been renamed
             if known is None or not known.owned:
                 engine.views[view_id] = view
                 self._restore(view, marks.get(view_id))
@@ -239,16 +241,18 @@ class Lifecycle:
         engine.db.put_meta(meta, sync=False)
 
     def _go_on(self, view: View) -> None:
-        """End the suspension of a view, which may be another one in the catalog by now."""
+        """End the suspension of a view, which may have another id or name by now."""
         engine = self._engine
         view.suspended = None
         try:
-            gone = not views.exists(engine.owner.conn, view.id)
-        except (TransientError, psycopg.Error):
-            gone = False  # ``load`` finds out, with the next connection
-        if gone:
+            view.target = views.load_one(engine.owner.conn, view.id).target
+            engine.owner.writer.forget(view.id)
+        except UndefinedError:
             self.forget(view.id)
             return
+        except (TransientError, psycopg.Error) as error:
+            # ``load`` finds out, with the next connection.
+            _log.info("view not read again yet", view=view.id, reason=str(error))
         view.story.add("goes on")
         engine.rewind_soon()
 

@@ -77,6 +77,7 @@ class Commands:
             "explain_view": self._explain_view,
             "pause_view": self._pause_view,
             "resume_view": self._resume_view,
+            "rename_view": self._rename_view,
             "resync_view": self._resync_view,
             "verify_view": self._verify_view,
             "wait_for": self._wait_for,
@@ -208,6 +209,11 @@ class Commands:
         self, arguments: dict[str, Any], context: Context, report: Report
     ) -> None:
         await self._call("resume_view", arguments, context)
+
+    async def _rename_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        await self._call("rename_view", arguments, context)
 
     async def _resync_view(
         self, arguments: dict[str, Any], context: Context, report: Report

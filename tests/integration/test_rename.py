@@ -1,0 +1,81 @@
+"""rename_view: the table keeps following under its new name."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psycopg
+import pytest
+
+QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
+
+
+@pytest.fixture
+def engine(shared_engine):
+    return shared_engine
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True) as conn:
+        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int)")
+        conn.execute("INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i")
+        yield conn
+
+
+@pytest.fixture
+def commander(engine, source):
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        for name in ("v", "other"):
+            conn.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
+        yield conn
+
+
+def assert_follows(conn, name):
+    conn.execute("UPDATE items SET g = g + 1")
+    conn.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (name,))
+    rows = [
+        conn.execute(f"{q} ORDER BY 1").fetchall() for q in (f"TABLE {name}", QUERY)
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_it_follows_under_each_name(commander, source, engine):
+    source.execute("GRANT SELECT ON v TO PUBLIC")
+    name = "v"
+    for new in ('"Its ""new"""', "w", "public.x"):
+        commander.execute("CALL headrace.rename_view(%s, %s)", (name, new))
+        assert source.execute("SELECT to_regclass(%s)", (name,)).fetchone() == (None,)
+        assert_follows(source, new)
+        name = new
+    source.execute("CALL headrace.rename_view('x', 'v')")
+    assert_follows(commander, "v")
+    assert_follows(commander, "other")
+    os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
+    assert_follows(commander, "v")
+    assert commander.execute("SELECT * FROM headrace.verify_view('v')").fetchall() == []
+    assert source.execute(
+        "SELECT has_table_privilege('public', 'v', 'select')"
+    ).fetchone() == (True,)
+
+
+def test_what_is_refused_changes_nothing(commander, source, engine):
+    source.execute("CREATE SCHEMA elsewhere")
+    for new, error in (
+        ("other", psycopg.errors.DuplicateTable),
+        ("items", psycopg.errors.DuplicateTable),
+        ("elsewhere.v", psycopg.errors.FeatureNotSupported),
+        ("a b", psycopg.errors.InvalidName),
+    ):
+        with pytest.raises(error):
+            commander.execute("CALL headrace.rename_view('v', %s)", (new,))
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        commander.execute("CALL headrace.rename_view('nope', 'w')")
+    with psycopg.connect(engine.source) as blocker:
+        blocker.execute("LOCK TABLE v IN ACCESS SHARE MODE")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            commander.execute("CALL headrace.rename_view('v', 'w')")
+        assert_follows(source, "v")
+    assert_follows(source, "v")
+    source.execute("DROP SCHEMA elsewhere")
