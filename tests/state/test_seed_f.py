@@ -1,9 +1,9 @@
 """Seed F, statement by statement (requirements.md 1.3), with the tables of 3.3 as expected values.
 
 Each runs on the compiled map and on its readable reference; what needs threads, on the compiled
-one only.  Two things that F-16 and F-19 allow are left out: an access does not delete removed nodes it
-passes, and no level is linked backwards.  F-22 (spill and load weights) is in test_regulator.py.  F-23 is a published throughput
-and has no test: ``bench state`` measures ours.
+one only.  Two things that F-16 and F-19 allow are left out: an access does not delete removed
+nodes it passes, and no level is linked backwards.  F-22 (spill and load weights) is in
+test_regulator.py.  F-23 is a published throughput and has no test: ``bench state`` measures ours.
 """
 
 from __future__ import annotations
