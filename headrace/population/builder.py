@@ -109,6 +109,7 @@ class Builder:
             "explain_view": self._explain_view,
             "pause_view": self._pause_view,
             "resume_view": self._resume_view,
+            "alter_view": self._alter_view,
             "rename_view": self._rename_view,
             "resync_view": self._resync_view,
             "verify_view": self._verify_view,
@@ -257,6 +258,16 @@ class Builder:
         return await self._run(
             lambda job: pause.resume_view(self._context, job, request), progress
         )
+
+    async def _alter_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request, query = _pause_request(params), str(params["query"])
+        if self._populations.locked():
+            progress({"phase": "pending"})
+        async with self._populations:
+            return await self._run(
+                lambda job: resync.alter_view(self._context, job, request, query),
+                progress,
+            )
 
     async def _rename_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         request = rename.Request(

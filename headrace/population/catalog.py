@@ -108,15 +108,27 @@ def delete_progress(conn: Connection, view_id: int) -> None:
 
 
 def renew(
-    conn: Connection, view_id: int, new_id: int, planned: Planned, result_oid: int
+    conn: Connection,
+    view_id: int,
+    new_id: int,
+    planned: Planned,
+    result_oid: int,
+    query: str | None = None,
 ) -> None:
-    """Make the view another one for the worker: of another id, with the plan ``planned``."""
+    """Make the view another one for the worker: of another id, with the plan ``planned``.
+
+    ``query`` is its new text, if it has one.
+    """
     conn.execute("DELETE FROM headrace.view_tables WHERE view_id = %s", (view_id,))
     conn.execute(
-        "UPDATE headrace.views SET id = %s, columns = %s, plan = %s, explain = %s,"
-        " result_oid = %s WHERE id = %s",
+        "UPDATE headrace.views SET id = %s, query = coalesce(%s, query), canonical = %s,"
+        " settings = %s, columns = %s, plan = %s, explain = %s, result_oid = %s"
+        " WHERE id = %s",
         (
             new_id,
+            query,
+            planned.canonical_sql,
+            Jsonb(planned.settings),
             Jsonb(to_json(planned.columns)),
             Jsonb(to_json(planned.physical)),
             Jsonb(planned.explain),

@@ -1,4 +1,4 @@
-"""resync_view: a view is populated again, into the table that it has.
+"""resync_view and alter_view: a view is populated again, into the table that it has.
 
 The table stays readable, with its old rows, its indexes and grants, until the one transaction
 in which the rows that differ are exchanged.  In that transaction the view also gets a *new id*,
@@ -25,6 +25,7 @@ from headrace.errors import (
     UndefinedError,
     UnsupportedError,
 )
+from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, PlanRequest
 from headrace.population import catalog, names
 from headrace.population.connect import Connection, as_headrace
@@ -33,7 +34,7 @@ from headrace.population.job import Job
 from headrace.population.names import Target, ViewRow
 from headrace.population.options import Options
 from headrace.population.pause import Request, check_not_live
-from headrace.population.populate import Population, plan_with_facts
+from headrace.population.populate import Population, plan_with_facts, unpublish_unused
 from headrace.population.publish import make_table, put_progress
 from headrace.population.replace import Replaced, replace_rows
 from headrace.population.staging import Staging
@@ -86,6 +87,50 @@ def resync_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
     return {"view_id": resync.view_id, "rows": rows, "notice": resync.notice}
 
 
+def alter_view(
+    context: Context, job: Job, request: Request, query: str
+) -> dict[str, Any]:
+    """Give a view another query, of the same columns; its table changes where it differs.
+
+    Raises:
+        UnsupportedError: the query has other columns, or is not supported itself.
+        HeadraceError: as ``resync_view``; the view is as before.
+    """
+    with job.connection(context.settings.source, what="builder") as conn:
+        job.phase("planning")
+        try:
+            view = names.find_owned(
+                conn, request.name, request.caller, request.settings
+            )
+            check_not_live(context, view)
+            stored = read(conn, view)
+            # Whoever asks, the view's owner is whose rights count from then on.
+            planned, planned_under = plan_with_facts(
+                conn,
+                context.settings,
+                PlanRequest(query, view.owner, request.settings),
+            )
+            _check_columns(conn, view, planned)
+        except psycopg.Error as error:
+            job.check()
+            raise as_headrace(error) from error
+    resync = _Resync(context, job, view, stored, planned, planned_under, query)
+    rows = resync.populate()
+    return {"view_id": resync.view_id, "rows": rows, "notice": resync.notice}
+
+
+def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
+    have = [a.name for a in table.attributes(conn, view.result_oid or 0)]
+    want = [field.name for field in planned.columns]
+    # A table that is gone is made anew, with any columns.
+    if have and have != want:
+        raise UnsupportedError(
+            "changing the columns of a view is not supported",
+            detail=f"It has ({', '.join(have)}), the query gives ({', '.join(want)}).",
+            hint="Name the columns of the query alike, or create another view.",
+        )
+
+
 def read(conn: Connection, view: ViewRow) -> Stored:
     """The view as it was created.
 
@@ -117,14 +162,18 @@ class _Resync(Population):
         view: ViewRow,
         stored: Stored,
         planned: Planned,
-        planned_under: Any,
+        planned_under: Facts,
+        query: str | None = None,
     ) -> None:
+        """``query``: its new text, if it is altered."""
         options = Options.of(stored.options)
         name = f"{view.schema}.{view.name}"
         super().__init__(context, job, planned, options, planned_under, name)
         self._view = view
         self._stored = stored
+        self._query = query
         self._replaced: Replaced | None = None
+        self._read_before: list[int] = []
 
     @property
     def view_id(self) -> int:
@@ -148,8 +197,8 @@ class _Resync(Population):
         self._live(self._view.id, undo)
         self._view_id = catalog.next_id(conn)
         self._live(self._view_id, undo)
-        known = set(catalog.tables_of(conn, self._view.id))
-        more = [t for t in self._planned.tables if t.oid not in known]
+        self._read_before = catalog.tables_of(conn, self._view.id)
+        more = [t for t in self._planned.tables if t.oid not in self._read_before]
         self._undo(
             undo,
             "tables",
@@ -177,7 +226,9 @@ class _Resync(Population):
                 )
             raise
         catalog.delete_progress(conn, self._view.id)
-        catalog.renew(conn, self._view.id, self._view_id, self._planned, oid)
+        catalog.renew(
+            conn, self._view.id, self._view_id, self._planned, oid, self._query
+        )
         start_lsn = put_progress(conn, self._view_id, facts)
         catalog.set_running(conn, self._view_id, start_lsn)
 
@@ -205,6 +256,11 @@ class _Resync(Population):
         with contextlib.suppress(TransientError):
             self._context.worker.call("drop", {"view_id": self._view.id})
         super()._adopt()
+        try:
+            unpublish_unused(self._context, self._read_before)
+        except (HeadraceError, psycopg.Error) as error:
+            # They stay published, which costs WAL decoding but harms nothing.
+            self._log.warning("tables not unpublished", reason=str(error))
 
     def _forget_tables(self, oids: list[int]) -> None:
         with self._connect() as conn:

@@ -77,6 +77,7 @@ class Commands:
             "explain_view": self._explain_view,
             "pause_view": self._pause_view,
             "resume_view": self._resume_view,
+            "alter_view": self._alter_view,
             "rename_view": self._rename_view,
             "resync_view": self._resync_view,
             "verify_view": self._verify_view,
@@ -215,11 +216,21 @@ class Commands:
     ) -> None:
         await self._call("rename_view", arguments, context)
 
+    async def _alter_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        await self._refill("alter_view", arguments, context, report)
+
     async def _resync_view(
         self, arguments: dict[str, Any], context: Context, report: Report
     ) -> None:
+        await self._refill("resync_view", arguments, context, report)
+
+    async def _refill(
+        self, method: str, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
         reporter = Reporter(arguments["name"], report)
-        answer = await self._call("resync_view", arguments, context, reporter)
+        answer = await self._call(method, arguments, context, reporter)
         reporter.flush()
         report(str(answer["notice"]))
 

@@ -86,6 +86,7 @@ SIGNATURES: Final[dict[str, tuple[Parameter, ...]]] = {
     ),
     "pause_view": (_NAME,),
     "resume_view": (_NAME,),
+    "alter_view": (_NAME, Parameter("query", "text")),
     "rename_view": (_NAME, Parameter("new_name", "text")),
     "resync_view": (_NAME,),
     "verify_view": (_NAME,),
@@ -105,7 +106,7 @@ SELECTED: Final = frozenset(("explain_view", "verify_view"))
 
 PLANNED: Final = frozenset(
     (
-        "alter_view", "create_connection_point", "drop_connection_point",
+        "create_connection_point", "drop_connection_point",
         "add_worker", "add_link", "add_source", "set_placement",
     )
 )  # fmt: skip

@@ -42,6 +42,7 @@ FILES: Final = (
     "drop_index.sql",
     "pause_view.sql",
     "resume_view.sql",
+    "alter_view.sql",
     "rename_view.sql",
     "resync_view.sql",
     "wait_for.sql",
