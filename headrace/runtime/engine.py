@@ -93,7 +93,8 @@ class Engine:
         self._processor = batches.Processor(settings)
         self._taken = Position(0, 0)
         """What is taken from the stream: committed, or in flight."""
-        self._inbox: deque[tuple[bool, Callable[[], None]]] = deque()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._urgent: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._answering = False
@@ -106,7 +107,8 @@ class Engine:
     def submit(self, work: Callable[[], Any], *, quiet: bool = True) -> Future[Any]:
         """Run ``work`` on the engine's thread, between two batches.
 
-        If ``quiet``, what is in flight is committed first.
+        If ``quiet``, what is in flight is committed first; other work does not wait for that,
+        nor for quiet work that does.
         """
         future: Future[Any] = Future()
 
@@ -120,7 +122,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001  it belongs to whoever asked
                 future.set_exception(error)
 
-        self._inbox.append((quiet, run))
+        (self._inbox if quiet else self._urgent).append(run)
         self._poke()
         return future
 
@@ -246,12 +248,14 @@ class Engine:
             self.position = Position(self.position.txid, lsn)
 
     def _commands(self) -> None:
+        self._be_urgent()
         while self._inbox:
-            quiet, work = self._inbox[0]
-            if quiet:
-                self.drain()
-            self._inbox.popleft()
-            work()
+            self.drain()
+            self._inbox.popleft()()
+
+    def _be_urgent(self) -> None:
+        while self._urgent:
+            self._urgent.popleft()()
 
     # --- rewind
 
@@ -377,15 +381,6 @@ class Engine:
         self.owner.check_caller(caller)
         if self.pipeline.take_back(txid):
             self.rewind_soon()
-            return
-
-        def interrupt() -> None:
-            raise TransientError(
-                f"batch {txid} was failed on request", sqlstate="40001"
-            )
-
-        # Whether it was committed is found out as after a lost connection.
-        self._inbox.appendleft((False, interrupt))
 
     # --- what has been committed
 
@@ -396,6 +391,7 @@ class Engine:
             TransientError: it cannot be.
         """
         while not self._answering and self.pipeline.busy:
+            self._be_urgent()
             self._take_answers(_DRAIN_S)
 
     def _take_answers(self, wait_s: float = 0.0) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from headrace import clock
-from headrace.errors import BugError, PrerequisiteError
+from headrace.errors import BugError, PrerequisiteError, TransientError
 from headrace.runtime.coordinator import (
     Coordinator,
     Emission,
@@ -144,7 +144,8 @@ class Pipeline:
     def take_back(self, txid: int) -> bool:
         """Take ``txid`` and all later ones back; those before it commit (T-30).
 
-        False: it is being committed, so only ``abort`` can.  ``rewind`` must follow.
+        False: it is being committed, which is found out as after a lost connection: ``answers``
+        raises, and ``abort`` must follow.  Otherwise ``rewind``.
 
         Raises:
             PrerequisiteError: it is not in flight.
@@ -159,6 +160,10 @@ class Pipeline:
                     f"batch {txid} is not in flight", detail=f"In flight: {told}."
                 )
             if made.state(txid) is State.COMMITTING and not self._jobs:
+                self._failure = self._failure or TransientError(
+                    f"batch {txid} was failed on request", sqlstate="40001"
+                )
+                self._changed.notify_all()
                 return False
             self._jobs = deque(j for j in self._jobs if j.txid < txid)
             self._processed = {t: j for t, j in self._processed.items() if t < txid}

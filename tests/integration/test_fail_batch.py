@@ -50,10 +50,15 @@ def test_only_the_engines_role_may(engine, source, direct):
         source.execute(f"DROP ROLE {name}")
 
 
-async def in_commit(path) -> int | None:
+async def status(path) -> dict:
     peer = await rpc.connect(path)
-    flying = (await peer.call("status"))["in_flight"]
+    answer = await peer.call("status")
     await peer.close()
+    return answer
+
+
+def in_commit(path) -> int | None:
+    flying = asyncio.run(status(path))["in_flight"]
     return next((f["txid"] for f in flying if f["state"] == "committing"), None)
 
 
@@ -71,11 +76,13 @@ def test_a_batch_that_is_stuck_is_replayed(database, start_engine):
             blocker.execute("LOCK TABLE v IN SHARE MODE")
             source.execute("INSERT INTO items VALUES (2)")
             deadline = time.monotonic() + 90
-            while (txid := asyncio.run(in_commit(socket))) is None:
+            while (txid := in_commit(socket)) is None:
                 assert time.monotonic() < deadline
             with pytest.raises(psycopg.Error, match=f"In flight: {txid}"):
                 source.execute("CALL headrace.fail_batch(0)")
             commander.execute("CALL headrace.fail_batch(%s)", (txid,))
+            while not asyncio.run(status(socket))["reconnects"]:
+                assert time.monotonic() < deadline, "it is given up"
         commander.execute("CALL headrace.wait_for('v', timeout => '90 s')")
         assert source.execute("TABLE v").fetchall() == [(2,)]
         assert source.execute(

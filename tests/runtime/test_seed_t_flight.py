@@ -190,10 +190,12 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
         blocker.execute("LOCK TABLE v IN SHARE MODE")
         write(source, "stuck")
         txid = wait_until(lambda: in_commit(running), "the sink waits for the table")
+        patient = running.engine.submit(lambda: None)  # until nothing is in flight
         with pytest.raises(PrivilegeError, match="permission denied"):
             fail(txid, "pg_monitor")
         fail(txid)
         wait_until(lambda: running.engine.reconnects == 1, "it is given up")
+    patient.result(LONG_S)
     settle(running, source, LONG_S)
     assert same(source, "v", QUERY) == []
     attempts = source.execute("SELECT txid, attempt FROM headrace.progress").fetchall()
