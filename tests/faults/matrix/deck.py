@@ -425,7 +425,7 @@ def disk_full(world: World) -> None:
         with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
             while file.write(bytes(65536)):
                 pass
-        return "No space left" in world.engine.log[begin:]
+        return "the disk of the state is full" in world.engine.log[begin:]
 
     try:
         wait_until(filled, "the engine says that its disk is full", PATIENCE_S)

@@ -113,12 +113,11 @@ class World:
             "HEADRACE_STATE_MEMORY_BYTES": str(rng.choice((100_000, 268_435_456))),
             faults.ENV_DIR: str(self.traps),
         }
-        folder = self.disk or self.folder
-        return Engine(source, folder / "engine", env=env)
+        return Engine(source, self.folder / "engine", env=env)
 
     def _mount(self) -> None:
-        disk = self.folder / "disk"
-        disk.mkdir()
+        disk = self.folder / "engine"
+        disk.mkdir(mode=0o700)
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk)],
             check=True,
