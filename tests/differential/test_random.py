@@ -1,6 +1,6 @@
 """Random schemas, queries and transactions: the result table equals the query at every txid.
 
-``make test`` runs 10 schemas of 20 views, ``make test-all`` 40.  ``HEADRACE_DIFF_SCHEMAS`` and
+``make test`` runs 16 schemas of 20 views, ``make test-all`` 40.  ``HEADRACE_DIFF_SCHEMAS`` and
 ``HEADRACE_DIFF_SEED`` change how many run and where the seeds start; a failure prints the seed, the
 query and the rows that differ.
 """
@@ -16,9 +16,9 @@ import pytest
 from tests.differential.generate import Generator
 from tests.waiting import bump, create_marker, wait_for
 
-SCHEMAS = int(os.environ.get("HEADRACE_DIFF_SCHEMAS", "10"))
+SCHEMAS = int(os.environ.get("HEADRACE_DIFF_SCHEMAS", "16"))
 SEED = int(os.environ.get("HEADRACE_DIFF_SEED", "1"))
-MORE_SCHEMAS = 30
+MORE_SCHEMAS = 24
 VIEWS = 20
 TRANSACTIONS = 10
 FLOAT_OIDS = {700, 701}
