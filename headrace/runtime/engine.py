@@ -56,6 +56,8 @@ from headrace.state.rocks import RocksDatabase
 
 _log = structlog.get_logger(__name__)
 
+_REGULATE_S: Final = 0.005
+"""Between slices of the memory regulator's work when there is no batch."""
 _BACKOFF_S_MIN: Final = 0.2
 _BACKOFF_S_MAX: Final = 10.0
 _DRAIN_S: Final = 1.0
@@ -220,8 +222,9 @@ class Engine:
         if self._stopping or self.stream is not stream:
             return  # a command, or a view that healed, has asked for a rewind
         durability_at = self.durability.step(stream)
-        self.db.regulate()
         due = min(durability_at, self.lifecycle.heal_at(), self.watch.due)
+        if self.db.regulate():
+            due = min(due, clock.monotonic() + _REGULATE_S)
         wait = max(due - clock.monotonic(), 0.0)
         if not self.pipeline.room or self.checkpoints.lagging:
             self._take_answers(wait)

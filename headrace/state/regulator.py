@@ -180,8 +180,8 @@ class Regulator:
         self._next_at = monotonic()
         self._work: deque[Spill | Load] = deque()
 
-    def step(self, tiers: list[Tier]) -> None:
-        """A few milliseconds of work; called between batches."""
+    def step(self, tiers: list[Tier]) -> bool:
+        """A few milliseconds of work, between batches; returns whether there is more."""
         until = time.perf_counter() + _STEP_S
         for tier in tiers:
             while tier.cleaning and time.perf_counter() < until:
@@ -194,6 +194,7 @@ class Regulator:
                 self._stop_loading()
             if self._work:
                 self._do()
+        return self.busy or any(tier.cleaning for tier in tiers)
 
     @property
     def busy(self) -> bool:

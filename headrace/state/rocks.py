@@ -132,9 +132,12 @@ class RocksDatabase:
             for path in runs[name]:
                 column.ingest(path, move=False)
 
-    def regulate(self) -> None:
-        """Keep memory within the budget: a few milliseconds of work, between batches."""
-        self._regulator.step(self._tiers())
+    def regulate(self) -> bool:
+        """Keep memory within the budget: a few milliseconds of work, between batches.
+
+        Returns whether it should be called again soon, though nothing else is to be done.
+        """
+        return self._regulator.step(self._tiers())
 
     @property
     def memory_bytes(self) -> int:
