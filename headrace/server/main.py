@@ -10,7 +10,7 @@ import signal
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import structlog
@@ -32,6 +32,8 @@ from headrace.server.waits import Waits
 from headrace.sql import install
 
 _log = structlog.get_logger(__name__)
+_STOP_S_MAX: Final = 25.0
+"""A little more than both children may take."""
 
 
 def version() -> str:
@@ -149,10 +151,15 @@ class Commander:
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            # The second one: now, which is as safe as kill -9 (the children follow).
-            _log.warning("stopped at once")
-            os._exit(1)
+            self._end_at_once()
         self._stop.set()
+        # Whatever does not answer (a source that hangs, a call amid it) must not keep us.
+        asyncio.get_running_loop().call_later(_STOP_S_MAX, self._end_at_once)
+
+    def _end_at_once(self) -> None:
+        """As safe as kill -9: the children follow."""
+        _log.warning("stopped at once")
+        os._exit(1)
 
     def _sessions(self) -> int:
         return len(self._listener.connections)

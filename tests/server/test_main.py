@@ -15,6 +15,7 @@ from headrace.config import Settings
 from headrace.server import janitor
 from headrace.server.cli import main
 from headrace.sql import install
+from tests.proxy import Proxy
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -148,3 +149,25 @@ def test_wrong_usage(capsys, monkeypatch):
     assert main(["version"]) == 0
     with pytest.raises(SystemExit):
         main(["nonsense"])
+
+
+@pytest.mark.slow
+def test_source_that_hangs_does_not_keep_a_stop_up(database, start_engine):
+    """SIGTERM amid a call, with a source that does not answer any more."""
+    parts = psycopg.conninfo.conninfo_to_dict(database)
+    proxy = Proxy(parts["host"], int(parts["port"]))
+    try:
+        with psycopg.connect(database, autocommit=True) as source:
+            source.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        through = psycopg.conninfo.make_conninfo(database, port=proxy.port)
+        engine = start_engine(through)
+        conn = psycopg.connect(engine.dsn, autocommit=True)
+        conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
+        proxy.stall()
+        conn.pgconn.send_query(b"CALL headrace.drop_view('v')")
+        conn.pgconn.flush()
+        os.kill(engine.pid, signal.SIGTERM)
+        wait_until(lambda: not engine.running, "it ends")
+        conn.close()
+    finally:
+        proxy.close()
