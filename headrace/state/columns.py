@@ -25,6 +25,7 @@ ORDERED: Final = "ordered"
 
 _WAL_BYTES_MAX: Final = 64 * MIB
 _BLOOM_BITS: Final = 10
+_ARENA_BYTES: Final = 64 * 1024
 _PAIRS_PER_READ: Final = 4096
 _BYTES_PER_READ: Final = MIB
 _DAMAGED: Final = (
@@ -243,4 +244,6 @@ def options(memory: Memory | None, use: str) -> Any:
     if memory is not None:
         out.set_write_buffer_size(memory.memtable_bytes)
         out.set_write_buffer_manager(memory.memtables)
+        # Hundreds of column families, most of them with a few pairs in memory.
+        out.set_arena_block_size(_ARENA_BYTES)
     return out
