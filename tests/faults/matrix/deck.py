@@ -425,7 +425,8 @@ def disk_full(world: World) -> None:
         with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
             while file.write(bytes(65536)):
                 pass
-        return "the disk of the state is full" in world.engine.log[begin:]
+        said = world.engine.log[begin:]
+        return "the disk of the state is full" in said or "No space left" in said
 
     try:
         wait_until(filled, "the engine says that its disk is full", PATIENCE_S)
