@@ -268,7 +268,8 @@ def _restart(path: Path, rows: int) -> list[Figures]:
         keys = [b"%016d" % i for i in range(start, min(start + _BATCH, count))]
         store.begin(store.txid + 1)
         values: list[bytes | None] = [
-            noise[i % value_bytes :][:value_bytes] + key for i, key in enumerate(keys)
+            noise[at : at + value_bytes]
+            for at in range(start % 4099, start % 4099 + len(keys) * 1000, 1000)
         ]
         state.put_many(keys, values)
         store.commit(store.txid + 1)
