@@ -152,11 +152,7 @@ class Engine:
                     self._abandon(error)
                     self._lose(error)
                 except (TransientError, psycopg.Error) as error:
-                    known = (
-                        error
-                        if isinstance(error, HeadraceError)
-                        else pinned.classify(error)
-                    )
+                    known = _known(error)
                     if not isinstance(known, TransientError):
                         raise
                     self._abandon(known)
@@ -171,6 +167,11 @@ class Engine:
         """The state database."""
         assert self._db is not None, "the engine runs"
         return self._db
+
+    @property
+    def connected(self) -> bool:
+        """Whether there are connections now."""
+        return self._owner is not None
 
     @property
     def owner(self) -> Owner:
@@ -305,6 +306,12 @@ class Engine:
         if self.position.lsn == 0:
             self.position = Position(self.position.txid, state.confirmed)
             self.confirmed = max(self.confirmed, state.confirmed)
+            # Durable before the first view: an engine that comes back must not take the slot's
+            # position for its own, which another one may have moved on (H21).
+            meta: positions.Meta = {}
+            positions.put_position(meta, self.position)
+            positions.put_confirmed(meta, self.confirmed)
+            self.db.put_meta(meta, sync=True)
 
     # --- one batch
 
@@ -532,7 +539,7 @@ class Engine:
             self._wake.clear()
             self._commands()
             left = until - clock.monotonic()
-            if left <= 0:
+            if left <= 0 or self._stopping:
                 return
             self._wake.wait(left)
 
@@ -566,6 +573,18 @@ class Engine:
             self._db = None
         gone = PrerequisiteError("the worker is stopping", sqlstate="57P01")
         self.lifecycle.give_up(gone)
+
+
+def _known(error: HeadraceError | psycopg.Error) -> HeadraceError:
+    """The error of our tree for what ended the stream."""
+    if isinstance(error, HeadraceError):
+        return error
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        # A row or table of the catalog is locked: that ends, and others are not to blame.
+        return TransientError(
+            f"the catalog is locked: {error.diag.message_primary}", sqlstate="55P03"
+        )
+    return pinned.classify(error)
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 
@@ -187,6 +188,30 @@ def test_blocked_view_is_tried_again_in_time(start, database, source):
         wait_until(lambda: status_of(source, "a")[0] == "sink_error", "it is blocked")
     wait_until(lambda: status_of(source, "a")[0] == "running", "it is healed")
     wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
+
+
+def test_slot_that_moved_on_before_the_first_checkpoint_is_noticed(
+    start, database, source, tmp_path
+):
+    """H21: the state of an engine that never made a checkpoint knows where it began."""
+    never = {"checkpoint_interval_ms": 600_000, "feedback_interval_ms": 600_000}
+    running = start(**never)
+    create_view(running, database, "a", source_plan(source, "items"), QUERY)
+    settings = running.settings
+    early = tmp_path / "early"
+    shutil.copytree(settings.state_dir, early, ignore=shutil.ignore_patterns("LOCK"))
+    running.stop()
+    source.execute("UPDATE items SET price = price + 1")
+    source.execute(
+        "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())",
+        (settings.slot_name,),
+    )
+    shutil.rmtree(settings.state_dir)
+    early.rename(settings.state_dir)
+    kept = source.execute("SELECT * FROM a ORDER BY id").fetchall()
+    start(**never)
+    wait_until(lambda: status_of(source, "a")[0] == "error", "the view is stopped")
+    assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept
 
 
 @pytest.mark.parametrize("case", ["cut otherwise", "unknown to the state"])
