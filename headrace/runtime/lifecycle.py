@@ -62,10 +62,11 @@ class Lifecycle:
         """Own every view that should run: those known already, and those in the catalog."""
         engine = self._engine
         conn = engine.owner.conn
+        engine.still()  # a checkpoint that is being written moves the marks
         marks = positions.views(engine.db)
         listed = {view.id: view for view in views.load(conn)}
         for view_id in [i for i in engine.views if i not in listed]:
-            if engine.views[view_id].owned:
+            if engine.views[view_id].owned or not views.exists(conn, view_id):
                 self.forget(view_id)
         for view_id, view in listed.items():
             known = engine.views.get(view_id)
@@ -279,9 +280,9 @@ class Lifecycle:
 
     def _take(self, view: View) -> None:
         engine = self._engine
+        engine.still()
         mark = positions.views(engine.db).get(view.id)
         if mark is not None:
-            engine.still()
             view.restore(engine.db.view(view.id, mark.txid), mark)
             _revive(view)
         elif not self._ingest(view):
@@ -290,15 +291,26 @@ class Lifecycle:
             # A resync has put this one in its place: two may never write one table.
             if other.id != view.id and other.target.oid == view.target.oid:
                 self.forget(other.id)
+        known = engine.views.get(view.id)
         engine.views[view.id] = view
-        if engine.owner.take_over([view]):
+        try:
+            self._own(view, new=mark is None)
+        except BaseException:
+            # One that is taken over by half must not see a batch; the caller asks again.
+            if engine.views.pop(view.id, None) is not None and known is not None:
+                engine.views[view.id] = known
+            raise
+        _log.info("view adopted", view=view.id, txid=view.mark.txid)
+
+    def _own(self, view: View, *, new: bool) -> None:
+        """Become the owner of one view."""
+        if self._engine.owner.take_over([view]):
             self.forget(view.id)
             raise BugError(f"view {view.id} has no progress row")
-        if mark is None and view.progress and view.progress.txid > view.mark.txid:
+        if new and view.progress and view.progress.txid > view.mark.txid:
             # Batches up to there would be taken for written.
             raise BugError(f"progress of the new view {view.id} is ahead of its state")
         self._verify(view)
-        _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
     def suspend(self, view_id: int, job: str) -> None:
         """Write nothing of a view until ``job`` is released: its contents are replaced.
@@ -389,7 +401,8 @@ class Lifecycle:
             view.status = ERROR
             if view.remote is not None:
                 view.remote.close()
-        engine.owner.writer.forget(view_id)
+        if engine.connected:
+            engine.owner.writer.forget(view_id)
         self._drop_state(view_id)
         _log.info("view forgotten", view=view_id)
         self.waits.forget(
