@@ -71,6 +71,8 @@ def note_manifest(path: Path, noted: tuple[str, int] | None) -> tuple[str, int]:
     """Write down how long the manifest is: it only grows, or gets a higher number."""
     now = _manifest(path)
     if now != noted:
+        # What is noted must not outlive what it speaks of.
+        sync(path / now[0])
         replace(path / _NOTE, f"{now[0]} {now[1]}\n".encode())
     return now
 

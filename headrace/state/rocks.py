@@ -104,6 +104,7 @@ class RocksDatabase:
         A store of the view that was given out before is void from now on.  REQUIRES: no
         checkpoint is under way (so for ``drop_view`` and ``ingest``).
         """
+        checkpoint.finish(self)
         prefix = f"v{view_id}/"
         self._retract(prefix)
         store = self._stores[prefix] = RocksStore(self, prefix, txid)
@@ -115,9 +116,15 @@ class RocksDatabase:
         prefix = f"v{view_id}/"
         self._retract(prefix)
         for name in [name for name in self._columns if name.startswith(prefix)]:
-            self._columns.pop(name).close()
-            with writing():
-                self._db.drop_column_family(name)
+            self._columns[name].close()
+            try:
+                with writing():
+                    self._db.drop_column_family(name)
+            except BaseException:
+                # It is still there (a full disk), and must be found when this is tried again.
+                self._columns[name] = Column(name, self._db)
+                raise
+            del self._columns[name]
             self._uses.pop(name, None)
 
     def ingest(self, view_id: int | str, runs: dict[str, list[Path]]) -> None:

@@ -89,7 +89,7 @@ class RocksStore:
             return self.durable
         first = max(txid, self.txid + 1)
         for tier in self.tiers.values():
-            tier.map.rollback(first)
+            tier.rollback(first)
         self._in_flight = [one for one in self._in_flight if one < first]
         return first - 1
 

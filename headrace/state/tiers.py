@@ -152,6 +152,11 @@ class Tier:
             self.clean(_CLEAN_PER_WRITE * (self.written - self._written_before))
         self._written_before = self.written
 
+    def rollback(self, txid: int) -> None:
+        """Forget what ``txid`` and later ones wrote."""
+        self.map.rollback(txid)
+        self.written = self._written_before
+
     def snapshot(self, txid: int) -> int:
         """Begin a checkpoint of committed ``txid``."""
         self._written_before = self.written = 0
