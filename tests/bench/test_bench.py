@@ -20,8 +20,22 @@ def test_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(SCENARIOS) - {"population"}))
+@pytest.mark.parametrize("name", sorted(set(SCENARIOS) - {"population", "state"}))
 def test_scenario_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--json", "--rows", "20000", "--seconds", "2"]) == 0
     (line,) = json.loads(capsys.readouterr().out)["results"][name]
     assert line.get("differing_rows", 0) == 0
+
+
+@pytest.mark.slow
+def test_F_23_tiers_are_measured_beside_plain_rocksdb(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The three figures that Flink published: in memory, spilled, and RocksDB alone."""
+    assert main(["state", "--json", "--rows", "20000"]) == 0
+    lines = json.loads(capsys.readouterr().out)["results"]["state"]
+    found = {line["what"]: line for line in lines}
+    for what in ("gets/s, resident", "gets/s, spilled"):
+        assert found[what]["figure"] > 0
+        assert found[what]["plain_rocksdb"] > 0
+        assert found[what]["ratio"] > 0

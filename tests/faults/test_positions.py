@@ -15,6 +15,7 @@ from headrace.state.rocks import RocksDatabase
 from tests.faults.helpers import slot, status_of, wait_until, wal_end
 from tests.runtime.harness import (
     Running,
+    copy_state,
     create_view,
     install_schema,
     same,
@@ -199,7 +200,7 @@ def test_slot_that_moved_on_before_the_first_checkpoint_is_noticed(
     create_view(running, database, "a", source_plan(source, "items"), QUERY)
     settings = running.settings
     early = tmp_path / "early"
-    shutil.copytree(settings.state_dir, early, ignore=shutil.ignore_patterns("LOCK"))
+    copy_state(running, early)
     running.stop()
     source.execute("UPDATE items SET price = price + 1")
     source.execute(

@@ -16,6 +16,7 @@ from headrace.state.rocks import RocksDatabase
 from tests.faults.helpers import status_of, wait_until
 from tests.runtime.harness import (
     Running,
+    copy_state,
     create_view,
     install_schema,
     same,
@@ -227,7 +228,7 @@ def test_log_of_the_state_cut_while_stopped(start, database, source):
     running = two_views(start, database, source)
     state = running.settings.state_dir
     image = state.with_name("image")
-    shutil.copytree(state, image)  # as kill -9 would leave it
+    copy_state(running, image)  # as kill -9 would leave it
     running.stop()
     shutil.rmtree(state)
     image.rename(state)

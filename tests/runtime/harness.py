@@ -7,6 +7,7 @@ load, state runs, result table and progress in one transaction, adopt.
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -63,6 +64,18 @@ class Running:
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error
+
+
+def copy_state(running: Running, to: Path) -> None:
+    """Copy the state directory while no checkpoint is being written."""
+
+    def copy() -> None:
+        running.engine.still()
+        shutil.copytree(
+            running.settings.state_dir, to, ignore=shutil.ignore_patterns("LOCK")
+        )
+
+    running.on(copy)
 
 
 def settings_for(dsn: str, folder: Path, **changes: Any) -> Settings:
