@@ -189,12 +189,16 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE v IN SHARE MODE")
         write(source, "stuck")
-        txid = wait_until(lambda: in_commit(running), "the sink waits for the table")
+        txid = wait_until(lambda: in_commit(running), "it is committed")
+        waiter = (
+            "SELECT pid FROM pg_locks WHERE relation = 'v'::regclass AND NOT granted"
+        )
+        first = wait_until(lambda: source.execute(waiter).fetchone(), "the sink waits")
         patient = running.engine.submit(lambda: None)  # until nothing is in flight
         with pytest.raises(PrivilegeError, match="permission denied"):
             fail(txid, "pg_monitor")
         fail(txid)
-        wait_until(lambda: running.engine.reconnects == 1, "it is given up")
+        wait_until(lambda: source.execute(waiter).fetchone() != first, "it is given up")
     patient.result(LONG_S)
     settle(running, source, LONG_S)
     assert same(source, "v", QUERY) == []
