@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
-import stat
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
 
-from headrace import events, imports
+from headrace import events, imports, parent
 from headrace.config import Settings
 from headrace.errors import HeadraceError, UserError
 from headrace.runtime import rpc
@@ -29,7 +26,6 @@ from headrace.runtime.rpc import Progress
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
-_PR_SET_PDEATHSIG: Final = 1
 _PATIENCE_S: Final = 0.5
 """Seconds after which whoever waits for a tap is answered, so that it can be cancelled."""
 
@@ -51,7 +47,7 @@ class Worker:
         settings.worker_socket.unlink(missing_ok=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
-        _watch_parent(self._loop, self._engine.stop)
+        parent.watch(self._loop, self._engine.stop)
         self._thread.start()
         server = await rpc.serve(
             settings.worker_socket,
@@ -233,25 +229,6 @@ def _need(params: dict[str, Any], name: str) -> Any:
 
 def _job(value: Any) -> str:
     return str(value["job"] if isinstance(value, dict) else value)
-
-
-def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """End when the parent ends: by signal on Linux, and when a piped stdin is closed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    mode = os.fstat(0).st_mode
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return
-
-    def watch() -> None:
-        # Not through sys.stdin: its lock, held here, would abort the interpreter's end.
-        with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended before
-            loop.call_soon_threadsafe(stop)
-
-    threading.Thread(target=watch, name="headrace-stdin", daemon=True).start()
 
 
 async def _main() -> None:
