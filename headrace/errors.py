@@ -8,7 +8,10 @@ Messages follow Postgres: lower-case, no full stop, names quoted; detail and hin
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+RESYNC: Final = "Drop the view and create it again."
+"""Hint of what a resync mends; whoever stops the view and knows its name makes it the call."""
 
 
 class HeadraceError(Exception):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from headrace.collections import plan
 from headrace.collections.base import Collection, cut, decode, encode
 from headrace.collections.plan import SourceColumn
-from headrace.errors import BugError, DefiniteFailure, UnsupportedError
+from headrace.errors import RESYNC, BugError, DefiniteFailure, UnsupportedError
 from headrace.kernels import rows, source, text
 from headrace.state import layout
 from headrace.state.contract import MapState, StateStore
@@ -350,7 +350,7 @@ class Source(Collection):
         if place < 0:
             raise DefiniteFailure(
                 f'column "{column.name}" of table {self._table} was renamed or dropped',
-                hint="Drop the view and create it again.",
+                hint=RESYNC,
             )
         return batch.column(place)
 
@@ -371,7 +371,7 @@ class Source(Collection):
             raise DefiniteFailure(
                 f'column "{column.name}" of table {self._table} has another type now',
                 detail=str(error),
-                hint="Drop the view and create it again.",
+                hint=RESYNC,
             ) from error
 
     def _keys(self, columns: list[pa.Array]) -> list[bytes | None]:

@@ -23,14 +23,13 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import ContinuityLost, DefiniteFailure, HeadraceError
+from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, HeadraceError
 
 Connection = psycopg.Connection[Any]
 
 Facts = dict[str, Any]
 """JSON: ``owner``, ``publication``, and by OID ``tables``, ``types`` and ``functions``."""
 
-HINT: Final = "Drop the view and create it again."
 _FIRST_USER_OID: Final = 16384
 
 
@@ -257,12 +256,12 @@ def _narrow(found: Facts, owner: str, known: Facts | None) -> Facts:
 
 
 def _stop(message: str, detail: str | None = None) -> HeadraceError:
-    return DefiniteFailure(message, detail=detail, hint=HINT)
+    return DefiniteFailure(message, detail=detail, hint=RESYNC)
 
 
 def _lost(message: str) -> HeadraceError:
     return ContinuityLost(
-        message, detail="Changes may have been missed meanwhile.", hint=HINT
+        message, detail="Changes may have been missed meanwhile.", hint=RESYNC
     )
 
 

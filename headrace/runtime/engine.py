@@ -31,6 +31,7 @@ import structlog
 from headrace import clock, pinned
 from headrace.config import Settings
 from headrace.errors import (
+    RESYNC,
     BugError,
     ContinuityLost,
     HeadraceError,
@@ -193,7 +194,7 @@ class Engine:
             self.damage = StateDamaged(
                 "the view's state was damaged",
                 detail=error.detail,
-                hint=lifecycle.RESYNC,
+                hint=RESYNC,
             )
             aside = _set_aside(self.settings.state_dir)
             _log.error("state damaged", reason=str(error), set_aside=str(aside))
@@ -509,9 +510,7 @@ class Engine:
             if view.owned:
                 self.lifecycle.fail(
                     view,
-                    ContinuityLost(
-                        error.message, detail=error.detail, hint=lifecycle.RESYNC
-                    ),
+                    ContinuityLost(error.message, detail=error.detail, hint=RESYNC),
                 )
         # Nobody can use what it still has, and it may never get over it: a slot cannot
         # decode what was written while its publication was not there (E12).

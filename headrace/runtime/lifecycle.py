@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import structlog
@@ -13,6 +13,7 @@ from psycopg import sql
 
 from headrace import clock
 from headrace.errors import (
+    RESYNC,
     BugError,
     ContinuityLost,
     DefiniteFailure,
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
-
-RESYNC: Final = "Drop the view and create it again."
-"""Hint of what a resync mends; ``fail``, which knows the view, makes it the call."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from psycopg.types.json import Jsonb
 
 from headrace import clock
 from headrace.errors import (
+    RESYNC,
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
@@ -105,7 +106,7 @@ class Watch:
         known = {i: self._facts[i] for i in wanted if i in self._facts}
         errors: dict[int, HeadraceError] = {
             view_id: DefiniteFailure(
-                "there is no record of what the view relies on", hint=fingerprint.HINT
+                "there is no record of what the view relies on", hint=RESYNC
             )
             for view_id in wanted
             if view_id not in known

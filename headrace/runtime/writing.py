@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headrace import clock, pinned
 from headrace.errors import (
+    RESYNC,
     BugError,
     FencedError,
     HeadraceError,
@@ -250,7 +251,7 @@ class _Group:
                 self._owner.writer.forget(part.view_id)
                 self._answer.failed[part.view_id] = SinkTableError(
                     f"result table {part.target.shown} was replaced by another table",
-                    hint="Drop the view and create it again.",
+                    hint=RESYNC,
                     sqlstate="55000",
                 )
         return bool(found)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace.errors import SinkTableError, UnsupportedError
+from headrace.errors import RESYNC, SinkTableError, UnsupportedError
 from headrace.types import Oid, Schema
 
 Connection = psycopg.Connection[Any]
@@ -267,7 +267,7 @@ def check(conn: Connection, target: Target, publication: str) -> None:
     if found is None:
         raise SinkTableError(
             f"result table {name} was dropped",
-            hint="Drop the view and create it again.",
+            hint=RESYNC,
         )
     row = conn.execute("SELECT current_user").fetchone()
     assert row is not None, "a SELECT without FROM has one row"

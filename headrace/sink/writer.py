@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headrace.errors import SinkBlocked, SinkTableError
+from headrace.errors import RESYNC, SinkBlocked, SinkTableError
 from headrace.kernels import copytext, text
 from headrace.sink import table
 from headrace.sink.table import Target
@@ -119,7 +119,7 @@ class SinkWriter:
                 raise SinkTableError(
                     f"result table {target.shown} cannot be written:"
                     f" {error.diag.message_primary}",
-                    hint="Drop the view and create it again.",
+                    hint=RESYNC,
                     sqlstate=error.sqlstate,
                 ) from error
             raise
@@ -167,7 +167,7 @@ class SinkWriter:
                 raise SinkTableError(
                     f"result table {target.shown} was changed by somebody else:"
                     f" {sum(copies)} rows should go, {found} were found",
-                    hint="Drop the view and create it again.",
+                    hint=RESYNC,
                     sqlstate="55000",
                 )
 
@@ -198,7 +198,7 @@ def _compose(conn: Connection, target: Target) -> _Statements:
     if [a.name for a in found] != [f.name for f in target.schema]:
         raise SinkTableError(
             f"result table {target.shown} was dropped or has other columns now",
-            hint="Drop the view and create it again.",
+            hint=RESYNC,
         )
     names = [a.name for a in found]
     copy = sql.SQL("COPY {} ({}) FROM STDIN").format(
