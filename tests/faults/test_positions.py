@@ -14,14 +14,13 @@ from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
 from tests.faults.helpers import slot, status_of, wait_until, wal_end
 from tests.runtime.harness import (
-    Running,
     copy_state,
     create_view,
     install_schema,
     same,
-    settings_for,
     settle,
     source_plan,
+    starting,
 )
 from tests.runtime.test_engine import WorkerProcess
 
@@ -43,18 +42,8 @@ def source(database):
 
 @pytest.fixture
 def start(database, tmp_path):
-    started = []
-
-    def run(**changes):
-        running = Running(settings_for(database, tmp_path / "data", **changes))
-        started.append(running)
-        assert running.engine.running.wait(60)
-        return running
-
-    yield run
-    for running in started:
-        if running.thread.is_alive():
-            running.stop()
+    with starting(database, tmp_path / "data") as run:
+        yield run
 
 
 def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  # H14

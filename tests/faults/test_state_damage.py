@@ -20,9 +20,9 @@ from tests.runtime.harness import (
     create_view,
     install_schema,
     same,
-    settings_for,
     settle,
     source_plan,
+    starting,
 )
 
 ROUNDS = 4
@@ -151,18 +151,8 @@ def source(database):
 
 @pytest.fixture
 def start(database, tmp_path):
-    started = []
-
-    def run():
-        running = Running(settings_for(database, tmp_path / "data"))
-        started.append(running)
-        assert running.engine.running.wait(60)
-        return running
-
-    yield run
-    for running in started:
-        if running.thread.is_alive():
-            running.stop()
+    with starting(database, tmp_path / "data") as run:
+        yield run
 
 
 def two_views(start, database, source) -> Running:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import psycopg
 import pytest
 
+from tests.waiting import wait_until
+
 QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
-
-
-def until(condition, what):
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def status(conn, name):
@@ -84,7 +77,7 @@ def test_a_view_paused_for_too_long_needs_a_resync(database, source, start_engin
         source.execute(
             "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)"
         )
-        until(lambda: status(source, "a")[0] == "error", "it is given up")
+        wait_until(lambda: status(source, "a")[0] == "error", "it is given up")
         message = status(source, "a")[1]
         assert "it was paused while" in message
         assert "CALL headrace.resync_view('public.a')" in message

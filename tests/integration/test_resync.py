@@ -7,19 +7,13 @@ import os
 import shutil
 import signal
 import threading
-import time
 
 import psycopg
 import pytest
 
+from tests.waiting import wait_until
+
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
-
-
-def until(condition, what):
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def status(conn, name):
@@ -104,7 +98,7 @@ def test_a_bad_row_is_mended(commander, source):
         "CALL headrace.create_view('bad', 'SELECT id, 100 / (id - 500) AS q FROM items')"
     )
     source.execute("INSERT INTO items VALUES (500, 1, 1)")
-    until(lambda: status(source, "bad")[0] == "error", "it stops")
+    wait_until(lambda: status(source, "bad")[0] == "error", "it stops")
     message = status(source, "bad")[1]
     assert "Mend the row, then CALL headrace.resync_view('public.bad')" in message
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -206,7 +200,7 @@ def test_lost_tables_state_and_slots(database, start_engine):
             source.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
         source.execute("DROP TABLE v")
         source.execute("UPDATE items SET g = g + 1")
-        until(lambda: status(source, "v")[0] == "error", "its table is gone")
+        wait_until(lambda: status(source, "v")[0] == "error", "its table is gone")
         assert "resync_view('public.v')" in status(source, "v")[1]
         source.execute("CALL headrace.resync_view('v')")
         assert_equal(source, "v")
@@ -218,7 +212,7 @@ def test_lost_tables_state_and_slots(database, start_engine):
         source.execute("UPDATE items SET g = g + 1")
         engine.start()
         for name in ("v", "other"):
-            until(lambda name=name: status(source, name)[0] == "error", "lost")
+            wait_until(lambda name=name: status(source, name)[0] == "error", "lost")
             assert "CALL headrace.resync_view(" in status(source, name)[1]
             source.execute("CALL headrace.resync_view(%s)", (name,))
             assert_equal(source, name)
@@ -236,7 +230,7 @@ def test_altered_tables_are_not_taken_for_ours(commander, source):
     assert "Undo that and call again" in caught.value.diag.message_hint
     source.execute("ALTER TABLE elsewhere RENAME TO v")
     source.execute("ALTER TABLE items ALTER g TYPE bigint")
-    until(lambda: status(source, "v")[0] == "error", "a used column was altered")
+    wait_until(lambda: status(source, "v")[0] == "error", "a used column was altered")
     with pytest.raises(psycopg.Error, match='column "g" of the view is of type bigint'):
         commander.execute("CALL headrace.resync_view('v')")
     source.execute("DROP TABLE v")
@@ -255,7 +249,7 @@ def test_cancelled_it_leaves_the_view_as_it_was(commander, source, engine):
     wait(commander, "v")
     assert_equal(source, "v")
     assert status(source, "v") == ("running", None)
-    until(lambda: leftovers(source) == [], "nothing is left")
+    wait_until(lambda: leftovers(source) == [], "nothing is left")
     # Locked at the exchange: an error, and the view goes on.
     with psycopg.connect(engine.source) as blocker:
         blocker.execute("LOCK TABLE v IN ROW EXCLUSIVE MODE")
@@ -302,10 +296,10 @@ def test_killed_anywhere_it_is_done_or_not(database, start_engine, tmp_path):
             source.execute("UPDATE items SET g = g + 1, x = x + 1")
             wait(source, "v")
             assert_equal(source, "v")
-        until(lambda: leftovers(source) == [], "nothing is left")
+        wait_until(lambda: leftovers(source) == [], "nothing is left")
         ids = {str(r[0]) for r in source.execute("SELECT id FROM headrace.views")}
         staging = engine.data_dir / "staging"
-        until(lambda: not list(staging.iterdir()), "no staged files are left")
+        wait_until(lambda: not list(staging.iterdir()), "no staged files are left")
         assert source.execute(
             "SELECT view_id::text FROM headrace.progress"
         ).fetchall() == [(i,) for i in ids]

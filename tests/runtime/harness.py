@@ -6,11 +6,12 @@ load, state runs, result table and progress in one transaction, adopt.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,28 @@ class Running:
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error
+
+
+@contextlib.contextmanager
+def starting(
+    dsn: str, folder: Path, *, ready: bool = True
+) -> Iterator[Callable[..., Running]]:
+    """Function that starts an engine; what still runs at the end is stopped.
+
+    ``ready``: it returns once the first stream has started.
+    """
+    started: list[Running] = []
+
+    def run(dsn: str = dsn, **changes: Any) -> Running:
+        running = Running(settings_for(dsn, folder, **changes))
+        started.append(running)
+        assert not ready or running.engine.running.wait(PATIENCE_S)
+        return running
+
+    yield run
+    for running in started:
+        if running.thread.is_alive():
+            running.stop()
 
 
 def copy_state(running: Running, to: Path) -> None:

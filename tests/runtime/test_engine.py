@@ -27,6 +27,7 @@ from tests.runtime.harness import (
     settings_for,
     settle,
     source_plan,
+    starting,
 )  # fmt: skip
 from tests.waiting import PATIENCE_S
 
@@ -48,17 +49,8 @@ def source(database):
 
 @pytest.fixture
 def start(database, tmp_path):
-    started = []
-
-    def run(**changes):
-        running = Running(settings_for(database, tmp_path, **changes))
-        started.append(running)
-        return running
-
-    yield run
-    for running in started:
-        if running.thread.is_alive():
-            running.stop()
+    with starting(database, tmp_path, ready=False) as run:
+        yield run
 
 
 def test_follows_every_change(source, start, database):

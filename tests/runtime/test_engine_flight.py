@@ -21,13 +21,12 @@ from headrace.types import BOOL
 from tests.faults.helpers import status_of, wait_until
 from tests.proxy import Proxy
 from tests.runtime.harness import (
-    Running,
     create_view,
     install_schema,
     same,
-    settings_for,
     settle,
     source_plan,
+    starting,
 )
 from tests.runtime.test_engine import WorkerProcess, assert_consistent
 
@@ -52,19 +51,8 @@ def source(database):
 
 @pytest.fixture
 def start(database, tmp_path):
-    started = []
-
-    def run(dsn=database, **changes):
-        settings = settings_for(dsn, tmp_path / "data", **changes)
-        running = Running(settings)
-        started.append(running)
-        assert running.engine.running.wait(LONG_S)
-        return running
-
-    yield run
-    for running in started:
-        if running.thread.is_alive():
-            running.stop()
+    with starting(database, tmp_path / "data") as run:
+        yield run
 
 
 class Gate:

@@ -15,13 +15,12 @@ from headrace.runtime.batches import LOST_MAX
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.types import Diffs
 from tests.runtime.harness import (
-    Running,
     create_view,
     install_schema,
     same,
-    settings_for,
     settle,
     source_plan,
+    starting,
 )  # fmt: skip
 from tests.runtime.words import (
     LONG_S,
@@ -30,9 +29,9 @@ from tests.runtime.words import (
     count_of,
     log_commits,
     stored,
-    wait_until,
     write,
 )
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -46,19 +45,9 @@ def source(database):
 
 @pytest.fixture
 def start(database, tmp_path):
-    started = []
-
-    def run(**changes):
-        running = Running(settings_for(database, tmp_path, **changes))
-        started.append(running)
-        assert running.engine.running.wait(LONG_S)
-        return running
-
-    yield run
-    faults.arm("")
-    for running in started:
-        if running.thread.is_alive():
-            running.stop()
+    with starting(database, tmp_path) as run:
+        yield run
+        faults.arm("")
 
 
 @pytest.mark.parametrize("point", ["cp14", "cp15", "cp16"])

@@ -22,13 +22,13 @@ from headrace.sink.table import Target
 from headrace.types import INT4, Field, Txid
 from tests.ledger import diffs
 from tests.runtime.harness import (
-    Running,
     create_view,
     install_schema,
     same,
     settings_for,
     settle,
     source_plan,
+    starting,
 )  # fmt: skip
 from tests.runtime.words import (
     LONG_S,
@@ -36,9 +36,9 @@ from tests.runtime.words import (
     assert_in_order,
     count_of,
     log_commits,
-    wait_until,
     write,
 )
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -52,19 +52,9 @@ def source(database):
 
 @pytest.fixture
 def start(database, tmp_path):
-    started = []
-
-    def run(**changes):
-        running = Running(settings_for(database, tmp_path, **changes))
-        started.append(running)
-        assert running.engine.running.wait(LONG_S)
-        return running
-
-    yield run
-    faults.arm("")
-    for running in started:
-        if running.thread.is_alive():
-            running.stop()
+    with starting(database, tmp_path) as run:
+        yield run
+        faults.arm("")
 
 
 # --- T-4, T-9, T-25: the compare-and-set of the sink

@@ -21,9 +21,9 @@ from tests.runtime.harness import (
     create_view,
     install_schema,
     same,
-    settings_for,
     settle,
     source_plan,
+    starting,
 )  # fmt: skip
 
 SECONDS = 90.0
@@ -102,17 +102,8 @@ def source(database):
 
 @pytest.fixture
 def start(database, tmp_path):
-    started = []
-
-    def run(**changes):
-        running = Running(settings_for(database, tmp_path, **changes))
-        started.append(running)
-        return running
-
-    yield run
-    for running in started:
-        if running.thread.is_alive():
-            running.stop()
+    with starting(database, tmp_path, ready=False) as run:
+        yield run
 
 
 def make_table(conn: psycopg.Connection, name: str, extra: str = "") -> None:

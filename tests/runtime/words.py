@@ -5,23 +5,14 @@ Table ``words (id serial, word text)`` and views of it; every move of a progress
 
 from __future__ import annotations
 
-import time
-
 from headrace.collections import plan
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.types import BOOL, INT8, TEXT, Field
 from tests.runtime.harness import source_plan
+from tests.waiting import PATIENCE_S
 
 QUERY = "SELECT * FROM words"
-LONG_S = 90.0
-
-
-def wait_until(done, what: str):
-    deadline = time.monotonic() + LONG_S
-    while not (answer := done()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-    return answer
+LONG_S = PATIENCE_S
 
 
 def write(source, *words: str) -> None:
