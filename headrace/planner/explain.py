@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, assert_never
+from typing import Final
 
 from headrace.collections import plan as physical
 from headrace.planner.logical import (
@@ -62,7 +62,7 @@ def describe(node: Node) -> str:
         case Union():
             return f"UnionAll [{_names(node)}]"
         case _:
-            assert_never(node)
+            return type(node).__name__
 
 
 def _names(node: Node) -> str:

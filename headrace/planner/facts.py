@@ -14,7 +14,6 @@ from headrace.planner.logical import (
     Project,
     Scan,
     Union,
-    Values,
     ids,
 )
 from headrace.planner.scalar import Call, Expr, Ref, core, refs, substitute
@@ -81,7 +80,7 @@ def entails(node: Node, predicate: Expr) -> bool:
                 entails(arm, substitute(predicate, _arm_columns(node, arm)))
                 for arm in node.inputs
             )
-        case Values():
+        case _:
             return False
 
 

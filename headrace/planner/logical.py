@@ -1,14 +1,18 @@
 """Logical plan nodes: frozen and typed, without behaviour beyond their columns.
 
 Columns have plan-wide unique ids; a node's output order matters only at the root, at the
-inputs of ``Union`` and for ``Values``.  All joins are inner joins (outer ones are refused).
+inputs of ``Union`` and ``SetOp`` and for ``Values``.
+
+``Apply`` is a join whose right side may read columns of its left side (LATERAL, subqueries
+in expressions).  The rules of ``rules/decorrelate.py`` replace every one of them; no other rule
+and no collection ever sees a node with a *free* reference, one to a column of no input of its.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from headrace.planner.scalar import Expr, Ref
 from headrace.planner.tables import Table, TableColumn
@@ -87,15 +91,44 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Pairs of rows for which all of ``condition`` is true."""
+    """Pairs of rows for which all of ``condition`` is true.
+
+    ``kind``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
+    ``semi`` and ``anti`` are the rows of the left side that have a partner, or have none, each as
+    often as it is there.  (A right join is a left one with its sides exchanged.)
+    """
 
     left: Node
     right: Node
     condition: tuple[Expr, ...] = ()
+    kind: str = "inner"
 
     @property
     def columns(self) -> tuple[Col, ...]:
         """Output columns."""
+        if self.kind in LEFT_ONLY:
+            return self.left.columns
+        return self.left.columns + self.right.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """For every row of ``left`` the rows of ``right`` for it, joined as ``kind`` says.
+
+    ``right`` and ``condition`` may read columns of ``left``.  ``kind``: ``inner``, ``left``,
+    ``semi``, ``anti``.
+    """
+
+    left: Node
+    right: Node
+    condition: tuple[Expr, ...] = ()
+    kind: str = "inner"
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        if self.kind in LEFT_ONLY:
+            return self.left.columns
         return self.left.columns + self.right.columns
 
 
@@ -147,19 +180,196 @@ class Union:
     columns: tuple[Col, ...]
 
 
-Node = Scan | Values | Filter | Project | Join | Aggregate | Distinct | Union
+@dataclass(frozen=True, slots=True)
+class SetOp:
+    """INTERSECT and EXCEPT; columns correspond by position, rows are equal as in ``Distinct``.
+
+    ``kind``: ``intersect`` or ``except``.  ``all`` keeps as many equal rows as SQL says.
+    """
+
+    kind: str
+    all: bool
+    left: Node
+    right: Node
+    columns: tuple[Col, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One ORDER BY item over a column of the input.
+
+    ``operator`` is its ordering operator as qualified SQL (``OPERATOR(pg_catalog.<)``).
+    """
+
+    column: Ref
+    operator: str
+    descending: bool
+    nulls_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Of each group of rows equal in ``keys``, the rows from ``offset`` on, ``limit`` of them.
+
+    Rows equal in ``order`` stand in one canonical order.  ``limit`` None: no end.  ``ties``: also
+    the rows that are equal in ``order`` to the last one.  DISTINCT ON (k) is ``limit`` 1 by k.
+    """
+
+    input: Node
+    keys: tuple[Ref, ...]
+    order: tuple[Order, ...]
+    limit: int | None
+    offset: int = 0
+    ties: bool = False
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return self.input.columns
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCall:
+    """One window function.
+
+    ``sql`` is the call with ``$n`` for ``args`` (columns of the input), FILTER included, OVER and
+    what follows excluded.
+    """
+
+    column: Col
+    function: str
+    args: tuple[Ref, ...]
+    sql: str
+    show: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Every row of ``input`` with the values of ``calls`` over one window definition.
+
+    ``frame`` is the frame clause as SQL, offsets as constants (empty for the default).
+    """
+
+    input: Node
+    keys: tuple[Ref, ...]
+    order: tuple[Order, ...]
+    frame: str
+    calls: tuple[WindowCall, ...]
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return (*self.input.columns, *(c.column for c in self.calls))
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Each row of ``input`` beside the rows that set-returning ``calls`` give for it.
+
+    The calls run in lockstep, shorter ones padded with NULLs (ROWS FROM).  ``outputs`` are the
+    columns of all calls in order; ``ordinality`` is the column of WITH ORDINALITY.  ``outer``:
+    a row for which there is nothing appears once, with NULLs.
+    """
+
+    input: Node
+    calls: tuple[Expr, ...]
+    outputs: tuple[Col, ...]
+    ordinality: Col | None = None
+    outer: bool = False
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        more = () if self.ordinality is None else (self.ordinality,)
+        return (*self.input.columns, *self.outputs, *more)
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """Each row once per grouping set.
+
+    ``sets[i]`` names the ``keys`` that stay, the others become NULL, and column ``number`` is i.
+    """
+
+    input: Node
+    keys: tuple[tuple[Col, Ref], ...]
+    """(output column, what it shows where it is in the set)."""
+    sets: tuple[frozenset[int], ...]
+    """Places in ``keys``."""
+    number: Col
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns: the input's, the keys, the number of the set."""
+        return (*self.input.columns, *(c for c, _ in self.keys), self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTable:
+    """Inside the step of a ``Recursive``: the rows of the iteration before."""
+
+    name: str
+    columns: tuple[Col, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recursive:
+    """WITH RECURSIVE: ``base``, then ``step`` over the rows of the iteration before until none.
+
+    ``distinct`` (UNION): a row that an earlier iteration had is not new.
+    """
+
+    base: Node
+    step: Node
+    name: str
+    """That of the ``WorkTable`` leaves in ``step`` that are meant."""
+    distinct: bool
+    columns: tuple[Col, ...]
+
+
+Node = (
+    Scan
+    | Values
+    | Filter
+    | Project
+    | Join
+    | Apply
+    | Aggregate
+    | Distinct
+    | Union
+    | SetOp
+    | TopK
+    | Window
+    | Functions
+    | Expand
+    | WorkTable
+    | Recursive
+)
+LEFT_ONLY: Final = ("semi", "anti")
+"""Kinds of joins that show columns of the left side only."""
 
 
 def children(node: Node) -> tuple[Node, ...]:
     """Inputs of ``node``."""
     match node:
-        case Scan() | Values():
+        case Scan() | Values() | WorkTable():
             return ()
-        case Join():
+        case Join() | Apply() | SetOp():
             return (node.left, node.right)
+        case Recursive():
+            return (node.base, node.step)
         case Union():
             return node.inputs
-        case Filter() | Project() | Aggregate() | Distinct():
+        case (
+            Filter()
+            | Project()
+            | Aggregate()
+            | Distinct()
+            | TopK()
+            | Window()
+            | Functions()
+            | Expand()
+        ):
             return (node.input,)
         case _:
             assert_never(node)
@@ -170,13 +380,24 @@ def with_children(node: Node, new: tuple[Node, ...]) -> Node:
     if new == children(node):
         return node
     match node:
-        case Scan() | Values():
+        case Scan() | Values() | WorkTable():
             return node
-        case Join():
+        case Recursive():
+            return dataclasses.replace(node, base=new[0], step=new[1])
+        case Join() | Apply() | SetOp():
             return dataclasses.replace(node, left=new[0], right=new[1])
         case Union():
             return dataclasses.replace(node, inputs=new)
-        case Filter() | Project() | Aggregate() | Distinct():
+        case (
+            Filter()
+            | Project()
+            | Aggregate()
+            | Distinct()
+            | TopK()
+            | Window()
+            | Functions()
+            | Expand()
+        ):
             return dataclasses.replace(node, input=new[0])
         case _:
             assert_never(node)

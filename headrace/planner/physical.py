@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Final, assert_never
+from typing import Final
 
 from headrace import types as t
 from headrace.collections import plan as p
@@ -139,7 +139,7 @@ class Builder:
                 self._nodes.append(p.Union(node_id, inputs, schema(node.columns)))
                 return _Chain(node_id, node.columns, node.columns)
             case _:
-                assert_never(node)
+                return self._lowering.refuse(f"a {type(node).__name__} node")
 
     def _filter(self, chain: _Chain, predicates: tuple[Expr, ...]) -> None:
         if predicates:

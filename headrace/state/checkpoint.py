@@ -45,10 +45,10 @@ _BATCH_BYTES_MAX: Final = 1024 * 1024
 _SORT_BYTES: Final = 32 * columns.MIB
 _FILE_BYTES: Final = 4 * columns.MIB
 """RocksDB takes a file in under the interpreter lock, in about 1 ms for 2 MiB."""
-_SLICE_PAIRS: Final = 256
-"""Pairs put into a file before other threads get their turn: 0.1 ms."""
+_SLICE_PAIRS: Final = 128
+"""Pairs put into a file before other threads get their turn: 0.05 ms."""
 _SLICE_BYTES: Final = 1024 * 1024
-_PAUSE_S: Final = 0.0005
+_PAUSE_S: Final = 0.001
 _FLUSH_POLL_S: Final = 0.002
 _FLUSH_S_MAX: Final = 20.0
 _FOLDER: Final = "checkpoint"

@@ -23,7 +23,9 @@ from headrace.planner.logical import (
     Scan,
     Union,
     Values,
+    children,
     ids,
+    with_children,
 )
 from headrace.planner.scalar import Expr, refs
 
@@ -77,6 +79,13 @@ def _prune(node: Node, required: frozenset[int]) -> Node:
             return Distinct(_exact(_prune(node.input, frozenset(wanted)), wanted))
         case Union():
             return _union(node, required)
+        case _:
+            # Reads all there is, until it has a case of its own.
+            new = tuple(
+                _exact(_prune(c, ids(c)), [x.id for x in c.columns])
+                for c in children(node)
+            )
+            return with_children(node, new)
 
 
 def _side(node: Node, below: frozenset[int]) -> Node:
