@@ -255,32 +255,34 @@ class Population:
             faults.point(faults.PUBLISHED)
 
     def _commit(self, conn: Connection) -> None:
+        row: Any = conn.execute("SELECT pg_current_xact_id()::text").fetchone()
         try:
             conn.commit()
         except psycopg.errors.QueryCanceled:
             self._job.check()
             raise
         except psycopg.OperationalError as error:
-            # The answer was lost: the catalog knows what became of it.
-            if not self._was_committed():
+            # The answer was lost; nothing may be undone until it is known.
+            self._committed = True
+            self._committed = self._was_committed(row[0])
+            if not self._committed:
                 raise as_headrace(error) from error
         self._committed = True
 
-    def _was_committed(self) -> bool:
-        deadline = time.monotonic() + _WORKER_WAIT_S
+    def _was_committed(self, xid: str) -> bool:
+        """What became of transaction ``xid``; waits as long as the source does not say."""
         while True:
             try:
                 with self._connect() as conn:
-                    # Waits for the row lock of a commit that is still under way.
-                    row = conn.execute(
-                        "SELECT status FROM headrace.views WHERE id = %s FOR UPDATE",
-                        (self._view_id,),
+                    row: Any = conn.execute(
+                        "SELECT pg_xact_status(%s::text::xid8)", (xid,)
                     ).fetchone()
-                    return row is not None and row[0] == "running"
+                if row[0] != "in progress":
+                    return bool(row[0] == "committed")
             except (TransientError, psycopg.OperationalError):
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_RETRY_S)
+                self._log.warning("the source does not say whether the view was made")
+            self._job.check()
+            time.sleep(_RETRY_S)
 
     def _adopt(self) -> None:
         """Hand over to the worker; from here on nothing is undone."""

@@ -95,6 +95,8 @@ class Checkpoints:
     @property
     def lagging(self) -> bool:
         """Whether so much is missing that no more may be taken."""
+        if self._underway is not None and self.pending >= self._txids:
+            self._underway.checkpoint.pace.hurried = True  # the next one is due
         return self.pending >= LAG_MAX * self._txids
 
     def due(self, *, ahead: bool, large: bool) -> float:
@@ -151,6 +153,7 @@ class Checkpoints:
         if now is None:
             return None
         if wait:
+            now.checkpoint.pace.hurried = True
             self._ended.wait()
         if not now.done:
             return None
@@ -184,6 +187,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Let the one under way be written, and end the thread."""
+        if self._underway is not None:
+            self._underway.checkpoint.pace.hurried = True
         self._work.put(None)
         self._thread.join()
 

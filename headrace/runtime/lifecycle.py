@@ -208,7 +208,8 @@ class Lifecycle:
         self, conn: psycopg.Connection[Any], marks: dict[int, StateMark]
     ) -> None:
         """State of views that were dropped while we were not there."""
-        for view_id in marks:
+        # A worker may have died between forgetting the mark and dropping the states.
+        for view_id in sorted(marks.keys() | self._engine.db.views()):
             if view_id not in self._engine.views and not views.exists(conn, view_id):
                 self._drop_state(view_id)
 

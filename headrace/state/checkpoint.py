@@ -49,6 +49,8 @@ _SLICE_PAIRS: Final = 128
 """Pairs put into a file before other threads get their turn: 0.05 ms."""
 _SLICE_BYTES: Final = 1024 * 1024
 _PAUSE_S: Final = 0.001
+"""With the slice: what is written holds the interpreter lock for a twentieth of the time."""
+_PAUSE_HURRIED_S: Final = 0.0001
 _FLUSH_POLL_S: Final = 0.002
 _FLUSH_S_MAX: Final = 20.0
 _FOLDER: Final = "checkpoint"
@@ -89,6 +91,7 @@ class Checkpoint:
         self.parts: Final = parts
         """Tiers and their snapshots."""
         self.written = False
+        self.pace: Final = Pace()
         self._database = database
         self._meta = dict(meta)
 
@@ -128,7 +131,7 @@ class Checkpoint:
                 # Where a disk is full, this makes room.
                 shutil.rmtree(database.path / _FOLDER, ignore_errors=True)
             raise
-        finish(database)
+        finish(database, self.pace)
 
     def _make_files(
         self, folder: Path, changes: Iterator[Changed]
@@ -138,7 +141,7 @@ class Checkpoint:
             folder.mkdir(exist_ok=True)
             made = [
                 (column.name, path.name)
-                for column, path in _files(self._database, folder, changes)
+                for column, path in _files(self._database, folder, changes, self.pace)
             ]
             for _, name in made:
                 files.sync(folder / name)
@@ -146,29 +149,42 @@ class Checkpoint:
         return made
 
 
+class Pace:
+    """How often the writing of a checkpoint leaves the interpreter lock to the data path."""
+
+    def __init__(self) -> None:
+        self.hurried = False
+        """Set from any thread, when somebody waits for the end: then for short moments only."""
+
+    def rest(self) -> None:
+        """Leave the lock, usually for longer than we have just held it."""
+        time.sleep(_PAUSE_HURRIED_S if self.hurried else _PAUSE_S)
+
+
 def under_way() -> BugError:
     """What is wrong when something has to wait for the checkpoint."""
     return BugError("a checkpoint is under way")
 
 
-def finish(database: Database) -> None:
+def finish(database: Database, pace: Pace | None = None) -> None:
     """Finish a large checkpoint that counts already; nothing happens if there is none.
 
     Raises:
         StateDamaged: a file of it is gone or damaged.
     """
     folder = database.path / _FOLDER
+    pace = pace or Pace()
     listed = database.get_meta(_LIST)
     if listed is not None:
         with columns.writing():
             for name, file in json.loads(listed):
-                _take_in(database.known(name), folder / file)
+                _take_in(database.known(name), folder / file, pace)
         database.write([], {_LIST: None}, sync=True)
     if folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _take_in(column: Column | None, path: Path) -> None:
+def _take_in(column: Column | None, path: Path, pace: Pace) -> None:
     if column is None:
         return  # its view was dropped since
     if not path.exists():
@@ -187,15 +203,15 @@ def _take_in(column: Column | None, path: Path) -> None:
     link.unlink(missing_ok=True)
     os.link(path, link)
     column.ingest(link, move=True)
-    _yield()
+    pace.rest()
 
 
 def _files(
-    database: Database, folder: Path, changes: Iterator[Changed]
+    database: Database, folder: Path, changes: Iterator[Changed], pace: Pace
 ) -> Iterator[tuple[Column, Path]]:
     """Sorted files of ``changes``; a key that is in several has the same value in all."""
     number = 0
-    for column, keys, values in _sortable(changes):
+    for column, keys, values in _sortable(changes, pace):
         order = pc.sort_indices(keys)
         per_pair = (keys.nbytes + values.nbytes) // len(keys) + 1
         step = max(1, min(_SLICE_PAIRS, _SLICE_BYTES // per_pair))
@@ -214,13 +230,13 @@ def _files(
                 previous = keygroups.write_file(
                     file, _cut(keys.take(part)), _cut(content), valid, previous
                 )
-                _yield()
+                pace.rest()
             file.finish()
             yield column, path
 
 
 def _sortable(
-    changes: Iterator[Changed],
+    changes: Iterator[Changed], pace: Pace
 ) -> Iterator[tuple[Column, pa.Array, pa.Array]]:
     """Changes of one column family together, as far as they may be in memory."""
     held: list[tuple[pa.Array, pa.Array]] = []
@@ -233,7 +249,7 @@ def _sortable(
         of = column
         held.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
         size += held[-1][0].nbytes + held[-1][1].nbytes
-        _yield()
+        pace.rest()
     if of is not None and held:
         yield of, *_joined(held)
 
@@ -257,8 +273,3 @@ def _chain(first: list[Changed], rest: Iterator[Changed]) -> Iterator[Changed]:
     while first:
         yield first.pop()
     yield from rest
-
-
-def _yield() -> None:
-    """Leave the interpreter lock to the data path for longer than we have just held it."""
-    time.sleep(_PAUSE_S)

@@ -283,6 +283,11 @@ class RocksDatabase:
         """Rests of the names of the column families that start with ``prefix``."""
         return [n.removeprefix(prefix) for n in self._columns if n.startswith(prefix)]
 
+    def views(self) -> set[int]:
+        """Ids of the views that have a state here, whether or not a checkpoint counts it."""
+        found = (name.removeprefix("v").split("/")[0] for name in self._columns)
+        return {int(view_id) for view_id in found if view_id.isdigit()}
+
     def file_writer(self) -> Any:
         """A writer of a sorted file for ``Column.ingest``."""
         return rocksdict.SstFileWriter(columns.options(None, ORDERED))

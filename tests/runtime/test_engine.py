@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace.collections import plan
 from headrace.errors import FencedError, PrerequisiteError
 from headrace.runtime import faults, ownership, positions, rpc
+from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
 from tests.proxy import Proxy
 from tests.runtime.harness import (
@@ -341,6 +342,25 @@ def test_second_engine_refuses_to_start(source, start, database, tmp_path, monke
     other.thread.join(PATIENCE_S)
     assert isinstance(other.error, PrerequisiteError)
     assert "another headrace engine" in other.error.message
+
+
+def test_states_that_a_dying_worker_did_not_drop(source, start, database):
+    running = start()
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    settle(running, source)
+    running.stop()
+    files = RocksDatabase(running.settings.state_dir)
+    assert files.views()
+    files.column("v999/left", "")  # its mark was forgotten
+    files.close()
+    again = start()
+    source.execute("DELETE FROM items WHERE id = 1")
+    settle(again, source)
+    assert same(source, "v", QUERY) == []
+    again.stop()
+    files = RocksDatabase(running.settings.state_dir)
+    assert 999 not in files.views()
+    files.close()
 
 
 def test_zombie_cannot_commit(source, start, database, tmp_path):  # H21
