@@ -18,12 +18,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.collections.plan import Aggregate
-from headrace.errors import BugError
+from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, distinct, numeric, rows
 from headrace.kernels.aggregate import Numbers
 from headrace.state.contract import IndexState, StateStore
-from headrace.types import FLOAT4, FLOAT8, INT2, INT4, INT8, NUMERIC, Field, arrow_type
+from headrace.types import (
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    NUMERIC,
+    Field,
+    Schema,
+    arrow_type,
+)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -296,10 +306,11 @@ class Multiset:
 class Kept(ABC):
     """An aggregate that keeps its group's values."""
 
-    def __init__(self, node_id: str, argument: Field, result: Field) -> None:
+    def __init__(self, node_id: str, arguments: Schema, result: Field) -> None:
         self.result: Final = result
         self._name = node_id
-        self._argument = argument
+        self._arguments = arguments
+        self._types = [arrow_type(f.oid) for f in arguments]
         self._values: Multiset
 
     def open(self, store: StateStore) -> None:
@@ -307,8 +318,10 @@ class Kept(ABC):
         self._values = Multiset(self._name, store)
 
     @abstractmethod
-    def add(self, keys: Sequence[bytes], column: pa.Array, weights: Int64s) -> None:
-        """Take up values of the groups ``keys``."""
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
+        """Take up values of the groups ``keys``, a column per argument."""
 
     def check(self) -> None:
         """BugError if a value has been taken away that was not there."""
@@ -325,17 +338,19 @@ class Extreme(Kept):
     def __init__(
         self, node_id: str, function: str, argument: Field, result: Field
     ) -> None:
-        super().__init__(node_id, argument, result)
+        super().__init__(node_id, (argument,), result)
         self._function = function
 
-    def add(self, keys: Sequence[bytes], column: pa.Array, weights: Int64s) -> None:
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
         """See ``Kept``."""
-        values = rows.encode_rows([column])
+        values = rows.encode_rows(columns)
         orders: list[bytes]
         if self._function == "any":
             orders = [len(value).to_bytes(4, "big") for value in values]
         else:
-            found = rows.encode_keys([column], [self._argument.oid], nulls=True)
+            found = rows.encode_keys(columns, [self._arguments[0].oid], nulls=True)
             orders = [key for key in found if key is not None]
         self._values.add(keys, aggregate.join_ordered(orders, values), weights)
 
@@ -344,11 +359,34 @@ class Extreme(Kept):
         last = self._function == "max"
         found = self._values.state.extreme_many(keys, last=last)
         values = [_NULL_ROW if r is None else aggregate.ordered_value(r) for r in found]
-        return rows.decode_rows(values, [arrow_type(self._argument.oid)])[0]
+        return rows.decode_rows(values, self._types)[0]
 
 
 _NULL_ROW: Final = b"\x01"
 """What ``kernels.rows.encode_rows`` makes of one NULL."""
+
+
+class Single(Kept):
+    """``single``: the value of the only row of the group; NULLs are rows too."""
+
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
+        """See ``Kept``."""
+        self._values.add(keys, rows.encode_rows(columns), weights)
+
+    def column(self, keys: Sequence[bytes]) -> pa.Array:
+        """See ``Kept``; RowError if a group has more than one row."""
+        at, found, weights = self._values.state.scan_many(keys)
+        if len(set(at)) < len(at) or any(weight > 1 for weight in weights):
+            raise RowError(
+                "more than one row returned by a subquery used as an expression",
+                sqlstate="21000",
+            )
+        values = [_NULL_ROW] * len(keys)
+        for place, row in zip(at, found, strict=True):
+            values[place] = row
+        return rows.decode_rows(values, self._types)[0]
 
 
 class Asked(Kept):
@@ -358,32 +396,54 @@ class Asked(Kept):
         self,
         node_id: str,
         spec: Aggregate,
-        argument: Field,
+        arguments: Schema,
         remote: RemoteEvaluator | None,
     ) -> None:
-        super().__init__(node_id, argument, spec.result)
+        super().__init__(node_id, arguments, spec.result)
         if remote is None:
             raise BugError("a remote aggregate needs an evaluator")
-        self._sql = spec.sql
+        self._spec = spec
         self._remote = remote
 
-    def add(self, keys: Sequence[bytes], column: pa.Array, weights: Int64s) -> None:
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
         """See ``Kept``."""
-        self._values.add(keys, rows.encode_rows([column]), weights)
+        encoded = rows.encode_rows(columns) if columns else [b""] * len(keys)
+        self._values.add(keys, encoded, weights)
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
         """See ``Kept``."""
         at, found, weights = self._values.state.scan_many(keys)
-        values = rows.decode_rows(found, [arrow_type(self._argument.oid)])[0]
+        columns = rows.decode_rows(found, self._types) if self._types else []
+        order = self._canonical(at, found, columns)
+        taken = pa.array(order)
+        spec = self._spec
         return self._remote.aggregate(
-            self._sql,
-            self._argument,
-            np.array(at, np.int64),
-            values,
-            np.array(weights, np.int64),
+            spec.sql,
+            self._arguments,
+            np.array(at, np.int64)[order],
+            [column.take(taken) for column in columns],
+            np.array(weights, np.int64)[order],
             len(keys),
             self.result,
+            spec.trusted,
+            direct=spec.direct,
         )
+
+    def _canonical(
+        self, at: list[int], found: list[bytes], columns: list[pa.Array]
+    ) -> Int64s:
+        """The order in which a group's rows are handed over: by canonical key, then bytes.
+
+        Where the query gives no order, array_agg and kin show this one.
+        """
+        order = list(range(len(at)))
+        if columns and len(at) > 1:
+            oids = [f.oid for f in self._arguments]
+            keys = rows.encode_keys(columns, oids, nulls=True)
+            order.sort(key=lambda i: (at[i], keys[i], found[i]))
+        return np.array(order, np.int64)
 
 
 class Unique:
@@ -455,16 +515,18 @@ Part = Accumulator | Kept | Unique
 def make(
     spec: Aggregate,
     name: str,
-    argument: Field | None,
+    arguments: Schema,
     remote: RemoteEvaluator | None,
 ) -> Part:
     """The part that computes ``spec``; ``name`` is that of its state, if it has one."""
     function = spec.function
     if function == "count_star":
         return Count(spec.result)
-    assert argument is not None, "only count(*) has no argument"
     if function == "remote":
-        return Asked(name, spec, argument, remote)
+        return Asked(name, spec, arguments, remote)
+    [argument] = arguments
+    if function == "single":
+        return Single(name, arguments, spec.result)
     if function in ("min", "max", "any"):
         return Extreme(name, function, argument, spec.result)
     inner = _accumulator(function, argument, spec.result)
@@ -490,12 +552,12 @@ def chosen(
 ) -> npt.NDArray[np.bool_] | None:
     """The rows that take part in ``spec``: FILTER true, argument not NULL; None = all.
 
-    A ``remote`` aggregate gets NULLs too: Postgres knows what it does with them.
+    ``remote`` gets NULLs too, for Postgres knows what it does with them; ``single`` counts them.
     """
     mask: npt.NDArray[np.bool_] | None = None
     if spec.filter is not None:
         mask = buffers.values(pc.fill_null(columns[spec.filter], False)).astype(bool)
-    if spec.argument is not None and spec.function != "remote":
+    if spec.argument is not None and spec.function not in ("remote", "single"):
         column = columns[spec.argument]
         if column.null_count:
             valid = buffers.validity(column).astype(bool)

@@ -97,8 +97,10 @@ class Aggregate:
     """One aggregate: ``function`` over input column ``argument`` where boolean column ``filter``.
 
     ``function``: ``count_star``, ``count``, ``sum``, ``avg``, ``min``, ``max``, ``any`` (the least
-    representation of the values, by length then bytes) or ``remote``: keep the multiset and let Postgres evaluate ``sql``
-    (``$1`` is the value column) for the touched groups.
+    representation of the values, by length then bytes), ``single`` (the value of the only row, NULL
+    over no row, RowError 21000 over more) or ``remote``: keep the multiset and let Postgres
+    evaluate ``sql`` for the touched groups.  There ``$1`` is ``argument``, ``$2`` … are ``more``, and
+    ``$0`` is the row's place in the group's canonical order.
     """
 
     function: str
@@ -107,6 +109,18 @@ class Aggregate:
     result: Field
     sql: str = ""
     distinct: bool = False
+    more: tuple[int, ...] = ()
+    """Further columns, of ``remote`` alone."""
+    direct: int = 0
+    """So many of the last columns have one value in a group: direct arguments (WITHIN GROUP)."""
+    trusted: bool = True
+    """As ``Remote.trusted``."""
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The columns it reads, but for the filter: ``argument`` and ``more``."""
+        first = () if self.argument is None else (self.argument,)
+        return first + self.more
 
 
 @dataclass(frozen=True, slots=True)

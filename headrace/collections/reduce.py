@@ -17,7 +17,7 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, rows
 from headrace.kernels.aggregate import Numbers
 from headrace.state.contract import MapState, StateStore
-from headrace.types import Field, Schema, arrow_type, diff_batch
+from headrace.types import Schema, arrow_type, diff_batch
 
 Int64s = npt.NDArray[np.int64]
 
@@ -32,9 +32,10 @@ class Reduce(Collection):
         Negative diffs take values away again; a negative sum is a bug.
     Shape: input -> keys, aggregates; key: the keys.
     State: ``id``: group key -> count, sums and the row that is out (bounded by the groups);
-        ``id.<n>`` for min, max, any, remote and DISTINCT aggregates: the group's values.
+        ``id.<n>`` for min, max, any, single, remote and DISTINCT aggregates: the group's values.
     Time: emits on TimeEnd, per group that became different, the old row and the new one.
-    Errors: RowError if a result is out of its type's range or Postgres cannot aggregate.
+    Errors: RowError if a result is out of its type's range, Postgres cannot aggregate, or
+        ``single`` finds two rows.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class Reduce(Collection):
         self._key_types = [arrow_type(oid) for oid in self._key_oids]
         self._result_types = [arrow_type(a.result.oid) for a in node.aggregates]
         self._parts: list[Part] = [
-            aggregates.make(a, f"{node.id}.{n}", _argument(a, in_schema), remote)
+            aggregates.make(
+                a, f"{node.id}.{n}", tuple(in_schema[i] for i in a.columns), remote
+            )
             for n, a in enumerate(node.aggregates)
         ]
         self._accumulators = [_accumulator(part) for part in self._parts]
@@ -119,21 +122,20 @@ class Reduce(Collection):
         weights: Int64s,
     ) -> None:
         mask = aggregates.chosen(spec, columns, len(keys))
-        column = columns[spec.argument] if spec.argument is not None else None
+        own = [columns[i] for i in spec.columns]
         if mask is not None:
             slots, weights = slots[mask], weights[mask]
             if len(slots) == 0:
                 return
-            if column is not None:
-                column = column.filter(pa.array(mask))
+            own = [column.filter(pa.array(mask)) for column in own]
             if not isinstance(part, Accumulator):
                 keys = [keys[i] for i in np.flatnonzero(mask).tolist()]
         if isinstance(part, Accumulator):
-            part.add(slots, column, weights, len(self._slots))
+            part.add(slots, own[0] if own else None, weights, len(self._slots))
         elif isinstance(part, Unique):
-            part.add(keys, slots, column, weights)
+            part.add(keys, slots, own[0], weights)
         else:
-            part.add(keys, column, weights)
+            part.add(keys, own, weights)
 
     # --- at its end
 
@@ -277,7 +279,3 @@ def _accumulator(part: Part) -> Accumulator | None:
     if isinstance(part, Unique):
         return part.inner
     return part if isinstance(part, Accumulator) else None
-
-
-def _argument(spec: plan.Aggregate, schema: Schema) -> Field | None:
-    return None if spec.argument is None else schema[spec.argument]

@@ -162,29 +162,37 @@ class RemoteEvaluator:
     def aggregate(
         self,
         sql: str,
-        arg_field: Field,
+        arg_fields: Sequence[Field],
         groups: Int64s,
-        values: pa.Array,
+        columns: Sequence[pa.Array],
         weights: Int64s,
         ngroups: int,
         result: Field,
         trusted: bool = True,
+        *,
+        direct: int = 0,
     ) -> pa.Array:
-        """Value of the aggregate ``sql`` over ``$1`` for each of the groups 0 … ``ngroups`` - 1.
+        """Value of the aggregate ``sql`` for each of the groups 0 … ``ngroups`` - 1.
 
-        Row i is ``weights[i]`` (> 0) times the value ``values[i]`` of group ``groups[i]``.  A
-        group without rows gets the aggregate over no rows.  Raises as ``evaluate`` does.
+        Row i is ``weights[i]`` (> 0) times the values ``columns[…][i]`` (``$1`` …) of group
+        ``groups[i]``; a group's rows are handed over in this order, and ``$0`` is a row's place.
+        Of the last ``direct`` columns a group has one value.  A group without rows gets the
+        aggregate over no rows.  Raises as ``evaluate`` does.
         """
         session = self._session(trusted)
         out: list[str | None] = [None] * ngroups
         present, ids = np.unique(groups, return_inverse=True)
         if len(present) < ngroups:
-            out = [self._over_nothing(session, sql, arg_field, result)] * ngroups
+            nothing = self._over_nothing(session, sql, arg_fields, result, direct)
+            out = [nothing] * ngroups
         order = np.argsort(ids, kind="stable")
         ids = ids[order].astype(np.int64)
-        texts = text.render(values, arg_field.oid).take(pa.array(order))
+        texts = [
+            text.render(c, f.oid).take(pa.array(order))
+            for c, f in zip(columns, arg_fields, strict=True)
+        ]
         weights = weights[order]
-        statement = _aggregate_statement(session, sql, arg_field)
+        statement = _aggregate_statement(session, sql, arg_fields, direct)
         low = 0
         while low < len(ids):
             # Whole groups only: from row low up to the end of a group.
@@ -193,7 +201,7 @@ class RemoteEvaluator:
             if high <= low or target == ids[-1]:
                 high = int(np.searchsorted(ids, target, side="right"))
             params = [
-                copytext.array_literal(texts[low:high]),
+                *(copytext.array_literal(column[low:high]) for column in texts),
                 _integers(ids[low:high]),
                 _integers(weights[low:high]),
             ]
@@ -206,16 +214,32 @@ class RemoteEvaluator:
         return text.parse(pa.array(out, pa.string()), result.oid)
 
     def _over_nothing(
-        self, session: Session, sql: str, arg_field: Field, result: Field
+        self,
+        session: Session,
+        sql: str,
+        arg_fields: Sequence[Field],
+        result: Field,
+        direct: int,
     ) -> str | None:
-        key = (session, sql, arg_field, result)
+        key = (session, sql, tuple(arg_fields), result, direct)
         if key not in self._empty:
-            source = f"{_repeated(session, arg_field)} WHERE false"
-            inner = substitute(sql, lambda _: "(t.a1)")
+            source = f"{_repeated(session, arg_fields)} WHERE false"
+            names = session.type_names(f.oid for f in arg_fields)
+            first = len(arg_fields) - direct
+
+            def column(n: int) -> str:
+                # A direct argument stands outside of the rows: here there is none to take it of.
+                known = n <= first
+                return (
+                    _column(n) if known else f"NULL::{names[arg_fields[n - 1].oid][0]}"
+                )
+
+            inner = substitute(sql, column)
             # An aggregate over no rows has no column to be ordered by.
             source = f"(SELECT {inner} AS v, 1 AS o FROM {source}) t"  # noqa: S608
             statement = session.statement(source, ["t.v"])
-            ((value,),) = session.fetch(statement, ["{}", "{}", "{}"], [result])
+            params = ["{}"] * (len(arg_fields) + 2)
+            ((value,),) = session.fetch(statement, params, [result])
             self._empty[key] = value
         return self._empty[key]
 
@@ -301,24 +325,44 @@ def _failing(error: RowError, row: int, fields: Sequence[Field]) -> FailingRow:
     return FailingRow(error.message, row, error.code, detail=detail)
 
 
-def _repeated(session: Session, field: Field) -> str:
-    """FROM item ``t``: column ``a1`` as often as its weight says, ``o`` its group."""
-    types = session.type_names([field.oid])
-    name, plain = types[field.oid]
-    value = "u.v" if plain else f"u.v::{name}"
-    collation = session.collation_names([field.collation]).get(field.collation)
-    if collation:
-        value = f"({value}) COLLATE {collation}"
+def _repeated(session: Session, fields: Sequence[Field]) -> str:
+    """FROM item ``t``: columns ``a1`` … as often as the weight says, ``o`` the group, ``i`` the place.
+
+    It is ordered by ``o`` and ``i``, and so does every aggregate of a group see its rows.
+    """
+    names = session.type_names(f.oid for f in fields)
+    collations = session.collation_names(f.collation for f in fields)
+    arrays, columns = [], []
+    for n, f in enumerate(fields, 1):
+        name, plain = names[f.oid]
+        arrays.append(f"${n}::{name if plain else 'text'}[]")
+        value = f"u.a{n}" if plain else f"u.a{n}::{name}"
+        if collation := collations.get(f.collation):
+            value = f"({value}) COLLATE {collation}"
+        columns.append(f"{value} AS a{n}")
+    count = len(fields)
+    arrays += [f"${count + 1}::int8[]", f"${count + 2}::int8[]"]
+    listed = ", ".join([*(f"a{n}" for n in range(1, count + 1)), "g", "w", "i"])
+    columns += ["u.g AS o", "u.i"]
     return (
-        f"(SELECT {value} AS a1, u.g AS o"  # noqa: S608
-        f" FROM unnest($1::{name if plain else 'text'}[], $2::int8[], $3::int8[])"
-        " AS u(v, g, w), generate_series(1, u.w)) t"
+        f"(SELECT {', '.join(columns)}"  # noqa: S608
+        f" FROM unnest({', '.join(arrays)}) WITH ORDINALITY AS u({listed}),"
+        " generate_series(1, u.w) ORDER BY u.g, u.i) t"
     )
 
 
-def _aggregate_statement(session: Session, sql: str, field: Field) -> str:
-    inner = substitute(sql, lambda _: "(t.a1)")
-    return session.statement(f"{_repeated(session, field)} GROUP BY t.o", [inner])
+def _column(n: int) -> str:
+    return f"(t.a{n})" if n else "(t.i)"
+
+
+def _aggregate_statement(
+    session: Session, sql: str, fields: Sequence[Field], direct: int
+) -> str:
+    inner = substitute(sql, _column)
+    first = len(fields) - direct
+    keys = ["t.o", *(f"t.a{n}" for n in range(first + 1, len(fields) + 1))]
+    source = f"{_repeated(session, fields)} GROUP BY {', '.join(keys)}"
+    return session.statement(source, [inner])
 
 
 def _integers(values: Int64s) -> str:

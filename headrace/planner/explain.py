@@ -172,6 +172,7 @@ def _state(node: physical.Node) -> str:
                 "min",
                 "max",
                 "any",
+                "single",
                 "remote",
             }
             values = any(a.distinct for a in node.aggregates)

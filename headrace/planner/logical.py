@@ -134,7 +134,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """One aggregate: ``function`` as ``collections.plan.Aggregate`` has it."""
+    """One aggregate: ``function`` and all else as ``collections.plan.Aggregate`` has it."""
 
     column: Col
     function: str
@@ -144,6 +144,15 @@ class Agg:
     sql: str = ""
     name: str = ""
     """Name of the SQL aggregate, for people."""
+    more: tuple[Expr, ...] = ()
+    direct: int = 0
+    trusted: bool = True
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        """Every expression over the input that it needs: arguments, then the filter."""
+        ends = (self.argument, *self.more, self.filter)
+        return tuple(e for e in ends if e is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,9 @@ class Builder:
                 result=_field(a.column),
                 sql=a.sql,
                 distinct=a.distinct,
+                more=tuple(wanted[e] for e in a.more),
+                direct=a.direct,
+                trusted=a.trusted,
             )
             for a in node.aggs
         )
@@ -346,7 +349,7 @@ class Builder:
 
 def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:
     exprs = [e for _, e in node.keys]
-    exprs += [e for a in node.aggs for e in (a.argument, a.filter) if e is not None]
+    exprs += [e for a in node.aggs for e in a.inputs]
     return exprs
 
 

@@ -70,6 +70,8 @@ SPECIALS = {"n": ["NaN", "Infinity", "-Infinity"], "f4": ["NaN", "Infinity"],
 def agg(function, column=None, *, result=None, where=None, distinct=False, sql=""):
     argument = None if column is None else NAMES.index(column)
     oid = None if column is None else IN[argument].oid
+    if result is None and function == "single":
+        result = oid
     if result is None:
         result = resolve_aggregate(function, None if oid is None else TypeRef(oid)).oid
     mask = None if where is None else NAMES.index(where)
@@ -313,6 +315,41 @@ def test_any_is_the_least_form_by_length_then_bytes():
     assert list(driver.out) == [("1.0",)]
     driver.run([(row(n="1.0"), -2)])
     assert list(driver.out) == [("1.00",)]
+
+
+def test_single_is_the_value_of_the_only_row():
+    driver = Driver(node_of((0,), [agg("single", "t")]))
+    assert driver.run([(row(k="1", t="a"), 1), (row(k="2"), 1)]) == {
+        ("1", "a"): 1,
+        ("2", None): 1,
+    }
+    # Two rows between the ends of transactions are no error.
+    assert driver.run([(row(k="1", t="b"), 1)], [(row(k="1", t="a"), -1)]) == {
+        ("1", "a"): -1,
+        ("1", "b"): 1,
+    }
+    assert driver.run([(row(k="1", t="b"), -1)]) == {("1", "b"): -1}
+    assert driver.store.dump()["r.0"]
+
+
+def test_single_of_no_row_is_null():
+    driver = Driver(node_of((), [agg("single", "n"), agg("single", "t", where="b")]))
+    assert driver.run() == {(None, None): 1}
+    assert driver.run([(row(n="1.0", t="x", b="f"), 1)]) == {
+        (None, None): -1,
+        ("1.0", None): 1,
+    }
+
+
+@pytest.mark.parametrize("extra", [{"t": "a"}, {"t": "b"}, {}])
+def test_single_of_two_rows_is_an_error_of_the_row(extra):
+    driver = Driver(node_of((0,), [agg("single", "t")]))
+    driver.run([(row(k="1", t="a"), 1)])
+    driver.reduce.apply(0, batch([(row(k="1", **extra), 1)]))
+    with pytest.raises(RowError) as raised:
+        driver.reduce.time_end(1)
+    assert raised.value.code == "21000"
+    assert "more than one row returned by a subquery" in str(raised.value)
 
 
 def test_a_sum_out_of_range_is_an_error_of_the_row():

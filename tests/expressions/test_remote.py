@@ -256,7 +256,7 @@ def aggregate(remote, sql, oid, rows, ngroups, result):
     weights = np.array([r[2] for r in rows], np.int64)
     values = column([r[1] for r in rows], oid)
     out = remote.aggregate(
-        sql, field(oid), groups, values, weights, ngroups, field(result)
+        sql, [field(oid)], groups, [values], weights, ngroups, field(result)
     )
     return text.render(out, result).to_pylist()
 
@@ -276,6 +276,41 @@ def test_aggregates_per_group(postgres, settings):
     ]
     assert aggregate(remote, "count($1)", INTERVAL, [], 2, INT8) == ["0", "0"]
     remote.close()
+
+
+def test_aggregates_of_several_columns_see_the_rows_in_order(remote):
+    groups, weights = np.array([1, 0, 1, 1]), np.array([1, 2, 1, 3])
+    columns = [column(["b", "x", "a", None], TEXT), column(["2", "1", "1", "1"], INT4)]
+    fields = [field(TEXT), field(INT4)]
+
+    def ask(sql, result=TEXT, direct=0):
+        out = remote.aggregate(
+            sql, fields, groups, columns, weights, 3, field(result), direct=direct
+        )
+        return text.render(out, result).to_pylist()
+
+    assert ask("string_agg($1, ',')") == ["x,x", "b,a", None]
+    assert ask("string_agg($1 || $2, ',' ORDER BY $2, $0)") == ["x1,x1", "a1,b2", None]
+    assert ask("string_agg(DISTINCT $1, ',' ORDER BY $1)") == ["x", "a,b", None]
+    assert ask("count(*)", INT8) == ["2", "5", "0"]
+
+
+def test_direct_arguments_have_one_value_in_a_group(remote):
+    columns = [
+        column(["1", "2", "3", "5"], INT4),
+        column(["0.5", "1", "1", "1"], FLOAT8),
+    ]
+    out = remote.aggregate(
+        "percentile_cont($2) WITHIN GROUP (ORDER BY $1)",
+        [field(INT4), field(FLOAT8)],
+        np.array([0, 1, 1, 1]),
+        columns,
+        np.array([3, 1, 1, 1]),
+        3,
+        field(FLOAT8),
+        direct=1,
+    )
+    assert out.to_pylist() == [1.0, 5.0, None]
 
 
 def test_aggregates_over_many_groups(remote):

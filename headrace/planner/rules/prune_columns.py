@@ -121,7 +121,7 @@ def _aggregate(node: Aggregate, required: frozenset[int]) -> Node:
     if not node.keys and not aggs:
         aggs = node.aggs[:1]
     exprs = [e for _, e in node.keys]
-    exprs += [e for a in aggs for e in (a.argument, a.filter) if e is not None]
+    exprs += [e for a in aggs for e in a.inputs]
     below = _prune(node.input, _all_refs(exprs))
     return dataclasses.replace(node, input=below, aggs=aggs)
 
