@@ -8,7 +8,7 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys
-from headrace.planner.logical import Agg, Aggregate, Col, Filter, Node
+from headrace.planner.logical import Agg, Aggregate, Col, Filter, Node, ids
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import (
@@ -41,9 +41,11 @@ class Grouping:
         self._shown: dict[Expr, Ref] = {}
         self._aggs: list[Agg] = []
         self._known: dict[tuple[object, ...], Ref] = {}
+        self._input: frozenset[int] = frozenset()
 
     def bind(self, node: Node, targets: list[Tree]) -> tuple[Node, list[Expr]]:
         """The grouped plan over ``node`` and what ``targets`` are above it."""
+        self._input = ids(node)
         by_ref = {
             e.number("ressortgroupref"): e.child("expr")
             for e in self._query.nodes("targetList")
@@ -52,12 +54,14 @@ class Grouping:
         for clause in self._query.nodes("groupClause"):
             key = by_ref[clause.number("tleSortGroupRef")]
             self._add_key(self._lowering.lower(key, self._base))
-        scope = Scope(self._base.column, special=self._aggregate)
+        scope = dataclasses.replace(
+            self._base, special=self._aggregate, above=self.above
+        )
         exprs = [self._lowering.lower(e.child("expr"), scope) for e in targets]
         having = self._query.node("havingQual")
         predicate = self._lowering.lower(having, scope) if having else None
-        exprs = [self._above(e) for e in exprs]
-        condition = self._above(predicate) if predicate is not None else None
+        exprs = [self.above(e) for e in exprs]
+        condition = self.above(predicate) if predicate is not None else None
         if not self._keys and not self._aggs:
             # HAVING or GROUP BY () alone: one row, and rows need a column.
             count = self._column("count(*)", Const(None, t.INT8))
@@ -81,7 +85,7 @@ class Grouping:
         self._shown[expr] = shown
         return shown
 
-    def _above(self, expr: Expr) -> Expr:
+    def above(self, expr: Expr) -> Expr:
         """``expr`` in terms of the aggregate's output."""
         if expr in self._shown:
             return self._shown[expr]
@@ -89,12 +93,12 @@ class Grouping:
             case Const():
                 return expr
             case Ref():
-                if expr.id in {a.column.id for a in self._aggs}:
-                    return expr
+                if expr.id not in self._input:
+                    return expr  # an aggregate, or a column of an outer query
                 # Allowed by Postgres because a key determines it: one more key.
                 return self._add_key(expr)
             case Call():
-                args = tuple(self._above(a) for a in expr.args)
+                args = tuple(self.above(a) for a in expr.args)
                 return dataclasses.replace(expr, args=args)
 
     def _require_key(self, expr: Expr, construct: str) -> None:
@@ -120,14 +124,13 @@ class Grouping:
         name = function.name
         if not function.builtin or name not in _FUNCTIONS:
             lowering.refuse(f'aggregate function "{name}"', node)
-        if node.number("agglevelsup"):
-            lowering.refuse("an aggregate of an outer query", node)
+        base = self._base.below(node.number("agglevelsup"))
         if node.text("aggkind") != "n" or node.nodes("aggorder"):
             lowering.refuse(f'ORDER BY in aggregate function "{name}"', node)
         condition = node.node("aggfilter")
-        filter_ = lowering.lower(condition, self._base) if condition else None
+        filter_ = lowering.lower(condition, base) if condition else None
         args = [a.child("expr") for a in node.nodes("args") if not a.flag("resjunk")]
-        argument = lowering.lower(args[0], self._base) if args else None
+        argument = lowering.lower(args[0], base) if args else None
         distinct = bool(node.nodes("aggdistinct"))
         if len(args) > 1 or node.flag("aggvariadic"):
             lowering.refuse(f"aggregate function {name} with several arguments", node)

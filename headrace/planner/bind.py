@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from headrace import types as t
 from headrace.expressions import keys
@@ -13,6 +13,7 @@ from headrace.planner.aggregates import Grouping
 from headrace.planner.catalog import Catalog
 from headrace.planner.check import CTE, GROUP, JOIN, RELATION, RESULT, SUBQUERY, VALUES
 from headrace.planner.logical import (
+    Apply,
     Col,
     Distinct,
     Filter,
@@ -22,27 +23,51 @@ from headrace.planner.logical import (
     Scan,
     Union,
     Values,
+    free,
+    ids,
 )
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import Const, Expr, Ref, conjuncts
 from headrace.planner.tables import Table, TableColumn
 
-Env = tuple[dict[str, Tree], ...]
-"""WITH queries by name, one dictionary per query level, outermost first."""
+_JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
+"""By JoinType; a right join is a left one with its sides exchanged."""
+_RIGHT: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class With:
+    """The WITH queries of one query level, and the scope that they stand in."""
+
+    queries: dict[str, Tree]
+    scope: Scope
+
+
+Env = tuple[With, ...]
+"""One entry per query level, outermost first."""
 
 
 @dataclass(slots=True)
-class _Level:
+class Level:
     """One query level while it is bound."""
 
     query: Tree
     env: Env
+    outer: Scope | None = None
+    """The scope of the enclosing query at the place of this one."""
     columns: dict[tuple[int, int], Expr] = field(default_factory=dict)
 
     def entry(self, index: int) -> Tree:
         """The range-table entry of that 1-based index."""
         return self.query.nodes("rtable")[index - 1]
+
+
+@dataclass(slots=True)
+class Site:
+    """A node over which expressions are lowered; subqueries in them hang below it."""
+
+    node: Node
 
 
 class Binder:
@@ -59,19 +84,39 @@ class Binder:
         number = next(self._ids)
         return Col(number, name, expr.oid, expr.typmod, expr.collation, qualifier)
 
-    def bind(self, query: Tree, env: Env = ()) -> Node:
-        """The plan of ``query``; its columns are the query's, in order."""
+    def bind(self, query: Tree, env: Env = (), outer: Scope | None = None) -> Node:
+        """The plan of ``query``; its columns are the query's, in order.
+
+        ``outer`` is the scope of the enclosing query at the place where this one stands: the plan
+        may then have free references to its columns.
+        """
         ctes = {
             cte.text("ctename") or "": cte.child("ctequery")
             for cte in query.nodes("cteList")
         }
-        level = _Level(query, (*env, ctes))
+        level = Level(query, env, outer)
+        level.env = (*env, With(ctes, self.scope(level)))
         operations = query.node("setOperations")
         if operations is not None:
-            node = self._set_operation(operations, level)
-            return self._renamed(node, query)
+            return self._renamed(self._set_operation(operations, level), query)
+        return self._select(level)
+
+    def scope(self, level: Level, *sites: Site) -> Scope:
+        """What expressions of ``level`` mean over ``sites``.
+
+        A subquery in an expression hangs below the first site that has the columns of this level
+        that it reads, or else below the last one.
+        """
+        return Scope(
+            lambda varno, attno: self._resolve(level, varno, attno), outer=level.outer
+        )
+
+    def _select(self, level: Level) -> Node:
+        """FROM, WHERE, GROUP BY, HAVING, the select list, DISTINCT: in this order."""
+        query = level.query
         node = self._from(query.child("jointree"), level)
-        scope = Scope(lambda varno, attno: self._resolve(level, varno, attno))
+        site = Site(node)
+        scope = self.scope(level, site)
         targets = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
         grouped = (
             query.flag("hasAggs")
@@ -84,6 +129,7 @@ class Binder:
             node, exprs = grouping.bind(node, targets)
         else:
             exprs = [self._lowering.lower(e.child("expr"), scope) for e in targets]
+            node = site.node
         names = [entry.text("resname") or "?column?" for entry in targets]
         node = self._project(node, names, exprs)
         if query.nodes("distinctClause"):
@@ -105,37 +151,45 @@ class Binder:
 
     # -- FROM
 
-    def _from(self, jointree: Tree, level: _Level) -> Node:
+    def _from(self, jointree: Tree, level: Level) -> Node:
         node: Node | None = None
         for item in jointree.nodes("fromlist"):
             right = self._item(item, level)
-            node = right if node is None else Join(node, right)
+            node = right if node is None else joined(node, right)
         if node is None:
             node = Values((), ((),))
         condition = jointree.node("quals")
         if condition is not None:
-            scope = Scope(lambda varno, attno: self._resolve(level, varno, attno))
-            predicate = self._lowering.lower(condition, scope)
-            node = Filter(node, tuple(conjuncts(predicate)))
+            site = Site(node)
+            predicate = self._lowering.lower(condition, self.scope(level, site))
+            node = Filter(site.node, tuple(conjuncts(predicate)))
         return node
 
-    def _item(self, item: Tree, level: _Level) -> Node:
+    def _item(self, item: Tree, level: Level) -> Node:
         if item.kind == "FROMEXPR":
             return self._from(item, level)
         if item.kind == "RANGETBLREF":
             return self._entry(item.number("rtindex"), level)
-        if item.kind != "JOINEXPR" or item.number("jointype") != 0:
+        kind = item.number("jointype")
+        if item.kind != "JOINEXPR" or kind not in _JOIN_KINDS:
             self._lowering.refuse(f"a FROM item of kind {item.kind.lower()}")
         left = self._item(item.child("larg"), level)
         right = self._item(item.child("rarg"), level)
+        if kind == _RIGHT:
+            left, right = right, left
         condition = item.node("quals")
         if condition is None:
-            return Join(left, right)
-        scope = Scope(lambda varno, attno: self._resolve(level, varno, attno))
-        predicate = self._lowering.lower(condition, scope)
-        return Join(left, right, tuple(conjuncts(predicate)))
+            return joined(left, right, (), _JOIN_KINDS[kind])
+        sites = Site(left), Site(right)
+        predicate = self._lowering.lower(condition, self.scope(level, *sites))
+        return joined(
+            sites[0].node,
+            sites[1].node,
+            tuple(conjuncts(predicate)),
+            _JOIN_KINDS[kind],
+        )
 
-    def _entry(self, index: int, level: _Level) -> Node:
+    def _entry(self, index: int, level: Level) -> Node:
         entry = level.entry(index)
         alias = entry.child("eref").text("aliasname") or ""
         kind = entry.number("rtekind")
@@ -144,11 +198,12 @@ class Binder:
         if kind == RESULT:
             return Values((), ((),))
         if kind == SUBQUERY:
-            node = self.bind(entry.child("subquery"), level.env)
+            node = self.bind(entry.child("subquery"), level.env, self.scope(level))
         elif kind == CTE:
             owner = len(level.env) - 1 - entry.number("ctelevelsup")
             name = entry.text("ctename") or ""
-            node = self.bind(level.env[owner][name], level.env[: owner + 1])
+            home = level.env[owner]
+            node = self.bind(home.queries[name], level.env[: owner + 1], home.scope)
         elif kind == VALUES:
             node = self._values(entry, level)
         else:
@@ -173,7 +228,7 @@ class Binder:
                     self._lowering.refuse(f'function "{name}" in FROM', node)
         self._lowering.refuse(f"a FROM item of kind {entry.number('rtekind')}")
 
-    def _scan(self, index: int, entry: Tree, alias: str, level: _Level) -> Node:
+    def _scan(self, index: int, entry: Tree, alias: str, level: Level) -> Node:
         table = self._load(entry.number("relid"))
         fields: list[tuple[Col, TableColumn]] = []
         for column in table.columns:
@@ -191,8 +246,8 @@ class Binder:
             fields.append((col, column))
         return Scan(table, alias, tuple(fields))
 
-    def _values(self, entry: Tree, level: _Level) -> Node:
-        scope = Scope(lambda varno, attno: self._resolve(level, varno, attno))
+    def _values(self, entry: Tree, level: Level) -> Node:
+        scope = self.scope(level)
         rows: list[tuple[str | None, ...]] = []
         first: tuple[Expr, ...] = ()
         for row in entry.items("values_lists"):
@@ -209,29 +264,30 @@ class Binder:
         columns = tuple(self.column(f"column{i}", e) for i, e in enumerate(first, 1))
         return Values(columns, tuple(rows))
 
-    def _resolve(self, level: _Level, varno: int, attno: int) -> Expr:
+    def _resolve(self, level: Level, varno: int, attno: int) -> Expr:
         found = level.columns.get((varno, attno))
         if found is not None:
             return found
         entry = level.entry(varno)
         kind = entry.number("rtekind")
-        scope = Scope(lambda number, column: self._resolve(level, number, column))
+        scope = self.scope(level)
         if kind == JOIN:
-            inner = entry.nodes("joinaliasvars")[attno - 1]
+            inner = entry.items("joinaliasvars")[attno - 1]
         elif kind == GROUP:
-            inner = entry.nodes("groupexprs")[attno - 1]
+            inner = entry.items("groupexprs")[attno - 1]
         elif kind == RELATION:
             names = entry.child("eref").items("colnames")
             self._lowering.refuse(f'generated column "{names[attno - 1]}"')
         else:
             self._lowering.refuse("a reference to a later FROM item (LATERAL)")
+        assert isinstance(inner, Tree), "only a dropped column has no expression"
         found = self._lowering.lower(inner, scope)
         level.columns[varno, attno] = found
         return found
 
     # -- set operations, DISTINCT
 
-    def _set_operation(self, node: Tree, level: _Level) -> Node:
+    def _set_operation(self, node: Tree, level: Level) -> Node:
         if node.kind == "RANGETBLREF":
             return self._entry(node.number("rtindex"), level)
         if node.kind != "SETOPERATIONSTMT" or node.text("op") not in (
@@ -279,6 +335,15 @@ class Binder:
         for column in node.columns:
             require_key(self._lowering, column.ref, construct)
         return Distinct(node)
+
+
+def joined(
+    left: Node, right: Node, condition: tuple[Expr, ...] = (), kind: str = "inner"
+) -> Node:
+    """A join; an ``Apply`` where the right side reads the left one."""
+    if free(right) & ids(left):
+        return Apply(left, right, condition, kind)
+    return Join(left, right, condition, kind)
 
 
 def is_key(catalog: Catalog, oid: int, collation: int) -> bool:

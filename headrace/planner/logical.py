@@ -14,7 +14,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from headrace.planner.scalar import Expr, Ref
+from headrace.planner.scalar import Expr, Ref, refs
 from headrace.planner.tables import Table, TableColumn
 
 
@@ -153,6 +153,11 @@ class Agg:
         """Every expression over the input that it needs: arguments, then the filter."""
         ends = (self.argument, *self.more, self.filter)
         return tuple(e for e in ends if e is not None)
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """What it reads."""
+        return tuple(e for e in (self.argument, self.filter) if e is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,3 +420,45 @@ def with_children(node: Node, new: tuple[Node, ...]) -> Node:
 def ids(node: Node) -> frozenset[int]:
     """Ids of the output columns."""
     return frozenset(c.id for c in node.columns)
+
+
+def expressions(node: Node) -> tuple[Expr, ...]:
+    """The expressions that ``node`` itself evaluates, references included."""
+    match node:
+        case Scan():
+            return node.predicates
+        case Filter():
+            return node.predicates
+        case Project():
+            return tuple(e for _, e in node.items)
+        case Join() | Apply():
+            return node.condition
+        case Aggregate():
+            keys = (e for _, e in node.keys)
+            return (*keys, *(e for a in node.aggs for e in a.expressions))
+        case TopK():
+            return (*node.keys, *(o.column for o in node.order))
+        case Window():
+            order = (o.column for o in node.order)
+            return (*node.keys, *order, *(a for c in node.calls for a in c.args))
+        case Functions():
+            return node.calls
+        case Expand():
+            return tuple(e for _, e in node.keys)
+        case Values() | Distinct() | Union() | SetOp() | WorkTable() | Recursive():
+            return ()
+        case _:
+            assert_never(node)
+
+
+def free(node: Node) -> frozenset[int]:
+    """Ids of the columns that ``node`` or something below reads and no input of it has."""
+    below = children(node)
+    read: frozenset[int] = frozenset().union(*(refs(e) for e in expressions(node)))
+    if isinstance(node, Scan):
+        return read - {c.id for c, _ in (*node.fields, *node.hidden)}
+    for child in below:
+        read -= ids(child)
+    if isinstance(node, Apply):
+        return read | free(node.left) | (free(node.right) - ids(node.left))
+    return read.union(*(free(c) for c in below))

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, NoReturn
 import psycopg
 
 from headrace import types as t
-from headrace.errors import UnsupportedError
+from headrace.errors import BugError, UnsupportedError
 from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
 from headrace.planner import functions
 from headrace.planner.catalog import FIRST_USER_OID, Catalog, Connection, Function
@@ -54,7 +54,6 @@ _IN_LIST_MAX: Final = 64
 """Longest IN list that becomes a chain of native comparisons."""
 
 _REFUSED: Final = {
-    "SUBLINK": "a subquery in an expression",
     "WINDOWFUNC": "a window function",
     "GROUPINGFUNC": "GROUPING",
     "PARAM": "a parameter",
@@ -89,11 +88,40 @@ Position = Callable[[int], int | None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scope:
-    """What column references mean, and what is known before looking into a node."""
+    """What column references mean, and what is known before looking into a node.
+
+    ``outer`` is the scope of the enclosing query, at the place where this query stands in it.
+    ``above`` is what an expression of this level becomes for the queries inside of it (grouped
+    columns).  ``sublink`` makes an expression of a subquery.
+    """
 
     column: Callable[[int, int], Expr]
     special: Resolver | None = None
     case_value: Expr | None = None
+    outer: Scope | None = None
+    above: Callable[[Expr], Expr] | None = None
+    sublink: Callable[[Node, Scope], Expr] | None = None
+
+    def up(self, levels: int) -> Scope | None:
+        """The scope of the query ``levels`` further out, if there is one."""
+        found: Scope | None = self
+        for _ in range(levels):
+            found = found.outer if found is not None else None
+        return found
+
+    def below(self, levels: int) -> Scope:
+        """This scope as seen from expressions that stand ``levels`` queries deeper.
+
+        For what such an expression computes in *this* query (an aggregate of an outer query).
+        """
+        found = self
+        for _ in range(levels):
+            found = Scope(_no_column, outer=found)
+        return found
+
+
+def _no_column(varno: int, attno: int) -> Expr:
+    raise BugError(f"column {attno} of entry {varno} in an aggregate of an outer query")
 
 
 class Lowering:
@@ -235,8 +263,12 @@ class Lowering:
 
     def lower(self, node: Node, scope: Scope) -> Expr:
         """The expression of ``node``."""
-        if scope.special is not None and (known := scope.special(node)) is not None:
-            return known
+        levels = node.number("agglevelsup")  # also of GROUPING
+        home = scope.up(levels)
+        if home is not None and home.special is not None:
+            known = home.special(node)
+            if known is not None:
+                return known
         handler = self._handlers.get(node.kind)
         if handler is not None:
             return handler(self, node, scope)
@@ -250,7 +282,9 @@ class Lowering:
         return tuple(self.lower(n, scope) for n in nodes)
 
     def _var(self, node: Node, scope: Scope) -> Expr:
-        if node.number("varlevelsup"):
+        levels = node.number("varlevelsup")
+        home = scope.up(levels)
+        if home is None:
             self.refuse("a reference to an outer query", node)
         attno = node.number("varattno")
         if attno == 0:
@@ -258,7 +292,13 @@ class Lowering:
         if attno < 0:
             name = _SYSTEM_COLUMNS.get(attno, "?")
             self.refuse(f'system column "{name}"', node)
-        return scope.column(node.number("varno"), attno)
+        found = home.column(node.number("varno"), attno)
+        return home.above(found) if levels and home.above is not None else found
+
+    def _sublink(self, node: Node, scope: Scope) -> Expr:
+        if scope.sublink is None:
+            self.refuse("a subquery here", node)
+        return scope.sublink(node, scope)
 
     def _const(self, node: Node, scope: Scope) -> Expr:
         del scope
@@ -719,6 +759,7 @@ class Lowering:
 
     _handlers: ClassVar[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
         "VAR": _var,
+        "SUBLINK": _sublink,
         "CONST": _const,
         "OPEXPR": _operator,
         "FUNCEXPR": _call,

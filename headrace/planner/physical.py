@@ -223,6 +223,8 @@ class Builder:
     # -- join
 
     def _join(self, node: lg.Join) -> _Chain:
+        if node.kind != "inner":
+            self._lowering.refuse(f"a {node.kind} join")
         sides = (self._chain(node.left), self._chain(node.right))
         keys, residual = self._keys(node)
         left_keys = self._key_columns(sides[0], [pair[0] for pair in keys])
