@@ -122,6 +122,11 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         (Field("k", INT4), Field("c", INT8), Field("m", INT4)),
     )
     on_total = join("on_total", b, total, (1,), (0,))
+    setops = [
+        plan.SetOp("op", "pa", "pb", kind, every, both.schema)
+        for kind in ("intersect", "except")
+        for every in (False, True)
+    ]
     pa_, pb_ = project("pa", a, 2, 3), project("pb", b, 2, 3)
     return {
         "source": finish(a),
@@ -134,6 +139,10 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         "distinct": finish(a, project("pn", a, 3), dn),
         "distinct of two": finish(b, project("pv", b, 2, 3), dv),
         "union": finish(a, b, pa_, pb_, both),
+        **{
+            f"{op.op}{' all' if op.all else ''}": finish(a, b, pa_, pb_, op)
+            for op in setops
+        },
         "values": finish(ones, a, keep, double, with_ones),
         "reduce": finish(a, b, total, on_total),
     }

@@ -54,6 +54,8 @@ def _node(
             return _distinct(node, inputs[0])
         case plan.Union():
             return sum(inputs, Counter())
+        case plan.SetOp():
+            return _setop(node, inputs)
         case plan.Values():
             return Counter(
                 tuple(
@@ -68,6 +70,19 @@ def _node(
 def _distinct(node: plan.Distinct, rows: Counter[Row]) -> Counter[Row]:
     groups = _group(rows, range(len(node.schema)), node.schema)
     return Counter(min(members, key=_representation) for members in groups.values())
+
+
+def _setop(node: plan.SetOp, inputs: list[Counter[Row]]) -> Counter[Row]:
+    places = range(len(node.schema))
+    left, right = (_group(rows, places, node.schema) for rows in inputs)
+    out: Counter[Row] = Counter()
+    for key, members in left.items():
+        mine, others = len(members), len(right.get(key, ()))
+        count = min(mine, others) if node.op == "intersect" else mine - others
+        if not node.all:
+            count = int((others > 0) == (node.op == "intersect"))
+        out.update(sorted(members, key=_representation)[: max(count, 0)])
+    return out
 
 
 def _fused(node: plan.Fused, rows: Counter[Row], tables: Tables) -> Counter[Row]:

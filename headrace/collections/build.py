@@ -13,6 +13,7 @@ from headrace.collections.join import Join
 from headrace.collections.map import Map
 from headrace.collections.plan import Node, PhysicalPlan
 from headrace.collections.reduce import Reduce
+from headrace.collections.setop import SetOp
 from headrace.collections.sink import Sink
 from headrace.collections.source import Source
 from headrace.collections.union import Union
@@ -59,6 +60,8 @@ def _make(
             return Distinct(node)
         case plan.Union():
             return Union(node)
+        case plan.SetOp():
+            return SetOp(node)
         case plan.Values():
             return Values(node)
         case plan.Sink():

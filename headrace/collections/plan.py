@@ -156,6 +156,21 @@ class Union:
 
 
 @dataclass(frozen=True, slots=True)
+class SetOp:
+    """INTERSECT or EXCEPT (``op``: ``intersect``, ``except``), ``all`` or distinct.
+
+    Rows are equal as in ``Distinct``; shown are the least representations of the left side.
+    """
+
+    id: str
+    left: str
+    right: str
+    op: str
+    all: bool
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Values:
     """Constant rows, each with weight 1 at txid 0; ``rows`` hold Postgres' output text."""
 
@@ -173,7 +188,19 @@ class Sink:
     schema: Schema = ()
 
 
-Node = Source | Filter | Map | Fused | Join | Reduce | Distinct | Union | Values | Sink
+Node = (
+    Source
+    | Filter
+    | Map
+    | Fused
+    | Join
+    | Reduce
+    | Distinct
+    | Union
+    | SetOp
+    | Values
+    | Sink
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +235,7 @@ def inputs(node: Node) -> tuple[str, ...]:
     match node:
         case Source() | Values():
             return ()
-        case Join():
+        case Join() | SetOp():
             return (node.left, node.right)
         case Union():
             return node.inputs
@@ -219,7 +246,7 @@ def inputs(node: Node) -> tuple[str, ...]:
 _KINDS: dict[str, type] = {
     c.__name__: c
     for c in (
-        Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Reduce, Distinct, Union,
+        Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Reduce, Distinct, Union, SetOp,
         Values, Sink, PhysicalPlan, Column, Literal, Native, Remote,
     )
 }  # fmt: skip

@@ -21,14 +21,14 @@ from headrace.planner.logical import (
     Node,
     Project,
     Scan,
-    Union,
     Values,
     free,
     ids,
 )
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
-from headrace.planner.scalar import Const, Expr, Ref, conjuncts
+from headrace.planner.scalar import Expr, Ref, conjuncts
+from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.tables import Table, TableColumn
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
@@ -247,22 +247,14 @@ class Binder:
         return Scan(table, alias, tuple(fields))
 
     def _values(self, entry: Tree, level: Level) -> Node:
-        scope = self.scope(level)
-        rows: list[tuple[str | None, ...]] = []
-        first: tuple[Expr, ...] = ()
+        rows: list[tuple[Node, list[Expr]]] = []
         for row in entry.items("values_lists"):
             assert isinstance(row, list), "VALUES is a list of lists"
-            exprs = tuple(
-                self._lowering.lower(e, scope) for e in row if isinstance(e, Tree)
-            )
-            if not all(isinstance(e, Const) for e in exprs):
-                self._lowering.refuse("VALUES with expressions that are not constant")
-            first = first or exprs
-            rows.append(tuple(e.text for e in exprs if isinstance(e, Const)))
-            if [e.oid for e in exprs] != [e.oid for e in first]:
-                self._lowering.refuse("VALUES with rows of different types")
-        columns = tuple(self.column(f"column{i}", e) for i, e in enumerate(first, 1))
-        return Values(columns, tuple(rows))
+            site = Site(Values((), ((),)))
+            scope = self.scope(level, site)
+            exprs = [self._lowering.lower(e, scope) for e in row if isinstance(e, Tree)]
+            rows.append((site.node, exprs))
+        return value_rows(rows, self.column)
 
     def _resolve(self, level: Level, varno: int, attno: int) -> Expr:
         found = level.columns.get((varno, attno))
@@ -288,43 +280,12 @@ class Binder:
     # -- set operations, DISTINCT
 
     def _set_operation(self, node: Tree, level: Level) -> Node:
-        if node.kind == "RANGETBLREF":
-            return self._entry(node.number("rtindex"), level)
-        if node.kind != "SETOPERATIONSTMT" or node.text("op") not in (
-            "1",
-            "SETOP_UNION",
-        ):
-            self._lowering.refuse("this set operation")
-        oids = [self._catalog.base(oid) for oid in node.numbers("colTypes")]
-        collations = node.numbers("colCollations")
-        typmods = [int(str(m)) for m in node.items("colTypmods")]
-        inputs: list[Node] = []
-        for side in ("larg", "rarg"):
-            arm = self._converted(
-                self._set_operation(node.child(side), level), oids, collations
-            )
-            # UNION ALL of UNION ALL is one union; UNION (DISTINCT) is not.
-            inputs.extend(arm.inputs if isinstance(arm, Union) else (arm,))
-        names = [c.name for c in inputs[0].columns]
-        columns = tuple(
-            Col(next(self._ids), name, oid, typmod, collation)
-            for name, oid, typmod, collation in zip(
-                names, oids, typmods, collations, strict=True
-            )
-        )
-        union = Union(tuple(inputs), columns)
-        return union if node.flag("all") else self._distinct(union, "UNION")
-
-    def _converted(self, arm: Node, oids: list[int], collations: list[int]) -> Node:
-        if [c.oid for c in arm.columns] == oids:
-            return arm
-        exprs = [
-            self._lowering.convert(column.ref, oid, collation)
-            for column, oid, collation in zip(
-                arm.columns, oids, collations, strict=True
-            )
-        ]
-        return self._project(arm, [c.name for c in arm.columns], exprs)
+        return SetOperations(
+            self._lowering,
+            lambda arm: self._entry(arm.number("rtindex"), level),
+            self.column,
+            self._distinct,
+        ).bind(node)
 
     def _renamed(self, node: Node, query: Tree) -> Node:
         targets = [e for e in query.nodes("targetList") if not e.flag("resjunk")]

@@ -76,14 +76,6 @@ def _entry(node: Node) -> Iterator[Finding]:
         yield "a transition table", None, None
 
 
-def _set_operation(node: Node) -> Iterator[Finding]:
-    operation = node.text("op")
-    if operation in ("2", "SETOP_INTERSECT"):
-        yield "INTERSECT", r"\bintersect\b", None
-    elif operation in ("3", "SETOP_EXCEPT"):
-        yield "EXCEPT", r"\bexcept\b", None
-
-
 def _join(node: Node) -> Iterator[Finding]:
     kind = node.number("jointype")
     if kind:
@@ -102,7 +94,6 @@ def _sublink(node: Node) -> Iterator[Finding]:
 _CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
     "QUERY": _query,
     "RANGETBLENTRY": _entry,
-    "SETOPERATIONSTMT": _set_operation,
     "JOINEXPR": _join,
     "WINDOWFUNC": _window,
     "SUBLINK": _sublink,

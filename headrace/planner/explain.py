@@ -15,6 +15,7 @@ from headrace.planner.logical import (
     Node,
     Project,
     Scan,
+    SetOp,
     Union,
     Values,
     children,
@@ -61,6 +62,9 @@ def describe(node: Node) -> str:
             return "Distinct"
         case Union():
             return f"UnionAll [{_names(node)}]"
+        case SetOp():
+            name = node.kind.capitalize() + ("All" if node.all else "")
+            return f"{name} [{_names(node)}]"
         case _:
             return type(node).__name__
 
@@ -108,6 +112,7 @@ _COST: Final = {
     "Join": "O(changes × matches)",
     "Reduce": "O(changes + touched groups)",
     "Distinct": "O(changes)",
+    "SetOp": "O(changes)",
     "Sink": "O(changed result rows)",
 }
 
@@ -155,6 +160,8 @@ def _detail(node: physical.Node) -> str:
             functions = ", ".join(a.function for a in node.aggregates)
             keys = ", ".join(map(str, node.keys))
             return f"[{functions}] by [{keys}]"
+        case physical.SetOp():
+            return f"{node.op}{' all' if node.all else ''}"
         case physical.Values():
             return f"{len(node.rows)} rows"
         case _:
@@ -180,5 +187,7 @@ def _state(node: physical.Node) -> str:
             return f"one entry per group{more}"
         case physical.Distinct():
             return "one entry per distinct row"
+        case physical.SetOp():
+            return "one entry per distinct row of either side"
         case _:
             return "none"

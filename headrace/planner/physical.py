@@ -138,6 +138,16 @@ class Builder:
                 node_id = self._id("union")
                 self._nodes.append(p.Union(node_id, inputs, schema(node.columns)))
                 return _Chain(node_id, node.columns, node.columns)
+            case lg.SetOp():
+                left, right = (
+                    self._close(self._chain(n)) for n in (node.left, node.right)
+                )
+                node_id = self._id("setop")
+                columns = schema(node.columns)
+                self._nodes.append(
+                    p.SetOp(node_id, left, right, node.kind, node.all, columns)
+                )
+                return _Chain(node_id, node.columns, node.columns)
             case _:
                 return self._lowering.refuse(f"a {type(node).__name__} node")
 

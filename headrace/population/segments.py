@@ -185,7 +185,7 @@ def keys_of(node: Node, port: int) -> tuple[int, ...] | None:
             return node.left_keys if port == 0 else node.right_keys
         case plan.Reduce():
             return node.keys
-        case plan.Distinct():
+        case plan.Distinct() | plan.SetOp():
             return None
         case _:
             raise BugError(f'node "{node.id}" needs no keys')
@@ -383,7 +383,7 @@ def exchange(node: Node) -> bool:
     """Whether all rows of a key must meet in one task before ``node``."""
     if isinstance(node, Source):
         return node.full_identity
-    return isinstance(node, plan.Join | plan.Reduce | plan.Distinct)
+    return isinstance(node, plan.Join | plan.Reduce | plan.Distinct | plan.SetOp)
 
 
 def single(node: Node) -> bool:

@@ -354,7 +354,8 @@ class _Proof:
         """
         nodes = self._subject.physical.nodes
         grouped = any(
-            isinstance(n, plan.Reduce | plan.Distinct | plan.Union) for n in nodes
+            isinstance(n, plan.Reduce | plan.Distinct | plan.Union | plan.SetOp)
+            for n in nodes
         )
         loose = [c for c, o in self._typed if o == NUMERIC]
         floats = [(c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE]

@@ -35,8 +35,6 @@ UNSUPPORTED = [
     ("SELECT id FROM t ORDER BY id LIMIT 3", "limit", "LIMIT"),
     ("SELECT id FROM t FETCH FIRST 3 ROWS ONLY", "limit", "FETCH"),
     ("SELECT id FROM t OFFSET 3", "offset", "OFFSET"),
-    ("SELECT id FROM t INTERSECT SELECT k FROM t", "intersect", "INTERSECT"),
-    ("SELECT id FROM t EXCEPT ALL SELECT k FROM t", "except", "EXCEPT"),
     ("SELECT DISTINCT ON (k) id FROM t", "distinct on", "DISTINCT ON"),
     ("SELECT k, count(*) FROM t GROUP BY ROLLUP (k)", "grouping sets", "ROLLUP"),
     ("SELECT k, count(*) FROM t GROUP BY CUBE (k)", "grouping sets", "CUBE"),

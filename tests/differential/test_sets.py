@@ -1,0 +1,159 @@
+"""Set operations, VALUES, set-returning functions and WITH RECURSIVE under random transactions.
+
+Every view equals its query, run in Postgres, after every transaction.  A failure prints the seed.
+"""
+
+from __future__ import annotations
+
+import random
+
+import psycopg
+import pytest
+
+from tests.differential.test_random import check
+from tests.waiting import bump, create_marker, wait_for
+
+DDL = """
+    CREATE TABLE edges (id int PRIMARY KEY, a int, b int, w text, tags int[], j jsonb);
+    CREATE TABLE nodes (id int PRIMARY KEY, parent int, name text, k int);
+    CREATE TABLE bag (a bigint, w varchar);
+    ALTER TABLE bag REPLICA IDENTITY FULL;
+"""
+TRANSACTIONS = 12
+
+
+class Writer:
+    """Random statements over ``DDL``; small pools, so that rows meet, repeat and go."""
+
+    def __init__(self, seed: int, nodes: int = 7) -> None:
+        self.rng = random.Random(seed)
+        self._nodes = nodes
+
+    def _node(self) -> str:
+        one = self.rng.randrange(self._nodes + 1)
+        return "NULL" if one == self._nodes else str(one)
+
+    def _word(self) -> str:
+        return self.rng.choice(["NULL", "''", "'a'", "'b'", "'c d'"])
+
+    def _tags(self) -> str:
+        some = [self._node() for _ in range(self.rng.randrange(4))]
+        return self.rng.choice(["NULL", f"'{{{','.join(some)}}}'"])
+
+    def _json(self) -> str:
+        return self.rng.choice(
+            [
+                "NULL",
+                "'{}'",
+                """'{"a": 1, "b": [1, null]}'""",
+                """'{"c": {"a": "x"}}'""",
+            ]
+        )
+
+    def statement(self) -> str:
+        """One INSERT, UPDATE, DELETE or, rarely, TRUNCATE."""
+        r = self.rng
+        kind, key = r.randrange(12), r.randrange(20)
+        if kind < 4:
+            return (
+                f"INSERT INTO edges VALUES ({key}, {self._node()}, {self._node()},"
+                f" {self._word()}, {self._tags()}, {self._json()}) ON CONFLICT DO NOTHING"
+            )
+        if kind < 6:
+            what = r.choice(
+                [
+                    f"a = {self._node()}",
+                    f"b = {self._node()}, w = {self._word()}",
+                    f"tags = {self._tags()}, j = {self._json()}",
+                    f"id = id + {r.choice([20, 40])}",
+                ]
+            )
+            return f"UPDATE edges SET {what} WHERE id % 20 = {key} AND id < 100"
+        if kind < 8:
+            table, below = r.choice(["edges", "nodes"]), r.choice([1, 2, 3])
+            return f"DELETE FROM {table} WHERE id % 9 < {below} AND id > {key}"
+        if kind == 8:
+            return f"INSERT INTO bag VALUES ({self._node()}, {self._word()})"
+        if kind == 9:
+            return (
+                f"INSERT INTO nodes VALUES ({key}, {key} / 2 - {r.choice([0, 0, 1])},"
+                f" {self._word()}, {self._node()}) ON CONFLICT (id) DO UPDATE"
+                " SET parent = excluded.parent, name = excluded.name"
+            )
+        if kind == 10:
+            return f"DELETE FROM bag WHERE a = {self._node()} OR w = {self._word()}"
+        return r.choice(["TRUNCATE bag", "TRUNCATE edges", "UPDATE bag SET a = a + 1"])
+
+    def transaction(self) -> list[str]:
+        """A few statements."""
+        return [self.statement() for _ in range(self.rng.randrange(1, 7))]
+
+    def set_operation(self, depth: int = 0) -> str:
+        """A random tree of set operations over two columns, a number and a word."""
+        r = self.rng
+        if depth and (depth > 2 or r.random() < 0.4):
+            return r.choice(
+                [
+                    "SELECT a, w FROM edges",
+                    "SELECT b, w::varchar FROM edges WHERE id > 3",
+                    "SELECT id::bigint, name FROM nodes",
+                    "SELECT a, w FROM bag",
+                    "SELECT k::smallint, name::varchar FROM nodes",
+                    "VALUES (1, 'a'), (NULL, NULL), (2, 'b'), (1, 'a')",
+                    "SELECT DISTINCT a, NULL FROM edges",
+                ]
+            )
+        op = r.choice(["UNION", "INTERSECT", "EXCEPT"]) + r.choice(["", " ALL"])
+        left, right = (self.set_operation(depth + 1) for _ in range(2))
+        return f"(({left}) {op} ({right}))"
+
+
+@pytest.fixture
+def engine(shared_engine):
+    return shared_engine
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
+        yield c
+
+
+@pytest.fixture
+def commander(engine):
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
+        yield c
+
+
+def run(source, commander, seed: int, queries: list[str], writer: Writer) -> None:
+    """Create the views over some rows, then change the rows."""
+    source.execute(DDL)
+    create_marker(source, commander)
+    for _ in range(10):
+        for statement in writer.transaction():
+            source.execute(statement)
+    views = {}
+    for number, query in enumerate(queries):
+        name = f"public.s{number}"
+        commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+        views[name] = query
+    check(source, views, f"seed {seed}, population")
+    for number in range(TRANSACTIONS):
+        statements = writer.transaction()
+        with source.transaction():
+            for statement in statements:
+                source.execute(statement)
+            marker = bump(source)
+        wait_for(source, marker)
+        check(source, views, f"seed {seed}, transaction {number}: {statements}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_set_operations(seed, source, commander):
+    writer = Writer(seed)
+    queries = [f"SELECT a, w FROM {writer.set_operation()} s(a, w)" for _ in range(12)]
+    queries.append(
+        "SELECT a, x FROM edges, (VALUES (1, 'u'), (1 + length('x'), upper('v')))"
+        " v(n, x) WHERE a = n"
+    )
+    run(source, commander, seed, queries, writer)
