@@ -8,18 +8,20 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys
-from headrace.planner.logical import Agg, Aggregate, Col, Filter, Node, ids
+from headrace.planner.logical import Agg, Aggregate, Col, Node, ids
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
+from headrace.planner.nodetree import same
 from headrace.planner.scalar import (
     Call,
     Const,
     Expr,
     Ref,
-    conjuncts,
     raises,
     show,
 )
+from headrace.planner.sites import LateSite, Site
+from headrace.planner.subqueries import has_subquery
 
 _NUMBERS: Final = frozenset({t.INT2, t.INT4, t.INT8, t.NUMERIC, t.FLOAT4, t.FLOAT8})
 _FUNCTIONS: Final = frozenset({"count", "sum", "avg", "min", "max"})
@@ -42,6 +44,7 @@ class Grouping:
         self._aggs: list[Agg] = []
         self._known: dict[tuple[object, ...], Ref] = {}
         self._input: frozenset[int] = frozenset()
+        self._trees: list[tuple[Tree, Expr]] = []
 
     def bind(self, node: Node, targets: list[Tree]) -> tuple[Node, list[Expr]]:
         """The grouped plan over ``node`` and what ``targets`` are above it."""
@@ -53,23 +56,37 @@ class Grouping:
         }
         for clause in self._query.nodes("groupClause"):
             key = by_ref[clause.number("tleSortGroupRef")]
-            self._add_key(self._lowering.lower(key, self._base))
+            expr = self._lowering.lower(key, self._base)
+            if has_subquery(key):
+                self._trees.append((key, expr))
+            self._add_key(expr)
+        groups, survivors = LateSite(), LateSite()
         scope = dataclasses.replace(
-            self._base, special=self._aggregate, above=self.above
+            self._base, special=self._special, above=self.above, sites=(survivors,)
         )
-        exprs = [self._lowering.lower(e.child("expr"), scope) for e in targets]
+        exprs = [
+            self.above(self._lowering.lower(e.child("expr"), scope)) for e in targets
+        ]
         having = self._query.node("havingQual")
-        predicate = self._lowering.lower(having, scope) if having else None
-        exprs = [self.above(e) for e in exprs]
-        condition = self.above(predicate) if predicate is not None else None
+        if having is not None:
+            assert scope.subqueries is not None, "a query level has them"
+            groups_scope = dataclasses.replace(scope, sites=(groups,))
+            scope.subqueries.filter(having, groups_scope)
         if not self._keys and not self._aggs:
             # HAVING or GROUP BY () alone: one row, and rows need a column.
             count = self._column("count(*)", Const(None, t.INT8))
             self._add(Agg(count, "count_star", name="count"))
-        result: Node = Aggregate(node, tuple(self._keys), tuple(self._aggs))
-        if condition is not None:
-            result = Filter(result, tuple(conjuncts(condition)))
-        return result, exprs
+        [below] = self._base.sites
+        assert isinstance(below, Site), "what the groups are made of is known"
+        result = Aggregate(below.node, tuple(self._keys), tuple(self._aggs))
+        return survivors.over(groups.over(result)), exprs
+
+    def _special(self, node: Tree) -> Expr | None:
+        """A grouped expression with a subquery in it is known by its tree."""
+        for tree, expr in self._trees:
+            if tree.kind == node.kind and same(tree, node):
+                return expr
+        return self._aggregate(node)
 
     def _add_key(self, expr: Expr) -> Ref:
         if expr in self._shown:

@@ -13,22 +13,20 @@ from headrace.planner.aggregates import Grouping
 from headrace.planner.catalog import Catalog
 from headrace.planner.check import CTE, GROUP, JOIN, RELATION, RESULT, SUBQUERY, VALUES
 from headrace.planner.logical import (
-    Apply,
     Col,
     Distinct,
-    Filter,
-    Join,
     Node,
     Project,
     Scan,
     Values,
-    free,
     ids,
 )
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import Expr, Ref, conjuncts
 from headrace.planner.setops import SetOperations, value_rows
+from headrace.planner.sites import Site, joined
+from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
 from headrace.planner.tables import Table, TableColumn
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
@@ -61,13 +59,6 @@ class Level:
     def entry(self, index: int) -> Tree:
         """The range-table entry of that 1-based index."""
         return self.query.nodes("rtable")[index - 1]
-
-
-@dataclass(slots=True)
-class Site:
-    """A node over which expressions are lowered; subqueries in them hang below it."""
-
-    node: Node
 
 
 class Binder:
@@ -108,7 +99,17 @@ class Binder:
         that it reads, or else below the last one.
         """
         return Scope(
-            lambda varno, attno: self._resolve(level, varno, attno), outer=level.outer
+            lambda varno, attno: self._resolve(level, varno, attno),
+            outer=level.outer,
+            subqueries=self._subqueries(level),
+            sites=sites,
+        )
+
+    def _subqueries(self, level: Level) -> Subqueries:
+        return Subqueries(
+            self._lowering,
+            self.column,
+            lambda query, scope: self.bind(query, level.env, scope),
         )
 
     def _select(self, level: Level) -> Node:
@@ -140,8 +141,9 @@ class Binder:
         """A Project; a column that is handed through keeps its id (the first time)."""
         items: list[tuple[Col, Expr]] = []
         seen: set[int] = set()
+        mine = ids(node)
         for name, expr in zip(names, exprs, strict=True):
-            if isinstance(expr, Ref) and expr.id not in seen:
+            if isinstance(expr, Ref) and expr.id in mine and expr.id not in seen:
                 seen.add(expr.id)
                 col = Col(expr.id, name, expr.oid, expr.typmod, expr.collation)
             else:
@@ -161,8 +163,8 @@ class Binder:
         condition = jointree.node("quals")
         if condition is not None:
             site = Site(node)
-            predicate = self._lowering.lower(condition, self.scope(level, site))
-            node = Filter(site.node, tuple(conjuncts(predicate)))
+            self._subqueries(level).filter(condition, self.scope(level, site))
+            node = site.node
         return node
 
     def _item(self, item: Tree, level: Level) -> Node:
@@ -180,14 +182,30 @@ class Binder:
         condition = item.node("quals")
         if condition is None:
             return joined(left, right, (), _JOIN_KINDS[kind])
-        sites = Site(left), Site(right)
-        predicate = self._lowering.lower(condition, self.scope(level, *sites))
-        return joined(
-            sites[0].node,
-            sites[1].node,
-            tuple(conjuncts(predicate)),
-            _JOIN_KINDS[kind],
-        )
+        return self._joined(left, right, condition, level, _JOIN_KINDS[kind])
+
+    def _joined(
+        self, left: Node, right: Node, condition: Tree, level: Level, kind: str
+    ) -> Node:
+        """A join; conditions with subqueries are filters over it or over its right side."""
+        parts = conjunct_trees(condition)
+        hard = [p for p in parts if has_subquery(p)]
+        scope = self.scope(level)
+        tests: list[Expr] = []
+        for part in parts:
+            if part not in hard:
+                tests += conjuncts(self._lowering.lower(part, scope))
+        if hard and kind == "full":
+            self._lowering.refuse("a subquery in the condition of a FULL JOIN")
+        if kind == "inner":
+            site = Site(joined(left, right, tuple(tests)))
+            for part in hard:
+                self._subqueries(level).filter(part, self.scope(level, site))
+            return site.node
+        site = Site(right)
+        for part in hard:
+            self._subqueries(level).filter(part, self.scope(level, site))
+        return joined(left, site.node, tuple(tests), kind)
 
     def _entry(self, index: int, level: Level) -> Node:
         entry = level.entry(index)
@@ -296,15 +314,6 @@ class Binder:
         for column in node.columns:
             require_key(self._lowering, column.ref, construct)
         return Distinct(node)
-
-
-def joined(
-    left: Node, right: Node, condition: tuple[Expr, ...] = (), kind: str = "inner"
-) -> Node:
-    """A join; an ``Apply`` where the right side reads the left one."""
-    if free(right) & ids(left):
-        return Apply(left, right, condition, kind)
-    return Join(left, right, condition, kind)
 
 
 def is_key(catalog: Catalog, oid: int, collation: int) -> bool:

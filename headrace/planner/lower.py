@@ -14,7 +14,7 @@ from typing import ClassVar, Final, NoReturn
 import psycopg
 
 from headrace import types as t
-from headrace.errors import BugError, UnsupportedError
+from headrace.errors import UnsupportedError
 from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
 from headrace.planner import functions
 from headrace.planner.catalog import FIRST_USER_OID, Catalog, Connection, Function
@@ -31,6 +31,9 @@ from headrace.planner.scalar import (
     to_sql,
     trusted,
 )
+from headrace.planner.scope import Scope
+
+__all__ = ["Lowering", "Scope"]
 
 _COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
 _BOOLEAN_TESTS: Final = (
@@ -82,46 +85,7 @@ _CLOCK: Final = (
 
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 
-Resolver = Callable[[Node], Expr | None]
 Position = Callable[[int], int | None]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scope:
-    """What column references mean, and what is known before looking into a node.
-
-    ``outer`` is the scope of the enclosing query, at the place where this query stands in it.
-    ``above`` is what an expression of this level becomes for the queries inside of it (grouped
-    columns).  ``sublink`` makes an expression of a subquery.
-    """
-
-    column: Callable[[int, int], Expr]
-    special: Resolver | None = None
-    case_value: Expr | None = None
-    outer: Scope | None = None
-    above: Callable[[Expr], Expr] | None = None
-    sublink: Callable[[Node, Scope], Expr] | None = None
-
-    def up(self, levels: int) -> Scope | None:
-        """The scope of the query ``levels`` further out, if there is one."""
-        found: Scope | None = self
-        for _ in range(levels):
-            found = found.outer if found is not None else None
-        return found
-
-    def below(self, levels: int) -> Scope:
-        """This scope as seen from expressions that stand ``levels`` queries deeper.
-
-        For what such an expression computes in *this* query (an aggregate of an outer query).
-        """
-        found = self
-        for _ in range(levels):
-            found = Scope(_no_column, outer=found)
-        return found
-
-
-def _no_column(varno: int, attno: int) -> Expr:
-    raise BugError(f"column {attno} of entry {varno} in an aggregate of an outer query")
 
 
 class Lowering:
@@ -192,7 +156,8 @@ class Lowering:
 
         return to_sql(expr, reference, self.type_name)
 
-    def _types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
+    def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
+        """Types of ``args`` under an input collation, for ``native.resolve``."""
         found = self.catalog.collation(collation)
         bytewise = found is None or found.bytewise
         deterministic = found is None or found.deterministic
@@ -296,9 +261,9 @@ class Lowering:
         return home.above(found) if levels and home.above is not None else found
 
     def _sublink(self, node: Node, scope: Scope) -> Expr:
-        if scope.sublink is None:
+        if scope.subqueries is None or not scope.sites:
             self.refuse("a subquery here", node)
-        return scope.sublink(node, scope)
+        return scope.subqueries.value(node, scope)
 
     def _const(self, node: Node, scope: Scope) -> Expr:
         del scope
@@ -339,7 +304,7 @@ class Lowering:
         collation = node.number("inputcollid")
         native = None
         if operator.builtin:
-            native = resolve(operator.name, self._types(args, collation))
+            native = resolve(operator.name, self.types(args, collation))
         infix = len(args) == 2
         return self.call(
             operator.name,
@@ -376,11 +341,11 @@ class Lowering:
         display = f"{function.name}({', '.join(marks)})"
         symbol = function.quoted
         if cast is not None and cast[0] == function.oid:
-            source = self._types(args, collation)[0]
+            source = self.types(args, collation)[0]
             native = resolve_cast(source, TypeRef(result[0]))
             display = f"{ARG}::{self.type_name(result[0])}"
         elif function.builtin:
-            native = resolve(function.name, self._types(args, collation))
+            native = resolve(function.name, self.types(args, collation))
         if node.flag("funcvariadic"):
             marks[-1] = f"VARIADIC {ARG}"
             symbol += " variadic"
@@ -421,7 +386,7 @@ class Lowering:
             (t.BOOL, -1, 0),
             f"({text})",
             text,
-            native=resolve(symbol, self._types(args, 0)),
+            native=resolve(symbol, self.types(args, 0)),
             remote_raises=False,
         )
 
@@ -439,20 +404,25 @@ class Lowering:
             (t.BOOL, -1, 0),
             f"({ARG} {words})",
             f"{ARG} {words}",
-            native=None if row else resolve(symbol, self._types((arg,), 0)),
+            native=None if row else resolve(symbol, self.types((arg,), 0)),
             remote_raises=False,
         )
 
     def _boolean_test(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)
-        symbol, words = _BOOLEAN_TESTS[node.number("booltesttype")]
+        symbol, _ = _BOOLEAN_TESTS[node.number("booltesttype")]
+        return self.boolean_test(symbol, arg)
+
+    def boolean_test(self, symbol: str, arg: Expr) -> Expr:
+        """``is_true`` and its kin: never NULL."""
+        words = dict(_BOOLEAN_TESTS)[symbol]
         return self.call(
             symbol,
             (arg,),
             (t.BOOL, -1, 0),
             f"({ARG} {words})",
             f"{ARG} {words}",
-            native=resolve(symbol, self._types((arg,), 0)),
+            native=resolve(symbol, self.types((arg,), 0)),
             remote_raises=False,
         )
 
@@ -482,7 +452,7 @@ class Lowering:
             result,
             sql,
             sql.removeprefix("(").removesuffix(")") if sql.startswith("(") else sql,
-            native=resolve(symbol, self._types(args, collation)),
+            native=resolve(symbol, self.types(args, collation)),
             remote_raises=False,
             input_collation=collation,
             function=function,
@@ -525,7 +495,7 @@ class Lowering:
         collation = node.number("inputcollid")
         tests = []
         for item in self._all(elements, scope):
-            native = resolve(operator.name, self._types((left, item), collation))
+            native = resolve(operator.name, self.types((left, item), collation))
             if native is None:
                 return None
             tests.append(
@@ -568,7 +538,7 @@ class Lowering:
             result,
             f"({sql})",
             sql,
-            native=resolve("case", self._types(args, 0)),
+            native=resolve("case", self.types(args, 0)),
             remote_raises=False,
         )
 
@@ -582,7 +552,7 @@ class Lowering:
             (value.oid, value.typmod, value.collation),
             f"({sql})",
             sql,
-            native=resolve("case", self._types(args, 0)),
+            native=resolve("case", self.types(args, 0)),
             remote_raises=False,
         )
 
@@ -600,7 +570,7 @@ class Lowering:
             self._result(node, "coalescetype", "coalescecollid"),
             text,
             text,
-            native=resolve("coalesce", self._types(args, 0)),
+            native=resolve("coalesce", self.types(args, 0)),
             remote_raises=False,
         )
 
@@ -639,7 +609,7 @@ class Lowering:
             if (reason := functions.io_refusal(self.catalog, arg.oid, oid)) is not None:
                 self.refuse(reason)
             stable = not functions.io_immutable(self.catalog, arg.oid, oid)
-        source = self._types((arg,), 0)[0]
+        source = self.types((arg,), 0)[0]
         name = self.type_name(oid)
         texts = (t.TEXT, t.VARCHAR, t.NAME, t.BPCHAR)
         return self.call(
@@ -670,7 +640,7 @@ class Lowering:
             (oid, -1, collation),
             f"{function.quoted}({ARG})",
             f"{ARG}::{self.type_name(oid)}",
-            native=resolve_cast(self._types((arg,), 0)[0], TypeRef(oid)),
+            native=resolve_cast(self.types((arg,), 0)[0], TypeRef(oid)),
             remote_raises=functions.may_raise(function, (arg,)),
             function=function,
         )

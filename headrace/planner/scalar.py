@@ -18,6 +18,8 @@ from headrace.types import VARCHAR
 ARG: Final = "\0"
 """Marks the place of an argument in a template; no text in Postgres can hold it."""
 
+SINGLE: Final = "single"
+"""``single(count, value)``: error 21000 if count > 1; no SQL has it, so it is never remote."""
 CONDITIONAL: Final = frozenset({"and", "or", "case", "coalesce", "nullif"})
 
 

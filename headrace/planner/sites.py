@@ -1,0 +1,79 @@
+"""Where subqueries in expressions are hung: below the node that evaluates the expression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.planner.logical import Apply, Filter, Join, Node, free, ids
+from headrace.planner.scalar import Expr, conjuncts
+
+
+def joined(
+    left: Node, right: Node, condition: tuple[Expr, ...] = (), kind: str = "inner"
+) -> Node:
+    """A join; an ``Apply`` where the right side reads the left one."""
+    if free(right) & ids(left):
+        return Apply(left, right, condition, kind)
+    return Join(left, right, condition, kind)
+
+
+@dataclass(slots=True)
+class Site:
+    """A node over which expressions are lowered; what hangs here joins it, in order."""
+
+    node: Node
+
+    def hang(
+        self, right: Node, condition: tuple[Expr, ...] = (), kind: str = "left"
+    ) -> None:
+        """Join ``right``, which may read columns of the node."""
+        self.node = joined(self.node, right, condition, kind)
+
+    def filter(self, predicate: Expr) -> None:
+        """Keep the rows for which ``predicate`` is true."""
+        parts = tuple(conjuncts(predicate))
+        if isinstance(self.node, Filter):
+            self.node = Filter(self.node.input, (*self.node.predicates, *parts))
+        else:
+            self.node = Filter(self.node, parts)
+
+
+@dataclass(slots=True)
+class LateSite:
+    """A site whose node is not known yet: groups are, when all that reads them is lowered."""
+
+    _hung: list[tuple[Node, tuple[Expr, ...], str] | Expr] = field(default_factory=list)
+
+    def hang(
+        self, right: Node, condition: tuple[Expr, ...] = (), kind: str = "left"
+    ) -> None:
+        """See ``Site``."""
+        self._hung.append((right, condition, kind))
+
+    def filter(self, predicate: Expr) -> None:
+        """See ``Site``."""
+        self._hung.append(predicate)
+
+    def over(self, node: Node) -> Node:
+        """``node`` with all that was hung here."""
+        site = Site(node)
+        for item in self._hung:
+            if isinstance(item, tuple):
+                site.hang(*item)
+            else:
+                site.filter(item)
+        return site.node
+
+
+Sites = tuple[Site, ...] | tuple[LateSite]
+
+
+def home(sites: Sites, read: frozenset[int]) -> Site | LateSite:
+    """The first of ``sites`` that has all columns of ``read`` that any of them has, or the last."""
+    known = [s for s in sites if isinstance(s, Site)]
+    if len(known) > 1:
+        read &= frozenset().union(*(ids(s.node) for s in known))
+        for site in known:
+            if read <= ids(site.node):
+                return site
+    return sites[-1]
