@@ -1,0 +1,172 @@
+"""Random shapes of queries: the result table equals the query after every transaction.
+
+``make test`` runs 40 schemas of 25 queries, ``make test-all`` 800.  ``HEADRACE_SHAPES`` and
+``HEADRACE_SHAPES_SEED`` change how many schemas run and where the seeds start.  A failure prints
+seed and number of the query, its text, what was done, and the rows that differ.  What create_view
+refuses is counted by reason; more than 3 % are a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import psycopg
+import pytest
+
+from tests.differential.shapes import Shapes
+from tests.differential.test_random import difference, multiset
+from tests.waiting import PATIENCE_S, bump, create_marker
+
+SCHEMAS = int(os.environ.get("HEADRACE_SHAPES", "40"))
+SEED = int(os.environ.get("HEADRACE_SHAPES_SEED", "1"))
+MORE_SCHEMAS = 760
+QUERIES = 25
+TRANSACTIONS = 5
+ROWS_MAX = 2000
+REFUSED_MAX = 0.03
+
+REFUSED: Counter[str] = Counter()
+MADE: Counter[str] = Counter()
+
+
+@dataclass
+class Outcome:
+    """What came of one schema."""
+
+    made: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """A query refused for that reason."""
+    wrong: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def engine(shared_engine):
+    return shared_engine
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
+        c.execute("SET timezone = 'UTC'")
+        c.execute("SET extra_float_digits = 1")
+        yield c
+
+
+@pytest.fixture
+def commander(engine):
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
+        yield c
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + SCHEMAS))
+def test_shapes(seed, source, commander):
+    judge(run(seed, source, commander))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEED + SCHEMAS, SEED + SCHEMAS + MORE_SCHEMAS))
+def test_more_shapes(seed, source, commander):
+    judge(run(seed, source, commander))
+
+
+def test_few_shapes_are_refused():
+    """Runs after the others; it says which reasons there were."""
+    refused, made = REFUSED.total(), MADE.total()
+    print(f"{refused} refused of {refused + made}: {REFUSED.most_common()}")
+    assert refused <= REFUSED_MAX * (refused + made), REFUSED.most_common()
+
+
+def judge(outcome: Outcome) -> None:
+    """Count what was refused; fail for what was wrong."""
+    REFUSED.update(outcome.refused)
+    MADE["made"] += outcome.made
+    assert not outcome.wrong, "\n\n".join(outcome.wrong)
+
+
+def run(seed: int, source, commander, only: set[int] | None = None) -> Outcome:
+    """One schema: its views (``only`` those numbers), then its transactions."""
+    shapes, outcome = Shapes(seed), Outcome()
+    setup = shapes.ddl()
+    for table in shapes.tables:
+        if shapes.rng.random() < 0.85:
+            setup.append(shapes.insert(table, 12))
+    for statement in setup:
+        source.execute(statement)
+    create_marker(source, commander)
+    source.execute("SET statement_timeout = '5s'")
+    views: dict[str, str] = {}
+    for number in range(QUERIES):
+        if only is None or number in only:
+            create(source, commander, shapes, number, views, outcome)
+    outcome.made += len(views)
+    done = [*setup]
+    check(source, views, f"seed {seed}, population", done, outcome)
+    for number in range(TRANSACTIONS):
+        statements = shapes.transaction()
+        with source.transaction():
+            for statement in statements:
+                source.execute(statement)
+            marker = bump(source)
+        done.append("; ".join(["BEGIN", *statements, "COMMIT"]))
+        wait_until_covered(source, marker, views, done, outcome)
+        check(source, views, f"seed {seed}, transaction {number}", done, outcome)
+    return outcome
+
+
+def create(source, commander, shapes, number, views, outcome) -> None:
+    """Create the view, or count why not."""
+    query, name = shapes.query(number), f"v{number}"
+    try:
+        result = source.execute(query).pgresult
+        if result.ntuples > ROWS_MAX:
+            return
+    except psycopg.errors.QueryCanceled:
+        return
+    try:
+        commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+    except psycopg.errors.FeatureNotSupported as error:
+        reason = re.sub(r"[a-z]*x\d+\w*|\(.*\)|\d+", "…", str(error).splitlines()[0])
+        outcome.refused[reason] += 1
+        outcome.examples.setdefault(reason, query)
+    except psycopg.Error as error:
+        outcome.wrong.append(f"{name}: {query}\ncreate_view: {error}")
+    else:
+        views[name] = query
+
+
+def check(source, views, where, done, outcome) -> None:
+    """Compare every view; one that is wrong is reported and left out from now on."""
+    for name, query in list(views.items()):
+        try:
+            want = multiset(source, query)
+        except psycopg.errors.QueryCanceled:
+            del views[name]
+            continue
+        got = multiset(source, f"SELECT * FROM {name}")
+        if want != got:
+            del views[name]
+            history = "\n".join(done)
+            outcome.wrong.append(
+                f"{where}\n{name}: {query}\n{difference(want, got)}\n{history}"
+            )
+
+
+def wait_until_covered(source, marker, views, done, outcome) -> None:
+    """Views cover ``marker``; those that stopped are reported and left out."""
+    deadline = time.monotonic() + PATIENCE_S
+    while source.execute("SELECT n FROM marker_view").fetchone() < (marker,):
+        assert time.monotonic() < deadline, f"views do not cover marker {marker}"
+        time.sleep(0.003)
+    for name, status, message in source.execute(
+        "SELECT view_name, status, message FROM headrace.views WHERE status <> 'running'"
+    ).fetchall():
+        query = views.pop(name.split(".")[-1], None)
+        if query is not None:
+            history = "\n".join(done)
+            outcome.wrong.append(f"{name}: {query}\n{status}: {message}\n{history}")
