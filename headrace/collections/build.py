@@ -8,6 +8,7 @@ from headrace.collections import plan
 from headrace.collections.base import Collection
 from headrace.collections.distinct import Distinct
 from headrace.collections.filter import Filter
+from headrace.collections.flatmap import FlatMap
 from headrace.collections.fused import Fused
 from headrace.collections.join import Join
 from headrace.collections.map import Map
@@ -39,7 +40,7 @@ def make(
     return made
 
 
-def _make(
+def _make(  # noqa: C901  one case per node
     node: Node, whole: PhysicalPlan, remote: RemoteEvaluator | None, start_lsn: int
 ) -> Collection:
     schemas = [whole.node(name).schema for name in plan.inputs(node)]
@@ -62,6 +63,8 @@ def _make(
             return Union(node)
         case plan.SetOp():
             return SetOp(node)
+        case plan.FlatMap():
+            return FlatMap(node, schemas[0], remote)
         case plan.Values():
             return Values(node)
         case plan.Sink():

@@ -171,6 +171,25 @@ class SetOp:
 
 
 @dataclass(frozen=True, slots=True)
+class FlatMap:
+    """Each row beside the rows that set-returning functions give for it.
+
+    ``calls`` are SQL over ``$1`` …, the input columns ``arguments``; they run in lockstep
+    (ROWS FROM).  The last columns of ``schema`` are theirs, the very last one the number of the
+    row if ``ordinality``.  ``outer``: a row for which there is nothing appears with NULLs.
+    """
+
+    id: str
+    input: str
+    calls: tuple[str, ...]
+    arguments: tuple[int, ...]
+    ordinality: bool
+    outer: bool
+    trusted: bool
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Values:
     """Constant rows, each with weight 1 at txid 0; ``rows`` hold Postgres' output text."""
 
@@ -198,6 +217,7 @@ Node = (
     | Distinct
     | Union
     | SetOp
+    | FlatMap
     | Values
     | Sink
 )
@@ -246,7 +266,7 @@ def inputs(node: Node) -> tuple[str, ...]:
 _KINDS: dict[str, type] = {
     c.__name__: c
     for c in (
-        Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Reduce, Distinct, Union, SetOp,
+        Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Reduce, Distinct, Union, SetOp, FlatMap,
         Values, Sink, PhysicalPlan, Column, Literal, Native, Remote,
     )
 }  # fmt: skip

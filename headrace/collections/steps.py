@@ -52,9 +52,14 @@ def run_program(program: Program, batch: pa.RecordBatch) -> list[pa.Array]:
     try:
         return program.run(columns_of(batch), batch.num_rows)
     except FailingRow as error:
-        row = _row_text(batch, error.row)
-        detail = f"{error.detail} {row}" if error.detail else row
-        raise RowError(error.message, detail=detail, sqlstate=error.code) from error
+        raise failed(error, batch) from error
+
+
+def failed(error: FailingRow, batch: pa.RecordBatch) -> RowError:
+    """``error`` with the row of ``batch`` that it is about."""
+    row = _row_text(batch, error.row)
+    detail = f"{error.detail} {row}" if error.detail else row
+    return RowError(error.message, detail=detail, sqlstate=error.code)
 
 
 def _row_text(batch: pa.RecordBatch, row: int) -> str:

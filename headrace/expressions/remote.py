@@ -243,6 +243,10 @@ class RemoteEvaluator:
             self._empty[key] = value
         return self._empty[key]
 
+    def session(self, *, trusted: bool) -> Session:
+        """The connection for expressions of that kind; raises as ``evaluate`` does."""
+        return self._session(trusted)
+
     def _session(self, trusted: bool) -> Session:
         if trusted:
             return self._trusted

@@ -5,27 +5,38 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys
+from headrace.planner import functions_in_from
 from headrace.planner.aggregates import Grouping
 from headrace.planner.catalog import Catalog
-from headrace.planner.check import CTE, GROUP, JOIN, RELATION, RESULT, SUBQUERY, VALUES
+from headrace.planner.check import (
+    CTE,
+    FUNCTION,
+    GROUP,
+    JOIN,
+    RELATION,
+    RESULT,
+    SUBQUERY,
+    VALUES,
+)
+from headrace.planner.functions_in_from import TargetSets, with_only
 from headrace.planner.logical import (
     Col,
     Distinct,
+    Functions,
     Node,
     Project,
     Scan,
-    Values,
     ids,
 )
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import Expr, Ref, conjuncts
 from headrace.planner.setops import SetOperations, value_rows
-from headrace.planner.sites import Site, joined
+from headrace.planner.sites import UNIT, Site, joined
 from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
 from headrace.planner.tables import Table, TableColumn
 
@@ -118,7 +129,11 @@ class Binder:
         node = self._from(query.child("jointree"), level)
         site = Site(node)
         scope = self.scope(level, site)
+        sets = TargetSets(self._lowering, self.column, query)
+        sets.below(site, scope)
+        node = site.node
         targets = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
+        lowered = [*targets, *sets.arguments]
         grouped = (
             query.flag("hasAggs")
             or bool(query.nodes("groupClause"))
@@ -127,10 +142,12 @@ class Binder:
         )
         if grouped:
             grouping = Grouping(self._lowering, self.column, query, scope)
-            node, exprs = grouping.bind(node, targets)
+            node, exprs = grouping.bind(node, lowered)
         else:
-            exprs = [self._lowering.lower(e.child("expr"), scope) for e in targets]
+            exprs = [self._lowering.lower(e.child("expr"), scope) for e in lowered]
             node = site.node
+        node = sets.above(node, exprs[len(targets) :])
+        exprs = exprs[: len(targets)]
         names = [entry.text("resname") or "?column?" for entry in targets]
         node = self._project(node, names, exprs)
         if query.nodes("distinctClause"):
@@ -159,7 +176,7 @@ class Binder:
             right = self._item(item, level)
             node = right if node is None else joined(node, right)
         if node is None:
-            node = Values((), ((),))
+            node = UNIT
         condition = jointree.node("quals")
         if condition is not None:
             site = Site(node)
@@ -214,7 +231,7 @@ class Binder:
         if kind == RELATION:
             return self._scan(index, entry, alias, level)
         if kind == RESULT:
-            return Values((), ((),))
+            return UNIT
         if kind == SUBQUERY:
             node = self.bind(entry.child("subquery"), level.env, self.scope(level))
         elif kind == CTE:
@@ -222,10 +239,12 @@ class Binder:
             name = entry.text("ctename") or ""
             home = level.env[owner]
             node = self.bind(home.queries[name], level.env[: owner + 1], home.scope)
+        elif kind == FUNCTION:
+            node = self._functions(entry, level)
         elif kind == VALUES:
             node = self._values(entry, level)
         else:
-            self._refuse_function(entry)
+            self._lowering.refuse(f"a FROM item of kind {kind}")
         names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
         for number, column in enumerate(node.columns, 1):
             name = names[number - 1] if number <= len(names) else column.name
@@ -238,13 +257,13 @@ class Binder:
             )
         return node
 
-    def _refuse_function(self, entry: Tree) -> NoReturn:
-        for function in entry.nodes("functions"):
-            for node in function.walk():
-                if node.kind == "FUNCEXPR":
-                    name = self._catalog.function(node.number("funcid")).name
-                    self._lowering.refuse(f'function "{name}" in FROM', node)
-        self._lowering.refuse(f"a FROM item of kind {entry.number('rtekind')}")
+    def _functions(self, entry: Tree, level: Level) -> Node:
+        site = Site(UNIT)
+        calls, outputs, ordinality = functions_in_from.bind_functions(
+            self._lowering, entry, self.scope(level, site), self.column
+        )
+        node = Functions(site.node, calls, outputs, ordinality)
+        return with_only(node, node.columns[len(site.node.columns) :])
 
     def _scan(self, index: int, entry: Tree, alias: str, level: Level) -> Node:
         table = self._load(entry.number("relid"))
@@ -268,7 +287,7 @@ class Binder:
         rows: list[tuple[Node, list[Expr]]] = []
         for row in entry.items("values_lists"):
             assert isinstance(row, list), "VALUES is a list of lists"
-            site = Site(Values((), ((),)))
+            site = Site(UNIT)
             scope = self.scope(level, site)
             exprs = [self._lowering.lower(e, scope) for e in row if isinstance(e, Tree)]
             rows.append((site.node, exprs))

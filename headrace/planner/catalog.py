@@ -217,6 +217,24 @@ class Catalog:
         found = self.collation(collation)
         return found is None or found.deterministic
 
+    def declaration(self, oid: int, typmod: int) -> str:
+        """SQL for the type with its modifier."""
+        row = self._conn.execute("SELECT format_type(%s, %s)", (oid, typmod)).fetchone()
+        assert row is not None, "functions give a row"
+        return str(row[0])
+
+    def described(self, query: str) -> list[tuple[str, int, int, int]]:
+        """(name, type, typmod, collation) of the columns of a query of our own making."""
+        with self._conn.transaction(force_rollback=True):
+            self._conn.execute(
+                f"CREATE TEMPORARY VIEW pg_temp.headrace_shape AS {query}".encode()
+            )
+            return self._conn.execute(
+                "SELECT attname, atttypid, atttypmod, attcollation FROM pg_attribute"
+                " WHERE attrelid = 'pg_temp.headrace_shape'::regclass AND attnum > 0"
+                " ORDER BY attnum"
+            ).fetchall()
+
     def cast(self, source: int, target: int) -> tuple[int, str] | None:
         """(function, method) of the cast between two types, if pg_cast has one."""
         key = (source, target)

@@ -51,9 +51,6 @@ def _query(node: Node) -> Iterator[Finding]:
     if grouping_sets(node):
         pattern = r"\b(rollup|cube|grouping\s+sets)\b"
         yield "GROUPING SETS (also ROLLUP, CUBE)", pattern, None
-    if node.flag("hasTargetSRFs"):
-        # Also in ORDER BY, where it multiplies rows without being shown.
-        yield "a set-returning function in the select list or ORDER BY", None, None
 
 
 def grouping_sets(query: Node) -> bool:
@@ -64,7 +61,7 @@ def grouping_sets(query: Node) -> bool:
 
 def _entry(node: Node) -> Iterator[Finding]:
     kind = node.number("rtekind")
-    if node.flag("lateral"):
+    if node.flag("lateral") and kind != FUNCTION:
         yield "LATERAL", r"\blateral\b", None
     if node.node("tablesample"):
         yield "TABLESAMPLE", r"\btablesample\b", None
@@ -104,18 +101,8 @@ def refuse_constructs(
     tree: Node,
     query: str,
     locate: Callable[[int], int | None],
-    function_name: Callable[[int], str],
 ) -> None:
     """Raise UnsupportedError for the first construct that cannot be maintained."""
-    for node in tree.walk():
-        # The name first: "generate_series" says more than "LATERAL".
-        if node.flag("funcretset"):
-            name = function_name(node.number("funcid"))
-            raise UnsupportedError(
-                f'set-returning function "{name}" is not supported',
-                position=locate(node.number("location", -1))
-                or position.find(query, rf"\b{re.escape(name)}\b"),
-            )
     for node in tree.walk():
         check = _CHECKS.get(node.kind)
         for what, pattern, place in check(node) if check else ():

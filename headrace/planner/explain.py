@@ -11,6 +11,7 @@ from headrace.planner.logical import (
     Aggregate,
     Distinct,
     Filter,
+    Functions,
     Join,
     Node,
     Project,
@@ -62,6 +63,10 @@ def describe(node: Node) -> str:
             return "Distinct"
         case Union():
             return f"UnionAll [{_names(node)}]"
+        case Functions():
+            calls = ", ".join(show(e) for e in node.calls)
+            more = " with ordinality" if node.ordinality is not None else ""
+            return f"{'Outer' if node.outer else ''}Functions {calls}{more}"
         case SetOp():
             name = node.kind.capitalize() + ("All" if node.all else "")
             return f"{name} [{_names(node)}]"
@@ -113,6 +118,7 @@ _COST: Final = {
     "Reduce": "O(changes + touched groups)",
     "Distinct": "O(changes)",
     "SetOp": "O(changes)",
+    "FlatMap": "O(changes × rows of the functions)",
     "Sink": "O(changed result rows)",
 }
 
@@ -160,6 +166,9 @@ def _detail(node: physical.Node) -> str:
             functions = ", ".join(a.function for a in node.aggregates)
             keys = ", ".join(map(str, node.keys))
             return f"[{functions}] by [{keys}]"
+        case physical.FlatMap():
+            more = " with ordinality" if node.ordinality else ""
+            return ", ".join(node.calls) + more + (" outer" if node.outer else "")
         case physical.SetOp():
             return f"{node.op}{' all' if node.all else ''}"
         case physical.Values():

@@ -109,6 +109,8 @@ class Lowering:
         self._money_plain = money_plain
         self._conn = conn
         self.catalog = catalog
+        self.known: dict[int, Expr] = {}
+        """What a node of the tree (by ``id``) is: set-returning calls of a select list."""
         self._constants = constants
         self._position = position
 
@@ -228,6 +230,8 @@ class Lowering:
 
     def lower(self, node: Node, scope: Scope) -> Expr:
         """The expression of ``node``."""
+        if (found := self.known.get(id(node))) is not None:
+            return found
         levels = node.number("agglevelsup")  # also of GROUPING
         home = scope.up(levels)
         if home is not None and home.special is not None:

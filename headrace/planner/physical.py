@@ -61,6 +61,8 @@ class Builder:
         self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
         self.remotes: list[Expr] = []
         """Every expression that Postgres will evaluate."""
+        self.sets: list[tuple[Call, ...]] = []
+        """Every list of functions in FROM (or set-returning ones) that it will run."""
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
         """The plan whose sink has ``columns``."""
@@ -138,6 +140,8 @@ class Builder:
                 node_id = self._id("union")
                 self._nodes.append(p.Union(node_id, inputs, schema(node.columns)))
                 return _Chain(node_id, node.columns, node.columns)
+            case lg.Functions():
+                return self._functions(node)
             case lg.SetOp():
                 left, right = (
                     self._close(self._chain(n)) for n in (node.left, node.right)
@@ -229,6 +233,36 @@ class Builder:
         self._filter(chain, node.predicates)
         self._map(chain, tuple((c, c.ref) for c, _ in node.fields))
         return chain
+
+    # -- functions
+
+    def _functions(self, node: lg.Functions) -> _Chain:
+        chain = self._chain(node.input)
+        below = self._close(chain)
+        calls = tuple(c for c in node.calls if isinstance(c, Call))
+        assert len(calls) == len(node.calls), "functions are never folded"
+        self.sets.append(calls)
+        order: list[Ref] = []
+        sqls = tuple(
+            self._lowering.sql(c, lambda ref: f"${_place(order, ref)}") for c in calls
+        )
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        new = node.columns[len(node.input.columns) :]
+        columns = (*chain.columns, *new)
+        node_id = self._id("functions")
+        self._nodes.append(
+            p.FlatMap(
+                node_id,
+                below,
+                sqls,
+                tuple(places[ref.id] for ref in order),
+                ordinality=node.ordinality is not None,
+                outer=node.outer,
+                trusted=all(trusted(c) for c in calls),
+                schema=schema(columns),
+            )
+        )
+        return _Chain(node_id, columns, columns)
 
     # -- join
 

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError
-from headrace.planner import check, functions, position, session
+from headrace.planner import check, functions, functions_in_from, position, session
 from headrace.planner.bind import Binder
 from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.constants import Constants
@@ -49,7 +49,6 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             bound.tree,
             request.query,
             bound.position,
-            lambda f: catalog.function(f).name,
         )
         check.refuse_clock_literals(
             bound.tree,
@@ -77,6 +76,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
         builder = Builder(lowering)
         physical = builder.build(optimised, columns)
         _prove(conn, lowering, constants, builder.remotes)
+        functions_in_from.prove(conn, lowering, constants, builder.sets, _plain)
         return Planned(
             columns=columns,
             canonical_sql=bound.canonical_sql,

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
+from typing import Final
 
-from headrace.planner.logical import Apply, Filter, Join, Node, free, ids
+from headrace.planner.logical import (
+    Apply,
+    Filter,
+    Functions,
+    Join,
+    Node,
+    Values,
+    free,
+    ids,
+)
 from headrace.planner.scalar import Expr, conjuncts
+
+UNIT: Final = Values((), ((),))
+"""One row without columns."""
 
 
 def joined(
@@ -13,8 +27,24 @@ def joined(
 ) -> Node:
     """A join; an ``Apply`` where the right side reads the left one."""
     if free(right) & ids(left):
+        if (node := _beside(left, right, condition, kind)) is not None:
+            return node
         return Apply(left, right, condition, kind)
     return Join(left, right, condition, kind)
+
+
+def _beside(
+    left: Node, right: Node, condition: tuple[Expr, ...], kind: str
+) -> Node | None:
+    """``left`` joined with the functions ``right`` that read it, if that is one ``Functions``."""
+    if not isinstance(right, Functions) or right.input != UNIT:
+        return None
+    if kind == "inner":
+        node = dataclasses.replace(right, input=left)
+        return Filter(node, condition) if condition else node
+    if kind == "left" and not condition:
+        return dataclasses.replace(right, input=left, outer=True)
+    return None
 
 
 @dataclass(slots=True)

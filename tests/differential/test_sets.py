@@ -157,3 +157,34 @@ def test_set_operations(seed, source, commander):
         " v(n, x) WHERE a = n"
     )
     run(source, commander, seed, queries, writer)
+
+
+FUNCTIONS = (
+    "SELECT id, t FROM edges, unnest(tags) t",
+    "SELECT id, t, o FROM edges, unnest(tags) WITH ORDINALITY u(t, o) WHERE t > 1",
+    "SELECT e.id, k, v FROM edges e, jsonb_each_text(e.j) x(k, v)",
+    "SELECT id, n FROM nodes, generate_series(1, k) n",
+    "SELECT n, count(b) FROM generate_series(0, 4) n JOIN edges ON a = n GROUP BY n",
+    "SELECT e.id, f.* FROM edges e, ROWS FROM (unnest(tags), generate_series(a, b))"
+    " WITH ORDINALITY f(x, y, z)",
+    "SELECT e.id, r.* FROM edges e, jsonb_to_record(j) AS r(a int, c jsonb)",
+    "SELECT id, unnest(tags) AS t, generate_series(1, a) AS s FROM edges",
+    "SELECT id, generate_series(1, unnest(tags)) AS t, a FROM edges",
+    "SELECT id, unnest(tags) + generate_series(1, 2) AS t FROM edges"
+    " ORDER BY generate_series(1, 3)",
+    "SELECT DISTINCT unnest(tags) AS t FROM edges",
+    "SELECT unnest(tags) AS t, count(*), sum(id) FROM edges GROUP BY 1",
+    "SELECT w, generate_series(1, count(*)) AS n FROM edges GROUP BY w",
+    "SELECT id, (jsonb_each_text(j)).key AS k FROM edges",
+    "SELECT id, (jsonb_each(j)).key AS k, (jsonb_each(j)).value AS v FROM edges",
+    "SELECT id, x FROM edges, regexp_split_to_table(w, ' ') x",
+    "SELECT id, m FROM edges, regexp_matches(w, '([a-c])', 'g') m",
+    "SELECT id, x FROM nodes, upper(name) x",
+    "SELECT a.id, x FROM nodes a JOIN edges b ON a.id = b.a, unnest(b.tags) x"
+    " WHERE x = a.k",
+)
+
+
+@pytest.mark.parametrize("seed", range(10, 12))
+def test_set_returning_functions(seed, source, commander):
+    run(source, commander, seed, list(FUNCTIONS), Writer(seed))
