@@ -14,9 +14,10 @@ from bench.freshness import Freshness
 from bench.population import Population
 from bench.scenario import Figures, Options, Scenario
 from bench.state import State
+from bench.tpch import TpchQueries
 
 SCENARIOS: dict[str, type[Scenario]] = {
-    s.name: s for s in (Cdc, Freshness, Population, State)
+    s.name: s for s in (Cdc, Freshness, Population, State, TpchQueries)
 }
 
 
