@@ -7,7 +7,11 @@ statement, hence of one moment; ``difference`` says what stands against going on
 
 Objects are known by OID, never by name: a renamed table is the same table, one that was
 dropped and made again is not.  Harmless: a new column or index, ANALYZE, SET STATISTICS, VACUUM
-FULL, CLUSTER, TRUNCATE, new enum labels, another name or schema of a table.
+FULL, CLUSTER, TRUNCATE, new enum labels, another name or schema of a table, another default.
+
+*Tables* are those whose changes are read, *relations* what the query names: row security counts
+there, and a table that is read with its children has the members it had.  *Views* and *results*
+(views of Headrace, by their tables) are in the plan with the definitions they had.
 
 *Rewrites.*  ``ALTER COLUMN v TYPE int USING v * 1000`` changes no fact of a column.  But it writes
 the column's row of pg_attribute *and* gives the table new storage, in one transaction; hardly
@@ -28,9 +32,14 @@ from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, HeadraceErr
 Connection = psycopg.Connection[Any]
 
 Facts = dict[str, Any]
-"""JSON: ``owner``, ``publication``, and by OID ``tables``, ``types`` and ``functions``."""
+"""JSON: ``owner``, ``publication``, and by OID the ``_KINDS``.
+
+``relations``, ``views`` and ``results`` are missing from facts that an earlier version took: a table
+was then what it is named as.
+"""
 
 _FIRST_USER_OID: Final = 16384
+_KINDS: Final = ("tables", "types", "functions", "relations", "views", "results")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,12 @@ class Uses:
     functions: frozenset[int]
     """Those that are not built in."""
     owner: str
-    """Role whose row security counts."""
+    """Role that the view belongs to."""
+    relations: frozenset[tuple[int, str, bool]] = frozenset()
+    """(table as named, role whose row security counts, with its children)."""
+    views: frozenset[int] = frozenset()
+    results: frozenset[int] = frozenset()
+    """Tables of views of Headrace."""
 
 
 # Types whose values change their text when the type is altered: enums and composites, also
@@ -110,6 +124,8 @@ SELECT
     'columns', (SELECT jsonb_object_agg(a.attnum, jsonb_build_object('name', a.attname,
         'type', a.atttypid::bigint, 'typmod', a.atttypmod,
         'collation', a.attcollation::bigint, 'generated', a.attgenerated::text,
+        'expression', CASE WHEN a.attgenerated <> '' THEN (SELECT md5(d.adbin::text)
+          FROM pg_catalog.pg_attrdef d WHERE d.adrelid = u.t AND d.adnum = u.n) END,
         'not_null', a.attnotnull, 'written', a.xmin::text))
         FROM unnest(%(tables)s::oid[], %(attnums)s::int2[]) u (t, n)
         JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
@@ -132,7 +148,34 @@ SELECT
       f.provolatile::text, f.proisstrict, f.prosecdef, f.prokind::text, f.proretset,
       f.prorettype::bigint, f.proargtypes::text)::text)))
     FROM pg_catalog.pg_proc f JOIN pg_catalog.pg_namespace n ON n.oid = f.pronamespace
-   WHERE f.oid = ANY (%(functions)s::oid[]))"""
+   WHERE f.oid = ANY (%(functions)s::oid[])),
+ (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
+    'name', format('%%I.%%I', n.nspname, c.relname),
+    'members', (WITH RECURSIVE m (oid) AS (SELECT c.oid
+        UNION SELECT h.inhrelid FROM m JOIN pg_catalog.pg_inherits h ON h.inhparent = m.oid
+         WHERE NOT h.inhdetachpending)
+      SELECT jsonb_agg(m.oid::bigint ORDER BY m.oid) FROM m),
+    'secured', (SELECT jsonb_agg(o.name) FROM unnest(%(owners)s::name[]) o (name)
+        LEFT JOIN pg_catalog.pg_roles r ON r.rolname = o.name
+       WHERE c.relrowsecurity AND (r.oid IS NULL OR NOT (
+         r.rolsuper OR r.rolbypassrls OR (NOT c.relforcerowsecurity
+           AND pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE')))))))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+   WHERE c.oid = ANY (%(relations)s::oid[])),
+ (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
+    'name', format('%%I.%%I', n.nspname, c.relname), 'definition', md5(r.ev_action::text),
+    'owner', pg_catalog.pg_get_userbyid(c.relowner), 'invoker', coalesce((
+      SELECT o.option_value::bool FROM pg_catalog.pg_options_to_table(c.reloptions) o
+       WHERE o.option_name = 'security_invoker'), false)))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
+   WHERE c.oid = ANY (%(views)s::oid[]))"""
+
+# Apart, so that facts can be read where Headrace is not installed.
+_READ_RESULTS: Final = """
+SELECT jsonb_object_agg(v.result_oid::bigint, jsonb_build_object(
+  'name', format('%%I.%%I', v.schema_name, v.view_name), 'revision', v.revision))
+  FROM headrace.views v WHERE v.result_oid = ANY (%s::oid[])"""
 
 
 def take(conn: Connection, uses: Uses, publication: str) -> Facts:
@@ -150,8 +193,28 @@ def take(conn: Connection, uses: Uses, publication: str) -> Facts:
     if uses.functions:
         rows = conn.execute(_FUNCTIONS, asked).fetchall()
         functions = [int(row[0]) for row in rows]
-    facts = _read(conn, columns, types, functions, [uses.owner], publication)
-    return _narrow(facts, uses.owner, None)
+    found = _read(
+        conn,
+        columns,
+        {
+            "types": types,
+            "functions": functions,
+            "relations": sorted({oid for oid, _, _ in uses.relations}),
+            "views": sorted(uses.views),
+            "results": sorted(uses.results),
+        },
+        sorted({uses.owner, *(role for _, role, _ in uses.relations)}),
+        publication,
+    )
+    known: Facts = {"owner": uses.owner, **{kind: found[kind] for kind in _KINDS}}
+    known["relations"] = {
+        oid: {
+            "readers": sorted({r for o, r, _ in uses.relations if str(o) == oid}),
+            "inherits": any(i for o, _, i in uses.relations if str(o) == oid),
+        }
+        for oid in found["relations"]
+    }
+    return _narrow(found, known)
 
 
 def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Facts]:
@@ -166,12 +229,20 @@ def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Fac
     found = _read(
         conn,
         sorted(columns),
-        sorted({int(oid) for view in views for oid in view["types"]}),
-        sorted({int(oid) for view in views for oid in view["functions"]}),
-        sorted({view["owner"] for view in views}),
+        {
+            kind: sorted({int(oid) for view in views for oid in view.get(kind, ())})
+            for kind in _KINDS[1:]
+        },
+        sorted({role for view in views for role in _roles(view)}),
         publication,
     )
-    return [_narrow(found, view["owner"], view) for view in views]
+    return [_narrow(found, view) for view in views]
+
+
+def _roles(view: Facts) -> set[str]:
+    """Roles whose row security counts for a view."""
+    relations = view.get("relations", {}).values()
+    return {view["owner"], *(role for facts in relations for role in facts["readers"])}
 
 
 def difference(
@@ -190,11 +261,17 @@ def difference(
             found = now["tables"].get(oid)
             if published and found is not None:
                 yield from _unpublished(facts, found)
-            yield from _table_changed(facts, found)
+            yield from _table_changed(facts, found, named=not before.get("relations"))
         for oid, facts in before["types"].items():
             yield from _type_changed(facts, now["types"].get(oid))
         for oid, facts in before["functions"].items():
             yield from _function_changed(facts, now["functions"].get(oid))
+        for oid, facts in before.get("relations", {}).items():
+            yield from _relation_changed(facts, now["relations"].get(oid))
+        for oid, facts in before.get("views", {}).items():
+            yield from _view_changed(facts, now["views"].get(oid))
+        for oid, facts in before.get("results", {}).items():
+            yield from _result_changed(facts, now["results"].get(oid))
 
     return next(errors(), None)
 
@@ -214,41 +291,52 @@ def rewritten(before: Facts, now: Facts) -> str | None:
 def _read(
     conn: Connection,
     columns: list[tuple[int, int]],
-    types: list[int],
-    functions: list[int],
+    oids: dict[str, list[int]],
     owners: list[str],
     publication: str,
 ) -> Facts:
     row = conn.execute(
         _READ,
         {
+            **oids,
             "tables": [table for table, _ in columns],
             "attnums": [attnum for _, attnum in columns],
-            "types": types,
-            "functions": functions,
             "owners": owners,
             "publication": publication,
         },
         prepare=True,
     ).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
-    names = ("publication", "tables", "types", "functions")
-    return dict(zip(names, (row[0], *(part or {} for part in row[1:])), strict=True))
+    out = {"publication": row[0]}
+    out |= {kind: part or {} for kind, part in zip(_KINDS[:-1], row[1:], strict=True)}
+    results = None
+    if oids["results"]:
+        results = conn.execute(_READ_RESULTS, (oids["results"],)).fetchone()
+    out["results"] = (results[0] if results else None) or {}
+    return out
 
 
-def _narrow(found: Facts, owner: str, known: Facts | None) -> Facts:
-    """``found`` as far as it concerns one view: what ``known`` has, or all of it."""
+def _narrow(found: Facts, known: Facts) -> Facts:
+    """``found`` as far as it concerns the one view that ``known`` is of."""
+    owner = known["owner"]
     out: Facts = {"owner": owner, "publication": found["publication"]}
-    for kind in ("tables", "types", "functions"):
-        oids = found[kind] if known is None else known[kind]
-        out[kind] = {oid: found[kind][oid] for oid in oids if oid in found[kind]}
+    for kind in (kind for kind in _KINDS if kind in known):
+        out[kind] = {
+            oid: dict(found[kind][oid]) for oid in known[kind] if oid in found[kind]
+        }
     for oid, table in out["tables"].items():
-        columns = table["columns"] or {}
-        if known is not None:
-            had = known["tables"][oid]["columns"] or {}
-            columns = {n: c for n, c in columns.items() if n in had}
-        secured = owner in (table["secured"] or ())
-        out["tables"][oid] = table | {"secured": secured, "columns": columns}
+        had = known["tables"][oid]["columns"] or {}
+        table["columns"] = {
+            n: c for n, c in (table["columns"] or {}).items() if n in had
+        }
+        table["secured"] = owner in (table["secured"] or ())
+    for oid, relation in out.get("relations", {}).items():
+        named = known["relations"][oid]
+        relation["readers"], relation["inherits"] = named["readers"], named["inherits"]
+        secured = relation["secured"] or ()
+        relation["secured"] = [role for role in named["readers"] if role in secured]
+        if not named["inherits"]:
+            relation["members"] = None
     return out
 
 
@@ -292,7 +380,10 @@ def _unpublished(old: Facts, new: Facts) -> Iterator[HeadraceError]:
         yield _lost(f"{_table(old)} was out of the publication for a while")
 
 
-def _table_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+def _table_changed(
+    old: Facts, new: Facts | None, *, named: bool
+) -> Iterator[HeadraceError]:
+    """``named``: the table is what the query names, by facts that know no relations."""
     table = _table(old)
     if new is None:
         yield _stop(f"{table} was dropped")
@@ -300,14 +391,13 @@ def _table_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     for name, what in (
         ("kind", "is of another kind now"),
         ("persistence", "is unlogged now"),
-        ("partition", "is a partition now"),
         ("parent", "has partitions or inheritance children now"),
         ("identity", "has another replica identity now"),
         ("key", "has another key now"),
     ):
-        if old[name] != new[name]:
+        if old[name] != new[name] and (named or name != "parent"):
             yield _stop(f"{table} {what}")
-    if new["secured"]:
+    if named and new["secured"]:
         yield _stop(f"row security of {table} is active now for the view's owner")
     moved = old["storage"] != new["storage"]
     for number, column in old["columns"].items():
@@ -326,6 +416,8 @@ def _column_changed(
         return
     if old["name"] != new["name"]:
         yield _stop(f'{column} was renamed to "{new["name"]}"')
+    if old.get("expression") != new.get("expression"):
+        yield _stop(f"{column} is generated in another way now")
     if any(old[f] != new[f] for f in ("type", "typmod", "collation", "generated")):
         yield _stop(f"{column} has another type now")
     if key and not new["not_null"]:
@@ -362,3 +454,36 @@ def _function_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
         yield _stop(f"function {old['name']} was renamed to {new['name']}")
     elif old["body"] != new["body"]:
         yield _stop(f"function {old['name']} was replaced")
+
+
+def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    if new is None:
+        yield _stop(f"table {old['name']} was dropped")
+        return
+    if old["members"] != new["members"]:
+        had, have = set(old["members"]), set(new["members"])
+        what = "has other partitions or children"
+        if had < have:
+            what = "has more partitions or children"
+        elif have < had:
+            what = "has fewer partitions or children"
+        yield _stop(f"table {old['name']} {what} now")
+    for role in new["secured"]:
+        yield _stop(f'row security of table {new["name"]} is active now for "{role}"')
+
+
+def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    name = old["name"]
+    if new is None:
+        yield _stop(f"view {name} was dropped")
+    elif old["definition"] != new["definition"]:
+        yield _stop(f"view {name} was replaced")
+    elif (old["owner"], old["invoker"]) != (new["owner"], new["invoker"]):
+        yield _stop(f"view {name} is read with the rights of another role now")
+
+
+def _result_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    if new is None:
+        yield _stop(f"view {old['name']} was dropped")
+    elif old["revision"] != new["revision"]:
+        yield _stop(f"view {old['name']} was altered")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,7 +28,6 @@ from headrace.planner.logical import (
     Functions,
     Node,
     Project,
-    Scan,
     ids,
 )
 from headrace.planner.lower import Lowering, Scope
@@ -37,8 +35,8 @@ from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import Expr, Ref, conjuncts
 from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.sites import UNIT, Site, joined
+from headrace.planner.sources import Sources
 from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
-from headrace.planner.tables import Table, TableColumn
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
 """By JoinType; a right join is a left one with its sides exchanged."""
@@ -75,10 +73,10 @@ class Level:
 class Binder:
     """Binds one query; column ids are unique within it."""
 
-    def __init__(self, lowering: Lowering, load: Callable[[int], Table]) -> None:
+    def __init__(self, lowering: Lowering, sources: Sources) -> None:
         self._lowering = lowering
         self._catalog: Catalog = lowering.catalog
-        self._load = load
+        self._sources = sources
         self._ids = itertools.count(1)
 
     def column(self, name: str, expr: Expr, qualifier: str = "") -> Col:
@@ -266,22 +264,11 @@ class Binder:
         return with_only(node, node.columns[len(site.node.columns) :])
 
     def _scan(self, index: int, entry: Tree, alias: str, level: Level) -> Node:
-        table = self._load(entry.number("relid"))
-        fields: list[tuple[Col, TableColumn]] = []
-        for column in table.columns:
-            if column.generated:
-                continue
-            col = Col(
-                next(self._ids),
-                column.name,
-                column.oid,
-                column.typmod,
-                column.collation,
-                alias,
-            )
-            level.columns[index, column.attnum] = col.ref
-            fields.append((col, column))
-        return Scan(table, alias, tuple(fields))
+        node, columns = self._sources.scan(self._lowering, self.column, entry, alias)
+        level.columns.update(
+            {(index, number): expr for number, expr in columns.items()}
+        )
+        return node
 
     def _values(self, entry: Tree, level: Level) -> Node:
         rows: list[tuple[Node, list[Expr]]] = []
@@ -305,8 +292,7 @@ class Binder:
         elif kind == GROUP:
             inner = entry.items("groupexprs")[attno - 1]
         elif kind == RELATION:
-            names = entry.child("eref").items("colnames")
-            self._lowering.refuse(f'generated column "{names[attno - 1]}"')
+            self._sources.refuse(entry, attno)
         else:
             self._lowering.refuse("a reference to a later FROM item (LATERAL)")
         assert isinstance(inner, Tree), "only a dropped column has no expression"

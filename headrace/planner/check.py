@@ -65,8 +65,6 @@ def _entry(node: Node) -> Iterator[Finding]:
         yield "LATERAL", r"\blateral\b", None
     if node.node("tablesample"):
         yield "TABLESAMPLE", r"\btablesample\b", None
-    if kind == RELATION and not node.flag("inh") and node.text("relkind") == "r":
-        yield "ONLY", r"\bonly\b", None
     if kind == TABLE_FUNCTION:
         yield "XMLTABLE or JSON_TABLE", r"\b(xmltable|json_table)\b", None
     if kind == NAMED_TUPLES:

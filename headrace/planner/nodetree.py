@@ -169,3 +169,10 @@ def read_queries(text: str) -> list[Node]:
     value = _Reader(text).value()
     assert isinstance(value, list), "an action is a list of queries"
     return [v for v in value if isinstance(v, Node)]
+
+
+def read_node(text: str) -> Node:
+    """The node of a ``pg_node_tree`` that is one, such as an expression."""
+    value = _Reader(text).value()
+    assert isinstance(value, Node), "an expression is a node"
+    return value

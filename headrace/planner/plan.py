@@ -14,9 +14,8 @@ from functools import partial
 from typing import Final
 
 import psycopg
-from psycopg import sql
 
-from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError
+from headrace.errors import UnsupportedError
 from headrace.planner import check, functions, functions_in_from, position, session
 from headrace.planner.bind import Binder
 from headrace.planner.catalog import Catalog, Connection
@@ -26,13 +25,11 @@ from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.optimise import optimise
 from headrace.planner.physical import Builder
-from headrace.planner.request import Planned, PlanRequest, TableRef
+from headrace.planner.request import Planned, PlanRequest
 from headrace.planner.scalar import Call, Const, Expr, Ref, quote, show
-from headrace.planner.tables import Table, load_table
+from headrace.planner.sources import Sources, describe
 from headrace.types import UNKNOWN, Field, Schema
 
-_FIRST_LOW_ATTRIBUTE: Final = 7
-"""Bit n of ``selectedCols`` is attribute n - 7 (FirstLowInvalidHeapAttributeNumber)."""
 _PROOF_CHUNK: Final = 500
 
 
@@ -42,26 +39,26 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
         session.bind_query(conn, request.query, request.caller)
         settings = session.captured_settings(conn)
         catalog = Catalog(conn)
-        tables = _Tables(conn, catalog, request.query)
         session.pin_settings(conn)
         bound = session.read_view(conn, request.query)
-        check.refuse_constructs(
-            bound.tree,
-            request.query,
-            bound.position,
-        )
         check.refuse_clock_literals(
             bound.tree,
             request.query,
             bound.position,
             partial(functions.reads_clock, catalog),
         )
-        tables.load(bound)
         conn.execute("RESET ROLE")
-        tables.require_own_rights()
-        catalog.preload([bound.tree])
+        sources = Sources(conn, catalog, settings)
+        sources.load(bound, request.caller)
+        check.refuse_constructs(
+            bound.tree,
+            request.query,
+            bound.position,
+        )
+        trees = [bound.tree, *sources.trees]
+        catalog.preload(trees)
         constants = Constants(conn, catalog)
-        constants.load([bound.tree], bound.canonical_sql)
+        constants.load(trees, "\n".join((bound.canonical_sql, *sources.texts)))
         lowering = Lowering(
             conn,
             catalog,
@@ -70,7 +67,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             partial(position.find, request.query),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
-        logical = Binder(lowering, tables.table).bind(bound.tree)
+        logical = Binder(lowering, sources).bind(bound.tree)
         columns = _columns(catalog, bound)
         optimised = optimise(logical)
         builder = Builder(lowering)
@@ -87,93 +84,21 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
                 "logical": explain_logical(logical),
                 "optimised": explain_logical(optimised),
                 "physical": explain_physical(physical, lowering.type_name),
+                "sources": describe(sources),
             },
-            tables=tables.refs(),
+            tables=sources.refs(),
             settings=settings,
             functions=catalog.user_functions(),
             types=frozenset(catalog.mentioned),
+            relations=frozenset(sources.relations),
+            views=frozenset(sources.views),
+            results=frozenset(sources.results),
+            generated=frozenset(sources.generated),
         )
 
 
 def _is_c_locale(name: str) -> bool:
     return name in ("C", "POSIX") or name.startswith("C.")
-
-
-class _Tables:
-    """The base tables of a query, loaded while the caller's role is set."""
-
-    def __init__(self, conn: Connection, catalog: Catalog, query: str) -> None:
-        self._conn = conn
-        self._catalog = catalog
-        self._query = query
-        self._tables: dict[int, Table] = {}
-
-    def load(self, bound: session.Bound) -> None:
-        """Load every relation of the tree and check the caller's rights on it."""
-        for node in bound.tree.walk():
-            oid = node.number("relid")
-            if oid in (0, bound.oid):
-                continue
-            if (
-                node.kind == "RANGETBLENTRY"
-                and node.number("rtekind") == check.RELATION
-            ):
-                if oid not in self._tables:
-                    self._tables[oid] = load_table(self._conn, self._catalog, oid, None)
-                if "selectedCols" in node.fields:  # Postgres 15 and older
-                    self._require(node, oid)
-        for node in bound.tree.walk():
-            if node.kind == "RTEPERMISSIONINFO":
-                self._require(node, node.number("relid"))
-
-    def table(self, oid: int) -> Table:
-        """The table of that OID."""
-        return self._tables[oid]
-
-    def refs(self) -> tuple[TableRef, ...]:
-        """What others need to know of the tables, in order of their names."""
-        return tuple(
-            TableRef(x.oid, x.schema, x.name, "full" if x.full else "key")
-            for x in sorted(self._tables.values(), key=lambda x: (x.schema, x.name))
-        )
-
-    def _require(self, node: Tree, oid: int) -> None:
-        """The rights that Postgres would check when the query runs."""
-        wanted = [n - _FIRST_LOW_ATTRIBUTE for n in node.numbers("selectedCols")]
-        row = self._conn.execute(
-            "SELECT has_table_privilege(%(t)s, 'SELECT') OR CASE"
-            " WHEN %(c)s::int2[] = '{}' THEN has_any_column_privilege(%(t)s, 'SELECT')"
-            " ELSE (SELECT bool_and(a > 0 AND has_column_privilege(%(t)s, a, 'SELECT'))"
-            " FROM unnest(%(c)s::int2[]) a) END",
-            {"t": oid, "c": wanted},
-        ).fetchone()
-        if row != (True,):
-            name = self._tables[oid].name
-            raise PrivilegeError(f"permission denied for table {name}")
-
-    def require_own_rights(self) -> None:
-        """The engine reads the tables itself."""
-        for table in self._tables.values():
-            row = self._conn.execute(
-                "SELECT has_table_privilege(%s::oid, 'SELECT')"
-                " AND has_schema_privilege(%s, 'USAGE'), current_user",
-                (table.oid, table.schema),
-            ).fetchone()
-            assert row is not None, "functions give a row"
-            if not row[0]:
-                grant = sql.SQL(
-                    "GRANT USAGE ON SCHEMA {} TO {}; GRANT SELECT ON {} TO {};"
-                )
-                role = sql.Identifier(row[1])
-                hint = grant.format(
-                    sql.Identifier(table.schema),
-                    role,
-                    sql.Identifier(table.schema, table.name),
-                    role,
-                ).as_string(self._conn)
-                raise PrerequisiteError(
-                    f'Headrace may not read table "{table.name}"', hint=f"Run: {hint}"
-                )
 
 
 def _columns(catalog: Catalog, bound: session.Bound) -> Schema:

@@ -48,3 +48,11 @@ class Planned:
     """OIDs of the functions it needs that are not built in."""
     types: frozenset[int] = frozenset()
     """OIDs of the types the query mentions."""
+    relations: frozenset[tuple[int, str, bool]] = frozenset()
+    """(OID of a table as named, role that reads it, with its children)."""
+    views: frozenset[int] = frozenset()
+    """OIDs of the user's views whose queries are in it."""
+    results: frozenset[int] = frozenset()
+    """OIDs of the tables of views of Headrace whose queries are in it."""
+    generated: frozenset[tuple[int, int]] = frozenset()
+    """(table, attnum) of the generated columns that are computed from others."""

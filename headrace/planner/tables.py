@@ -1,8 +1,8 @@
 """Base tables of a query: their columns and row identity, and which tables are refused.
 
-A table qualifies when logical replication shows every change of exactly the rows that the
-query reads: an ordinary logged table without partitions, inheritance children or row
-security, with a key (or REPLICA IDENTITY FULL).
+A table qualifies when logical replication shows every change of its own rows: an ordinary logged
+table (also a partition, or one of an inheritance tree: ``sources.py``) with a key or REPLICA
+IDENTITY FULL.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ class Table:
 
 
 _CLASS: Final = """
-SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition,
-       c.relrowsecurity AND row_security_active(c.oid), c.relreplident::text,
-       EXISTS (SELECT FROM pg_inherits WHERE inhparent = c.oid),
+SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text,
        (SELECT ARRAY(SELECT k.n FROM unnest(indkey::int2[]) WITH ORDINALITY k (n, place)
                       WHERE k.place <= indnkeyatts ORDER BY k.place)
           FROM pg_index WHERE indrelid = c.oid AND indisvalid
@@ -60,38 +58,51 @@ SELECT attnum, attname, atttypid, atttypmod, attcollation, attnotnull, attgenera
   FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum"""
 _KINDS: Final = {
-    "v": "view",
     "m": "materialized view",
     "f": "foreign table",
-    "p": "partitioned table",
     "S": "sequence",
     "t": "TOAST table",
     "c": "composite type",
     "i": "index",
 }
 
+_HINTS: Final = {
+    "m": "Write its query in its place: when it is refreshed is not in the stream of changes.",
+    "f": "Its changes are made elsewhere, and are not in the stream of changes.",
+}
+
 
 def load_table(
     conn: Connection, catalog: Catalog, oid: int, position: int | None
 ) -> Table:
-    """The table of that OID; raises where it cannot be followed.
-
-    REQUIRES: the caller's role is still set (row security is asked for the current user).
-    """
+    """The table of that OID; raises where it cannot be followed."""
     row = conn.execute(_CLASS, (oid,)).fetchone()
     assert row is not None, "the table is locked by our transaction"
     schema, name = row[0], row[1]
     _refuse(oid, row, position)
-    columns = tuple(
-        _column(catalog, attributes)
-        for attributes in conn.execute(_COLUMNS, (oid,)).fetchall()
-    )
-    identity, indkey = row[6], row[8]
+    columns = load_columns(conn, catalog, oid)
+    identity, indkey = row[4], row[5]
     full = identity == "f"
     if not full and (identity == "n" or indkey is None):
         raise _no_identity(schema, name, identity, position)
     key = () if full else tuple(int(k) for k in indkey)
+    for column in columns:
+        if column.generated and column.attnum in key:
+            raise UnsupportedError(
+                f'generated column "{column.name}" in the key of table "{name}"'
+                " is not supported",
+                hint="Its values are not in the stream of changes.",
+                position=position,
+            )
     return Table(oid, schema, name, columns, key, full)
+
+
+def load_columns(
+    conn: Connection, catalog: Catalog, oid: int
+) -> tuple[TableColumn, ...]:
+    """The columns of the relation of that OID, in order."""
+    rows = conn.execute(_COLUMNS, (oid,)).fetchall()
+    return tuple(_column(catalog, row) for row in rows)
 
 
 def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
@@ -104,32 +115,35 @@ def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
     return TableColumn(attnum, name, found.oid, typmod, collation, not_null, generated)
 
 
-def _refuse(oid: int, row: tuple[Any, ...], position: int | None) -> None:
-    schema, name, kind, persistence, partition, secured, _, children, _ = row
-
-    def no(what: str, hint: str | None = None) -> UnsupportedError:
-        return UnsupportedError(what, hint=hint, position=position)
-
+def refuse_system(oid: int, schema: str, name: str, position: int | None) -> None:
+    """Refuse a relation of the system's, or of ours."""
     if oid < FIRST_USER_OID or schema in (
         "pg_catalog",
         "information_schema",
         "headrace",
     ):
-        raise no(f'system relation "{name}" is not supported')
+        raise UnsupportedError(
+            f'system relation "{name}" is not supported', position=position
+        )
+
+
+def _refuse(oid: int, row: tuple[Any, ...], position: int | None) -> None:
+    schema, name, kind, persistence = row[:4]
+
+    def no(what: str, hint: str | None = None) -> UnsupportedError:
+        return UnsupportedError(what, hint=hint, position=position)
+
+    refuse_system(oid, schema, name, position)
     if kind in _KINDS:
-        hint = "Write the view's query in its place." if kind == "v" else None
-        raise no(f'{_KINDS[kind]} "{name}" is not supported', hint)
+        raise no(f'{_KINDS[kind]} "{name}" is not supported', _HINTS.get(kind))
     if kind != "r":
         raise no(f'relation "{name}" is not a table')
     if persistence != "p":
         word = "temporary" if persistence == "t" else "unlogged"
-        raise no(f'{word} table "{name}" is not supported')
-    if partition:
-        raise no(f'partition "{name}" is not supported')
-    if children:
-        raise no(f'table "{name}" with inheritance children is not supported')
-    if secured:
-        raise no(f'row security of table "{name}" is not supported')
+        raise no(
+            f'{word} table "{name}" is not supported',
+            "Its changes are not in the write-ahead log.",
+        )
 
 
 def _no_identity(

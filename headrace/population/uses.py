@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from headrace.collections.plan import PhysicalPlan, to_json
@@ -40,8 +41,15 @@ def of_planned(conn: Connection, planned: Planned, caller: str | None) -> Uses:
         row = conn.execute("SELECT current_user").fetchone()
         assert row is not None, "every session has a user"
         caller = str(row[0])
-    return of(
+    used = of(
         planned.physical, caller, types=planned.types, functions=planned.functions
+    )
+    return replace(
+        used,
+        columns=used.columns | planned.generated,
+        relations=planned.relations,
+        views=planned.views,
+        results=planned.results,
     )
 
 

@@ -24,3 +24,5 @@ CREATE TABLE IF NOT EXISTS headrace.views (
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS watched jsonb;
 -- The query as Postgres bound it, every name qualified: it means the same on any search path.
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS canonical text;
+-- How often the view got another query: views that read it are made for one of them.
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS revision integer NOT NULL DEFAULT 0;

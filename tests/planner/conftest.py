@@ -31,12 +31,31 @@ CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id);
 CREATE TABLE part1 PARTITION OF parted FOR VALUES FROM (0) TO (10);
 CREATE TABLE parent (id int PRIMARY KEY);
 CREATE TABLE child () INHERITS (parent);
+CREATE TABLE animals (id int PRIMARY KEY, gone int, name text,
+                      size int GENERATED ALWAYS AS (length(name)) STORED);
+CREATE TABLE dogs (breed text, id int PRIMARY KEY, name text,
+                   size int GENERATED ALWAYS AS (length(name)) STORED);
+ALTER TABLE animals DROP COLUMN gone;
+ALTER TABLE dogs INHERIT animals;
+CREATE TABLE bykey (x int, y int GENERATED ALWAYS AS (x * 2) STORED PRIMARY KEY);
+CREATE TABLE events (id int, day date, note text, PRIMARY KEY (id, day)) PARTITION BY RANGE (day);
+CREATE TABLE events_old PARTITION OF events FOR VALUES FROM ('2000-01-01') TO ('2020-01-01');
+CREATE TABLE events_new PARTITION OF events FOR VALUES FROM ('2020-01-01') TO ('2030-01-01')
+    PARTITION BY HASH (id);
+CREATE TABLE events_new0 PARTITION OF events_new FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+CREATE TABLE events_new1 PARTITION OF events_new FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+CREATE TABLE barren (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE VIEW wide AS SELECT id, day, note, '{"a": 1}'::jsonb AS j FROM events WHERE note <> '';
+CREATE VIEW wider (i, d) AS WITH w AS (SELECT id, day FROM wide WHERE day < '2025-01-01'::date)
+    SELECT id, day FROM w;
+CREATE MATERIALIZED VIEW frozen_view AS SELECT id FROM t;
 CREATE TABLE "Odd ""Table" ("Odd, col" int PRIMARY KEY, "order" text, "{}" int);
 CREATE VIEW some_view AS SELECT id FROM t;
 CREATE FUNCTION twice(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1 * 2';
 CREATE FUNCTION counted(int) RETURNS int STABLE LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION dice(int) RETURNS int VOLATILE LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION padded(int, int DEFAULT 6) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1';
+CREATE TABLE hidden (id int PRIMARY KEY, x int, y int GENERATED ALWAYS AS (twice(x)) STORED);
 -- The servers of the wheel have no ICU: a collation that can be named, not used, will do.
 INSERT INTO pg_collation SELECT (jsonb_populate_record(c,
     '{"oid": 90001, "collname": "nocase", "collisdeterministic": false}')).*

@@ -15,7 +15,12 @@ FILES = sorted((Path(__file__).parent / "golden").glob("*.spec"))
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_golden(path, conn, rewrite):
     def expected(case):
-        return plan(conn, PlanRequest(case.parts["query"])).explain
+        explain = plan(conn, PlanRequest(case.parts["query"])).explain
+        return {
+            stage: text
+            for stage, text in explain.items()
+            if stage != "sources" or path.stem == "sources"
+        }
 
     specs.check(path, rewrite, expected)
 

@@ -59,11 +59,6 @@ STOPS = {
         "another key",
     ),
     "parent": ("CREATE TABLE {t}_child () INHERITS ({t})", "inheritance children"),
-    "attached": (
-        "CREATE TABLE {t}_whole (LIKE {t}) PARTITION BY RANGE (id);"
-        "ALTER TABLE {t}_whole ATTACH PARTITION {t} DEFAULT",
-        "is a partition",
-    ),
 }
 TYPES = {
     "relabelled": ("ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'", 'label "ok"'),
@@ -87,6 +82,9 @@ HARMLESS = [
     "CREATE SCHEMA elsewhere",
     "ALTER TABLE other_name SET SCHEMA elsewhere",
     "ALTER SCHEMA elsewhere RENAME TO somewhere",
+    "CREATE TABLE whole (LIKE somewhere.other_name) PARTITION BY RANGE (id)",
+    "ALTER TABLE whole ATTACH PARTITION somewhere.other_name DEFAULT",
+    "ALTER TABLE whole DETACH PARTITION somewhere.other_name",
 ]
 
 
