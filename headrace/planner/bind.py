@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from headrace import types as t
@@ -37,6 +38,7 @@ from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.sites import UNIT, Site, joined
 from headrace.planner.sources import Sources
 from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
+from headrace.planner.wholerow import whole_row
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
 """By JoinType; a right join is a left one with its sides exchanged."""
@@ -112,6 +114,9 @@ class Binder:
             outer=level.outer,
             subqueries=self._subqueries(level),
             sites=sites,
+            row=lambda varno, oid: whole_row(
+                self._lowering, level.query, partial(self._resolve, level), varno, oid
+            ),
         )
 
     def _subqueries(self, level: Level) -> Subqueries:

@@ -77,7 +77,6 @@ class Type:
     comparable: bool
     """Whether it is a base or enum type with a default btree operator class."""
 
-
     @property
     def builtin(self) -> bool:
         """Whether it came with Postgres."""
@@ -93,6 +92,7 @@ class Attribute:
     oid: int
     typmod: int
     collation: int
+    not_null: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,8 @@ _CAST: Final = """
 SELECT castfunc, castmethod::text FROM pg_cast WHERE castsource = %s AND casttarget = %s"""
 
 _ATTRIBUTES: Final = """
-SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation
+SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,
+       a.attnotnull
   FROM pg_attribute a JOIN pg_type t ON t.typrelid = a.attrelid
  WHERE t.oid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 # What a range or a domain is built of; built-in functions are pinned and in no pg_depend.

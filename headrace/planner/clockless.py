@@ -70,4 +70,3 @@ def _operate(
     operator = lowering.catalog.operator(oid)
     function = lowering.catalog.function(operator.function)
     return lowering.operate(operator, function, args, result, collation)
-

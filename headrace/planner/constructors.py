@@ -135,12 +135,12 @@ def _returning(lowering: Lowering, node: Node) -> tuple[str, tuple[int, int, int
 def _json_value(lowering: Lowering, node: Node, scope: Scope) -> tuple[Expr, str]:
     """An argument and how it is written: with FORMAT JSON where it stands so."""
     if node.kind != "JSONVALUEEXPR":
-        return lowering.lower(node, scope), ARG
+        return lowering.lower(node, scope), f"({ARG})"
     form = node.node("format")
     kind = form.number("format_type") if form is not None else 0
     expr = lowering.lower(node.child("raw_expr"), scope)
     encoding = _ENCODINGS[form.number("encoding")] if form is not None else ""
-    return expr, f"{ARG} FORMAT JSON{encoding}" if kind == 1 else ARG
+    return expr, f"({ARG}) FORMAT JSON{encoding}" if kind == 1 else f"({ARG})"
 
 
 def _json_constructor(lowering: Lowering, node: Node, scope: Scope) -> Expr:
@@ -207,11 +207,11 @@ def _json_query(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         lowering.lower(node.child("formatted_expr"), scope),
         lowering.lower(node.child("path_spec"), scope),
     ]
-    sql = f"{('JSON_EXISTS', 'JSON_QUERY', 'JSON_VALUE')[operation]}({ARG}, {ARG}"
+    sql = f"{('JSON_EXISTS', 'JSON_QUERY', 'JSON_VALUE')[operation]}(({ARG}), ({ARG})"
     names = [n for n in node.items("passing_names") if isinstance(n, str)]
     if names:
         args += [lowering.lower(n, scope) for n in node.nodes("passing_values")]
-        sql += " PASSING " + ", ".join(f"{ARG} AS {quote_name(n)}" for n in names)
+        sql += " PASSING " + ", ".join(f"({ARG}) AS {quote_name(n)}" for n in names)
     returning, result = _returning(lowering, node)
     if operation != _EXISTS:
         sql += returning
@@ -228,7 +228,7 @@ def _json_query(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         sql += f" {_BEHAVIORS[kind]}"
         if kind == _DEFAULT:
             args.append(lowering.lower(behavior.child("expr"), scope))
-            sql += f" {ARG}"
+            sql += f" ({ARG})"
         sql += f" ON {word}"
     return _make(lowering, f"json query {operation}", args, result, f"{sql})")
 

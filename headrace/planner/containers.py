@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from headrace.planner import functions
 from headrace.planner.nodetree import Node
 from headrace.planner.scalar import ARG, Const, Expr, Ref, immutable, trusted
 
@@ -39,6 +40,13 @@ def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     element = lowering.catalog.type(arg.oid).element
     probe = Ref(0, lowering.catalog.base(element)) if element else Const(None, arg.oid)
     inner = dataclasses.replace(scope, case_value=probe)
+    through_text = any(n.kind == "COERCEVIAIO" for n in node.child("elemexpr").walk())
+    if through_text and functions.reads_clock(lowering.catalog, oid):
+        lowering.refuse(
+            f"a cast of texts to {lowering.type_name(oid)} is not supported"
+            " because its result may depend on the current time",
+            node,
+        )
     each = lowering.lower(node.child("elemexpr"), inner)
     name = lowering.catalog.type_with_modifier(oid, typmod)
     return lowering.call(

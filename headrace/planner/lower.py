@@ -233,6 +233,13 @@ class Lowering:
             return call  # fails at run time, if it is ever evaluated
         return Const(text, call.oid, call.typmod, call.collation)
 
+    def folded(self, expr: Expr) -> Expr:
+        """``expr`` with constant parts computed: rules put constants in the place of columns."""
+        if not isinstance(expr, Call):
+            return expr
+        args = tuple(self.folded(a) for a in expr.args)
+        return self._fold(dataclasses.replace(expr, args=args))
+
     # -- expressions
 
     def lower(self, node: Node, scope: Scope) -> Expr:
@@ -256,7 +263,9 @@ class Lowering:
         name = _CLOCK[node.number("op")]
         if name == "current_catalog":
             # The engine's own database: it cannot be renamed while the engine is connected.
-            return Const(self._conn.info.dbname, t.NAME, -1, node.number("typcollation"))
+            return Const(
+                self._conn.info.dbname, t.NAME, -1, node.number("typcollation")
+            )
         if name in _READER:
             self.refuse(
                 f'"{name}" is not supported because it depends on who reads the view',
@@ -296,8 +305,6 @@ class Lowering:
         del scope
         declared = node.number("consttype")
         oid = self.catalog.base(declared)
-        if oid == t.UNKNOWN:
-            oid = t.TEXT
         typmod, collation = node.number("consttypmod", -1), node.number("constcollid")
         if node.flag("constisnull"):
             return Const(None, oid, typmod, collation)
@@ -329,7 +336,9 @@ class Lowering:
         function = self.function(operator.function, node)
         args = self._all(node.nodes("args"), scope)
         result = self.result(node, "opresulttype", "opcollid")
-        return self.operate(operator, function, args, result, node.number("inputcollid"))
+        return self.operate(
+            operator, function, args, result, node.number("inputcollid")
+        )
 
     def operate(
         self,
@@ -569,7 +578,6 @@ class Lowering:
             return None
         if not 0 < len(elements) <= _IN_LIST_MAX or operator.name not in ("=", "<>"):
             return None
-        function = self.catalog.function(operator.function)
         collation = node.number("inputcollid")
         tests = []
         for item in self._all(elements, scope):
@@ -721,7 +729,9 @@ class Lowering:
             raise
 
     def _collate(self, node: Node, scope: Scope) -> Expr:
-        return self.collate(self.lower(node.child("arg"), scope), node.number("collOid"))
+        return self.collate(
+            self.lower(node.child("arg"), scope), node.number("collOid")
+        )
 
     def collate(self, arg: Expr, oid: int) -> Expr:
         """``arg COLLATE`` that collation."""

@@ -21,7 +21,7 @@ from headrace.errors import UnsupportedError
 from headrace.expressions import ir
 from headrace.planner import logical as lg
 from headrace.planner.bind import is_key
-from headrace.planner.lower import Lowering
+from headrace.planner.lower import RECORDS, Lowering
 from headrace.planner.scalar import (
     Call,
     Const,
@@ -84,6 +84,11 @@ class Builder:
         places = {c.id: i for i, c in enumerate(columns)}
         if native(expr):
             return self._native(expr, places)
+        if expr.oid in RECORDS:
+            self._lowering.refuse(
+                "a column of type record",
+                hint="Cast the row to a composite type: ROW(...)::type.",
+            )
         self.remotes.append(expr)
         order: list[Ref] = []
         sql = self._lowering.sql(expr, lambda ref: f"${_place(order, ref)}")

@@ -132,12 +132,12 @@ def _prove(
     for start in range(0, len(unique), _PROOF_CHUNK):
         chunk = unique[start : start + _PROOF_CHUNK]
         refs = list({r.id: r for e in chunk for r in _columns_of(e)}.values())
-        tree = _analyse_again(conn, lowering, chunk, refs)
-        constants.load([tree])
+        query, tree = _analyse_again(conn, lowering, chunk, refs)
+        constants.load([tree], query)
         scope = Scope(partial(_nth, refs))
         for expr, target in zip(chunk, tree.nodes("targetList"), strict=True):
             again = lowering.lower(target.child("expr"), scope)
-            if _plain(again) != _plain(expr):
+            if _plain(again) != _plain(lowering.folded(expr)):
                 raise UnsupportedError(
                     f"expression {show(expr)} cannot be reproduced exactly"
                     " and is not supported"
@@ -150,8 +150,8 @@ def _nth(refs: list[Ref], _: int, attno: int) -> Ref:
 
 def _analyse_again(
     conn: Connection, lowering: Lowering, exprs: list[Expr], refs: list[Ref]
-) -> Tree:
-    """The tree of our SQL of ``exprs`` over columns typed as ``refs``."""
+) -> tuple[str, Tree]:
+    """Our SQL of ``exprs`` over columns typed as ``refs``, and its tree."""
     places = {ref.id: place for place, ref in enumerate(refs, 1)}
     targets = ", ".join(
         f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}"
@@ -165,7 +165,7 @@ def _analyse_again(
     query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
     try:
         with conn.transaction(force_rollback=True):
-            return session.view_tree(conn, query, "headrace_proof")
+            return query, session.view_tree(conn, query, "headrace_proof")
     except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
         raise UnsupportedError(
             "an expression of the query cannot be written down for evaluation",

@@ -101,9 +101,10 @@ def without_length(lowering: Lowering, expr: Expr, oid: int, typmod: int) -> Exp
     if cast is None or not cast[0] or len(expr.args) < 2:
         return expr
     value, length, *explicit = expr.args
+    relabelled = lowering.catalog.cast(value.oid, oid)
     same = (
         expr.symbol == lowering.catalog.function(cast[0]).quoted
-        and value.oid == oid
+        and (value.oid == oid or (relabelled is not None and relabelled[1] == "b"))
         and isinstance(length, Const)
         and length.text == str(typmod)
         and all(isinstance(e, Const) and e.text == "t" for e in explicit)
@@ -189,9 +190,7 @@ def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     for operator in operators:
         lowering.function(operator.function, node)
     pairs = list(zip(left, right, collations, operators, strict=True))
-    if all(
-        o.builtin and _native_comparison(lowering, a, b, c) for a, b, c, o in pairs
-    ):
+    if all(o.builtin and _native_comparison(lowering, a, b, c) for a, b, c, o in pairs):
         return _lexicographic(lowering, symbol, [p[:3] for p in pairs])
     quoted = {o.quoted for o in operators}
     if len(quoted) != 1:
@@ -229,9 +228,7 @@ def _lexicographic(
     return lowering.logic("or", (less, lowering.logic("and", (equal, tail))))
 
 
-def null_test(
-    lowering: Lowering, symbol: str, row: Call
-) -> Expr | None:
+def null_test(lowering: Lowering, symbol: str, row: Call) -> Expr | None:
     """``ROW(a, b) IS [NOT] NULL``: so is each field.
 
     None where a field is itself a row: it is asked whether it is there, not whether its fields
