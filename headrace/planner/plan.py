@@ -20,6 +20,7 @@ from headrace.planner import check, functions, functions_in_from, position, sess
 from headrace.planner.bind import Binder
 from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.constants import Constants
+from headrace.planner.decorrelate import decorrelate
 from headrace.planner.explain import explain_logical, explain_physical
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
@@ -27,6 +28,7 @@ from headrace.planner.optimise import optimise
 from headrace.planner.physical import Builder
 from headrace.planner.request import Planned, PlanRequest
 from headrace.planner.scalar import Call, Const, Expr, Ref, quote, show
+from headrace.planner.singles import place_singles
 from headrace.planner.sources import Sources, describe
 from headrace.types import UNKNOWN, Field, Schema
 
@@ -67,11 +69,12 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             partial(position.find, request.query),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
-        logical = Binder(lowering, sources).bind(bound.tree)
+        bound_plan = Binder(lowering, sources).bind(bound.tree)
+        logical = decorrelate(bound_plan, lowering)
         columns = _columns(catalog, bound)
         optimised = optimise(logical)
         builder = Builder(lowering)
-        physical = builder.build(optimised, columns)
+        physical = builder.build(place_singles(optimised, lowering), columns)
         _prove(conn, lowering, constants, builder.remotes)
         functions_in_from.prove(conn, lowering, constants, builder.sets, _plain)
         return Planned(
@@ -81,7 +84,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             optimised=optimised,
             physical=physical,
             explain={
-                "logical": explain_logical(logical),
+                "logical": explain_logical(bound_plan),
                 "optimised": explain_logical(optimised),
                 "physical": explain_physical(physical, lowering.type_name),
                 "sources": describe(sources),
