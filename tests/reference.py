@@ -5,6 +5,7 @@ Rows are tuples of what ``Array.to_pylist`` yields; a result is a ``Counter`` of
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -32,7 +33,7 @@ def evaluate(physical: PhysicalPlan, tables: Tables) -> Counter[Row]:
     return results[physical.sink.id]
 
 
-def _node(
+def _node(  # noqa: C901  one case per node
     node: Node, inputs: list[Counter[Row]], schemas: list[Schema], tables: Tables
 ) -> Counter[Row]:
     match node:
@@ -63,6 +64,8 @@ def _node(
                 )
                 for row in node.rows
             )
+        case plan.TopK():
+            return _topk(node, inputs[0])
         case plan.Sink():
             return inputs[0]
 
@@ -114,34 +117,14 @@ def _map(expressions: tuple[Expr, ...], rows: Counter[Row]) -> Counter[Row]:
 def _join(
     node: plan.Join, inputs: list[Counter[Row]], schemas: list[Schema]
 ) -> Counter[Row]:
-    pairs: Counter[Row] = Counter()
-    met: tuple[set[Row], set[Row]] = (set(), set())
-    safe = node.null_safe or (False,) * len(node.left_keys)
+    out: Counter[Row] = Counter()
     for left, left_weight in inputs[0].items():
         a = [canonical(left[i], schemas[0][i].oid) for i in node.left_keys]
         for right, right_weight in inputs[1].items():
             b = [canonical(right[i], schemas[1][i].oid) for i in node.right_keys]
-            good = all(
-                x == y and (x is not None or null_is_equal)
-                for x, y, null_is_equal in zip(a, b, safe, strict=True)
-            )
-            if good and _filter(node.residual, Counter([left + right])):
-                pairs[left + right] += left_weight * right_weight
-                met[0].add(left)
-                met[1].add(right)
-    if node.op in ("semi", "anti"):
-        shown = node.op == "semi"
-        return Counter({r: w for r, w in inputs[0].items() if (r in met[0]) == shown})
-    nulls = [(None,) * len(schema) for schema in schemas]
-    if node.op in ("left", "full"):
-        for row, weight in inputs[0].items():
-            if row not in met[0]:
-                pairs[row + nulls[1]] += weight
-    if node.op == "full":
-        for row, weight in inputs[1].items():
-            if row not in met[1]:
-                pairs[nulls[0] + row] += weight
-    return pairs
+            if a == b and None not in a:
+                out[left + right] += left_weight * right_weight
+    return _filter(node.residual, out)
 
 
 def _group(
@@ -166,6 +149,62 @@ def _reduce(node: plan.Reduce, rows: Counter[Row], schema: Schema) -> Counter[Ro
         )
         out[key + tuple(_aggregate(a, members) for a in node.aggregates)] += 1
     return out
+
+
+def _topk(node: plan.TopK, rows: Counter[Row]) -> Counter[Row]:
+    """Rows are sorted by ORDER BY, then by their other values, then by their looks."""
+    fields = range(len(node.schema))
+    used = {item.column for item in node.order} | {*node.keys}
+    rest = [i for i in fields if i not in used]
+
+    def sort_key(row: Row) -> list[_Sortable]:
+        return [
+            _Sortable(
+                canonical(row[o.column], node.schema[o.column].oid),
+                o.descending,
+                o.nulls_first,
+            )
+            for o in node.order
+        ]
+
+    def tiebreak(row: Row) -> list[Any]:
+        values = [canonical(row[i], node.schema[i].oid) for i in rest]
+        looks = [(len(str(row[i])), str(row[i])) for i in fields]
+        return [*(_Sortable(v, False, False) for v in values), looks]
+
+    out: Counter[Row] = Counter()
+    for members in _group(rows, node.keys, node.schema).values():
+        ordered = sorted(members, key=lambda row: (sort_key(row), tiebreak(row)))
+        end = len(ordered) if node.limit is None else node.offset + node.limit
+        out.update(ordered[node.offset : end])
+        if node.ties and node.limit and 0 < end <= len(ordered):
+            last = sort_key(ordered[end - 1])
+            out.update(row for row in ordered[end:] if sort_key(row) == last)
+    return out
+
+
+@functools.total_ordering
+class _Sortable:
+    """A value that may be NULL, in one direction."""
+
+    def __init__(self, value: Any, descending: bool, nulls_first: bool) -> None:
+        self.value, self.descending = value, descending
+        self.nulls = -1 if nulls_first else 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sortable) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __lt__(self, other: _Sortable) -> bool:
+        if self.value is None or other.value is None:
+            mine = self.nulls if self.value is None else 0
+            theirs = other.nulls if other.value is None else 0
+            return mine < theirs
+        if self.descending:
+            return self.value > other.value
+        return self.value < other.value
 
 
 def _aggregate(aggregate: plan.Aggregate, members: list[Row]) -> Any:

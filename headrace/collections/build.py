@@ -17,8 +17,10 @@ from headrace.collections.reduce import Reduce
 from headrace.collections.setop import SetOp
 from headrace.collections.sink import Sink
 from headrace.collections.source import Source
+from headrace.collections.topk import TopK
 from headrace.collections.union import Union
 from headrace.collections.values import Values
+from headrace.collections.window import Window
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.state.contract import StateStore
 
@@ -59,6 +61,10 @@ def _make(  # noqa: C901  one case per node
             return Reduce(node, schemas[0], remote)
         case plan.Distinct():
             return Distinct(node)
+        case plan.TopK():
+            return TopK(node, schemas[0], remote)
+        case plan.Window():
+            return Window(node, schemas[0], remote)
         case plan.Union():
             return Union(node)
         case plan.SetOp():

@@ -78,13 +78,9 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Pairs of left x right with equal keys and all ``residual`` true, and what ``op`` adds.
+    """Inner join: rows of left x right with equal, non-NULL keys and all ``residual`` true.
 
-    ``op``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
-    ``semi`` and ``anti`` are the left rows that have a partner, or have none, each as often as it
-    is there.  A NULL in a key has no equal, save where ``null_safe`` (one per key; empty: none).
-    Output columns are the left's, then (not for semi and anti) the right's.  Empty key tuples mean
-    that all rows meet; ``residual`` is over the columns of left and right.
+    Output columns are the left's then the right's.  Empty key tuples mean a cross product.
     """
 
     id: str
@@ -94,22 +90,6 @@ class Join:
     right_keys: tuple[int, ...]
     residual: tuple[Expr, ...] = ()
     schema: Schema = ()
-    op: str = "inner"
-    null_safe: tuple[bool, ...] = ()
-
-    @property
-    def left_only(self) -> bool:
-        """Whether it has the columns of the left side only."""
-        return self.op in ("semi", "anti")
-
-    @property
-    def watched(self) -> tuple[int, ...]:
-        """Ports whose rows are shown for having a partner, or for having none."""
-        return {"inner": (), "full": (0, 1)}.get(self.op, (0,))
-
-    def keeps_nulls(self, port: int) -> bool:
-        """Whether rows of ``port`` matter that have a NULL in the key, and so no partner."""
-        return port in self.watched and self.op != "semi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +134,70 @@ class Reduce:
     input: str
     keys: tuple[int, ...]
     aggregates: tuple[Aggregate, ...]
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """One ORDER BY item: input column ``column`` under the ordering operator ``operator``.
+
+    ``native``: the byte order of its canonical keys is that order; else Postgres is asked.
+    ``trusted``: the operator and the type are built in.
+    """
+
+    column: int
+    operator: str
+    descending: bool
+    nulls_first: bool
+    native: bool
+    trusted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Of each group of rows equal in columns ``keys``, ``limit`` rows from ``offset`` on.
+
+    Rows stand in the order of ``order``, then of the canonical key of the other columns, then of
+    their bytes.  ``limit`` None: no end.  ``ties``: also the rows equal in ``order`` to the last.
+    """
+
+    id: str
+    input: str
+    keys: tuple[int, ...]
+    order: tuple[SortKey, ...]
+    limit: int | None
+    offset: int = 0
+    ties: bool = False
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCall:
+    """One window function: ``sql`` is the call, with ``$n`` for input columns ``args``.
+
+    FILTER is part of it, OVER is not.
+    """
+
+    sql: str
+    args: tuple[int, ...]
+    result: Field
+    trusted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Each row of the input, then the values of ``calls`` over one window definition.
+
+    The window is PARTITION BY columns ``keys`` ORDER BY ``order`` with the clause ``frame`` (empty:
+    the default).  Peers stand in one canonical order.
+    """
+
+    id: str
+    input: str
+    keys: tuple[int, ...]
+    order: tuple[SortKey, ...]
+    frame: str
+    calls: tuple[WindowCall, ...]
     schema: Schema = ()
 
 
@@ -234,6 +278,8 @@ Node = (
     | Fused
     | Join
     | Reduce
+    | TopK
+    | Window
     | Distinct
     | Union
     | SetOp
@@ -287,7 +333,7 @@ _KINDS: dict[str, type] = {
     c.__name__: c
     for c in (
         Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Reduce, Distinct, Union, SetOp, FlatMap,
-        Values, Sink, PhysicalPlan, Column, Literal, Native, Remote,
+        Values, Sink, SortKey, TopK, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
     )
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import BugError, RowError, UnsupportedError
+from headrace.expressions import windows
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import substitute
 from headrace.expressions.session import Session
@@ -212,6 +213,18 @@ class RemoteEvaluator:
                 out[int(present[group])] = value
             low = high
         return text.parse(pa.array(out, pa.string()), result.oid)
+
+    def windows(
+        self,
+        over: windows.Over,
+        columns: Sequence[pa.Array],
+        partitions: Int64s,
+        weights: Int64s,
+        trusted: bool = True,
+    ) -> tuple[Int64s, list[pa.Array]]:
+        """Values of window functions; see ``expressions.windows``.  Raises as ``evaluate`` does."""
+        session = self._session(trusted)
+        return windows.evaluate(session, over, columns, partitions, weights)
 
     def _over_nothing(
         self,

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import cython
 
 Found = tuple[list[int], list[bytes], list[int]]
@@ -58,6 +60,35 @@ def scan(entries: dict[bytes, dict[bytes, int]], keys: list[bytes]) -> Found:
         if entry is None:
             continue
         found = list(entry) if len(entry) == 1 else sorted(entry)
+        for row in found:
+            positions.append(i)
+            rows.append(row)
+            weights.append(entry[row])
+    return positions, rows, weights
+
+
+def first(
+    entries: dict[bytes, dict[bytes, int]],
+    keys: list[bytes],
+    starts: list[bytes],
+    count: int,
+) -> Found:
+    """Like ``scan``, up to ``count`` rows of each key, none before ``starts[i]``."""
+    i: cython.Py_ssize_t
+    positions: list[int] = []
+    rows: list[bytes] = []
+    weights: list[int] = []
+    if len(starts) != len(keys):
+        raise ValueError("keys and starts differ in length")
+    for i in range(len(keys)):
+        entry = entries.get(keys[i])
+        if entry is None:
+            continue
+        start = starts[i]
+        found = list(entry)
+        if start:
+            found = [row for row in found if row >= start]
+        found = heapq.nsmallest(count, found) if count < len(found) else sorted(found)
         for row in found:
             positions.append(i)
             rows.append(row)

@@ -11,6 +11,7 @@ cdef class Reads(Nodes):
     cdef int _under(self, Slice *prefixes, size_t start, size_t end, unsigned int *firsts, Hits hits) noexcept nogil
     cdef int _scan_run(self, Batch batch, size_t start, size_t end, list positions, list rows, list weights) except? -1
     cdef int _scan_over(self, Batch batch, size_t position, object base, list positions, list rows, list weights) except? -1
+    cdef int _first_merged(self, unsigned int handle, Batch batch, size_t position, long long left, object base, list positions, list rows, list weights) except? -1
     cdef bint _is_entry(self, Node *node, Slice prefix) noexcept nogil
     cdef Node *_first(self, unsigned int handle, Slice prefix) noexcept nogil
     cdef Node *_last(self, Path *path, Slice prefix, Slice end) noexcept nogil

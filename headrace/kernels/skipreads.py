@@ -299,6 +299,96 @@ class Reads(Nodes):
             i += 1
         return 0
 
+    def first_many(
+        self, prefixes: list[bytes], starts: list[bytes], count: int, base: Any
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """Like ``scan_many``, but up to ``count`` entries of each prefix, from its start on.
+
+        ``starts[i]`` begins with ``prefixes[i]``.
+        """
+        is_open(self)
+        batch: Batch = _prefixes(prefixes)
+        bounds: Batch = Batch(starts)
+        found: Found = Found(batch.count)
+        handles: Numbers = found.handles
+        positions: list[Any] = []
+        rows: list[Any] = []
+        weights: list[Any] = []
+        i: cython.size_t
+        left: cython.longlong
+        node: NodeRef
+        prefix: Slice
+        if bounds.count != batch.count:
+            raise ValueError("prefixes and starts differ in length")
+        with cython.nogil:
+            seek_many(self, bounds.slices, bounds.count, handles, False, cython.NULL)
+        for i in range(batch.count):
+            prefix = batch.slices[i]
+            self.requests[prefix.data[0]] += 1
+            left = count
+            if self.where[prefix.data[0]] != RESIDENT:
+                base.seek(bounds.items[i])
+                self._first_merged(
+                    handles[i], batch, i, left, base, positions, rows, weights
+                )
+                continue
+            node = self._first(handles[i], prefix)
+            while node and left > 0:
+                positions.append(i)
+                rows.append(key_bytes(node, prefix.length))
+                weights.append(weight_of(newest(self.arena, node)))
+                left -= 1
+                node = self._first(links(node)[0], prefix)
+        return positions, rows, weights
+
+    def _first_merged(
+        self,
+        handle: cython.uint,
+        batch: Batch,
+        position: cython.size_t,
+        left: cython.longlong,
+        base: Any,
+        positions: list[Any],
+        rows: list[Any],
+        weights: list[Any],
+    ) -> cython.int:
+        """Entries of a group that is not resident: ours from a node on over the base's."""
+        prefix: bytes = batch.items[position]
+        length: cython.Py_ssize_t = len(prefix)
+        weight: cython.longlong
+        node: NodeRef
+        while left > 0:
+            node = node_at(self.arena, handle) if handle else cython.NULL
+            if node and not _starts(node, batch.slices[position]):
+                node = cython.NULL
+                handle = 0
+            mine: Any = key_bytes(node, 0) if node else None
+            theirs: Any = None
+            if base.valid():
+                theirs = base.key()
+                if not theirs.startswith(prefix):
+                    theirs = None
+            else:
+                base.status()
+            if mine is None and theirs is None:
+                break
+            if mine is None or (theirs is not None and theirs < mine):
+                weight = _unpack(base.value())[0]
+                rows.append(theirs[length:])
+                base.next()
+            else:
+                if mine == theirs:
+                    base.next()
+                handle = links(node)[0]
+                if is_removed(newest(self.arena, node)):
+                    continue
+                weight = weight_of(newest(self.arena, node))
+                rows.append(mine[length:])
+            positions.append(position)
+            weights.append(weight)
+            left -= 1
+        return 0
+
     # ---- extremes ------------------------------------------------------------------------------
 
     def extreme_many(
@@ -306,8 +396,8 @@ class Reads(Nodes):
     ) -> list[bytes | None]:
         """First (or last) of what follows each prefix; None where nothing does.
 
-        ``ends`` are the least strings above everything that starts with the prefix (None: no
-        such), and may be empty if not ``last``.
+        If ``last``, ``ends`` bound it: the last one before the end; the least string above
+        everything that starts with the prefix bounds nothing (None: there is no such).
         """
         is_open(self)
         batch: Batch = _prefixes(prefixes)

@@ -135,7 +135,8 @@ class Grouping:
 
     def _aggregate(self, node: Tree) -> Expr | None:
         if node.kind != "AGGREF":
-            return None
+            known = self._base.special
+            return known(node) if known is not None else None
         lowering = self._lowering
         function = lowering.catalog.function(node.number("aggfnoid"))
         name = function.name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from headrace import types as t
@@ -33,12 +32,13 @@ from headrace.planner.logical import (
 )
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
-from headrace.planner.scalar import Expr, Ref, conjuncts
+from headrace.planner.ordering import Ordering
+from headrace.planner.scalar import Expr, Ref, conjuncts, show
 from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.sites import UNIT, Site, joined
 from headrace.planner.sources import Sources
 from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
-from headrace.planner.wholerow import whole_row
+from headrace.planner.windows import Windows
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
 """By JoinType; a right join is a left one with its sides exchanged."""
@@ -100,7 +100,9 @@ class Binder:
         level.env = (*env, With(ctes, self.scope(level)))
         operations = query.node("setOperations")
         if operations is not None:
-            return self._renamed(self._set_operation(operations, level), query)
+            node = self._renamed(self._set_operation(operations, level), query)
+            ordering = Ordering(self._lowering, query, require_key)
+            return ordering.bind(node, ordering.targets(), self.scope(level))
         return self._select(level)
 
     def scope(self, level: Level, *sites: Site) -> Scope:
@@ -114,9 +116,6 @@ class Binder:
             outer=level.outer,
             subqueries=self._subqueries(level),
             sites=sites,
-            row=lambda varno, oid: whole_row(
-                self._lowering, level.query, partial(self._resolve, level), varno, oid
-            ),
         )
 
     def _subqueries(self, level: Level) -> Subqueries:
@@ -127,16 +126,18 @@ class Binder:
         )
 
     def _select(self, level: Level) -> Node:
-        """FROM, WHERE, GROUP BY, HAVING, the select list, DISTINCT: in this order."""
+        """FROM, WHERE, GROUP BY, HAVING, windows, the select list, DISTINCT, LIMIT: in this order."""
         query = level.query
         node = self._from(query.child("jointree"), level)
         site = Site(node)
-        scope = self.scope(level, site)
+        ordering = Ordering(self._lowering, query, require_key)
+        windows = Windows(self._lowering, self.column, query, require_key)
+        scope = windows.scope(self.scope(level, site))
         sets = TargetSets(self._lowering, self.column, query)
         sets.below(site, scope)
         node = site.node
-        targets = [e for e in query.nodes("targetList") if not e.flag("resjunk")]
-        lowered = [*targets, *sets.arguments]
+        shown = ordering.targets()
+        lowered = [*shown, *sets.arguments, *windows.targets()]
         grouped = (
             query.flag("hasAggs")
             or bool(query.nodes("groupClause"))
@@ -149,13 +150,17 @@ class Binder:
         else:
             exprs = [self._lowering.lower(e.child("expr"), scope) for e in lowered]
             node = site.node
-        node = sets.above(node, exprs[len(targets) :])
-        exprs = exprs[: len(targets)]
-        names = [entry.text("resname") or "?column?" for entry in targets]
+        node, exprs = windows.bind(node, exprs)
+        node = sets.above(node, exprs[len(shown) :])
+        exprs = exprs[: len(shown)]
+        names = [
+            entry.text("resname") or show(expr)
+            for entry, expr in zip(shown, exprs, strict=True)
+        ]
         node = self._project(node, names, exprs)
-        if query.nodes("distinctClause"):
+        if query.nodes("distinctClause") and not ordering.distinct_on:
             node = self._distinct(node, "DISTINCT")
-        return node
+        return ordering.bind(node, shown, scope)
 
     def _project(self, node: Node, names: list[str], exprs: list[Expr]) -> Node:
         """A Project; a column that is handed through keeps its id (the first time)."""

@@ -42,12 +42,6 @@ def _query(node: Node) -> Iterator[Finding]:
         )
     if node.flag("hasRecursive"):
         yield "WITH RECURSIVE", r"\brecursive\b", None
-    if node.flag("hasDistinctOn"):
-        yield "DISTINCT ON", r"\bdistinct\s+on\b", None
-    if node.node("limitCount"):
-        yield "LIMIT", r"\blimit\b|\bfetch\s+(first|next)\b", None
-    if node.node("limitOffset"):
-        yield "OFFSET", r"\boffset\b", None
     if grouping_sets(node):
         pattern = r"\b(rollup|cube|grouping\s+sets)\b"
         yield "GROUPING SETS (also ROLLUP, CUBE)", pattern, None
@@ -61,6 +55,8 @@ def grouping_sets(query: Node) -> bool:
 
 def _entry(node: Node) -> Iterator[Finding]:
     kind = node.number("rtekind")
+    if node.flag("lateral") and kind != FUNCTION:
+        yield "LATERAL", r"\blateral\b", None
     if node.node("tablesample"):
         yield "TABLESAMPLE", r"\btablesample\b", None
     if kind == TABLE_FUNCTION:
@@ -76,15 +72,15 @@ def _join(node: Node) -> Iterator[Finding]:
         yield name, pattern, None
 
 
-def _window(node: Node) -> Iterator[Finding]:
-    yield "a window function (OVER)", r"\bover\b", node
+def _sublink(node: Node) -> Iterator[Finding]:
+    yield "a subquery in an expression", r"\(\s*select\b", node
 
 
 _CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
     "QUERY": _query,
     "RANGETBLENTRY": _entry,
     "JOINEXPR": _join,
-    "WINDOWFUNC": _window,
+    "SUBLINK": _sublink,
 }
 
 

@@ -14,11 +14,14 @@ from headrace.planner.logical import (
     Functions,
     Join,
     Node,
+    Order,
     Project,
     Scan,
     SetOp,
+    TopK,
     Union,
     Values,
+    Window,
     children,
 )
 from headrace.planner.scalar import Expr, Ref, show
@@ -42,7 +45,7 @@ def _all(exprs: Iterable[Expr]) -> str:
     return " AND ".join(show(e, nested=len(parts) > 1) for e in parts)
 
 
-def describe(node: Node) -> str:
+def describe(node: Node) -> str:  # noqa: C901  one case per node
     """One line of EXPLAIN."""
     match node:
         case Scan():
@@ -53,10 +56,10 @@ def describe(node: Node) -> str:
             return f"Filter {_all(node.predicates)}"
         case Project():
             return f"Project [{', '.join(_item(c.name, e) for c, e in node.items)}]"
-        case Join(kind="inner") if not node.condition:
+        case Join() if not node.condition:
             return "CrossJoin"
         case Join():
-            return f"{node.kind.capitalize()}Join {_all(node.condition)}".rstrip()
+            return f"InnerJoin {_all(node.condition)}"
         case Aggregate():
             return _aggregate(node)
         case Distinct():
@@ -70,8 +73,40 @@ def describe(node: Node) -> str:
         case SetOp():
             name = node.kind.capitalize() + ("All" if node.all else "")
             return f"{name} [{_names(node)}]"
+        case TopK():
+            return _topk(node)
+        case Window():
+            return _window(node)
         case _:
             return type(node).__name__
+
+
+def _order(order: tuple[Order, ...]) -> str:
+    return ", ".join(
+        show(o.column)
+        + (" DESC" if o.descending else "")
+        + (" NULLS FIRST" if o.nulls_first and not o.descending else "")
+        + (" NULLS LAST" if o.descending and not o.nulls_first else "")
+        for o in order
+    )
+
+
+def _topk(node: TopK) -> str:
+    text = f"TopK [{_order(node.order)}]"
+    if node.keys:
+        text += f" by [{', '.join(map(show, node.keys))}]"
+    if node.limit is not None:
+        text += f" limit {node.limit}" + (" with ties" if node.ties else "")
+    return text + (f" offset {node.offset}" if node.offset else "")
+
+
+def _window(node: Window) -> str:
+    text = f"Window [{', '.join(c.show for c in node.calls)}]"
+    if node.keys:
+        text += f" by [{', '.join(map(show, node.keys))}]"
+    if node.order:
+        text += f" order [{_order(node.order)}]"
+    return text + (f" {node.frame}" if node.frame else "")
 
 
 def _names(node: Node) -> str:
@@ -119,6 +154,7 @@ _COST: Final = {
     "Distinct": "O(changes)",
     "SetOp": "O(changes)",
     "FlatMap": "O(changes × rows of the functions)",
+    "Window": "O(touched partitions)",
     "Sink": "O(changed result rows)",
 }
 
@@ -138,7 +174,7 @@ def explain_physical(
             return
         columns = ", ".join(f"{f.name} {type_name(f.oid)}" for f in node.schema)
         yield f"{head} {_detail(node)}".rstrip() + (
-            f" ({columns}) state: {_state(node)}; cost: {_COST[type(node).__name__]}"
+            f" ({columns}) state: {_state(node)}; cost: {_cost(node)}"
         )
         for name in physical.inputs(node):
             yield from lines(plan.node(name), depth + 1)
@@ -146,8 +182,31 @@ def explain_physical(
     return "\n".join(lines(plan.sink, 0))
 
 
+def _cost(node: physical.Node) -> str:
+    if not isinstance(node, physical.TopK):
+        return _COST[type(node).__name__]
+    count = node.offset + (node.limit or 0)
+    if all(item.native for item in node.order):
+        return f"O(changes + {count} rows of touched groups)"
+    return f"O(changes + {count} rows of touched groups, ordered by Postgres)"
+
+
 def _detail(node: physical.Node) -> str:
     match node:
+        case physical.TopK() | physical.Window():
+            order = ", ".join(
+                f"{item.column}{' DESC' if item.descending else ''}"
+                for item in node.order
+            )
+            text = f"order [{order}]"
+            if node.keys:
+                text += f" by [{', '.join(map(str, node.keys))}]"
+            if isinstance(node, physical.Window):
+                calls = ", ".join(call.sql for call in node.calls)
+                return f"[{calls}] {text} {node.frame}".rstrip()
+            if node.limit is not None:
+                text += f" limit {node.limit}" + (" with ties" if node.ties else "")
+            return text + (f" offset {node.offset}" if node.offset else "")
         case physical.Source():
             identity = (
                 "full identity"
@@ -161,8 +220,7 @@ def _detail(node: physical.Node) -> str:
             pairs = zip(node.left_keys, node.right_keys, strict=True)
             keys = ", ".join(f"{a} = {b}" for a, b in pairs) or "cross product"
             extra = f" residual {len(node.residual)}" if node.residual else ""
-            op = "" if node.op == "inner" else f"{node.op} "
-            return f"{op}on {keys}{extra}"
+            return f"on {keys}{extra}"
         case physical.Reduce():
             functions = ", ".join(a.function for a in node.aggregates)
             keys = ", ".join(map(str, node.keys))
@@ -183,10 +241,7 @@ def _state(node: physical.Node) -> str:
         case physical.Source():
             return "all rows of the table, columns above"
         case physical.Join():
-            if node.left_only and not node.residual:
-                return "all rows of the left, one entry per key of the right"
-            more = ", pairs per row" if node.watched and node.residual else ""
-            return f"all rows of both sides{more}"
+            return "all rows of both sides"
         case physical.Reduce():
             kept = {a.function for a in node.aggregates} & {
                 "min",
@@ -200,6 +255,10 @@ def _state(node: physical.Node) -> str:
             return f"one entry per group{more}"
         case physical.Distinct():
             return "one entry per distinct row"
+        case physical.TopK():
+            return "all rows of the input"
+        case physical.Window():
+            return "all rows of the input and of the output"
         case physical.SetOp():
             return "one entry per distinct row of either side"
         case _:

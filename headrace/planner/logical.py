@@ -154,6 +154,11 @@ class Agg:
         ends = (self.argument, *self.more, self.filter)
         return tuple(e for e in ends if e is not None)
 
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """What it reads."""
+        return tuple(e for e in (self.argument, self.filter) if e is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
@@ -242,7 +247,7 @@ class WindowCall:
     """One window function.
 
     ``sql`` is the call with ``$n`` for ``args`` (columns of the input), FILTER included, OVER and
-    what follows excluded.
+    what follows excluded.  ``trusted``: only built-in functions take part.
     """
 
     column: Col
@@ -250,6 +255,7 @@ class WindowCall:
     args: tuple[Ref, ...]
     sql: str
     show: str = ""
+    trusted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +436,7 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return node.condition
         case Aggregate():
             keys = (e for _, e in node.keys)
-            return (*keys, *(e for a in node.aggs for e in a.inputs))
+            return (*keys, *(e for a in node.aggs for e in a.expressions))
         case TopK():
             return (*node.keys, *(o.column for o in node.order))
         case Window():

@@ -16,8 +16,8 @@ import psycopg
 from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
-from headrace.planner import clockless, constructors, containers, functions, rowtypes
-from headrace.planner.catalog import Catalog, Connection, Function, Operator
+from headrace.planner import functions, session
+from headrace.planner.catalog import FIRST_USER_OID, Catalog, Connection, Function
 from headrace.planner.constants import Constants, output_texts
 from headrace.planner.nodetree import Node
 from headrace.planner.scalar import (
@@ -60,7 +60,17 @@ _REFUSED: Final = {
     "WINDOWFUNC": "a window function",
     "GROUPINGFUNC": "GROUPING",
     "PARAM": "a parameter",
+    "ROWEXPR": "a row constructor",
+    "ROWCOMPAREEXPR": "a row comparison",
+    "FIELDSELECT": "selection of a field of a composite value",
+    "CONVERTROWTYPEEXPR": "conversion of a row type",
+    "COERCETODOMAIN": "cast to a domain",
+    "XMLEXPR": "an XML expression",
+    "JSONCONSTRUCTOREXPR": "a JSON constructor",
+    "JSONISPREDICATE": "IS JSON",
+    "JSONEXPR": "a JSON query expression",
     "NEXTVALUEEXPR": "nextval",
+    "NAMEDARGEXPR": "a named argument",
     "AGGREF": "an aggregate here",
     "MERGESUPPORTFUNC": "merge_action",
     "RETURNINGEXPR": "RETURNING",
@@ -73,12 +83,6 @@ _CLOCK: Final = (
 )
 """SQLValueFunctionOp in its order."""
 
-_STRINGS: Final = frozenset({t.TEXT, t.VARCHAR, t.NAME, t.BPCHAR})
-_READER: Final = frozenset(
-    {"current_role", "current_user", "user", "session_user", "current_schema"}
-)
-RECORDS: Final = frozenset({2249, 2287})
-"""record and record[]: inside of expressions only."""
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 
 Position = Callable[[int], int | None]
@@ -112,9 +116,13 @@ class Lowering:
 
     # -- helpers
 
-    def refuse(self, what: str, node: Node | None = None, **more: str) -> NoReturn:
-        """Raise UnsupportedError: ``what`` is not supported, at ``node``."""
+    def refuse(
+        self, what: str, node: Node | None = None, *, pattern: str = "", **more: str
+    ) -> NoReturn:
+        """Raise UnsupportedError: ``what`` is not supported, at ``node`` or ``pattern``."""
         place = self.position(node)
+        if place is None and pattern:
+            place = self._find(pattern)
         if place is None and (name := _QUOTED.search(what)) is not None:
             place = self._find(rf"\b{re.escape(name[1])}\b")
         raise UnsupportedError(
@@ -154,6 +162,17 @@ class Lowering:
 
         return to_sql(expr, reference, self.type_name)
 
+    def analysed(self, query: str) -> Node:
+        """The tree of a query of our own making, ready to be lowered.
+
+        Raises:
+            psycopg.Error: Postgres does not accept it.
+        """
+        with self._conn.transaction(force_rollback=True):
+            tree = session.view_tree(self._conn, query, "headrace_proof")
+        self._constants.load([tree])
+        return tree
+
     def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
         """Types of ``args`` under an input collation, for ``native.resolve``."""
         found = self.catalog.collation(collation)
@@ -173,21 +192,13 @@ class Lowering:
         remote_raises: bool,
         input_collation: int = 0,
         function: Function | None = None,
-        more: Sequence[Function] = (),
         stable: bool = False,
-        untrusted: bool = False,
-        declared: int = 0,
     ) -> Expr:
-        """A call, folded when it is constant; a kernel of another result type is no kernel.
-
-        ``function`` and ``more`` are what it runs; ``stable`` and ``untrusted`` say more than
-        they do.  ``declared`` is the domain that the result is checked against.
-        """
-        run = [*more, *([function] if function is not None else [])]
+        """A call, folded when it is constant; a kernel of another result type is no kernel."""
         oid, typmod, collation = result
         if native is not None and native.oid != oid:
             native = None
-        users = [declared or oid, *(a.oid for a in args)]
+        users = [oid, *(a.oid for a in args)]
         if t.MONEY in users and not self._money_plain and symbol not in _MONEY_ANYWHERE:
             self.refuse(
                 "an expression over type money where lc_monetary is not C or POSIX"
@@ -203,24 +214,21 @@ class Lowering:
             native=native.name if native else None,
             raises=native.may_raise if native else remote_raises,
             input_collation=input_collation,
-            immutable=not stable and all(f.volatility == "i" for f in run),
-            trusted=not untrusted
-            and all(f.builtin for f in run)
-            and all(self.catalog.trusted(u) for u in users),
+            immutable=not stable and (function is None or function.volatility == "i"),
+            trusted=(function is None or function.builtin)
+            and all(self.plain_type(u) for u in users),
         )
         return self._fold(call)
 
     def plain_type(self, oid: int) -> bool:
-        """Whether handling values of the type can run no code of a user."""
-        return self.catalog.trusted(oid)
+        """Whether reading a value of the type can run no code of a user (domain checks)."""
+        return oid < FIRST_USER_OID or self.catalog.type(oid).kind == "e"
 
     def _fold(self, call: Call) -> Expr:
         if refs(call) or not immutable(call) or not trusted(call):
             return call
         if call.symbol == "collate":
             return call  # a Const says nothing of its collation
-        if self.catalog.type(call.oid).kind in ("c", "p"):
-            return call  # a record has no text to be read back
         if any(not isinstance(a, Const) for a in call.args):
             return call  # an argument could not be folded: it raises
         sql = self.sql(call, lambda _: "")
@@ -228,17 +236,10 @@ class Lowering:
             with self._conn.transaction(force_rollback=True):
                 [text] = output_texts(self._conn, f"SELECT {sql}")
         except psycopg.Error as error:
-            if (error.sqlstate or "")[:2] not in ("22", "23"):
+            if (error.sqlstate or "")[:2] != "22":
                 raise
             return call  # fails at run time, if it is ever evaluated
         return Const(text, call.oid, call.typmod, call.collation)
-
-    def folded(self, expr: Expr) -> Expr:
-        """``expr`` with constant parts computed: rules put constants in the place of columns."""
-        if not isinstance(expr, Call):
-            return expr
-        args = tuple(self.folded(a) for a in expr.args)
-        return self._fold(dataclasses.replace(expr, args=args))
 
     # -- expressions
 
@@ -256,24 +257,10 @@ class Lowering:
         if handler is not None:
             return handler(self, node, scope)
         what = _REFUSED.get(node.kind, f"expression {node.kind.lower()}")
+        if node.kind == "SQLVALUEFUNCTION":
+            name = _CLOCK[node.number("op")]
+            what = f'"{name}" depends on time or session and is not supported'
         return self.refuse(what, node)
-
-    def _value_function(self, node: Node, scope: Scope) -> Expr:
-        del scope
-        name = _CLOCK[node.number("op")]
-        if name == "current_catalog":
-            # The engine's own database: it cannot be renamed while the engine is connected.
-            return Const(
-                self._conn.info.dbname, t.NAME, -1, node.number("typcollation")
-            )
-        if name in _READER:
-            self.refuse(
-                f'"{name}" is not supported because it depends on who reads the view',
-                node,
-            )
-        return self.refuse(
-            f'"{name}" depends on time or session and is not supported', node
-        )
 
     def _all(self, nodes: list[Node], scope: Scope) -> tuple[Expr, ...]:
         return tuple(self.lower(n, scope) for n in nodes)
@@ -285,10 +272,7 @@ class Lowering:
             self.refuse("a reference to an outer query", node)
         attno = node.number("varattno")
         if attno == 0:
-            if home.row is None:
-                self.refuse("a whole-row reference", node)
-            found = home.row(node.number("varno"), node.number("vartype"))
-            return home.above(found) if levels and home.above is not None else found
+            self.refuse("a whole-row reference", node)
         if attno < 0:
             name = _SYSTEM_COLUMNS.get(attno, "?")
             self.refuse(f'system column "{name}"', node)
@@ -297,17 +281,20 @@ class Lowering:
 
     def _sublink(self, node: Node, scope: Scope) -> Expr:
         if scope.subqueries is None or not scope.sites:
-            found = rowtypes.named_record(self, node, scope)
-            return found if found is not None else self.refuse("a subquery here", node)
+            self.refuse("a subquery here", node)
         return scope.subqueries.value(node, scope)
 
     def _const(self, node: Node, scope: Scope) -> Expr:
         del scope
         declared = node.number("consttype")
         oid = self.catalog.base(declared)
+        if oid == t.UNKNOWN:
+            oid = t.TEXT
         typmod, collation = node.number("consttypmod", -1), node.number("constcollid")
         if node.flag("constisnull"):
             return Const(None, oid, typmod, collation)
+        if functions.is_reg_type(oid):
+            self.refuse(f"a constant of type {self.type_name(oid)}", node)
         data = node.fields.get("constvalue")
         assert isinstance(data, bytes), "a constant that is not null has octets"
         text = self._constants.text(declared, data)
@@ -315,40 +302,25 @@ class Lowering:
             self.refuse(f"a constant of type {self.type_name(oid)}", node)
         return Const(text, oid, typmod, collation)
 
-    def function(self, oid: int, node: Node) -> Function:
-        """The function of that OID, if a view may call it."""
+    def _function(self, oid: int, node: Node) -> Function:
         function = self.catalog.function(oid)
         if (reason := functions.refusal(function)) is not None:
             self.refuse(reason, node)
         return function
 
-    def result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
-        """(type, modifier, collation) of ``node``; a record is fine inside an expression."""
+    def _result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
         oid = self.catalog.base(node.number(field))
-        if self.catalog.type(oid).kind == "p" and oid not in RECORDS:
+        if self.catalog.type(oid).kind == "p":
             self.refuse(f"an expression of pseudo-type {self.type_name(oid)}", node)
         return oid, -1, node.number(collation)
 
     def _operator(self, node: Node, scope: Scope) -> Expr:
+        operator = self.catalog.operator(node.number("opno"))
+        function = self._function(operator.function, node)
         if node.flag("opretset"):
             self.refuse("a set-returning operator", node)
-        operator = self.catalog.operator(node.number("opno"))
-        function = self.function(operator.function, node)
         args = self._all(node.nodes("args"), scope)
-        result = self.result(node, "opresulttype", "opcollid")
-        return self.operate(
-            operator, function, args, result, node.number("inputcollid")
-        )
-
-    def operate(
-        self,
-        operator: Operator,
-        function: Function,
-        args: tuple[Expr, ...],
-        result: tuple[int, int, int],
-        collation: int,
-    ) -> Expr:
-        """``operator``, which runs ``function``, applied to ``args``."""
+        collation = node.number("inputcollid")
         native = None
         if operator.builtin:
             native = resolve(operator.name, self.types(args, collation))
@@ -356,7 +328,7 @@ class Lowering:
         return self.call(
             operator.name,
             args,
-            result,
+            self._result(node, "opresulttype", "opcollid"),
             f"({ARG} {operator.quoted} {ARG})"
             if infix
             else f"({operator.quoted} {ARG})",
@@ -371,27 +343,19 @@ class Lowering:
         self, name: str, function: Function, args: tuple[Expr, ...]
     ) -> bool:
         if function.builtin and name in _COMPARISONS:
-            # Rows and arrays look for the operators of their parts when they run.
-            return any(self._open(a.oid) for a in args)
+            return False
         return functions.may_raise(function, args)
 
-    def _open(self, oid: int) -> bool:
-        """Whether comparing values of the type may turn out to be impossible."""
-        kind = self.catalog.type(oid)
-        if kind.kind in ("c", "p"):
-            return True
-        return bool(kind.element) and not self.catalog.type(kind.element).comparable
-
     def _call(self, node: Node, scope: Scope) -> Expr:
-        function = self.function(node.number("funcid"), node)
-        args, names = self._arguments(node.nodes("args"), scope)
+        function = self._function(node.number("funcid"), node)
+        args = self._all(node.nodes("args"), scope)
         if not function.builtin and len(args) < function.arguments:
             # The default would be computed when the query is planned, volatile or not.
             self.refuse(f'default arguments of function "{function.name}"', node)
-        result = self.result(node, "funcresulttype", "funccollid")
+        result = self._result(node, "funcresulttype", "funccollid")
         cast = self.catalog.cast(args[0].oid, result[0]) if len(args) == 1 else None
         collation = node.number("inputcollid")
-        marks = [f"{name} => {ARG}" if name else ARG for name in names]
+        marks = [ARG] * len(args)
         native = None
         display = f"{function.name}({', '.join(marks)})"
         symbol = function.quoted
@@ -401,8 +365,6 @@ class Lowering:
             display = f"{ARG}::{self.type_name(result[0])}"
         elif function.builtin:
             native = resolve(function.name, self.types(args, collation))
-        if any(names):
-            symbol = f"{function.quoted} {', '.join(names)}"
         if node.flag("funcvariadic"):
             marks[-1] = f"VARIADIC {ARG}"
             symbol += " variadic"
@@ -418,35 +380,9 @@ class Lowering:
             function=function,
         )
 
-    def _arguments(
-        self, nodes: list[Node], scope: Scope
-    ) -> tuple[tuple[Expr, ...], list[str]]:
-        """Arguments of a call, and the quoted names of those that are named."""
-        names, inner = [], []
-        for node in nodes:
-            named = node.kind == "NAMEDARGEXPR"
-            names.append(rowtypes.quote_name(node.text("name") or "") if named else "")
-            inner.append(node.child("arg") if named else node)
-        return self._all(inner, scope), names
-
     def _bool(self, node: Node, scope: Scope) -> Expr:
         args = self._all(node.nodes("args"), scope)
         return self.logic(node.text("boolop") or "", args)
-
-    def comparison(self, name: str, left: Expr, right: Expr, collation: int) -> Expr:
-        """``left name right`` by a built-in operator that kernels compute."""
-        native = resolve(name, self.types((left, right), collation))
-        assert native is not None, "asked by the caller"
-        return self.call(
-            name,
-            (left, right),
-            (t.BOOL, -1, 0),
-            f"({ARG} OPERATOR(pg_catalog.{name}) {ARG})",
-            f"{ARG} {name} {ARG}",
-            native=native,
-            remote_raises=False,
-            input_collation=collation,
-        )
 
     def logic(self, symbol: str, args: tuple[Expr, ...]) -> Expr:
         """``and``, ``or`` or ``not`` of ``args``.
@@ -476,10 +412,6 @@ class Lowering:
     def _null_test(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)
         symbol = "is_not_null" if node.number("nulltesttype") else "is_null"
-        if isinstance(arg, Call) and rowtypes.is_row(arg):
-            expanded = rowtypes.null_test(self, symbol, arg)
-            if expanded is not None:
-                return expanded
         return self.null_test(symbol, arg, row=node.flag("argisrow"))
 
     def null_test(self, symbol: str, arg: Expr, *, row: bool = False) -> Expr:
@@ -523,14 +455,14 @@ class Lowering:
 
     def _equality(self, node: Node, scope: Scope, symbol: str, sql: str) -> Expr:
         operator = self.catalog.operator(node.number("opno"))
-        function = self.function(operator.function, node)
+        function = self._function(operator.function, node)
         if not operator.builtin or operator.name != "=":
             self.refuse(
                 f"{symbol.replace('_', ' ')} with operator {operator.name}", node
             )
         args = self._all(node.nodes("args"), scope)
         collation = node.number("inputcollid")
-        result = self.result(node, "opresulttype", "opcollid")
+        result = self._result(node, "opresulttype", "opcollid")
         if symbol == "is_distinct_from":
             result = (t.BOOL, -1, 0)
         return self.call(
@@ -547,7 +479,7 @@ class Lowering:
 
     def _array_operator(self, node: Node, scope: Scope) -> Expr:
         operator = self.catalog.operator(node.number("opno"))
-        function = self.function(operator.function, node)
+        function = self._function(operator.function, node)
         anyone = node.flag("useOr")
         left_node, right_node = node.nodes("args")
         collation = node.number("inputcollid")
@@ -578,13 +510,26 @@ class Lowering:
             return None
         if not 0 < len(elements) <= _IN_LIST_MAX or operator.name not in ("=", "<>"):
             return None
+        function = self.catalog.function(operator.function)
         collation = node.number("inputcollid")
         tests = []
         for item in self._all(elements, scope):
             native = resolve(operator.name, self.types((left, item), collation))
             if native is None:
                 return None
-            tests.append(self.comparison(operator.name, left, item, collation))
+            tests.append(
+                self.call(
+                    operator.name,
+                    (left, item),
+                    (t.BOOL, -1, 0),
+                    f"({ARG} {operator.quoted} {ARG})",
+                    f"{ARG} {operator.name} {ARG}",
+                    native=native,
+                    remote_raises=False,
+                    input_collation=collation,
+                    function=function,
+                )
+            )
         if len(tests) == 1:
             return tests[0]
         return self.logic("or" if node.flag("useOr") else "and", tuple(tests))
@@ -598,21 +543,17 @@ class Lowering:
         for when in node.nodes("args"):
             args.append(self.lower(when.child("expr"), scope))
             args.append(self.lower(when.child("result"), scope))
-        result = self.result(node, "casetype", "casecollid")
+        result = self._result(node, "casetype", "casecollid")
         default = node.node("defresult")
         if default is None:
             args.append(Const(None, *result))
         else:
             args.append(self.lower(default, scope))
-        return self.choice(tuple(args), result)
-
-    def choice(self, args: tuple[Expr, ...], result: tuple[int, int, int]) -> Expr:
-        """CASE: condition, value, condition, value, …, else."""
         whens = f" WHEN {ARG} THEN {ARG}" * (len(args) // 2)
         sql = f"CASE{whens} ELSE {ARG} END"
         return self.call(
             "case",
-            args,
+            tuple(args),
             result,
             f"({sql})",
             sql,
@@ -623,7 +564,16 @@ class Lowering:
     def guarded(self, condition: Expr, value: Expr) -> Expr:
         """``value`` where ``condition`` is true, else NULL; not computed elsewhere."""
         args = (condition, value, Const(None, value.oid, -1, value.collation))
-        return self.choice(args, (value.oid, value.typmod, value.collation))
+        sql = f"CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END"
+        return self.call(
+            "case",
+            args,
+            (value.oid, value.typmod, value.collation),
+            f"({sql})",
+            sql,
+            native=resolve("case", self.types(args, 0)),
+            remote_raises=False,
+        )
 
     def _case_value(self, node: Node, scope: Scope) -> Expr:
         if scope.case_value is None:
@@ -636,7 +586,7 @@ class Lowering:
         return self.call(
             "coalesce",
             args,
-            self.result(node, "coalescetype", "coalescecollid"),
+            self._result(node, "coalescetype", "coalescecollid"),
             text,
             text,
             native=resolve("coalesce", self.types(args, 0)),
@@ -650,7 +600,7 @@ class Lowering:
         return self.call(
             word.lower(),
             args,
-            self.result(node, "minmaxtype", "minmaxcollid"),
+            self._result(node, "minmaxtype", "minmaxcollid"),
             text,
             text,
             native=None,
@@ -660,11 +610,9 @@ class Lowering:
 
     def _relabel(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)
-        oid, _, collation = self.result(node, "resulttype", "resultcollid")
+        oid, _, collation = self._result(node, "resulttype", "resultcollid")
         typmod = node.number("resulttypmod", -1)
         if functions.is_reg_type(oid) or functions.is_reg_type(arg.oid):
-            if isinstance(arg, Const) and oid == t.OID:
-                return Const(arg.text, oid)
             self.refuse(f"a cast between {self.type_name(arg.oid)} and an OID", node)
         if oid == arg.oid:
             # Only the label changes (a domain to its base, or a modifier given up).
@@ -677,15 +625,12 @@ class Lowering:
         found = self.catalog.cast(arg.oid, oid)
         through_text = found is None or found[1] == "i"
         if through_text:
-            guarded = functions.clock_guarded(oid) and arg.oid in _STRINGS
-            reason = functions.io_refusal(self.catalog, arg.oid, oid, guarded=guarded)
-            if reason is not None:
+            if (reason := functions.io_refusal(self.catalog, arg.oid, oid)) is not None:
                 self.refuse(reason)
-            if guarded:
-                arg = clockless.guard(self, arg)
             stable = not functions.io_immutable(self.catalog, arg.oid, oid)
         source = self.types((arg,), 0)[0]
         name = self.type_name(oid)
+        texts = (t.TEXT, t.VARCHAR, t.NAME, t.BPCHAR)
         return self.call(
             f"cast {name}",
             (arg,),
@@ -693,7 +638,7 @@ class Lowering:
             f"({ARG})::{name}",
             f"{ARG}::{name}",
             native=resolve_cast(source, TypeRef(oid)),
-            remote_raises=through_text and oid not in _STRINGS,
+            remote_raises=through_text and oid not in texts,
             stable=stable,
         )
 
@@ -721,20 +666,38 @@ class Lowering:
 
     def _through_text(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)
-        oid, _, collation = self.result(node, "resulttype", "resultcollid")
+        oid, _, collation = self._result(node, "resulttype", "resultcollid")
         try:
             return self.cast(arg, oid, -1, collation)
         except UnsupportedError as error:
             error.position = error.position or self.position(node)
             raise
 
-    def _collate(self, node: Node, scope: Scope) -> Expr:
-        return self.collate(
-            self.lower(node.child("arg"), scope), node.number("collOid")
+    def _array_cast(self, node: Node, scope: Scope) -> Expr:
+        arg = self.lower(node.child("arg"), scope)
+        oid, _, collation = self._result(node, "resulttype", "resultcollid")
+        for inner in node.child("elemexpr").walk():
+            if inner.kind == "FUNCEXPR":
+                if self._function(inner.number("funcid"), node).volatility != "i":
+                    self.refuse("this cast of an array", node)
+            elif inner.kind not in ("CASETESTEXPR", "RELABELTYPE", "CONST"):
+                self.refuse("this cast of an array", node)
+        if node.number("resulttypmod", -1) != -1:
+            self.refuse("a cast of an array to a type with a modifier", node)
+        name = self.type_name(oid)
+        return self.call(
+            f"cast {name}",
+            (arg,),
+            (oid, -1, collation),
+            f"({ARG})::{name}",
+            f"{ARG}::{name}",
+            native=None,
+            remote_raises=True,
         )
 
-    def collate(self, arg: Expr, oid: int) -> Expr:
-        """``arg COLLATE`` that collation."""
+    def _collate(self, node: Node, scope: Scope) -> Expr:
+        arg = self.lower(node.child("arg"), scope)
+        oid = node.number("collOid")
         if arg.collation == oid:
             return arg
         collation = self.catalog.collation(oid)
@@ -750,10 +713,42 @@ class Lowering:
             remote_raises=False,
         )
 
+    def _array(self, node: Node, scope: Scope) -> Expr:
+        if node.flag("multidims"):
+            self.refuse("a constructor of a multidimensional array", node)
+        args = self._all(node.nodes("elements"), scope)
+        result = self._result(node, "array_typeid", "array_collid")
+        text = f"ARRAY[{', '.join([ARG] * len(args))}]"
+        name = self.type_name(result[0])
+        return self.call(
+            "array",
+            args,
+            result,
+            text if args else f"ARRAY[]::{name}",
+            text,
+            native=None,
+            remote_raises=False,
+        )
+
+    def _subscript(self, node: Node, scope: Scope) -> Expr:
+        container = self.catalog.type(node.number("refcontainertype"))
+        upper = node.nodes("refupperindexpr")
+        if not container.element or node.items("reflowerindexpr") or len(upper) != 1:
+            self.refuse("this form of subscript", node)
+        args = self._all([node.child("refexpr"), upper[0]], scope)
+        return self.call(
+            "subscript",
+            args,
+            self._result(node, "refrestype", "refcollid"),
+            f"({ARG})[{ARG}]",
+            f"{ARG}[{ARG}]",
+            native=None,
+            remote_raises=False,
+        )
+
     _handlers: ClassVar[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
         "VAR": _var,
         "SUBLINK": _sublink,
-        "SQLVALUEFUNCTION": _value_function,
         "CONST": _const,
         "OPEXPR": _operator,
         "FUNCEXPR": _call,
@@ -769,10 +764,10 @@ class Lowering:
         "MINMAXEXPR": _min_max,
         "RELABELTYPE": _relabel,
         "COERCEVIAIO": _through_text,
+        "ARRAYCOERCEEXPR": _array_cast,
         "COLLATEEXPR": _collate,
-        **rowtypes.HANDLERS,
-        **containers.HANDLERS,
-        **constructors.HANDLERS,
+        "ARRAYEXPR": _array,
+        "SUBSCRIPTINGREF": _subscript,
     }
 
 

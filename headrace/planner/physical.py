@@ -19,9 +19,10 @@ from headrace import types as t
 from headrace.collections import plan as p
 from headrace.errors import UnsupportedError
 from headrace.expressions import ir
+from headrace.expressions.keys import order_native
 from headrace.planner import logical as lg
 from headrace.planner.bind import is_key
-from headrace.planner.lower import RECORDS, Lowering
+from headrace.planner.lower import Lowering
 from headrace.planner.scalar import (
     Call,
     Const,
@@ -36,6 +37,7 @@ from headrace.planner.scalar import (
 from headrace.planner.tables import Table, TableColumn
 from headrace.types import Field, Schema
 
+_PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
 _INTEGERS: Final = (t.INT2, t.INT4, t.INT8)
 
 
@@ -47,15 +49,6 @@ class _Chain:
     columns: tuple[lg.Col, ...]
     base_columns: tuple[lg.Col, ...]
     steps: list[p.Filter | p.Map] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """Two expressions that are equal where a pair of rows is."""
-
-    left: Expr
-    right: Expr
-    null_safe: bool = False
 
 
 class Builder:
@@ -93,11 +86,6 @@ class Builder:
         places = {c.id: i for i, c in enumerate(columns)}
         if native(expr):
             return self._native(expr, places)
-        if expr.oid in RECORDS:
-            self._lowering.refuse(
-                "a column of type record",
-                hint="Cast the row to a composite type: ROW(...)::type.",
-            )
         self.remotes.append(expr)
         order: list[Ref] = []
         sql = self._lowering.sql(expr, lambda ref: f"${_place(order, ref)}")
@@ -124,7 +112,7 @@ class Builder:
 
     # -- chains
 
-    def _chain(self, node: lg.Node) -> _Chain:
+    def _chain(self, node: lg.Node) -> _Chain:  # noqa: C901  one case per node
         match node:
             case lg.Scan():
                 return self._scan(node)
@@ -166,6 +154,10 @@ class Builder:
                     p.SetOp(node_id, left, right, node.kind, node.all, columns)
                 )
                 return _Chain(node_id, node.columns, node.columns)
+            case lg.TopK():
+                return self._topk(node)
+            case lg.Window():
+                return self._window(node)
             case _:
                 return self._lowering.refuse(f"a {type(node).__name__} node")
 
@@ -281,68 +273,50 @@ class Builder:
     # -- join
 
     def _join(self, node: lg.Join) -> _Chain:
+        if node.kind != "inner":
+            self._lowering.refuse(f"a {node.kind} join")
         sides = (self._chain(node.left), self._chain(node.right))
         keys, residual = self._keys(node)
-        left_keys = self._key_columns(sides[0], [key.left for key in keys])
-        right_keys = self._key_columns(sides[1], [key.right for key in keys])
+        left_keys = self._key_columns(sides[0], [pair[0] for pair in keys])
+        right_keys = self._key_columns(sides[1], [pair[1] for pair in keys])
         left, right = (self._close(chain) for chain in sides)
-        both = sides[0].columns + sides[1].columns
-        columns = sides[0].columns if node.kind in lg.LEFT_ONLY else both
+        columns = sides[0].columns + sides[1].columns
         node_id = self._id("join")
-        safe = tuple(key.null_safe for key in keys)
+        rest = tuple(self._expr(e, columns) for e in residual)
         self._nodes.append(
-            p.Join(
-                node_id,
-                left,
-                right,
-                left_keys,
-                right_keys,
-                residual=tuple(self._expr(e, both) for e in residual),
-                schema=schema(columns),
-                op=node.kind,
-                null_safe=safe if any(safe) else (),
-            )
+            p.Join(node_id, left, right, left_keys, right_keys, rest, schema(columns))
         )
         chain = _Chain(node_id, columns, columns)
         if [c.id for c in columns] != [c.id for c in node.columns]:
             self._map(chain, tuple((c, c.ref) for c in node.columns))
         return chain
 
-    def _keys(self, node: lg.Join) -> tuple[list[_Key], list[Expr]]:
-        """Keys of one type, and what remains to be checked.
+    def _keys(self, node: lg.Join) -> tuple[list[tuple[Expr, Expr]], list[Expr]]:
+        """Equal pairs of one type (left, right), and what remains to be checked.
 
         A side that may fail becomes a key only if there is no other: as a key it is
         computed for every row of its side.
         """
-        found: list[tuple[_Key, Expr]] = []
+        pairs: list[tuple[Expr, Expr, Expr]] = []
         residual: list[Expr] = []
         left, right = lg.ids(node.left), lg.ids(node.right)
         for predicate in node.condition:
-            if isinstance(predicate, Const) and predicate.text == "t":
-                continue
-            key = self._pair(predicate, left, right)
-            if key is None and node.kind != "inner" and not raises(predicate):
-                key = _one_sided(predicate, left, right)
-            if key is None:
+            pair = self._pair(predicate, left, right)
+            if pair is None:
                 residual.append(predicate)
             else:
-                found.append((key, predicate))
-        safe = [q for q in found if not (raises(q[0].left) or raises(q[0].right))]
-        chosen = safe or found[:1]
-        residual += [q[1] for q in found if q not in chosen]
+                pairs.append((*pair, predicate))
+        safe = [q for q in pairs if not (raises(q[0]) or raises(q[1]))]
+        chosen = safe or pairs[:1]
+        residual += [q[2] for q in pairs if q not in chosen]
         order = {id(e): i for i, e in enumerate(node.condition)}
         residual.sort(key=lambda e: order[id(e)])
-        return [q[0] for q in chosen], residual
+        return [(q[0], q[1]) for q in chosen], residual
 
     def _pair(
         self, predicate: Expr, left: frozenset[int], right: frozenset[int]
-    ) -> _Key | None:
-        null_safe = False
-        if isinstance(predicate, Call) and predicate.symbol == "not":
-            [predicate] = predicate.args
-            null_safe = True
-        symbol = "is_distinct_from" if null_safe else "="
-        if not isinstance(predicate, Call) or predicate.symbol != symbol:
+    ) -> tuple[Expr, Expr] | None:
+        if not isinstance(predicate, Call) or predicate.symbol != "=":
             return None
         first, second = predicate.args
         if not (refs(first) and refs(second)):
@@ -351,16 +325,16 @@ class Builder:
             first, second = second, first
         if not (refs(first) <= left and refs(second) <= right):
             return None
-        if not null_safe and "OPERATOR(pg_catalog.=)" not in predicate.sql:
-            return None
-        sides = self._unified(predicate, first, second)
-        return None if sides is None else _Key(*sides, null_safe)
+        return self._unified(predicate, first, second)
 
     def _unified(
         self, predicate: Call, first: Expr, second: Expr
     ) -> tuple[Expr, Expr] | None:
         """Both sides in one type, if our keys decide this equality."""
         lowering = self._lowering
+        operator = predicate.sql
+        if "OPERATOR(pg_catalog.=)" not in operator:
+            return None
         if core(first).oid == core(second).oid:
             first, second = core(first), core(second)
         if first.oid != second.oid:
@@ -391,6 +365,75 @@ class Builder:
         if computed:
             self._map(chain, tuple(items))
         return tuple(positions)
+
+    # -- order
+
+    def _topk(self, node: lg.TopK) -> _Chain:
+        chain = self._chain(node.input)
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        below = self._close(chain)
+        node_id = self._id("topk")
+        self._nodes.append(
+            p.TopK(
+                node_id,
+                below,
+                tuple(places[key.id] for key in node.keys),
+                self._sort_keys(node.order, places),
+                node.limit,
+                node.offset,
+                node.ties,
+                schema(chain.columns),
+            )
+        )
+        return _Chain(node_id, chain.columns, chain.columns)
+
+    def _window(self, node: lg.Window) -> _Chain:
+        chain = self._chain(node.input)
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        below = self._close(chain)
+        columns = (*chain.columns, *(c.column for c in node.calls))
+        calls = tuple(
+            p.WindowCall(
+                c.sql,
+                tuple(places[ref.id] for ref in c.args),
+                _field(c.column),
+                c.trusted,
+            )
+            for c in node.calls
+        )
+        node_id = self._id("window")
+        self._nodes.append(
+            p.Window(
+                node_id,
+                below,
+                tuple(places[key.id] for key in node.keys),
+                self._sort_keys(node.order, places),
+                node.frame,
+                calls,
+                schema(columns),
+            )
+        )
+        return _Chain(node_id, columns, columns)
+
+    def _sort_keys(
+        self, order: tuple[lg.Order, ...], places: dict[int, int]
+    ) -> tuple[p.SortKey, ...]:
+        catalog = self._lowering.catalog
+        return tuple(
+            p.SortKey(
+                places[item.column.id],
+                item.operator,
+                item.descending,
+                item.nulls_first,
+                item.operator in _PLAIN_ORDERS
+                and order_native(
+                    item.column.oid, bytewise=catalog.bytewise(item.column.collation)
+                ),
+                item.operator in _PLAIN_ORDERS
+                and self._lowering.plain_type(item.column.oid),
+            )
+            for item in order
+        )
 
     # -- reduce
 
@@ -423,18 +466,6 @@ class Builder:
             p.Reduce(node_id, below, keys, aggregates, schema(node.columns))
         )
         return _Chain(node_id, node.columns, node.columns)
-
-
-_TRUE: Final = Const("t", t.BOOL)
-
-
-def _one_sided(
-    predicate: Expr, left: frozenset[int], right: frozenset[int]
-) -> _Key | None:
-    """A predicate on one side as a key that equals true: so the join needs no residual."""
-    if refs(predicate) <= left:
-        return _Key(predicate, _TRUE)
-    return _Key(_TRUE, predicate) if refs(predicate) <= right else None
 
 
 def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:

@@ -9,7 +9,6 @@ One transaction, always rolled back: nothing is left in the user's database.
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Final
 
@@ -20,16 +19,13 @@ from headrace.planner import check, functions, functions_in_from, position, sess
 from headrace.planner.bind import Binder
 from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.constants import Constants
-from headrace.planner.decorrelate import decorrelate
 from headrace.planner.explain import explain_logical, explain_physical
-from headrace.planner.logical import Join, Node, children
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.optimise import optimise
 from headrace.planner.physical import Builder
 from headrace.planner.request import Planned, PlanRequest
-from headrace.planner.scalar import Call, Const, Expr, Ref, quote, show
-from headrace.planner.singles import place_singles
+from headrace.planner.scalar import Call, Const, Expr, Ref, plain, quote, show
 from headrace.planner.sources import Sources, describe
 from headrace.types import UNKNOWN, Field, Schema
 
@@ -70,15 +66,13 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             partial(position.find, request.query),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
-        bound_plan = Binder(lowering, sources).bind(bound.tree)
-        logical = decorrelate(bound_plan, lowering)
-        _require_inner(logical, lowering)
+        logical = Binder(lowering, sources).bind(bound.tree)
         columns = _columns(catalog, bound)
         optimised = optimise(logical)
         builder = Builder(lowering)
-        physical = builder.build(place_singles(optimised, lowering), columns)
+        physical = builder.build(optimised, columns)
         _prove(conn, lowering, constants, builder.remotes)
-        functions_in_from.prove(conn, lowering, constants, builder.sets, _plain)
+        functions_in_from.prove(conn, lowering, constants, builder.sets, plain)
         return Planned(
             columns=columns,
             canonical_sql=bound.canonical_sql,
@@ -86,7 +80,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             optimised=optimised,
             physical=physical,
             explain={
-                "logical": explain_logical(bound_plan),
+                "logical": explain_logical(logical),
                 "optimised": explain_logical(optimised),
                 "physical": explain_physical(physical, lowering.type_name),
                 "sources": describe(sources),
@@ -100,14 +94,6 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             results=frozenset(sources.results),
             generated=frozenset(sources.generated),
         )
-
-
-def _require_inner(node: Node, lowering: Lowering) -> None:
-    """Refuse joins whose kind the rules do not know."""
-    if isinstance(node, Join) and node.kind != "inner":
-        lowering.refuse(f"a {node.kind} join")
-    for child in children(node):
-        _require_inner(child, lowering)
 
 
 def _is_c_locale(name: str) -> bool:
@@ -145,12 +131,12 @@ def _prove(
     for start in range(0, len(unique), _PROOF_CHUNK):
         chunk = unique[start : start + _PROOF_CHUNK]
         refs = list({r.id: r for e in chunk for r in _columns_of(e)}.values())
-        query, tree = _analyse_again(conn, lowering, chunk, refs)
-        constants.load([tree], query)
+        tree = _analyse_again(conn, lowering, chunk, refs)
+        constants.load([tree])
         scope = Scope(partial(_nth, refs))
         for expr, target in zip(chunk, tree.nodes("targetList"), strict=True):
             again = lowering.lower(target.child("expr"), scope)
-            if _plain(again) != _plain(lowering.folded(expr)):
+            if plain(again) != plain(expr):
                 raise UnsupportedError(
                     f"expression {show(expr)} cannot be reproduced exactly"
                     " and is not supported"
@@ -163,8 +149,8 @@ def _nth(refs: list[Ref], _: int, attno: int) -> Ref:
 
 def _analyse_again(
     conn: Connection, lowering: Lowering, exprs: list[Expr], refs: list[Ref]
-) -> tuple[str, Tree]:
-    """Our SQL of ``exprs`` over columns typed as ``refs``, and its tree."""
+) -> Tree:
+    """The tree of our SQL of ``exprs`` over columns typed as ``refs``."""
     places = {ref.id: place for place, ref in enumerate(refs, 1)}
     targets = ", ".join(
         f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}"
@@ -178,7 +164,7 @@ def _analyse_again(
     query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
     try:
         with conn.transaction(force_rollback=True):
-            return query, session.view_tree(conn, query, "headrace_proof")
+            return session.view_tree(conn, query, "headrace_proof")
     except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
         raise UnsupportedError(
             "an expression of the query cannot be written down for evaluation",
@@ -194,15 +180,3 @@ def _columns_of(expr: Expr) -> list[Ref]:
             return []
         case Call():
             return [r for a in expr.args for r in _columns_of(a)]
-
-
-def _plain(expr: Expr) -> Expr:
-    """``expr`` without modifiers, which a column of our own making does not have."""
-    match expr:
-        case Ref():
-            return dataclasses.replace(expr, typmod=-1, collation=0)
-        case Const():
-            return dataclasses.replace(expr, typmod=-1, collation=0)
-        case Call():
-            args = tuple(_plain(a) for a in expr.args)
-            return dataclasses.replace(expr, args=args, typmod=-1, collation=0)

@@ -145,6 +145,16 @@ def core(expr: Expr) -> Expr:
     return expr
 
 
+def plain(expr: Expr) -> Expr:
+    """``expr`` without modifiers, which a column of our own making does not have."""
+    match expr:
+        case Ref() | Const():
+            return dataclasses.replace(expr, typmod=-1, collation=0)
+        case Call():
+            args = tuple(plain(a) for a in expr.args)
+            return dataclasses.replace(expr, args=args, typmod=-1, collation=0)
+
+
 def conjuncts(expr: Expr) -> list[Expr]:
     """The parts of a conjunction, in order."""
     if isinstance(expr, Call) and expr.symbol == "and":

@@ -29,7 +29,6 @@ import pyarrow as pa
 
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, columns_of, decode, encode
-from headrace.collections.join import keys_of as join_keys
 from headrace.collections.plan import Node, PhysicalPlan, Source
 from headrace.collections.source import load_batch, load_columns
 from headrace.errors import BugError, HeadraceError, TransientError
@@ -184,7 +183,7 @@ def keys_of(node: Node, port: int) -> tuple[int, ...] | None:
     match node:
         case plan.Join():
             return node.left_keys if port == 0 else node.right_keys
-        case plan.Reduce():
+        case plan.Reduce() | plan.TopK() | plan.Window():
             return node.keys
         case plan.Distinct() | plan.SetOp():
             return None
@@ -316,9 +315,7 @@ def _leave(
 def _keys(
     node: Node, port: int, schema: Schema, batch: pa.RecordBatch
 ) -> list[bytes | None]:
-    """Key of each row; None where a NULL keeps it from being of any interest (joins)."""
-    if isinstance(node, plan.Join) and not node.keeps_nulls(port):
-        return join_keys(node, port, schema, batch)
+    """Key of each row; None where a NULL keeps it from meeting any row (joins)."""
     places = keys_of(node, port)
     if places is None:
         places = tuple(range(len(schema)))
@@ -327,7 +324,7 @@ def _keys(
     return row_kernel.encode_keys(
         [batch.column(i) for i in places],
         [schema[i].oid for i in places],
-        nulls=True,
+        nulls=not isinstance(node, plan.Join),
     )
 
 
@@ -382,11 +379,16 @@ def saved_error(staging: Staging) -> HeadraceError | None:
     )
 
 
+_KEYED: Final = (
+    plan.Join | plan.Reduce | plan.TopK | plan.Window | plan.Distinct | plan.SetOp
+)
+
+
 def exchange(node: Node) -> bool:
     """Whether all rows of a key must meet in one task before ``node``."""
     if isinstance(node, Source):
         return node.full_identity
-    return isinstance(node, plan.Join | plan.Reduce | plan.Distinct | plan.SetOp)
+    return isinstance(node, _KEYED)
 
 
 def single(node: Node) -> bool:
@@ -394,7 +396,7 @@ def single(node: Node) -> bool:
     match node:
         case plan.Join():
             return not node.left_keys
-        case plan.Reduce():
+        case plan.Reduce() | plan.TopK() | plan.Window():
             return not node.keys
         case _:
             return False

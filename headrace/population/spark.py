@@ -269,7 +269,14 @@ class _Graph:
             case plan.Filter() | plan.Map() | plan.Fused() | plan.FlatMap():
                 flow = self._flow(node.input)
                 return _Flow(flow.segment.then(node.id), flow.frame)
-            case plan.Join() | plan.Reduce() | plan.Distinct() | plan.SetOp():
+            case (
+                plan.Join()
+                | plan.Reduce()
+                | plan.TopK()
+                | plan.Window()
+                | plan.Distinct()
+                | plan.SetOp()
+            ):
                 frames = [
                     self._emit(self._flow(name), Exit(segments.KEYED, node.id, port))
                     for port, name in enumerate(plan.inputs(node))

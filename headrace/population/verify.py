@@ -174,6 +174,12 @@ def _tapped(context: Context, job: Job, view: ViewRow) -> Iterator[Path]:
             context.worker.call("untap", {"job": job.name})
 
 
+_LOOSE: Final = (
+    plan.Reduce | plan.Window | plan.TopK | plan.Distinct | plan.Union | plan.SetOp
+)
+"""Nodes after which not every digit is determined by the query."""
+
+
 class _Proof:
     """One attempt."""
 
@@ -353,10 +359,7 @@ class _Proof:
         Without grouping every digit is determined, and nothing is done.
         """
         nodes = self._subject.physical.nodes
-        grouped = any(
-            isinstance(n, plan.Reduce | plan.Distinct | plan.Union | plan.SetOp)
-            for n in nodes
-        )
+        grouped = any(isinstance(n, _LOOSE) for n in nodes)
         loose = [c for c, o in self._typed if o == NUMERIC]
         floats = [(c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE]
         if not grouped or not (loose or floats):

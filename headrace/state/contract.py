@@ -39,6 +39,14 @@ class IndexState(Protocol):
     ) -> tuple[list[int], list[bytes], list[int]]:
         """(position in ``keys``, row, weight) of every row under each key, grouped by position, rows in byte order."""
 
+    def first_many(
+        self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """Like ``scan_many``, but at most ``count`` rows under each key.
+
+        ``starts[i]``: rows before it in byte order are left out; it costs nothing to skip them.
+        """
+
     def add_many(
         self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
     ) -> None:
@@ -49,6 +57,11 @@ class IndexState(Protocol):
 
     def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
         """First (or last) row in byte order under each key; ``None`` where the key has no row."""
+
+    def before_many(
+        self, keys: Sequence[bytes], bounds: Sequence[bytes]
+    ) -> list[bytes | None]:
+        """Last row in byte order before ``bounds[i]`` under each key; ``None``: there is none."""
 
 
 class StateStore(Protocol):

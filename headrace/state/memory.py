@@ -91,6 +91,13 @@ class MemoryIndex:
         """See ``IndexState``."""
         return overlay.scan(self._entries, list(keys))
 
+    def first_many(
+        self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """See ``IndexState``."""
+        bounds = [b""] * len(keys) if starts is None else list(starts)
+        return overlay.first(self._entries, list(keys), bounds, count)
+
     def add_many(
         self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
     ) -> None:
@@ -116,6 +123,16 @@ class MemoryIndex:
             entry = self._entries.get(key)
             out.append(choose(entry) if entry else None)
         return out
+
+    def before_many(
+        self, keys: Sequence[bytes], bounds: Sequence[bytes]
+    ) -> list[bytes | None]:
+        """See ``IndexState``."""
+        none: dict[bytes, int] = {}
+        return [
+            max((r for r in self._entries.get(key, none) if r < bound), default=None)
+            for key, bound in zip(keys, bounds, strict=True)
+        ]
 
     def checkpoint(self) -> None:
         """Keep all writes; BugError if a weight is negative."""

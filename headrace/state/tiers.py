@@ -92,6 +92,34 @@ class Tier:
         out: tuple[list[int], list[bytes], list[int]] = keygroups.regroup(*found, order)
         return out
 
+    def first(
+        self, prefixes: list[bytes], starts: list[bytes], count: int
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """Like ``scan``, up to ``count`` of each prefix, from ``starts`` (with prefix) on."""
+        order = in_order(starts)
+        with reading(self.name):
+            found = self.map.first_many(
+                keygroups.gather(prefixes, order),
+                keygroups.gather(starts, order),
+                count,
+                self._base(),
+            )
+        out: tuple[list[int], list[bytes], list[int]] = keygroups.regroup(*found, order)
+        return out
+
+    def before(self, prefixes: list[bytes], bounds: list[bytes]) -> list[bytes | None]:
+        """Last rest of a key under each prefix that is before a bound (with prefix)."""
+        order = in_order(bounds)
+        with reading(self.name):
+            found = self.map.extreme_many(
+                keygroups.gather(prefixes, order),
+                keygroups.gather(bounds, order),
+                True,
+                self._base(),
+            )
+        out: list[bytes | None] = keygroups.scatter(found, order)
+        return out
+
     def extreme(self, prefixes: list[bytes], *, last: bool) -> list[bytes | None]:
         """First or last rest of a key under each prefix."""
         order = in_order(prefixes)
@@ -219,6 +247,16 @@ class TieredIndex:
         """See ``IndexState``."""
         return self.tier.scan(keygroups.physical(list(keys)))
 
+    def first_many(
+        self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """See ``IndexState``."""
+        prefixes = keygroups.physical(list(keys))
+        bounds = prefixes
+        if starts is not None:
+            bounds = [p + s for p, s in zip(prefixes, starts, strict=True)]
+        return self.tier.first(prefixes, bounds, count)
+
     def add_many(
         self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
     ) -> None:
@@ -236,6 +274,14 @@ class TieredIndex:
     def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
         """See ``IndexState``."""
         return self.tier.extreme(keygroups.physical(list(keys)), last=last)
+
+    def before_many(
+        self, keys: Sequence[bytes], bounds: Sequence[bytes]
+    ) -> list[bytes | None]:
+        """See ``IndexState``."""
+        prefixes = keygroups.physical(list(keys))
+        limits = [p + b for p, b in zip(prefixes, bounds, strict=True)]
+        return self.tier.before(prefixes, limits)
 
 
 def in_order(keys: list[bytes]) -> list[int]:

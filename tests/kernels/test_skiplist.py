@@ -197,6 +197,14 @@ class Txids(Both):
         ends = [prefix_end(prefix) for prefix in prefixes]
         for last in (False, True):
             self.extreme_many(prefixes, ends, last, bases)
+        bounds = [p + self.rng.choice((b"", b"a", b"\x00", b"w\xff")) for p in prefixes]
+        self.extreme_many(prefixes, bounds, True, bases)
+        count = self.rng.choice((1, 2, 3, 100))
+        found = [
+            one.first_many(prefixes, bounds, count, bases)
+            for one in (self.fast, self.slow)
+        ]
+        assert found[0] == found[1]
 
 
 def run(both: Both, weights: dict[str, int], steps: int, every: int = 1) -> None:

@@ -215,19 +215,39 @@ class ReferenceSkipList:
                 weights.append(_weight(value))
         return positions, rows, weights
 
+    def first_many(
+        self, prefixes: list[bytes], starts: list[bytes], count: int, base: Any
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """Like ``scan_many``, but up to ``count`` entries of each prefix, from its start on.
+
+        ``starts[i]`` begins with ``prefixes[i]``.
+        """
+        self._open()
+        positions, rows, weights = [], [], []
+        for at, prefix in enumerate(prefixes):
+            self.requests[group(prefix)] += 1
+            found = sorted(self._under(prefix, base).items())
+            for key, value in [e for e in found if e[0] >= starts[at]][:count]:
+                positions.append(at)
+                rows.append(key[len(prefix) :])
+                weights.append(_weight(value))
+        return positions, rows, weights
+
     def extreme_many(
         self, prefixes: list[bytes], ends: list[bytes | None], last: bool, base: Any
     ) -> list[bytes | None]:
         """First (or last) of what follows each prefix; None where nothing does.
 
-        ``ends`` are the least strings above everything that starts with the prefix (None: no
-        such), and may be empty if not ``last``.
+        If ``last``, ``ends`` bound it: the last one before the end; the least string above
+        everything that starts with the prefix bounds nothing (None: there is no such).
         """
         self._open()
         out: list[bytes | None] = []
-        for prefix in prefixes:
+        for at, prefix in enumerate(prefixes):
             self.requests[group(prefix)] += 1
-            rows = sorted(key[len(prefix) :] for key in self._under(prefix, base))
+            end = ends[at] if last else None
+            keys = (k for k in self._under(prefix, base) if end is None or k < end)
+            rows = sorted(key[len(prefix) :] for key in keys)
             out.append(rows[-1 if last else 0] if rows else None)
         return out
 

@@ -316,6 +316,19 @@ def check(entries, index, values: dict, weights: dict) -> None:
     assert index.weight_many([k for k, _ in pairs], [r for _, r in pairs]) == [
         weights.get(pair, 0) for pair in pairs
     ]
+    for count, start in ((1, b""), (2, b"a"), (9, b"\x00")):
+        assert list(
+            zip(*index.first_many(KEYS, count, [start] * len(KEYS)), strict=True)
+        ) == [
+            entry
+            for at in range(len(KEYS))
+            for entry in [e for e in rows if e[0] == at and e[1] >= start][:count]
+        ]
+        assert index.before_many(KEYS, [start] * len(KEYS)) == [
+            max((r for k, r in weights if k == key and r < start), default=None)
+            for key in KEYS
+        ]
+    assert list(zip(*index.first_many(KEYS, 99), strict=True)) == rows
     for last, choose in ((False, min), (True, max)):
         assert index.extreme_many(KEYS, last=last) == [
             choose((row for k, row in weights if k == key), default=None)

@@ -1,0 +1,102 @@
+"""One canonical order of rows (E-30), shared by memory, store and whatever shows rows.
+
+Rows stand in the order of ORDER BY, then of the canonical key of their other columns, then of their
+bytes.  Where the byte order of keys is Postgres' order, sort keys are bytes that can stand in an
+index; elsewhere Postgres ranks the rows that have to be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.collections.plan import SortKey
+from headrace.errors import BugError
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.expressions.windows import Over, Sorting
+from headrace.kernels import order as kernel
+from headrace.kernels import rows
+from headrace.types import INT8, Field, Schema
+
+Int64s = npt.NDArray[np.int64]
+
+_RANK: Final = Field("rank", INT8)
+
+
+class Sorter:
+    """Sort keys of rows of ``schema``, whose columns ``keys`` are equal within a group."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        keys: Sequence[int],
+        order: Sequence[SortKey],
+        remote: RemoteEvaluator | None,
+    ) -> None:
+        self.native: Final = all(item.native for item in order)
+        """Whether ``orders`` can be told without Postgres."""
+        if remote is None and not self.native:
+            raise BugError("an order that is not native needs an evaluator")
+        self._order = tuple(order)
+        self._remote = remote
+        self._trusted = all(item.trusted for item in order)
+        self._oids = [field.oid for field in schema]
+        sorted_by = {item.column for item in order} if self.native else set()
+        self._rest = [
+            i for i in range(len(schema)) if i not in sorted_by and i not in keys
+        ]
+        fields = tuple(schema[item.column] for item in order)
+        self._over = Over(
+            ("pg_catalog.dense_rank()",),
+            tuple(
+                Sorting(i, item.operator, item.nulls_first)
+                for i, item in enumerate(order, 1)
+            ),
+            "",
+            fields,
+            (_RANK,),
+        )
+
+    def orders(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
+        """Sort keys, prefix-free; REQUIRES: native."""
+        parts = []
+        for item in self._order:
+            column, oid = columns[item.column], self._oids[item.column]
+            part: list[bytes] = kernel.directed(
+                _whole(rows.encode_keys([column], [oid], nulls=True)),
+                descending=item.descending,
+                nulls_first=item.nulls_first,
+            )
+            parts.append(part)
+        out: list[bytes] = kernel.joined(parts, count)
+        return out
+
+    def rests(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
+        """Canonical keys of the columns that are neither sorted nor grouped by."""
+        if not self._rest:
+            return [b""] * count
+        chosen = [columns[i] for i in self._rest]
+        oids = [self._oids[i] for i in self._rest]
+        return _whole(rows.encode_keys(chosen, oids, nulls=True))
+
+    def ranks(self, columns: Sequence[pa.Array], groups: Int64s) -> list[bytes]:
+        """Sort keys as Postgres ranks the rows within their groups, which stand together."""
+        assert self._remote is not None, "asked by the constructor"
+        chosen = [columns[item.column] for item in self._order]
+        ones = np.ones(len(groups), np.int64)
+        at, [found] = self._remote.windows(
+            self._over, chosen, groups, ones, self._trusted
+        )
+        ranks = np.empty(len(groups), np.int64)
+        ranks[at] = found.to_numpy()
+        packed = ranks.astype(">i8").tobytes()
+        return [packed[i : i + 8] for i in range(0, len(packed), 8)]
+
+
+def _whole(keys: list[bytes | None]) -> list[bytes]:
+    """Keys that were made with ``nulls=True``: each is there."""
+    return keys  # type: ignore[return-value]

@@ -1,0 +1,138 @@
+"""Window functions evaluated by the user's Postgres, over whole partitions.
+
+The rows of some partitions travel as arrays, each with its weight; what comes back are the values of
+the calls for every row.  Postgres is handed the rows sorted by partition, ORDER BY and ordinal, which is
+the order of its window sort: so peers keep the order in which they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.expressions.placeholders import substitute
+from headrace.expressions.session import Session
+from headrace.kernels import copytext, text
+from headrace.types import INT8, Field
+
+ROWS_PER_STATEMENT_MAX: Final = 20_000
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """One ORDER BY item over ``$place``."""
+
+    place: int
+    operator: str
+    nulls_first: bool
+
+    def sql(self) -> str:
+        """The item over the columns of ``t``."""
+        nulls = "FIRST" if self.nulls_first else "LAST"
+        return f"t.a{self.place} USING {self.operator} NULLS {nulls}"
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Calls over one window definition; ``$i`` is the argument of ``fields[i - 1]``."""
+
+    calls: tuple[str, ...]
+    order: tuple[Sorting, ...]
+    frame: str
+    fields: tuple[Field, ...]
+    results: tuple[Field, ...]
+
+
+def evaluate(
+    session: Session,
+    over: Over,
+    columns: Sequence[pa.Array],
+    partitions: Int64s,
+    weights: Int64s,
+) -> tuple[Int64s, list[pa.Array]]:
+    """Per row, as often as its weight says: its number, and the values of the calls.
+
+    Row i has the arguments ``columns[…][i]`` and belongs to partition ``partitions[i]``; rows of a
+    partition stand together.
+
+    Raises:
+        RowError: a call failed; message and SQLSTATE are Postgres'.
+        TransientError: Postgres is away.
+        DefiniteFailure: the calls cannot be evaluated any more.
+    """
+    texts = [text.render(c, f.oid) for c, f in zip(columns, over.fields, strict=True)]
+    statement = _statement(session, over)
+    results = (*over.results, Field("o", INT8))
+    found: list[tuple[str | None, ...]] = []
+    numbers: list[int] = []
+    for low, high in _pieces(partitions):
+        params = [copytext.array_literal(column[low:high]) for column in texts]
+        params += [_integers(partitions[low:high]), _integers(weights[low:high])]
+        answers = session.fetch(statement, params, results)
+        found.extend(row[:-1] for row in answers)
+        numbers.extend(low + int(row[-1] or 0) - 1 for row in answers)
+    turned = list(zip(*found, strict=True)) or [()] * len(over.results)
+    values = [
+        text.parse(pa.array(column, pa.string()), f.oid)
+        for column, f in zip(turned, over.results, strict=True)
+    ]
+    return np.array(numbers, np.int64), values
+
+
+def _pieces(partitions: Int64s) -> Iterator[tuple[int, int]]:
+    """Ranges of rows, each of whole partitions."""
+    count = len(partitions)
+    ends = [*(np.flatnonzero(np.diff(partitions)) + 1).tolist(), count]
+    low = last = 0
+    for end in ends:
+        if end - low > ROWS_PER_STATEMENT_MAX and last > low:
+            yield low, last
+            low = last
+        last = end
+    if last > low:
+        yield low, last
+
+
+def _statement(session: Session, over: Over) -> str:
+    names = session.type_names(f.oid for f in over.fields)
+    collations = session.collation_names(f.collation for f in over.fields)
+    arrays, columns = [], []
+    for i, field in enumerate(over.fields, 1):
+        name, plain = names[field.oid]
+        arrays.append(f"${i}::{name if plain else 'text'}[]")
+        value = f"u.a{i}" if plain else f"u.a{i}::{name}"
+        if collation := collations.get(field.collation):
+            value = f"({value}) COLLATE {collation}"
+        columns.append(f"{value} AS a{i}")
+    count = len(over.fields)
+    listed = ", ".join([*(f"a{i}" for i in range(1, count + 1)), "g", "w", "o"])
+    arrays += [f"${count + 1}::int8[]", f"${count + 2}::int8[]"]
+    order = ", ".join(item.sql() for item in over.order)
+    # Names in the plan's expressions were quoted by Postgres; the rest is our own.
+    inner = (
+        f"(SELECT {', '.join([*columns, 'u.g', 'u.w', 'u.o'])}"  # noqa: S608
+        f" FROM unnest({', '.join(arrays)}) WITH ORDINALITY AS u({listed})) t"
+    )
+    given = ", ".join(["t.g", *([order] if order else []), "t.o"])
+    source = (
+        f"(SELECT t.* FROM {inner}, generate_series(1, t.w)"  # noqa: S608
+        f" ORDER BY {given} OFFSET 0) t"
+    )
+    window = "PARTITION BY t.g" + (f" ORDER BY {order}" if order else "")
+    window += f" {over.frame}" if over.frame else ""
+    calls = [
+        f"{substitute(call, lambda n: f'(t.a{n})')} OVER ({window})"
+        for call in over.calls
+    ]
+    return session.statement(source, [*calls, "t.o"])
+
+
+def _integers(values: Int64s) -> str:
+    return "{" + ",".join(map(str, values.tolist())) + "}"

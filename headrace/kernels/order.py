@@ -1,0 +1,84 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="untyped-decorator"
+"""Sort keys of ORDER BY, and index rows that stand in that order.
+
+An *entry* is sort key, tiebreak and row behind each other, then the lengths of the sort key and of
+the row (4 bytes each, big-endian).  Sort keys and tiebreaks are prefix-free, so entries stand in
+the order of their sort keys, then of their tiebreaks, then of their rows.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import cython
+
+_INVERTED = bytes(255 - i for i in range(256))
+_LENGTHS = struct.Struct(">II")
+_VALUE, _NULL = b"\x00", b"\x01"
+
+
+@cython.locals(keys=list, out=list, i=cython.Py_ssize_t, key=bytes, body=bytes)
+def directed(keys: list[bytes], *, descending: bool, nulls_first: bool) -> list[bytes]:
+    """Canonical keys of one column (``kernels.keys``) as sort keys of one ORDER BY item."""
+    value, null = (_NULL, _VALUE) if nulls_first else (_VALUE, _NULL)
+    out: list[bytes] = [b""] * len(keys)
+    for i in range(len(keys)):
+        key = keys[i]
+        if key[0] == 1:
+            out[i] = null
+            continue
+        body = key[1:]
+        if descending:
+            body = body.translate(_INVERTED)
+        out[i] = value + body
+    return out
+
+
+@cython.locals(parts=list, out=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t)
+def joined(parts: list[list[bytes]], count: int) -> list[bytes]:
+    """Per row its parts behind each other."""
+    if not parts:
+        return [b""] * count
+    out = list(parts[0])
+    for k in range(1, len(parts)):
+        part = parts[k]
+        for i in range(len(out)):
+            out[i] = out[i] + part[i]
+    return out
+
+
+@cython.locals(orders=list, rests=list, rows=list, out=list, i=cython.Py_ssize_t)
+def entries(orders: list[bytes], rests: list[bytes], rows: list[bytes]) -> list[bytes]:
+    """Entries of sort keys, tiebreaks and rows; ValueError if they differ in number."""
+    if not len(orders) == len(rests) == len(rows):
+        message = "sort keys, tiebreaks and rows differ in length"
+        raise ValueError(message)
+    pack = _LENGTHS.pack
+    out: list[bytes] = [b""] * len(rows)
+    for i in range(len(rows)):
+        order, row = orders[i], rows[i]
+        out[i] = order + rests[i] + row + pack(len(order), len(row))
+    return out
+
+
+@cython.locals(
+    found=list,
+    orders=list,
+    rows=list,
+    i=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    entry=bytes,
+)
+def split(found: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """(sort keys, rows) of entries."""
+    unpack = _LENGTHS.unpack
+    orders: list[bytes] = [b""] * len(found)
+    rows: list[bytes] = [b""] * len(found)
+    for i in range(len(found)):
+        entry = found[i]
+        end = len(entry) - 8
+        order_bytes, row_bytes = unpack(entry[end:])
+        orders[i] = entry[:order_bytes]
+        rows[i] = entry[end - row_bytes : end]
+    return orders, rows

@@ -1,0 +1,133 @@
+"""ORDER BY, LIMIT, OFFSET, WITH TIES and DISTINCT ON of one query level.
+
+A view is a multiset of rows: ORDER BY alone changes nothing and is not computed, so an expression in
+it that fails on some row fails only whoever reads the view in that order.  With LIMIT or OFFSET it
+decides which rows there are; rows equal in it stand in one canonical order (``collections.sorting``),
+and so do all rows where there is no ORDER BY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from headrace.planner.logical import Node, Order, Project, TopK
+from headrace.planner.lower import Lowering
+from headrace.planner.nodetree import Node as Tree
+from headrace.planner.scalar import Const, Expr, Ref
+from headrace.planner.scope import Scope
+
+_WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
+
+_NOT_CONSTANT: Final = ("SUBLINK", "PARAM", "VAR")
+
+RequireKey = Callable[[Lowering, Expr, str], None]
+
+
+class Ordering:
+    """Which rows a query level keeps, and in which order they are counted."""
+
+    def __init__(
+        self, lowering: Lowering, query: Tree, require_key: RequireKey
+    ) -> None:
+        self._lowering = lowering
+        self._query = query
+        self._require_key = require_key
+        self.distinct_on: Final = query.flag("hasDistinctOn")
+        self._limited = bool(query.node("limitCount") or query.node("limitOffset"))
+
+    def targets(self) -> list[Tree]:
+        """The visible entries of the target list, then those that are only sorted by."""
+        entries = self._query.nodes("targetList")
+        visible = [e for e in entries if not e.flag("resjunk")]
+        if not self._limited and not self.distinct_on:
+            return visible
+        wanted = {c.number("tleSortGroupRef") for c in self._clauses()}
+        return visible + [
+            e
+            for e in entries
+            if e.flag("resjunk") and e.number("ressortgroupref") in wanted
+        ]
+
+    def bind(self, node: Node, targets: list[Tree], scope: Scope) -> Node:
+        """The rows that are kept of ``node``, whose columns are ``targets`` in order."""
+        by_ref = {
+            entry.number("ressortgroupref"): column.ref
+            for entry, column in zip(targets, node.columns, strict=True)
+            if entry.number("ressortgroupref")
+        }
+        order: tuple[Order, ...] = ()
+        if self._limited or self.distinct_on:
+            order = orders(self._lowering, self._query.nodes("sortClause"), by_ref)
+        visible = node.columns[: sum(not e.flag("resjunk") for e in targets)]
+        if self.distinct_on:
+            node = self._distinct_on(node, order, by_ref)
+        if self._limited:
+            node = self._limit(node, order, scope)
+        if len(visible) < len(node.columns):
+            node = Project(node, tuple((c, c.ref) for c in visible))
+        return node
+
+    def _clauses(self) -> list[Tree]:
+        clauses = self._query.nodes("sortClause")
+        if self.distinct_on:
+            clauses = clauses + self._query.nodes("distinctClause")
+        return clauses
+
+    def _distinct_on(
+        self, node: Node, order: tuple[Order, ...], by_ref: dict[int, Ref]
+    ) -> Node:
+        keys: list[Ref] = []
+        for clause in self._query.nodes("distinctClause"):
+            ref = by_ref[clause.number("tleSortGroupRef")]
+            self._require_key(self._lowering, ref, "DISTINCT ON")
+            keys.append(ref)
+        # Within a group its keys are equal, so they order nothing.
+        mine = {key.id for key in keys}
+        rest = tuple(item for item in order if item.column.id not in mine)
+        return TopK(node, tuple(keys), rest, 1)
+
+    def _limit(self, node: Node, order: tuple[Order, ...], scope: Scope) -> Node:
+        limit = self._count("limitCount", "LIMIT", scope)
+        offset = self._count("limitOffset", "OFFSET", scope) or 0
+        ties = self._query.text("limitOption") in _WITH_TIES
+        if ties and limit is None:
+            self._lowering.refuse("WITH TIES without a number of rows")
+        if limit is None and offset == 0:
+            return node
+        return TopK(node, (), order, limit, offset, ties)
+
+    def _count(self, name: str, word: str, scope: Scope) -> int | None:
+        tree = self._query.node(name)
+        if tree is None:
+            return None
+        what = f"{word} with an expression that is not constant"
+        if any(part.kind in _NOT_CONSTANT for part in tree.walk()):
+            self._lowering.refuse(what, pattern=rf"\b({word}|fetch)\b")
+        expr = self._lowering.lower(tree, scope)
+        if not isinstance(expr, Const):
+            self._lowering.refuse(what, pattern=rf"\b({word}|fetch)\b")
+        if expr.text is None:
+            return None
+        count = int(expr.text)
+        if count < 0:
+            self._lowering.refuse(f"a negative {word}", pattern=rf"\b{word}\b")
+        return count
+
+
+def orders(
+    lowering: Lowering, clauses: list[Tree], by_ref: dict[int, Ref]
+) -> tuple[Order, ...]:
+    """ORDER BY items; ``by_ref`` has the columns by sort group reference."""
+    out = []
+    for clause in clauses:
+        operator = lowering.catalog.operator(clause.number("sortop"))
+        out.append(
+            Order(
+                by_ref[clause.number("tleSortGroupRef")],
+                operator.quoted,
+                operator.builtin and operator.name == ">",
+                clause.flag("nulls_first"),
+            )
+        )
+    return tuple(out)

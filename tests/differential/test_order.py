@@ -1,0 +1,286 @@
+"""ORDER BY with LIMIT, DISTINCT ON and window functions under random transactions.
+
+Where Postgres may choose among ties, the queries leave it no choice: a key comes last in ORDER BY, or
+the function does not look at the order of peers.  A failure prints the seed.
+"""
+
+from __future__ import annotations
+
+import random
+
+import psycopg
+import pytest
+
+from tests.differential.test_random import check
+from tests.waiting import bump, create_marker, wait_for
+
+DDL = """
+    CREATE TYPE mood AS ENUM ('sad', 'ok', 'glad');
+    CREATE TABLE items (id int PRIMARY KEY, g int, k int, n numeric, t text, d date, f float8,
+        e mood);
+    CREATE TABLE bag (k int, n numeric);
+    ALTER TABLE bag REPLICA IDENTITY FULL;
+"""
+TRANSACTIONS = 12
+
+
+class Writer:
+    """Random statements and queries over ``DDL``; small pools, so that rows tie."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def _value(self, column: str) -> str:
+        pools = {
+            "g": ["NULL", "1", "2", "3"],
+            "k": ["NULL", "-1", "0", "1", "2", "5"],
+            "n": ["NULL", "1", "1.0", "1.00", "0.97", "0.970", "-2.45", "'NaN'"],
+            "t": ["NULL", "''", "'a'", "'B'", "'b'", "'ä'", "'Z'"],
+            "d": ["NULL", "'2024-01-01'", "'2024-02-29'", "'infinity'"],
+            "e": ["NULL", "'glad'", "'ok'", "'sad'"],
+            "f": ["NULL", "0", "'-0'", "1.5", "'NaN'", "'-Infinity'"],
+        }
+        return self.rng.choice(pools[column])
+
+    def statement(self) -> str:
+        """One INSERT, UPDATE, DELETE or, rarely, TRUNCATE."""
+        r = self.rng
+        kind, key = r.randrange(13), r.randrange(24)
+        if kind < 5:
+            values = ", ".join(self._value(c) for c in "gkntdfe")
+            return (
+                f"INSERT INTO items VALUES ({key}, {values}) ON CONFLICT (id) DO UPDATE"
+                " SET k = excluded.k, t = excluded.t, n = excluded.n, e = excluded.e"
+            )
+        if kind < 8:
+            column = r.choice("gkntdfe")
+            return f"UPDATE items SET {column} = {self._value(column)} WHERE id % 8 = {key % 8}"
+        if kind < 10:
+            return f"DELETE FROM items WHERE id % 7 < {r.choice([1, 1, 2, 5])}"
+        if kind == 10:
+            return f"INSERT INTO bag VALUES ({self._value('k')}, {self._value('n')})"
+        if kind == 11:
+            return f"DELETE FROM bag WHERE k = {self._value('k')}"
+        return r.choice(
+            ["TRUNCATE items", "TRUNCATE bag", "UPDATE bag SET k = k + 1", "SELECT 1"]
+        )
+
+    def transaction(self) -> list[str]:
+        """A few statements."""
+        return [self.statement() for _ in range(self.rng.randrange(1, 6))]
+
+    def _items(self) -> list[str]:
+        """Random ORDER BY items."""
+        r = self.rng
+        some = r.sample(
+            ["k", "n", "t", "d", "f", "g", "e", "ARRAY[k, g]", 't COLLATE "C"'],
+            r.randrange(3),
+        )
+        some += r.choice([[], ["k + 1"]])
+        return [
+            c
+            + r.choice(["", "", " DESC"])
+            + r.choice(["", " NULLS FIRST", " NULLS LAST"])
+            for c in some
+        ]
+
+    def order(self) -> str:
+        """ORDER BY that leaves no ties."""
+        return ", ".join([*self._items(), self.rng.choice(["id", "id DESC"])])
+
+    def limited(self) -> str:
+        """A query with LIMIT."""
+        r = self.rng
+        kind = r.randrange(6)
+        limit = r.choice(
+            ["LIMIT 3", "LIMIT 1", "LIMIT 0", "LIMIT 7 OFFSET 2", "OFFSET 4"]
+        )
+        if kind == 0:
+            first = r.choice(["k", "n", "t", "f", "e"])
+            direction = r.choice(["", " DESC", " DESC NULLS LAST", " NULLS FIRST"])
+            offset = r.choice([0, 1, 3]) if first in "kte" else 0
+            # Which of the peers an offset takes off is open.
+            return (
+                f"SELECT {'' if offset else 'id, '}{first} FROM items"
+                f" ORDER BY {first}{direction} OFFSET {offset} FETCH FIRST {r.choice([1, 2, 4])} ROWS WITH TIES"
+            )
+        if kind == 1:
+            keys = r.sample(["g", "k", "t"], r.choice([1, 1, 2]))
+            return (
+                f"SELECT DISTINCT ON ({', '.join(keys)}) * FROM items"
+                f" ORDER BY {', '.join(keys)}, {self.order()} {r.choice(['', '', limit])}"
+            )
+        if kind == 2:
+            return (
+                "SELECT k, count(*) AS c, sum(n) AS s FROM items WHERE n <> 'NaN' GROUP BY k"
+                f" ORDER BY count(*) DESC, k {limit}"
+            )
+        if kind == 3:
+            return f"SELECT * FROM bag ORDER BY k, n, scale(n) {limit}"
+        if kind == 4:
+            return (
+                f"SELECT a.id, b.k FROM (SELECT * FROM items ORDER BY {self.order()} {limit}) a"
+                f" JOIN bag b ON a.k = b.k"
+            )
+        return f"SELECT id, k, t FROM items ORDER BY {self.order()} {limit}"
+
+    def window(self) -> str:
+        """A query with window functions."""
+        r = self.rng
+        calls = [self._call(i) for i in range(r.choice([1, 1, 2, 3]))]
+        return f"SELECT id, {', '.join(calls)} FROM items" + r.choice(
+            ["", "", " WHERE k > 0", " WHERE n <> 'NaN'"]
+        )
+
+    def _call(self, number: int) -> str:
+        r = self.rng
+        keys = r.choice(
+            ["", "PARTITION BY g ", "PARTITION BY g ", "PARTITION BY k, t "]
+        )
+        condition = r.choice(["", "", " FILTER (WHERE k > 0)"])
+        aggregate = r.choice(
+            [
+                "count(*)",
+                "count(n)",
+                "sum(k)",
+                "min(t)",
+                "max(k)",
+                "bool_and(k > 0)",
+                "count(*) ",
+            ]
+        )
+        if r.random() < 0.45:  # peers are equal before these
+            call = r.choice(
+                ["rank()", "dense_rank()", "percent_rank()", "cume_dist()"]
+                + [aggregate + condition] * 4
+            )
+            items = ", ".join(self._items()) or "k"
+            frame = r.choice(["", "", "", *self._frames("GROUPS", "RANGE")])
+            if "OFFSET" in frame:
+                frame = ""
+            return f"{call} OVER ({keys}ORDER BY {items} {frame}) AS c{number}"
+        call = r.choice(
+            [
+                "row_number()",
+                "rank()",
+                "lag(k)",
+                "lead(t, 2)",
+                "lag(n, 1, 0.5)",
+                "lag(1 / (id + 1), 1)",
+                "first_value(k)",
+                "last_value(t)",
+                "nth_value(k, 2)",
+                "ntile(3)",
+                "array_agg(k)",
+                "string_agg(t, ',')",
+                aggregate + condition,
+                aggregate + condition,
+            ]
+        )
+        frame = r.choice(["", "", *self._frames("ROWS", "GROUPS")])
+        return f"{call} OVER ({keys}ORDER BY {self.order()} {frame}) AS c{number}"
+
+    def _frames(self, *modes: str) -> list[str]:
+        r = self.rng
+        out = []
+        for mode in modes:
+            bounds = ["UNBOUNDED PRECEDING", "CURRENT ROW", "UNBOUNDED FOLLOWING"]
+            if mode != "RANGE":
+                bounds[1:1] = ["2 PRECEDING", "1 PRECEDING"]
+                bounds[-1:-1] = ["1 FOLLOWING", "3 FOLLOWING"]
+            low = r.randrange(len(bounds) - 1)
+            high = r.randrange(max(low, 1), len(bounds))
+            exclude = r.choice(
+                ["", "", " EXCLUDE TIES", " EXCLUDE GROUP", " EXCLUDE NO OTHERS"]
+                + (["  EXCLUDE CURRENT ROW"] if mode == "ROWS" else [])
+            )
+            out.append(f"{mode} BETWEEN {bounds[low]} AND {bounds[high]}{exclude}")
+        return out
+
+
+FIXED = (
+    # Several definitions, a named one, windows over aggregates, a window in ORDER BY.
+    "SELECT id, row_number() OVER w AS r, sum(k) OVER (w ROWS 1 PRECEDING) AS s,"
+    " count(*) OVER () AS c FROM items WINDOW w AS (PARTITION BY g ORDER BY k, id)",
+    "SELECT g, sum(k) AS s, rank() OVER (ORDER BY sum(k) DESC) AS r,"
+    " sum(sum(k)) OVER () AS whole FROM items GROUP BY g",
+    "SELECT id FROM items ORDER BY row_number() OVER (PARTITION BY g ORDER BY id DESC), id LIMIT 3",
+    "SELECT * FROM (SELECT id, g, row_number() OVER (PARTITION BY g ORDER BY k DESC, id) AS r"
+    " FROM items) s WHERE r <= 2",
+    "SELECT id, sum(k) OVER (ORDER BY d RANGE BETWEEN '31 days' PRECEDING AND CURRENT ROW) AS s"
+    " FROM items WHERE d < '2030-01-01'",
+    "SELECT id, count(*) OVER (ORDER BY k RANGE BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS c FROM items",
+    "SELECT k, n, count(*) OVER (PARTITION BY k) AS c, rank() OVER (ORDER BY k DESC) AS r FROM bag",
+    "SELECT DISTINCT g, count(*) OVER (PARTITION BY g) AS c FROM items",
+    "SELECT id, k FROM items ORDER BY 1 LIMIT NULL OFFSET NULL",
+    "SELECT k FROM bag UNION ALL SELECT id FROM items ORDER BY 1 DESC NULLS LAST LIMIT 3",
+    "(SELECT id FROM items ORDER BY id LIMIT 2) UNION (SELECT id FROM items ORDER BY id DESC LIMIT 2)",
+    "SELECT i.id FROM items i ORDER BY i.k NULLS FIRST, i.id LIMIT 2 + 1",
+    "SELECT id, t FROM items ORDER BY e DESC, id LIMIT 4",
+    "SELECT DISTINCT ON (g) g, t FROM items ORDER BY g, e, id",
+    "SELECT id, rank() OVER (PARTITION BY g ORDER BY e) AS r FROM items",
+    "SELECT e FROM items ORDER BY e FETCH FIRST 3 ROWS WITH TIES",
+    "SELECT id, t FROM items ORDER BY e, id OFFSET 2",
+    "SELECT id, percentile FROM (SELECT id, ntile(4) OVER (ORDER BY id) AS percentile FROM items) s",
+    "SELECT id, lag(10 / k) OVER (ORDER BY id) AS l FROM items WHERE k <> 0",
+)
+
+
+@pytest.fixture
+def engine(shared_engine):
+    return shared_engine
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(
+        engine.source, autocommit=True, prepare_threshold=None
+    ) as conn:
+        conn.execute("SET timezone = 'UTC'")
+        conn.execute("SET extra_float_digits = 1")
+        yield conn
+
+
+@pytest.fixture
+def commander(engine):
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
+        yield conn
+
+
+def run(seed: int, source, commander, queries: list[str], writer: Writer) -> None:
+    """Create the views and hold them against their queries after every transaction."""
+    source.execute(DDL)
+    for _ in range(writer.rng.choice([0, 15, 15])):
+        source.execute(writer.statement())
+    create_marker(source, commander)
+    views = {}
+    for number, query in enumerate(queries):
+        name = f"v{number}"
+        commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+        views[name] = query
+    check(source, views, f"seed {seed}, population")
+    for number in range(TRANSACTIONS):
+        statements = writer.transaction()
+        with source.transaction():
+            for statement in statements:
+                source.execute(statement)
+            marker = bump(source)
+        wait_for(source, marker)
+        check(source, views, f"seed {seed}, transaction {number}: {statements}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_limits(seed, source, commander):
+    writer = Writer(seed)
+    run(seed, source, commander, [writer.limited() for _ in range(16)], writer)
+
+
+@pytest.mark.parametrize("seed", range(10, 15))
+def test_windows(seed, source, commander):
+    writer = Writer(seed)
+    run(seed, source, commander, [writer.window() for _ in range(16)], writer)
+
+
+@pytest.mark.parametrize("seed", range(20, 23))
+def test_fixed_queries(seed, source, commander):
+    run(seed, source, commander, list(FIXED), Writer(seed))
