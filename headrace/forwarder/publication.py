@@ -50,19 +50,30 @@ def add_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> lis
     return _change(conn, settings, oids, add=True)
 
 
+def try_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> None:
+    """Do as ``add_tables`` would, and undo it: raises what that would."""
+    setup.ensure_publication(conn, settings)
+    _change(conn, settings, oids, add=True, undo=True)
+
+
 def drop_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> list[int]:
     """Stop publishing the tables ``oids``; returns those that were published."""
     return _change(conn, settings, oids, add=False)
 
 
 def _change(
-    conn: Connection, settings: Settings, oids: Sequence[int], *, add: bool
+    conn: Connection,
+    settings: Settings,
+    oids: Sequence[int],
+    *,
+    add: bool,
+    undo: bool = False,
 ) -> list[int]:
     assert conn.autocommit, "the change must be committed before a snapshot is taken"
     for attempt in range(_ATTEMPTS):
         try:
-            with conn.transaction():
-                return _alter(conn, settings, oids, add=add)
+            with conn.transaction(force_rollback=undo):
+                changed = _alter(conn, settings, oids, add=add)
         except (
             psycopg.errors.LockNotAvailable,
             psycopg.errors.DeadlockDetected,
@@ -78,6 +89,10 @@ def _change(
                 " owner), or a superuser must add the table to the publication.",
                 sqlstate="42501",
             ) from error
+        else:
+            if changed and not undo:
+                _log.info("publication changed", added=add, tables=changed)
+            return changed
     raise TransientError(
         f'publication "{settings.publication_name}" could not be changed:'
         " the tables stay locked",
@@ -117,5 +132,4 @@ def _alter(
             names,
         )
     )
-    _log.info("publication changed", added=add, tables=changed)
     return changed

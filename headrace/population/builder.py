@@ -25,6 +25,7 @@ from headrace import events, imports, parent
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.population import (
+    check,
     create,
     drop,
     explain,
@@ -107,6 +108,7 @@ class Builder:
             "create_index": self._create_index,
             "drop_index": self._drop_index,
             "explain_view": self._explain_view,
+            "check_view": self._check_view,
             "pause_view": self._pause_view,
             "resume_view": self._resume_view,
             "alter_view": self._alter_view,
@@ -241,6 +243,18 @@ class Builder:
                 job,
                 params["query_or_name"],
                 params.get("stage"),
+                params.get("caller"),
+                dict(params.get("settings") or {}),
+            ),
+            progress,
+        )
+
+    async def _check_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        return await self._run(
+            lambda job: check.check_view(
+                self._context,
+                job,
+                params["query"],
                 params.get("caller"),
                 dict(params.get("settings") or {}),
             ),

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from headrace.collections.plan import to_json
-from headrace.errors import DuplicateError
+from headrace.errors import DuplicateError, UndefinedError
 from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, TableRef
 from headrace.population.connect import Connection
@@ -61,6 +62,7 @@ def insert(conn: Connection, view: NewView) -> int:
                 ),
             ).fetchone()
             insert_tables(conn, int(row[0]), planned.tables)
+            insert_uses(conn, int(row[0]), planned.results)
     except psycopg.errors.UniqueViolation as error:
         raise DuplicateError(
             f'view "{view.target.name}" already exists', sqlstate="42P07"
@@ -76,6 +78,42 @@ def insert_tables(conn: Connection, view_id: int, tables: Sequence[TableRef]) ->
             " VALUES (%s, %s, %s, %s)",
             [(view_id, t.oid, t.schema, t.name) for t in tables],
         )
+
+
+def insert_uses(conn: Connection, view_id: int, results: Collection[int]) -> None:
+    """Register the views that a view reads, by their tables; idempotent.
+
+    Raises:
+        UndefinedError: one was dropped meanwhile.
+    """
+    if not results:
+        return
+    with conn.transaction():
+        # Against drop_view, which locks the row of the view that it drops.
+        found = conn.execute(
+            "SELECT FROM headrace.views WHERE result_oid = ANY (%s::oid[]) FOR KEY SHARE",
+            (sorted(results),),
+        ).rowcount
+        if found < len(results):
+            raise UndefinedError(
+                "a view that the query reads was dropped", sqlstate="42P01"
+            )
+        conn.execute(
+            "INSERT INTO headrace.view_uses SELECT %s, unnest(%s::oid[])"
+            " ON CONFLICT DO NOTHING",
+            (view_id, sorted(results)),
+        )
+
+
+def users(conn: Connection, result_oid: int | None) -> list[str]:
+    """Qualified names of the views that read the view with that table."""
+    rows = conn.execute(
+        "SELECT pg_catalog.format('%%I.%%I', v.schema_name, v.view_name)"
+        " FROM headrace.view_uses u JOIN headrace.views v ON v.id = u.view_id"
+        " WHERE u.result_oid = %s ORDER BY 1",
+        (result_oid,),
+    ).fetchall()
+    return [str(row[0]) for row in rows]
 
 
 def set_watched(conn: Connection, view_id: int, facts: Facts) -> None:
@@ -119,13 +157,21 @@ def renew(
 
     ``query`` is its new text, if it has one.
     """
-    conn.execute("DELETE FROM headrace.view_tables WHERE view_id = %s", (view_id,))
+    for table in ("view_tables", "view_uses"):
+        conn.execute(
+            sql.SQL("DELETE FROM headrace.{} WHERE view_id = %s").format(
+                sql.Identifier(table)
+            ),
+            (view_id,),
+        )
     conn.execute(
-        "UPDATE headrace.views SET id = %s, query = coalesce(%s, query), canonical = %s,"
+        "UPDATE headrace.views SET id = %s, revision = revision + %s,"
+        " query = coalesce(%s, query), canonical = %s,"
         " settings = %s, columns = %s, plan = %s, explain = %s, result_oid = %s"
         " WHERE id = %s",
         (
             new_id,
+            int(query is not None),
             query,
             planned.canonical_sql,
             Jsonb(planned.settings),
@@ -137,6 +183,7 @@ def renew(
         ),
     )
     insert_tables(conn, new_id, planned.tables)
+    insert_uses(conn, new_id, planned.results)
 
 
 def set_running(conn: Connection, view_id: int, start_lsn: str) -> None:

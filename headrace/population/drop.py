@@ -16,7 +16,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from headrace.errors import HeadraceError, TransientError, UndefinedError
+from headrace.errors import HeadraceError, TransientError, UndefinedError, UserError
 from headrace.population import catalog, names, staging
 from headrace.population.connect import Connection, as_headrace
 from headrace.population.context import Context
@@ -104,12 +104,26 @@ def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
 
 
 def _lock_row(conn: Connection, view: ViewRow) -> None:
-    """Raise UndefinedError if somebody dropped it, or gave it another id (a resync)."""
+    """Keep others from reading the view, which nobody may do already.
+
+    Raises:
+        UndefinedError: somebody dropped it, or gave it another id (a resync).
+        UserError: 2BP01, other views of Headrace read it.
+    """
     row = conn.execute(
         "SELECT FROM headrace.views WHERE id = %s FOR UPDATE", (view.id,)
     ).fetchone()
     if row is None:
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    users = catalog.users(conn, view.result_oid)
+    if users:
+        raise UserError(
+            f"cannot drop view {view.shown} because other views read it",
+            detail="\n".join(f"view {user} reads view {view.shown}" for user in users),
+            hint="Drop these first: "
+            + " ".join(f"CALL headrace.drop_view('{user}');" for user in users),
+            sqlstate="2BP01",
+        )
 
 
 def _drop_table(conn: Connection, view: ViewRow) -> None:

@@ -24,6 +24,7 @@ from headrace.errors import (
     TransientError,
     UndefinedError,
     UnsupportedError,
+    UserError,
 )
 from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, PlanRequest
@@ -111,6 +112,12 @@ def alter_view(
                 PlanRequest(query, view.owner, request.settings),
             )
             _check_columns(conn, view, planned)
+            if view.result_oid in planned.results:
+                raise UserError(
+                    f"view {view.shown} would read itself",
+                    detail="A view that the query reads is made of this one.",
+                    sqlstate="42P17",
+                )
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -205,6 +212,8 @@ class _Resync(Population):
             lambda: self._forget_tables([t.oid for t in more]),
         )
         catalog.insert_tables(conn, self._view.id, more)
+        # If this fails it may keep a view from being dropped that it no more reads.
+        catalog.insert_uses(conn, self._view.id, self._planned.results)
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Exchange rows, progress and catalog row."""

@@ -75,6 +75,7 @@ class Commands:
             "create_index": self._create_index,
             "drop_index": self._drop_index,
             "explain_view": self._explain_view,
+            "check_view": self._check_view,
             "pause_view": self._pause_view,
             "resume_view": self._resume_view,
             "alter_view": self._alter_view,
@@ -200,6 +201,13 @@ class Commands:
         }
         answer = await self._call("explain_view", params, context)
         return ResultSet.of_lines("plan", _lines(answer, arguments["stage"]))
+
+    async def _check_view(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> ResultSet:
+        answer = await self._call("check_view", arguments, context)
+        # A CALL answers one row.
+        return ResultSet((("plan", TEXT),), [("\n".join(_lines(answer, "physical")),)])
 
     async def _pause_view(
         self, arguments: dict[str, Any], context: Context, report: Report

@@ -77,6 +77,7 @@ SIGNATURES: Final[dict[str, tuple[Parameter, ...]]] = {
         Parameter("query", "text"),
         Parameter("options", "jsonb", required=False, default={}),
     ),
+    "check_view": (Parameter("query", "text"),),
     "drop_view": (_NAME, Parameter("if_exists", "bool", required=False, default=False)),
     "create_index": (Parameter("view", "text"), Parameter("definition", "text")),
     "drop_index": (_NAME,),

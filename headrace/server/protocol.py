@@ -30,7 +30,7 @@ from typing import Final
 from headrace.errors import ProtocolError
 from headrace.server import messages as m
 from headrace.server.context import CONTEXT_QUERY, Context, read_context
-from headrace.server.procedures import PLANNED, Given, Invocation, bind
+from headrace.server.procedures import PLANNED, SELECTED, Given, Invocation, bind
 from headrace.server.statements import Statement, contains_call, mentions_us, parse
 
 
@@ -248,7 +248,7 @@ class Session:
         return [ToClient(m.notice_response(text, encoding=self._encoding))]
 
     def finish(self, found: m.ResultSet | None) -> list[Action]:
-        """The running call is done; a SELECT has ``found`` rows."""
+        """The running call is done; ``found`` are its rows, if it has any."""
         if self.state is not State.RUNNING:
             return []
         pending = self._pending
@@ -258,7 +258,9 @@ class Session:
             if not pending.extended:
                 out += m.row_description(found.columns)
             out += m.data_rows(found, pending.formats, self._encoding)
-        tag = "CALL" if found is None else f"SELECT {len(found.rows)}"
+        tag = "CALL"
+        if found is not None and pending.invocation.procedure in SELECTED:
+            tag = f"SELECT {len(found.rows)}"
         out += m.command_complete(tag)
         if not pending.extended:
             out += m.ready_for_query(self._status)

@@ -1,0 +1,36 @@
+"""check_view: whether create_view would accept a query, by the same code, making nothing."""
+
+from __future__ import annotations
+
+import psycopg
+
+from headrace.forwarder import publication
+from headrace.planner import PlanRequest
+from headrace.population.connect import as_headrace
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.population.populate import check_slot, plan_with_facts
+
+
+def check_view(
+    context: Context, job: Job, query: str, caller: str | None, settings: dict[str, str]
+) -> dict[str, str]:
+    """Plan ``query`` and try what its creation needs; the plan's text by stage.
+
+    Raises:
+        HeadraceError: what create_view would raise.
+    """
+    with job.connection(context.settings.source, what="builder") as conn:
+        job.phase("planning")
+        try:
+            planned, _ = plan_with_facts(
+                conn, context.settings, PlanRequest(query, caller, settings)
+            )
+            tables = [table.oid for table in planned.tables]
+            with context.publication_lock:
+                publication.try_tables(conn, context.settings, tables)
+            check_slot(conn, context.settings)
+        except psycopg.Error as error:
+            job.check()
+            raise as_headrace(error) from error
+    return planned.explain

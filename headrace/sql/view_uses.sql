@@ -1,0 +1,7 @@
+-- Views of Headrace that a view reads, by their tables: what it is made of cannot be dropped.
+CREATE TABLE IF NOT EXISTS headrace.view_uses (
+    view_id    bigint NOT NULL REFERENCES headrace.views ON DELETE CASCADE,
+    result_oid oid NOT NULL,
+    PRIMARY KEY (view_id, result_oid)
+);
+CREATE INDEX IF NOT EXISTS view_uses_result_oid ON headrace.view_uses (result_oid);

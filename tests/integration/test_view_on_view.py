@@ -1,0 +1,93 @@
+"""Views over views of Headrace: fed by the definition, and no view goes while it is read."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.waiting import bump, create_marker, wait_for, wait_until
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
+        c.execute("CREATE TABLE t (id int PRIMARY KEY, v int, at timestamptz)")
+        c.execute(
+            "INSERT INTO t SELECT i, i % 3, '2024-01-01 00:00Z' FROM generate_series(1, 9) i"
+        )
+        yield c
+
+
+@pytest.fixture
+def commander(engine, source):
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
+        create_marker(source, c)
+        yield c
+
+
+def status(source, name: str) -> tuple:
+    return source.execute(
+        "SELECT status, message FROM headrace.views WHERE view_name = %s", (name,)
+    ).fetchone()
+
+
+def refused(commander, call: str) -> psycopg.errors.Diagnostic:
+    with pytest.raises(psycopg.Error) as caught:
+        commander.execute(call)
+    return caught.value.diag
+
+
+def test_a_view_that_is_read_cannot_be_dropped(commander, source):
+    create = "CALL headrace.create_view('{}', $q${}$q$)"
+    commander.execute(create.format("low", "SELECT v, count(*) AS n FROM t GROUP BY v"))
+    commander.execute(create.format("mid", "SELECT v FROM low WHERE n > 2"))
+    commander.execute("CREATE VIEW theirs AS SELECT v FROM mid")
+    commander.execute(create.format("top", "SELECT count(*) AS c FROM theirs"))
+    for name in ("low", "mid"):
+        why = refused(commander, f"CALL headrace.drop_view('{name}')")
+        assert why.sqlstate == "2BP01", why.message_primary
+        assert "public.top" in why.message_detail
+        assert "CALL headrace.drop_view('public.top');" in why.message_hint
+    why = refused(
+        commander,
+        "CALL headrace.alter_view('low', 'SELECT c::int AS v, c AS n FROM top')",
+    )
+    assert why.sqlstate == "42P17", why.message_primary
+    commander.execute("CALL headrace.rename_view('low', 'lower')")
+    source.execute("DELETE FROM t WHERE id = 9")
+    wait_for(source, bump(source))
+    assert source.execute("SELECT c FROM top").fetchone() == (2,)
+    commander.execute("CALL headrace.drop_view('top')")
+    commander.execute("DROP VIEW theirs")
+    commander.execute("CALL headrace.drop_view('mid')")
+    commander.execute("CALL headrace.drop_view('lower')")
+    assert source.execute("SELECT count(*) FROM headrace.view_uses").fetchone() == (0,)
+
+
+def test_an_altered_view_stops_those_that_read_it(commander, source):
+    create = "CALL headrace.create_view('{}', $q${}$q$)"
+    commander.execute(create.format("low", "SELECT id FROM t WHERE v = 0"))
+    commander.execute(create.format("top", "SELECT count(*) AS c FROM low"))
+    commander.execute("CALL headrace.resync_view('low')")
+    source.execute("INSERT INTO t VALUES (30, 0)")
+    wait_for(source, bump(source))
+    assert source.execute("SELECT c FROM top").fetchone() == (4,)
+    commander.execute("CALL headrace.alter_view('low', 'SELECT id FROM t WHERE v > 0')")
+    wait_until(lambda: status(source, "top")[0] == "error", "top stops")
+    assert "was altered" in status(source, "top")[1]
+    assert source.execute("SELECT c FROM top").fetchone() == (4,)
+    commander.execute("CALL headrace.resync_view('top')")
+    assert source.execute("SELECT c FROM top").fetchone() == (6,)
+
+
+def test_settings_of_a_view_that_matter_must_be_those_of_its_reader(commander, source):
+    create = "CALL headrace.create_view('{}', $q${}$q$)"
+    commander.execute("SET TimeZone = 'Asia/Tokyo'")
+    commander.execute(create.format("days", "SELECT id, at::date AS d FROM t"))
+    commander.execute(create.format("plain", "SELECT id, v FROM t"))
+    commander.execute("SET TimeZone = 'UTC'")
+    why = refused(commander, create.format("top", "SELECT d FROM days"))
+    assert (why.sqlstate, "TimeZone" in why.message_hint) == ("0A000", True)
+    commander.execute(create.format("top", "SELECT v FROM plain"))
+    commander.execute("SET TimeZone = 'Asia/Tokyo'")
+    commander.execute(create.format("top2", "SELECT d FROM days"))
