@@ -13,6 +13,7 @@ from headrace.collections.fused import Fused
 from headrace.collections.join import Join
 from headrace.collections.map import Map
 from headrace.collections.plan import Node, PhysicalPlan
+from headrace.collections.recursive import Recursive
 from headrace.collections.reduce import Reduce
 from headrace.collections.setop import SetOp
 from headrace.collections.sink import Sink
@@ -21,6 +22,7 @@ from headrace.collections.topk import TopK
 from headrace.collections.union import Union
 from headrace.collections.values import Values
 from headrace.collections.window import Window
+from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.state.contract import StateStore
 
@@ -71,6 +73,12 @@ def _make(  # noqa: C901  one case per node
             return SetOp(node)
         case plan.FlatMap():
             return FlatMap(node, schemas[0], remote)
+        case plan.Recursive():
+            outer = tuple(whole.node(name) for name in node.outer)
+            inner = PhysicalPlan((*outer, *node.step))
+            return Recursive(node, lambda n: _make(n, inner, remote, start_lsn))
+        case plan.WorkTable():
+            raise BugError("a work table is made by its recursive query")
         case plan.Values():
             return Values(node)
         case plan.Sink():

@@ -253,6 +253,39 @@ class FlatMap:
     schema: Schema = ()
 
 
+ITERATION = "number of the iteration: no identifier of Postgres is as long as that"
+"""Name of the column that the nodes in the step of a ``Recursive`` carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTable:
+    """First node in the step of a ``Recursive``: rows of the iteration before.
+
+    The last column of ``schema``, and some column of all that follows from it, is ``ITERATION``.
+    """
+
+    id: str
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recursive:
+    """WITH RECURSIVE: ``base``, then ``step`` over the rows of the iteration before.
+
+    ``step`` begins with the ``WorkTable`` and ends with the node whose rows, ``ITERATION`` last, are
+    the next iteration; its nodes read each other and the nodes ``outer`` of the plan.
+    ``distinct`` (UNION): a row that an earlier iteration had is not new.
+    """
+
+    id: str
+    base: str
+    outer: tuple[str, ...]
+    step: tuple[Node, ...]
+    distinct: bool
+    iterations_max: int
+    schema: Schema = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Values:
     """Constant rows, each with weight 1 at txid 0; ``rows`` hold Postgres' output text."""
@@ -284,6 +317,8 @@ Node = (
     | Union
     | SetOp
     | FlatMap
+    | WorkTable
+    | Recursive
     | Values
     | Sink
 )
@@ -319,8 +354,10 @@ class PhysicalPlan:
 def inputs(node: Node) -> tuple[str, ...]:
     """Ids of the nodes that feed ``node``, in port order."""
     match node:
-        case Source() | Values():
+        case Source() | Values() | WorkTable():
             return ()
+        case Recursive():
+            return (node.base, *node.outer)
         case Join() | SetOp():
             return (node.left, node.right)
         case Union():
@@ -333,6 +370,7 @@ _KINDS: dict[str, type] = {
     c.__name__: c
     for c in (
         Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Reduce, Distinct, Union, SetOp, FlatMap,
+        WorkTable, Recursive,
         Values, Sink, SortKey, TopK, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
     )
 }  # fmt: skip

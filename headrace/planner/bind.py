@@ -33,6 +33,7 @@ from headrace.planner.logical import (
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.ordering import Ordering
+from headrace.planner.recursion import Recursions
 from headrace.planner.scalar import Expr, Ref, conjuncts, show
 from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.sites import UNIT, Site, joined
@@ -80,6 +81,7 @@ class Binder:
         self._catalog: Catalog = lowering.catalog
         self._sources = sources
         self._ids = itertools.count(1)
+        self._recursions = Recursions(lowering, self.column)
 
     def column(self, name: str, expr: Expr, qualifier: str = "") -> Col:
         """A new column for the values of ``expr``."""
@@ -92,18 +94,19 @@ class Binder:
         ``outer`` is the scope of the enclosing query at the place where this one stands: the plan
         may then have free references to its columns.
         """
-        ctes = {
-            cte.text("ctename") or "": cte.child("ctequery")
-            for cte in query.nodes("cteList")
-        }
-        level = Level(query, env, outer)
-        level.env = (*env, With(ctes, self.scope(level)))
+        level = self._level(query, env, outer)
         operations = query.node("setOperations")
         if operations is not None:
             node = self._renamed(self._set_operation(operations, level), query)
             ordering = Ordering(self._lowering, query, require_key)
             return ordering.bind(node, ordering.targets(), self.scope(level))
         return self._select(level)
+
+    def _level(self, query: Tree, env: Env, outer: Scope | None) -> Level:
+        ctes = {cte.text("ctename") or "": cte for cte in query.nodes("cteList")}
+        level = Level(query, env, outer)
+        level.env = (*env, With(ctes, self.scope(level)))
+        return level
 
     def scope(self, level: Level, *sites: Site) -> Scope:
         """What expressions of ``level`` mean over ``sites``.
@@ -245,8 +248,7 @@ class Binder:
         elif kind == CTE:
             owner = len(level.env) - 1 - entry.number("ctelevelsup")
             name = entry.text("ctename") or ""
-            home = level.env[owner]
-            node = self.bind(home.queries[name], level.env[: owner + 1], home.scope)
+            node = self._with(entry, level.env[: owner + 1], name)
         elif kind == FUNCTION:
             node = self._functions(entry, level)
         elif kind == VALUES:
@@ -264,6 +266,18 @@ class Binder:
                 f"{alias}.{name}",
             )
         return node
+
+    def _with(self, entry: Tree, env: Env, name: str) -> Node:
+        """A reference to the WITH query ``name`` of the last level of ``env``."""
+        home = env[-1]
+        cte = home.queries[name]
+        if entry.flag("self_reference"):
+            return self._recursions.work_table(cte)
+        query = cte.child("ctequery")
+        if not cte.flag("cterecursive"):
+            return self.bind(query, env, home.scope)
+        level = self._level(query, env, home.scope)
+        return self._recursions.bind(cte, self._operations(level))
 
     def _functions(self, entry: Tree, level: Level) -> Node:
         site = Site(UNIT)
@@ -313,12 +327,15 @@ class Binder:
     # -- set operations, DISTINCT
 
     def _set_operation(self, node: Tree, level: Level) -> Node:
+        return self._operations(level).bind(node)
+
+    def _operations(self, level: Level) -> SetOperations:
         return SetOperations(
             self._lowering,
             lambda arm: self._entry(arm.number("rtindex"), level),
             self.column,
             self._distinct,
-        ).bind(node)
+        )
 
     def _renamed(self, node: Node, query: Tree) -> Node:
         targets = [e for e in query.nodes("targetList") if not e.flag("resjunk")]

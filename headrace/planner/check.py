@@ -40,8 +40,6 @@ def _query(node: Node) -> Iterator[Finding]:
             r"\bfor\s+(no\s+key\s+|key\s+)?(update|share)",
             None,
         )
-    if node.flag("hasRecursive"):
-        yield "WITH RECURSIVE", r"\brecursive\b", None
     if grouping_sets(node):
         pattern = r"\b(rollup|cube|grouping\s+sets)\b"
         yield "GROUPING SETS (also ROLLUP, CUBE)", pattern, None

@@ -16,12 +16,14 @@ from headrace.planner.logical import (
     Node,
     Order,
     Project,
+    Recursive,
     Scan,
     SetOp,
     TopK,
     Union,
     Values,
     Window,
+    WorkTable,
     children,
 )
 from headrace.planner.scalar import Expr, Ref, show
@@ -70,6 +72,11 @@ def describe(node: Node) -> str:  # noqa: C901  one case per node
             calls = ", ".join(show(e) for e in node.calls)
             more = " with ordinality" if node.ordinality is not None else ""
             return f"{'Outer' if node.outer else ''}Functions {calls}{more}"
+        case WorkTable():
+            return f"WorkTable {node.name} [{_names(node)}]"
+        case Recursive():
+            kind = "Union" if node.distinct else "UnionAll"
+            return f"Recursive{kind} {node.name} [{_names(node)}]"
         case SetOp():
             name = node.kind.capitalize() + ("All" if node.all else "")
             return f"{name} [{_names(node)}]"
@@ -153,6 +160,8 @@ _COST: Final = {
     "Reduce": "O(changes + touched groups)",
     "Distinct": "O(changes)",
     "SetOp": "O(changes)",
+    "WorkTable": "O(changes)",
+    "Recursive": "O(changes in all iterations)",
     "FlatMap": "O(changes × rows of the functions)",
     "Window": "O(touched partitions)",
     "Sink": "O(changed result rows)",
@@ -191,7 +200,7 @@ def _cost(node: physical.Node) -> str:
     return f"O(changes + {count} rows of touched groups, ordered by Postgres)"
 
 
-def _detail(node: physical.Node) -> str:
+def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
     match node:
         case physical.TopK() | physical.Window():
             order = ", ".join(
@@ -225,6 +234,9 @@ def _detail(node: physical.Node) -> str:
             functions = ", ".join(a.function for a in node.aggregates)
             keys = ", ".join(map(str, node.keys))
             return f"[{functions}] by [{keys}]"
+        case physical.Recursive():
+            union = "union" if node.distinct else "union all"
+            return f"{union}, step: {', '.join(_inner(n) for n in node.step)}"
         case physical.FlatMap():
             more = " with ordinality" if node.ordinality else ""
             return ", ".join(node.calls) + more + (" outer" if node.outer else "")
@@ -234,6 +246,10 @@ def _detail(node: physical.Node) -> str:
             return f"{len(node.rows)} rows"
         case _:
             return ""
+
+
+def _inner(node: physical.Node) -> str:
+    return f"{node.id} {_detail(node)}".strip()
 
 
 def _state(node: physical.Node) -> str:
@@ -259,6 +275,10 @@ def _state(node: physical.Node) -> str:
             return "all rows of the input"
         case physical.Window():
             return "all rows of the input and of the output"
+        case physical.Recursive():
+            own = "rows by iteration" if node.distinct else "none of its own"
+            inner = [f"{n.id}: {_state(n)}" for n in node.step if _state(n) != "none"]
+            return "; ".join([own, *inner])
         case physical.SetOp():
             return "one entry per distinct row of either side"
         case _:

@@ -21,6 +21,7 @@ from headrace.errors import UnsupportedError
 from headrace.expressions import ir
 from headrace.expressions.keys import order_native
 from headrace.planner import logical as lg
+from headrace.planner import recursion
 from headrace.planner.bind import is_key
 from headrace.planner.lower import Lowering
 from headrace.planner.scalar import (
@@ -37,6 +38,8 @@ from headrace.planner.scalar import (
 from headrace.planner.tables import Table, TableColumn
 from headrace.types import Field, Schema
 
+ITERATIONS_MAX: Final = 1000
+"""Iterations of a recursive query unless the setting says otherwise."""
 _PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
 _INTEGERS: Final = (t.INT2, t.INT4, t.INT8)
 
@@ -51,10 +54,25 @@ class _Chain:
     steps: list[p.Filter | p.Map] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Step:
+    """The step of a recursion under construction."""
+
+    name: str
+    work: str
+    """Node id of its work table."""
+    outside: list[p.Node]
+    outer: list[str] = field(default_factory=list)
+    """Ids of the nodes outside that it reads."""
+
+
 class Builder:
     """Builds one physical plan."""
 
-    def __init__(self, lowering: Lowering) -> None:
+    def __init__(
+        self, lowering: Lowering, *, iterations_max: int = ITERATIONS_MAX
+    ) -> None:
+        """``iterations_max`` bounds every recursive query."""
         self._lowering = lowering
         self._nodes: list[p.Node] = []
         self._counts: dict[str, itertools.count[int]] = defaultdict(
@@ -65,6 +83,9 @@ class Builder:
         """Every expression that Postgres will evaluate."""
         self.sets: list[tuple[Call, ...]] = []
         """Every list of functions in FROM (or set-returning ones) that it will run."""
+        self._step: _Step | None = None
+        self._recursions = itertools.count()
+        self._iterations_max = iterations_max
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
         """The plan whose sink has ``columns``."""
@@ -113,6 +134,8 @@ class Builder:
     # -- chains
 
     def _chain(self, node: lg.Node) -> _Chain:  # noqa: C901  one case per node
+        if self._step is not None and not recursion.reads(node, self._step.name):
+            return self._outside(node, self._step)
         match node:
             case lg.Scan():
                 return self._scan(node)
@@ -144,6 +167,11 @@ class Builder:
                 return _Chain(node_id, node.columns, node.columns)
             case lg.Functions():
                 return self._functions(node)
+            case lg.Recursive():
+                return self._recursive(node)
+            case lg.WorkTable():
+                assert self._step is not None, "it stands inside of its recursion"
+                return _Chain(self._step.work, node.columns, node.columns)
             case lg.SetOp():
                 left, right = (
                     self._close(self._chain(n)) for n in (node.left, node.right)
@@ -269,6 +297,42 @@ class Builder:
             )
         )
         return _Chain(node_id, columns, columns)
+
+    # -- recursion
+
+    def _recursive(self, node: lg.Recursive) -> _Chain:
+        assert self._step is None, "a recursion in a step stands outside of it"
+        base = self._close(self._chain(node.base))
+        step, shape = recursion.step_of(self._lowering, node, next(self._recursions))
+        work = p.WorkTable(self._id("work_table"), schema(shape.columns))
+        outside, self._nodes = self._nodes, [work]
+        self._step = _Step(node.name, work.id, outside)
+        self._close(self._chain(step))
+        inner, outer = tuple(self._nodes), tuple(dict.fromkeys(self._step.outer))
+        self._nodes, self._step = outside, None
+        node_id = self._id("recursive")
+        self._nodes.append(
+            p.Recursive(
+                node_id,
+                base,
+                outer,
+                inner,
+                node.distinct,
+                self._iterations_max,
+                schema(node.columns),
+            )
+        )
+        return _Chain(node_id, node.columns, node.columns)
+
+    def _outside(self, node: lg.Node, step: _Step) -> _Chain:
+        """``node``, which is the same for every iteration, as an input of the step."""
+        inner, self._nodes = self._nodes, step.outside
+        self._step = None
+        chain = self._chain(node)
+        last = self._close(chain)
+        self._nodes, self._step = inner, step
+        step.outer.append(last)
+        return _Chain(last, chain.columns, chain.columns)
 
     # -- join
 

@@ -187,6 +187,8 @@ def keys_of(node: Node, port: int) -> tuple[int, ...] | None:
             return node.keys
         case plan.Distinct() | plan.SetOp():
             return None
+        case plan.Recursive():
+            return ()
         case _:
             raise BugError(f'node "{node.id}" needs no keys')
 
@@ -380,7 +382,13 @@ def saved_error(staging: Staging) -> HeadraceError | None:
 
 
 _KEYED: Final = (
-    plan.Join | plan.Reduce | plan.TopK | plan.Window | plan.Distinct | plan.SetOp
+    plan.Join
+    | plan.Reduce
+    | plan.TopK
+    | plan.Window
+    | plan.Distinct
+    | plan.SetOp
+    | plan.Recursive
 )
 
 
@@ -398,5 +406,7 @@ def single(node: Node) -> bool:
             return not node.left_keys
         case plan.Reduce() | plan.TopK() | plan.Window():
             return not node.keys
+        case plan.Recursive():
+            return True
         case _:
             return False

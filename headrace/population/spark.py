@@ -276,6 +276,7 @@ class _Graph:
                 | plan.Window()
                 | plan.Distinct()
                 | plan.SetOp()
+                | plan.Recursive()
             ):
                 frames = [
                     self._emit(self._flow(name), Exit(segments.KEYED, node.id, port))
@@ -288,6 +289,8 @@ class _Graph:
                     for name in node.inputs
                 ]
                 return _Flow(Segment("", (), node.id), _union(frames))
+            case plan.WorkTable():
+                raise BugError("a work table stands inside of its recursive query")
             case plan.Sink():
                 raise BugError("the sink is no input")
 

@@ -175,7 +175,13 @@ def _tapped(context: Context, job: Job, view: ViewRow) -> Iterator[Path]:
 
 
 _LOOSE: Final = (
-    plan.Reduce | plan.Window | plan.TopK | plan.Distinct | plan.Union | plan.SetOp
+    plan.Reduce
+    | plan.Window
+    | plan.TopK
+    | plan.Distinct
+    | plan.Union
+    | plan.SetOp
+    | plan.Recursive
 )
 """Nodes after which not every digit is determined by the query."""
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.differential.test_random import check
-from tests.waiting import bump, create_marker, wait_for
+from tests.waiting import bump, create_marker, wait_for, wait_until
 
 DDL = """
     CREATE TABLE edges (id int PRIMARY KEY, a int, b int, w text, tags int[], j jsonb);
@@ -188,3 +188,91 @@ FUNCTIONS = (
 @pytest.mark.parametrize("seed", range(10, 12))
 def test_set_returning_functions(seed, source, commander):
     run(source, commander, seed, list(FUNCTIONS), Writer(seed))
+
+
+RECURSIVE = (
+    # Reachable nodes, cycles included.
+    "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges UNION"
+    " SELECT r.a, e.b FROM r JOIN edges e ON e.a = r.b) SELECT * FROM r",
+    # The same, the other way round and from one node.
+    "WITH RECURSIVE r(n) AS (VALUES (0) UNION SELECT e.b FROM r, edges e"
+    " WHERE e.a = r.n) SELECT n FROM r",
+    # Walks up to a length, each as often as there is one.
+    "WITH RECURSIVE r(a, b, d) AS (SELECT a, b, 1 FROM edges UNION ALL"
+    " SELECT r.a, e.b, d + 1 FROM r JOIN edges e ON e.a = r.b WHERE d < 3)"
+    " SELECT a, b, d FROM r",
+    # Shortest hops.
+    "WITH RECURSIVE r(a, b, d) AS (SELECT a, b, 1 FROM edges UNION"
+    " SELECT r.a, e.b, d + 1 FROM r JOIN edges e ON e.a = r.b WHERE d < 6)"
+    " SELECT a, b, min(d) AS hops FROM r GROUP BY a, b",
+    # A tree with levels and paths, from its roots.
+    "WITH RECURSIVE t(id, level, path) AS ("
+    " SELECT id, 1, name FROM nodes WHERE parent IS NULL OR parent = 0 OR id = 0"
+    " UNION ALL SELECT n.id, level + 1, coalesce(path, '-') || '/' || coalesce(n.name, '')"
+    " FROM nodes n JOIN t ON n.parent = t.id WHERE level < 8 AND n.id <> 0)"
+    " SELECT * FROM t",
+    # A division that fails on combinations of old and new rows only.
+    "WITH RECURSIVE r(n, q) AS (SELECT 1, 100 UNION SELECT e.b, 100 / (e.b * e.b + 1)"
+    " FROM r JOIN edges e ON e.a = r.n WHERE e.b IS NOT NULL) SELECT n, q FROM r",
+    # A counter, no table at all.
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20)"
+    " SELECT i, w FROM n JOIN edges ON id = i",
+    # DISTINCT, GROUP BY and a set-returning function in the step.
+    "WITH RECURSIVE r(n) AS (SELECT a FROM bag UNION SELECT DISTINCT t::bigint"
+    " FROM r JOIN edges e ON e.a = r.n, unnest(e.tags) t) SELECT n FROM r",
+    "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM bag UNION ALL SELECT e.b::bigint, d + 1"
+    " FROM r JOIN edges e ON e.a = r.n WHERE d < 4 GROUP BY 1, 2) SELECT * FROM r",
+    # Two of them, one over the other, used twice.
+    "WITH RECURSIVE r(n) AS (SELECT 1 UNION SELECT e.b FROM r JOIN edges e ON e.a = r.n),"
+    " s(n) AS (SELECT n FROM r UNION SELECT nodes.id FROM s JOIN nodes ON parent = s.n)"
+    " SELECT x.n, y.n AS m FROM s x JOIN r y ON x.n = y.n + 1",
+    # The outside of the step is itself recursive.
+    "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges UNION"
+    " SELECT r.a, q.b FROM r JOIN (WITH RECURSIVE p(a, b) AS (SELECT parent, id FROM nodes"
+    " UNION SELECT p.a, n.id FROM p JOIN nodes n ON n.parent = p.b) SELECT * FROM p) q"
+    " ON q.a = r.b) SELECT * FROM r",
+)
+
+
+@pytest.mark.parametrize("seed", range(20, 23))
+def test_recursive_queries(seed, source, commander):
+    run(source, commander, seed, list(RECURSIVE), Writer(seed))
+
+
+def test_a_recursion_without_an_end_is_refused_and_later_stops_the_view(
+    source, commander
+):
+    source.execute(DDL)
+    create_marker(source, commander)
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n"
+    )
+    with pytest.raises(psycopg.Error, match="iterations") as caught:
+        commander.execute(f"CALL headrace.create_view('endless', $q${endless}$q$)")
+    assert caught.value.sqlstate == "54001"
+    walks = (
+        "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges UNION ALL"
+        " SELECT r.a, e.b FROM r JOIN edges e ON e.a = r.b) SELECT * FROM r"
+    )
+    commander.execute(f"CALL headrace.create_view('walks', $q${walks}$q$)")
+    commander.execute("CALL headrace.create_view('plain', 'SELECT a FROM edges')")
+    with source.transaction():
+        source.execute("INSERT INTO edges VALUES (1, 1, 2), (2, 2, 3)")
+        marker = bump(source)
+    wait_for(source, marker)
+    check(source, {"walks": walks}, "a path")
+    source.execute("INSERT INTO edges VALUES (3, 3, 1)")
+    with source.transaction():
+        source.execute("INSERT INTO edges VALUES (4, 7, 8)")
+        marker = bump(source)
+    wait_until(
+        lambda: source.execute("SELECT n FROM marker_view").fetchone() == (marker,),
+        "the marker is covered",
+    )
+    check(source, {"plain": "SELECT a FROM edges"}, "the others go on")
+    kept = source.execute("SELECT a, b FROM walks ORDER BY 1, 2").fetchall()
+    assert kept == [(1, 2), (1, 3), (2, 3)]
+    status = commander.execute(
+        "SELECT message FROM headrace.views WHERE view_name = 'walks'"
+    ).fetchone()
+    assert "iterations" in str(status)

@@ -44,10 +44,22 @@ UNSUPPORTED = [
     ),
     ("SELECT sum(f ORDER BY id) FROM t", "order by in aggregate", "sum"),
     (
-        "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 3)"
-        " SELECT n FROM r",
-        "recursive",
-        "RECURSIVE",
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION SELECT count(*)::int FROM"
+        " (SELECT * FROM r) x) SELECT n FROM r",
+        "aggregate without group by over the recursive reference",
+        None,
+    ),
+    (
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION (SELECT n + 1 FROM r WHERE n < 5"
+        " UNION ALL SELECT id FROM t)) SELECT n FROM r",
+        "union over the recursive reference",
+        None,
+    ),
+    (
+        "WITH RECURSIVE r(n) AS (SELECT id FROM t UNION ALL SELECT k FROM r, t"
+        " WHERE t.id = r.n) CYCLE n SET c USING p SELECT n FROM r",
+        "cycle clause",
+        None,
     ),
     ("SELECT t.id FROM t, LATERAL (SELECT t.k) x", "lateral", "LATERAL"),
     (

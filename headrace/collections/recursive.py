@@ -1,0 +1,291 @@
+"""WITH RECURSIVE: iterations of a step over the rows of the iteration before.
+
+Rows inside the step carry the number of their iteration as one more column (the planner puts it
+into every key), so all iterations share one set of ordinary collections, and the inputs from
+outside are kept once, not once per iteration.  A txid runs the step in *rounds*, one per iteration
+that has changes, ascending; for the collections of the step each round ends like a txid:
+
+    round -1   diffs of the outside inputs meet the rows of all iterations as they were; what
+               follows for iteration r waits for round r, at every edge
+    round r    diffs of R(r), and what waits for r, go through; out come diffs of Y(r + 1)
+
+Invariant 1: when round r runs, Y(0) … Y(r) are final, so R(r) is.
+Invariant 2: diffs of Y(r) change R(r) and later iterations only.
+Invariant 3: at the end of round r the step has, for iterations up to r, seen only rows that the
+    commit shows: an expression in it never fails on a combination that no commit showed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.collections import plan
+from headrace.collections.base import (
+    Collection,
+    Diffed,
+    columns_of,
+    cut,
+    decode,
+    encode,
+    weights_of,
+)
+from headrace.errors import BugError, DefiniteFailure
+from headrace.kernels import rows
+from headrace.state.contract import IndexState, StateStore
+from headrace.types import Schema, diff_batch
+
+_NUMBER_BYTES: Final = 4
+"""An iteration in the state: big-endian, so that rows come in the order of iterations."""
+_OUTSIDE: Final = -1
+"""The round of the outside inputs."""
+
+
+class Recursive(Collection):
+    """Base, then the step over the rows of the iteration before, until there are none.
+
+    Meaning: R(0) = base, R(i + 1) = step(R(i)), result = R(0) + R(1) + ….  ``distinct``: a row of
+        Y(i) that is equal to one of an earlier iteration, or of its own, is not in R(i); shown
+        is the least representation in the first iteration that has the row (by length, then
+        bytes).  The step gives nothing for nothing (the planner sees to it), so that the
+        first empty iteration is the last, as in Postgres.
+    Shape: base, outside inputs of the step -> columns of the base.
+    State: those of the step's collections; ``id`` if distinct: canonical key -> iteration, row ->
+        weight, one entry per row and iteration that yields it.
+    Time: emits on TimeEnd.  Work is proportional to the changes in all iterations.
+    Errors: DefiniteFailure (54001) beyond ``iterations_max`` iterations; those of the step.
+    Source: the iteration as a part of the time, as in McSherry et al., Differential dataflow (CIDR
+        2013): deletions in cycles end, because a row never supports itself in its own iteration.
+    """
+
+    def __init__(
+        self, node: plan.Recursive, make: Callable[[plan.Node], Collection]
+    ) -> None:
+        super().__init__(node.id, node.schema, 1 + len(node.outer))
+        self._node = node
+        self._oids = [field.oid for field in node.schema]
+        self._step = _Step(node, [(n, make(n)) for n in node.step[1:]])
+        self._work: dict[int, Diffed] = {}
+        self._new: set[bytes] = set()
+        self._counted: dict[bytes, tuple[int, bytes] | None] = {}
+        self._out = Diffed(node.schema)
+        self._state: IndexState
+
+    def open(self, store: StateStore) -> None:
+        """See ``Collection``."""
+        if self._node.distinct:
+            self._state = store.index(self.id)
+        self._step.open(store)
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        if port:
+            self._step.feed(self._node.outer[port - 1], batch)
+        else:
+            self._yield(0, batch)
+        return []
+
+    def time_end(self, txid: int) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        self._advance(self._step.end(txid), _OUTSIDE)
+        self._count(0)
+        while (now := self._next()) is not None:
+            if now >= self._node.iterations_max:
+                self._too_many()
+            work = self._work.pop(now, None)
+            self._step.begin(now)
+            for batch in work.take() if work is not None else ():
+                self._out.add(batch)
+                self._step.send(self._node.step[0].id, self._numbered(batch, now))
+            self._advance(self._step.end(txid), now)
+            self._count(now + 1)
+        self._counted = {}
+        self._step.begin(_OUTSIDE)
+        return self._out.take()
+
+    def describe(self) -> str:
+        """See ``Collection``."""
+        how = "union" if self._node.distinct else "union all"
+        return f"Recursive ({how}, {len(self._node.step) - 1} collections in its step)"
+
+    def _next(self) -> int | None:
+        """The first iteration with something to do."""
+        return min([*self._work, *self._step.waiting], default=None)
+
+    def _too_many(self) -> None:
+        raise DefiniteFailure(
+            "a recursive query did not end after"
+            f" {self._node.iterations_max} iterations",
+            detail="Postgres, too, would go on until the iteration finds no new rows.",
+            hint="Follow each row once (UNION instead of UNION ALL) or bound the depth in"
+            " the query, or raise the setting max_recursion_iterations.",
+            sqlstate="54001",
+        )
+
+    def _numbered(self, batch: pa.RecordBatch, iteration: int) -> pa.RecordBatch:
+        number = pa.repeat(pa.scalar(iteration, pa.int32()), batch.num_rows)
+        columns = [*columns_of(batch), number]
+        return diff_batch(self._node.step[0].schema, columns, batch.columns[-1])
+
+    def _advance(self, batches: list[pa.RecordBatch], now: int) -> None:
+        """Diffs of the step, made in round ``now``."""
+        for batch in batches:
+            if now == _OUTSIDE:
+                raise BugError(f'the step of "{self.id}" gave rows out of no iteration')
+            columns = columns_of(batch)[:-1]
+            self._yield(now + 1, diff_batch(self.schema, columns, batch.columns[-1]))
+
+    def _yield(self, iteration: int, batch: pa.RecordBatch) -> None:
+        """Take up diffs of Y(``iteration``)."""
+        if not self._node.distinct:
+            self._worked(iteration).add(batch)
+            return
+        columns = columns_of(batch)
+        keys = [b""] * batch.num_rows
+        if columns:
+            found = rows.encode_keys(columns, self._oids, nulls=True)
+            keys = [key for key in found if key is not None]
+        new = [key for key in dict.fromkeys(keys) if key not in self._counted]
+        if new:
+            self._counted.update(zip(new, self._first(new), strict=True))
+        number = iteration.to_bytes(_NUMBER_BYTES, "big")
+        encoded = [number + row for row in encode(columns, batch.num_rows)]
+        self._state.add_many(keys, encoded, weights_of(batch))
+        self._new.update(keys)
+
+    def _worked(self, iteration: int) -> Diffed:
+        found = self._work.get(iteration)
+        if found is None:
+            found = self._work[iteration] = Diffed(self.schema)
+        return found
+
+    def _count(self, iteration: int) -> None:
+        """What new diffs of Y(``iteration``) change in R."""
+        if not self._new:
+            return
+        touched = sorted(self._new)
+        self._new = set()
+        changes: dict[int, tuple[list[bytes], list[int]]] = {}
+        for key, first in zip(touched, self._first(touched, final=True), strict=True):
+            old = self._counted[key]
+            if first == old:
+                continue
+            self._counted[key] = first
+            for where, weight in ((old, -1), (first, 1)):
+                if where is None:
+                    continue
+                if where[0] < iteration:
+                    raise BugError(f'iteration {where[0]} of "{self.id}" was over')
+                found, weights = changes.setdefault(where[0], ([], []))
+                found.append(where[1])
+                weights.append(weight)
+        for number, (found, weights) in changes.items():
+            for batch in cut(decode(found, self.schema, weights)):
+                self._worked(number).add(batch)
+
+    def _first(
+        self, keys: list[bytes], *, final: bool = False
+    ) -> list[tuple[int, bytes] | None]:
+        """Per key the first iteration that has such a row, and the row that is shown."""
+        at, found, weights = self._state.scan_many(keys)
+        out: list[tuple[int, bytes] | None] = [None] * len(keys)
+        for place, numbered, weight in zip(at, found, weights, strict=True):
+            if weight < 0:
+                if final:
+                    raise BugError(f'a row in state "{self.id}" has a negative weight')
+                continue
+            iteration = int.from_bytes(numbered[:_NUMBER_BYTES], "big")
+            row = numbered[_NUMBER_BYTES:]
+            best = out[place]
+            if best is None or (iteration, len(row), row) < (
+                best[0],
+                len(best[1]),
+                best[1],
+            ):
+                out[place] = (iteration, row)
+        return out
+
+
+class _Step:
+    """The collections of the step, driven round by round.
+
+    Attributes:
+        waiting: Iterations for which something waits at an edge.
+    """
+
+    def __init__(
+        self, node: plan.Recursive, made: list[tuple[plan.Node, Collection]]
+    ) -> None:
+        self.waiting: dict[int, list[tuple[str, pa.RecordBatch]]] = {}
+        self._now = _OUTSIDE
+        self._last = node.step[-1].id
+        self._made = [collection for _, collection in made]
+        self._users: dict[str, list[tuple[Collection, int]]] = {
+            name: [] for name in (*node.outer, *(n.id for n in node.step))
+        }
+        for each, collection in made:
+            for port, name in enumerate(plan.inputs(each)):
+                self._users[name].append((collection, port))
+        self._places = {n.id: _place(n.schema) for n in node.step}
+        self._out: list[pa.RecordBatch] = []
+
+    def open(self, store: StateStore) -> None:
+        """Open all collections."""
+        for collection in self._made:
+            collection.open(store)
+
+    def begin(self, iteration: int) -> None:
+        """Begin round ``iteration`` with what waits for it."""
+        self._now = iteration
+        for name, batch in self.waiting.pop(iteration, ()):
+            self.send(name, batch)
+
+    def feed(self, name: str, batch: pa.RecordBatch) -> None:
+        """Diffs to all that reads ``name``, an outside input to begin with."""
+        for user, port in self._users[name]:
+            for out in user.apply(port, batch):
+                self._leave(user.id, out)
+
+    def end(self, txid: int) -> list[pa.RecordBatch]:
+        """End the round; the diffs that came out in it."""
+        for collection in self._made:
+            for out in collection.time_end(txid):
+                self._leave(collection.id, out)
+        batches, self._out = self._out, []
+        return batches
+
+    def _leave(self, name: str, batch: pa.RecordBatch) -> None:
+        """Diffs out of a collection: those of later iterations wait."""
+        place = self._places[name]
+        if batch.num_rows == 0:
+            return
+        if place is None:
+            self.feed(name, batch)
+            return
+        numbers = batch.column(place)
+        for number in pc.unique(numbers).to_pylist():
+            mine = batch.filter(pc.equal(numbers, number))
+            if number < self._now:
+                raise BugError(f'"{name}" gave rows of iteration {number} too late')
+            if number == self._now:
+                self.send(name, mine)
+            else:
+                self.waiting.setdefault(number, []).append((name, mine))
+
+    def send(self, name: str, batch: pa.RecordBatch) -> None:
+        """Diffs of this round's iteration go on from the work table, or a collection."""
+        if name == self._last:
+            self._out.append(batch)
+        else:
+            self.feed(name, batch)
+
+
+def _place(schema: Schema) -> int | None:
+    """Where the number of the iteration is, None in what is the same for all iterations."""
+    for place, field in enumerate(schema):
+        if field.name == plan.ITERATION:
+            return place
+    return None
