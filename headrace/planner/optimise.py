@@ -18,6 +18,7 @@ from headrace.planner.logical import Node, children, with_children
 from headrace.planner.rules import (
     infer_predicates,
     join_not_null,
+    limit_windows,
     merge_projects,
     order_joins,
     prune_columns,
@@ -48,6 +49,7 @@ PHASES: Final[tuple[tuple[Rule, ...], ...]] = (
         _MERGE,
         Rule("join_not_null", join_not_null.apply),
         Rule("infer_predicates", infer_predicates.apply),
+        Rule("limit_windows", limit_windows.apply),
     ),
     (Rule("prune_columns", prune_columns.apply_root, whole_plan=True),),
     (_PUSH, _MERGE),
