@@ -24,6 +24,7 @@ from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.optimise import optimise
 from headrace.planner.physical import Builder
+from headrace.planner.present import names
 from headrace.planner.request import Planned, PlanRequest
 from headrace.planner.scalar import Call, Const, Expr, Ref, plain, quote, show
 from headrace.planner.sources import Sources, describe
@@ -92,6 +93,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             relations=frozenset(sources.relations),
             views=frozenset(sources.views),
             results=frozenset(sources.results),
+            named=tuple(names(conn, sources.named)),
             generated=frozenset(sources.generated),
         )
 

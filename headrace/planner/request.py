@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.planner.logical import Node
@@ -54,5 +55,7 @@ class Planned:
     """OIDs of the user's views whose queries are in it."""
     results: frozenset[int] = frozenset()
     """OIDs of the tables of views of Headrace whose queries are in it."""
+    named: tuple[dict[str, Any], ...] = ()
+    """What the text of ``canonical_sql`` names, for ``present``: plain JSON."""
     generated: frozenset[tuple[int, int]] = frozenset()
     """(table, attnum) of the generated columns that are computed from others."""

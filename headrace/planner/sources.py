@@ -34,6 +34,7 @@ from headrace.planner.logical import Col, Node, Project, Scan, Union, Values
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.nodetree import read_node, read_queries
+from headrace.planner.present import present
 from headrace.planner.request import TableRef
 from headrace.planner.scalar import Expr, Ref
 from headrace.planner.tables import (
@@ -62,8 +63,8 @@ SELECT n.nspname, c.relname, pg_get_userbyid(c.relowner), r.ev_action::text,
   JOIN pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
  WHERE c.oid = %s"""
 _RESULTS: Final = """
-SELECT v.result_oid::bigint, v.schema_name, v.view_name, v.owner, v.canonical, v.settings,
-       v.status
+SELECT v.result_oid::bigint, v.schema_name, v.view_name, v.owner, v.canonical, v.named,
+       v.settings, v.status
   FROM headrace.views v WHERE v.result_oid = ANY (%s::oid[])"""
 _RIGHTS: Final = """
 SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
@@ -113,6 +114,7 @@ class _Result:
     name: str
     owner: str
     canonical: str | None
+    named: list[dict[str, Any]] | None
     settings: dict[str, str]
     status: str
 
@@ -127,6 +129,7 @@ class Sources:
         self._conn = conn
         self._catalog = catalog
         self._settings = settings
+        self._query: Tree | None = None
         self._expanded: dict[tuple[int, str], Tree] = {}
         self._sources: dict[tuple[int, bool], Source] = {}
         self._tables: dict[int, Table] = {}
@@ -141,6 +144,8 @@ class Sources:
         """Qualified names of the user's views by OID."""
         self.results: dict[int, str] = {}
         """Qualified names of the views of Headrace by the OID of their tables."""
+        self.named: dict[int, int] = {}
+        """How often the query itself names each relation, by OID."""
         self.generated: set[tuple[int, int]] = set()
         """(table, attnum) of the generated columns that are computed."""
 
@@ -175,6 +180,7 @@ class Sources:
         if caller is None:
             row: Any = self._conn.execute("SELECT current_user").fetchone()
             caller = str(row[0])
+        self._query = bound.tree
         self._expand(bound.tree, bound.oid, caller, caller)
         for oid, _, inherits in sorted(self.relations):
             self._load(oid, inherits=inherits)
@@ -198,6 +204,8 @@ class Sources:
                 bits = info.numbers("selectedCols")
                 columns = [bit - _FIRST_LOW_ATTRIBUTE for bit in bits]
                 entry.fields[_SELECTED] = [str(column) for column in columns]
+                if tree is self._query:
+                    self.named[oid] = self.named.get(oid, 0) + 1
                 self._name(entry, oid, columns, reader, caller)
 
     def _name(
@@ -273,7 +281,8 @@ class Sources:
                 f"view {name} was created by an earlier version of headrace",
                 hint="Drop the view and create it again.",
             )
-        query = result.canonical.rstrip().removesuffix(";")
+        query = present(self._conn, result.canonical, result.named)
+        query = query.rstrip().removesuffix(";")
         shadow = f"headrace_source_{len(self._expanded)}"
         try:
             with self._conn.transaction():
@@ -283,8 +292,8 @@ class Sources:
         except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
             raise UnsupportedError(
                 f"view {name} cannot be read: {error.diag.message_primary}",
-                detail="A table or column that its query names was renamed or dropped.",
-                hint=f"Run CALL headrace.alter_view('{name}', query) with the new names.",
+                detail="Something that its query names was dropped.",
+                hint=f"Run CALL headrace.alter_view('{name}', query) without it.",
             ) from error
         self.texts.append(bound.canonical_sql)
         self.results[oid] = name

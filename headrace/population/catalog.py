@@ -43,9 +43,9 @@ def insert(conn: Connection, view: NewView) -> int:
         with conn.transaction():
             row: Any = conn.execute(
                 "INSERT INTO headrace.views (schema_name, view_name, query, columns, plan,"
-                " explain, options, settings, owner, status, block, canonical)"
+                " explain, options, settings, owner, status, block, canonical, named)"
                 " VALUES (%s, %s, %s, %s, %s, %s, %s, %s,"
-                " coalesce(%s::name, current_user), %s, %s, %s) RETURNING id",
+                " coalesce(%s::name, current_user), %s, %s, %s, %s) RETURNING id",
                 (
                     view.target.schema,
                     view.target.name,
@@ -59,6 +59,7 @@ def insert(conn: Connection, view: NewView) -> int:
                     POPULATING,
                     view.block,
                     planned.canonical_sql,
+                    Jsonb(list(planned.named)),
                 ),
             ).fetchone()
             insert_tables(conn, int(row[0]), planned.tables)
@@ -166,7 +167,7 @@ def renew(
         )
     conn.execute(
         "UPDATE headrace.views SET id = %s, revision = revision + %s,"
-        " query = coalesce(%s, query), canonical = %s,"
+        " query = coalesce(%s, query), canonical = %s, named = %s,"
         " settings = %s, columns = %s, plan = %s, explain = %s, result_oid = %s"
         " WHERE id = %s",
         (
@@ -174,6 +175,7 @@ def renew(
             int(query is not None),
             query,
             planned.canonical_sql,
+            Jsonb(list(planned.named)),
             Jsonb(planned.settings),
             Jsonb(to_json(planned.columns)),
             Jsonb(to_json(planned.physical)),

@@ -28,6 +28,7 @@ from headrace.errors import (
 )
 from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, PlanRequest
+from headrace.planner.present import present
 from headrace.population import catalog, names
 from headrace.population.connect import Connection, as_headrace
 from headrace.population.context import Context
@@ -104,7 +105,7 @@ def alter_view(
                 conn, request.name, request.caller, request.settings
             )
             check_not_live(context, view)
-            stored = read(conn, view)
+            stored = read(conn, view, follow=False)
             # Whoever asks, the view's owner is whose rights count from then on.
             planned, planned_under = plan_with_facts(
                 conn,
@@ -138,15 +139,15 @@ def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
         )
 
 
-def read(conn: Connection, view: ViewRow) -> Stored:
-    """The view as it was created.
+def read(conn: Connection, view: ViewRow, *, follow: bool = True) -> Stored:
+    """The view as it was created; ``follow``: its query with the names of today.
 
     Raises:
         UnsupportedError: by a version that did not keep enough of it.
     """
     row: Any = conn.execute(
-        "SELECT canonical, options, settings, schema_name, view_name FROM headrace.views"
-        " WHERE id = %s",
+        "SELECT canonical, named, options, settings, schema_name, view_name"
+        " FROM headrace.views WHERE id = %s",
         (view.id,),
     ).fetchone()
     if row is None:
@@ -156,7 +157,8 @@ def read(conn: Connection, view: ViewRow) -> Stored:
             f'view "{view.name}" was created by an earlier version of headrace',
             hint="Drop the view and create it again.",
         )
-    return Stored(*row)
+    canonical = present(conn, row[0], row[1]) if follow else row[0]
+    return Stored(canonical, *row[2:])
 
 
 class _Resync(Population):

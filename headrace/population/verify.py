@@ -33,6 +33,7 @@ from headrace.errors import (
     UndefinedError,
     UnsupportedError,
 )
+from headrace.planner.present import inlined
 from headrace.planner.session import CAPTURED
 from headrace.population import names
 from headrace.population import snapshot as snapshots
@@ -115,14 +116,14 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
         )
     check_not_live(context, view)
     row: Any = conn.execute(
-        "SELECT v.canonical, v.settings, v.plan, v.status, v.message,"
+        "SELECT v.canonical, v.named, v.settings, v.plan, v.status, v.message,"
         " n.nspname, c.relname, has_table_privilege("
         "   coalesce(%s::name, current_user), c.oid, 'SELECT')"
         " FROM headrace.views v LEFT JOIN pg_class c ON c.oid = v.result_oid"
         " LEFT JOIN pg_namespace n ON n.oid = c.relnamespace WHERE v.id = %s",
         (request.caller, view.id),
     ).fetchone()
-    canonical, settings, physical, status, message, schema, table, may_read = row
+    canonical, named, settings, physical, status, message, schema, table, may_read = row
     if table is None:
         raise UndefinedError(
             f"result table {view.shown} does not exist", sqlstate="42P01"
@@ -140,7 +141,8 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
     _check_functions(conn, view)
     rebuilt = plan.from_json(physical)
     assert isinstance(rebuilt, plan.PhysicalPlan), "the catalog has plans"
-    query = canonical.rstrip().removesuffix(";")
+    # What it reads of ours is a moment behind: its query is asked instead.
+    query = inlined(conn, canonical, named)
     name = sql.Identifier(schema, table)
     return _Subject(view, query, settings, rebuilt, name, request.caller)
 

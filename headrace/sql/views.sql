@@ -24,5 +24,7 @@ CREATE TABLE IF NOT EXISTS headrace.views (
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS watched jsonb;
 -- The query as Postgres bound it, every name qualified: it means the same on any search path.
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS canonical text;
+-- The relations that it names, by OID and column number, for when they are renamed.
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS named jsonb;
 -- How often the view got another query: views that read it are made for one of them.
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS revision integer NOT NULL DEFAULT 0;

@@ -1,0 +1,236 @@
+"""A stored query as it reads now: tables, views and columns by the names they have today.
+
+``canonical`` is text that Postgres printed when the view was created; renaming a table or a column
+leaves it behind.  What it names is kept beside it by OID and column number (``named``), so every
+occurrence of a relation can be written anew, under the name that the rest of the text knows it by:
+
+    FROM public.orders JOIN …   →   FROM "public"."purchases" "orders" ("id", "amount") JOIN …
+
+Postgres prints relations only as ``schema.name`` behind FROM, JOIN, ONLY, a comma or a parenthesis.
+How many there are is known from the parse tree; any other number is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import sql
+
+from headrace.errors import UnsupportedError
+from headrace.planner.catalog import Connection
+
+_TOKEN: Final = re.compile(
+    r"""E'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d][\w$]*|\s+|.""",
+    re.DOTALL,
+)
+_NAME: Final = re.compile(r"[^\W\d]|\"")
+_KEYWORD: Final = re.compile(r"[A-Z]+")
+_BEFORE: Final = frozenset({"from", "join", "only", ",", "("})
+_DEPTH_MAX: Final = 100
+
+_PRESENT: Final = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, (
+  SELECT array_agg(ARRAY[a.attnum::text, a.attname] ORDER BY a.attnum) FROM pg_attribute a
+   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY (%s::oid[])"""
+_RESULTS: Final = """
+SELECT result_oid::bigint, canonical, named FROM headrace.views
+ WHERE result_oid = ANY (%s::oid[]) AND canonical IS NOT NULL"""
+_VIEW: Final = """
+SELECT pg_get_viewdef(c.oid, false), (
+  SELECT array_agg(DISTINCT d.refobjid::bigint) FROM pg_depend d
+    JOIN pg_rewrite r ON r.oid = d.objid AND d.classid = 'pg_rewrite'::regclass
+   WHERE r.ev_class = c.oid AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid)
+  FROM pg_class c WHERE c.oid = %s AND c.relkind = 'v'"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    schema: str
+    name: str
+    kind: str
+    columns: list[tuple[int, str]]
+
+
+def names(conn: Connection, counts: dict[int, int]) -> list[dict[str, Any]]:
+    """What is kept of the relations that a query names ``counts[oid]`` times: plain JSON."""
+    return [
+        {
+            "oid": oid,
+            "schema": found.schema,
+            "name": found.name,
+            "columns": [list(column) for column in found.columns],
+            "count": counts[oid],
+        }
+        for oid, found in sorted(_look(conn, list(counts)).items())
+    ]
+
+
+def present(
+    conn: Connection, canonical: str, named: list[dict[str, Any]] | None
+) -> str:
+    """``canonical`` with the names of today; what was dropped keeps its old one.
+
+    Raises:
+        UnsupportedError: something was renamed, and the text cannot be followed.
+    """
+    if not named:
+        return canonical
+    now = _look(conn, [entry["oid"] for entry in named])
+    new: dict[tuple[str, str], Callable[[str, bool], str]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for entry in named:
+        found = now.get(entry["oid"])
+        if found is not None and _differs(entry, found):
+            key = (entry["schema"], entry["name"])
+            new[key] = _writer(entry, found)
+            counts[key] = entry["count"]
+    return _rewrite(canonical, new, counts)
+
+
+def inlined(
+    conn: Connection, canonical: str, named: list[dict[str, Any]] | None, depth: int = 0
+) -> str:
+    """``present`` with the queries of views of Headrace in the place of their tables."""
+    text = present(conn, canonical, named).rstrip().removesuffix(";")
+    if not named:
+        return text
+    if depth > _DEPTH_MAX:
+        raise UnsupportedError("views are nested too deeply")
+    now = _look(conn, [entry["oid"] for entry in named])
+    new: dict[tuple[str, str], Callable[[str, bool], str]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for entry in named:
+        found = now.get(entry["oid"])
+        inner = found and _definition(conn, entry["oid"], depth)
+        if found is not None and inner:
+            key = (found.schema, found.name)
+            new[key] = _inliner(inner, found)
+            counts[key] = entry["count"]
+    return _rewrite(text, new, counts)
+
+
+def _definition(conn: Connection, oid: int, depth: int) -> str | None:
+    """The query behind a table of ours, or behind a view of the user that reads one."""
+    found = conn.execute(_RESULTS, ([oid],)).fetchone()
+    if found is not None:
+        return inlined(conn, found[1], found[2], depth + 1)
+    view = conn.execute(_VIEW, (oid,)).fetchone()
+    if view is None:
+        return None
+    reads = view[1] or []
+    inner = {
+        other: text for other in reads if (text := _definition(conn, other, depth + 1))
+    }
+    if not inner:
+        return None
+    now = _look(conn, list(inner))
+    keys = {other: (found.schema, found.name) for other, found in now.items()}
+    text = str(view[0]).rstrip().removesuffix(";")
+    new = {keys[o]: _inliner(inner[o], now[o]) for o in now}
+    return _rewrite(text, new, None)
+
+
+def _look(conn: Connection, oids: list[int]) -> dict[int, _Present]:
+    rows = conn.execute(_PRESENT, (oids,)).fetchall()
+    return {
+        row[0]: _Present(
+            row[1], row[2], row[3], [(int(n), name) for n, name in row[4] or ()]
+        )
+        for row in rows
+    }
+
+
+def _differs(entry: dict[str, Any], found: _Present) -> bool:
+    had = [(int(number), str(name)) for number, name in entry["columns"]]
+    same = (entry["schema"], entry["name"]) == (found.schema, found.name)
+    return not same or found.columns[: len(had)] != had
+
+
+def _writer(entry: dict[str, Any], found: _Present) -> Callable[[str, bool], str]:
+    """How an occurrence is written: by its alias, and whether that renames columns."""
+    had = {int(number): str(name) for number, name in entry["columns"]}
+    columns = ", ".join(
+        _quote(had.get(number, f"headrace_{number}")) for number, _ in found.columns
+    )
+    new = sql.Identifier(found.schema, found.name).as_string()
+    dropped = had.keys() - dict(found.columns).keys()
+
+    def write(alias: str, listed: bool) -> str:
+        if listed and dropped:
+            raise UnsupportedError(
+                f"the query names the columns of {new} in order, and one was dropped",
+                hint="Run CALL headrace.alter_view(name, query) without it.",
+            )
+        return new if listed else f"{new} {_quote(alias)} ({columns})"
+
+    return write
+
+
+def _inliner(text: str, found: _Present) -> Callable[[str, bool], str]:
+    columns = ", ".join(_quote(name) for _, name in found.columns)
+
+    def write(alias: str, listed: bool) -> str:
+        return f"({text})" if listed else f"({text}) {_quote(alias)} ({columns})"
+
+    return write
+
+
+def _rewrite(
+    text: str,
+    new: dict[tuple[str, str], Callable[[str, bool], str]],
+    counts: dict[tuple[str, str], int] | None,
+) -> str:
+    if not new:
+        return text
+    tokens = _TOKEN.findall(text)
+    solid = [at for at, token in enumerate(tokens) if not token.isspace()]
+    found = dict.fromkeys(new, 0)
+    for place, key, alias, listed in _occurrences(tokens, solid):
+        if key not in new:
+            continue
+        found[key] += 1
+        first, last = solid[place], solid[place + 2]
+        written = new[key](alias or key[1], listed)
+        if alias is not None and not listed:
+            last = solid[place + 3]  # the alias is written with it
+        tokens[first : last + 1] = [written] + [""] * (last - first)
+    if counts is not None and found != counts:
+        names = ", ".join(".".join(k) for k in found if found[k] != counts.get(k))
+        raise UnsupportedError(
+            f"the query names {names}, which was renamed, in a way that cannot be followed",
+            hint="Run CALL headrace.alter_view(name, query) with the new names.",
+        )
+    return "".join(tokens)
+
+
+def _occurrences(
+    tokens: list[str], solid: list[int]
+) -> Iterator[tuple[int, tuple[str, str], str | None, bool]]:
+    """(place in ``solid``, (schema, name), alias, whether it lists columns) of relations."""
+    words = [tokens[at] for at in solid]
+    for place in range(1, len(words) - 2):
+        if words[place + 1] != "." or words[place - 1].lower() not in _BEFORE:
+            continue
+        if not (_NAME.match(words[place]) and _NAME.match(words[place + 2])):
+            continue
+        after = [*words[place + 3 : place + 5], "", ""]
+        if after[0] in (".", "("):
+            continue
+        alias = None
+        if _NAME.match(after[0]) and not _KEYWORD.fullmatch(after[0]):
+            alias = _plain(after[0])
+        listed = alias is not None and after[1] == "("
+        yield place, (_plain(words[place]), _plain(words[place + 2])), alias, listed
+
+
+def _plain(word: str) -> str:
+    return word[1:-1].replace('""', '"') if word.startswith('"') else word
+
+
+def _quote(name: str) -> str:
+    return sql.Identifier(name).as_string()

@@ -1,0 +1,155 @@
+"""Changes of structure under a view: it goes on, or stops and is right again after a resync."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.waiting import bump, create_marker, wait_for, wait_until
+
+DDL = """
+CREATE TABLE p (id int, k int, v varchar(10), PRIMARY KEY (id, k)) PARTITION BY LIST (k);
+CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);
+CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2);
+CREATE TABLE p3 (v varchar(10), id int NOT NULL, k int NOT NULL CHECK (k = 3), PRIMARY KEY (id, k));
+INSERT INTO p SELECT i, i % 2 + 1, 'v' || i FROM generate_series(1, 8) i;
+INSERT INTO p3 VALUES ('x', 1, 3), ('y', 2, 3);
+CREATE TABLE a (id int PRIMARY KEY, v int);
+INSERT INTO a SELECT i, i FROM generate_series(1, 5) i;
+CREATE VIEW doubled AS SELECT id, v * 2 AS w FROM a;
+"""
+# DDL; the view that stops of it and why, or None where all go on; the query it is then.
+STEPS = (
+    (
+        "CREATE TABLE p4 PARTITION OF p FOR VALUES IN (4)",
+        "parts",
+        "has more partitions",
+    ),
+    ("INSERT INTO p VALUES (9, 4, 'new')", None, None),
+    (
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)",
+        "parts",
+        "has more partitions",
+    ),
+    ("ALTER TABLE p DETACH PARTITION p1", "parts", "has fewer partitions"),
+    ("ALTER TABLE p RENAME TO q", None, None),
+    ("INSERT INTO q VALUES (10, 3, 'ten'), (11, 2, 'eleven')", None, None),
+    ("ALTER TABLE q RENAME v TO w", "parts", 'was renamed to "w"'),
+    ("TRUNCATE q", None, None),
+    ("INSERT INTO q VALUES (12, 3, 'twelve')", None, None),
+    ("ALTER TABLE a RENAME TO b", None, None),
+    ("ALTER TABLE b ADD extra int DEFAULT 7", None, None),
+    ("INSERT INTO b VALUES (6, 6)", None, None),
+    (
+        "CREATE OR REPLACE VIEW doubled AS SELECT id, v * 3 AS w FROM b",
+        "views",
+        "was replaced",
+    ),
+    ("ALTER VIEW doubled RENAME TO tripled", None, None),
+    ("ALTER VIEW tripled RENAME w TO x", None, None),
+    ("UPDATE b SET v = v + 1 WHERE id > 4", None, None),
+    ("ALTER TABLE b RENAME v TO amount", "views", 'was renamed to "amount"'),
+    ("UPDATE b SET amount = 0 WHERE id = 1", None, None),
+)
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
+        c.execute(DDL)
+        yield c
+
+
+@pytest.fixture
+def commander(engine, source):
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
+        create_marker(source, c)
+        yield c
+
+
+def rows(source, query: str) -> list[str]:
+    return sorted(str(row) for row in source.execute(query).fetchall())
+
+
+def status(source, name: str) -> tuple:
+    found = source.execute(
+        "SELECT status, message FROM headrace.views WHERE view_name = %s", (name,)
+    ).fetchone()
+    assert found is not None
+    return found
+
+
+def queries(source) -> dict[str, str]:
+    """What the views must show, by the names of today."""
+    names = dict(
+        source.execute(
+            "SELECT c.oid::regclass::text, (SELECT attname FROM pg_attribute a"
+            " WHERE a.attrelid = c.oid AND attnum = CASE relkind WHEN 'v' THEN 2 ELSE 3 END)"
+            " FROM pg_class c WHERE relname IN ('p', 'q', 'doubled', 'tripled')"
+        ).fetchall()
+    )
+    table = "p" if "p" in names else "q"
+    view = "doubled" if "doubled" in names else "tripled"
+    return {
+        "parts": f"SELECT k, count(*), max({names[table]}) FROM {table} GROUP BY k",
+        "views": f"SELECT id, {names[view]} FROM {view}",
+        "stacked": f"SELECT id FROM {view} WHERE {names[view]} > 6",
+    }
+
+
+def test_views_stop_or_go_on(commander, source):
+    create = "CALL headrace.create_view('{}', $q${}$q$)"
+    commander.execute(
+        create.format(
+            "parts", "SELECT k, count(*) AS n, max(v::text) AS m FROM p GROUP BY k"
+        )
+    )
+    commander.execute(create.format("views", "SELECT id, w FROM doubled"))
+    commander.execute(create.format("stacked", "SELECT id FROM views WHERE w > 6"))
+    for ddl, name, why in STEPS:
+        before = rows(source, f"SELECT * FROM {name}") if name else []
+        source.execute(ddl)
+        if name is not None:
+            wait_until(lambda name=name: status(source, name)[0] == "error", ddl)
+            message = status(source, name)[1]
+            assert why in message, message
+            assert "CALL headrace.resync_view(" in message
+            assert rows(source, f"SELECT * FROM {name}") == before
+            commander.execute(f"CALL headrace.resync_view('{name}')")
+            if name == "views":
+                wait_until(lambda: status(source, "stacked")[0] == "error", ddl)
+                commander.execute("CALL headrace.resync_view('stacked')")
+        wait_for(source, bump(source))
+        for view, query in queries(source).items():
+            assert status(source, view) == ("running", None), (ddl, view)
+            assert rows(source, f"SELECT * FROM {view}") == rows(source, query), (
+                ddl,
+                view,
+            )
+    for view in ("parts", "views", "stacked"):
+        assert (
+            commander.execute(
+                f"SELECT * FROM headrace.verify_view('{view}')"
+            ).fetchall()
+            == []
+        )
+
+
+def test_a_stacked_view_is_verified_by_definitions(commander, source):
+    create = "CALL headrace.create_view('{}', $q${}$q$)"
+    commander.execute(create.format("low", "SELECT id, v FROM a WHERE v > 1"))
+    commander.execute("CREATE VIEW between AS SELECT id, v + 1 AS v FROM low")
+    commander.execute(
+        create.format(
+            "top",
+            "SELECT count(*) AS n, sum(b.v) AS s FROM between b JOIN low l USING (id)",
+        )
+    )
+    commander.execute("CALL headrace.rename_view('low', 'lower')")
+    verify = "SELECT * FROM headrace.verify_view('top')"
+    assert commander.execute(verify).fetchall() == []
+    source.execute("INSERT INTO a SELECT i, i FROM generate_series(20, 50) i")
+    assert commander.execute(verify).fetchall() == []
+    wait_for(source, bump(source))
+    query = "SELECT count(*), sum(b.v) FROM between b JOIN lower l USING (id)"
+    assert rows(source, "SELECT * FROM top") == rows(source, query)

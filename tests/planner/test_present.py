@@ -1,0 +1,86 @@
+"""Stored queries after renamings: planned anew they are the same, and Postgres answers the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.errors import UnsupportedError
+from headrace.planner import PlanRequest, plan
+from headrace.planner.present import present
+
+DDL = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.orders (id int PRIMARY KEY, spare int, buyer int, "Note; -- '" text);
+CREATE TABLE buyers (id int PRIMARY KEY, orders int, name text);
+CREATE VIEW notes AS SELECT id, "Note; -- '" AS note FROM shop.orders;
+INSERT INTO shop.orders SELECT i, i, i % 3, 'n' || i FROM generate_series(1, 10) i;
+INSERT INTO buyers VALUES (0, 5, 'a'), (1, 6, 'shop.orders'), (2, 7, NULL);
+"""
+RENAMINGS = """
+ALTER TABLE shop.orders RENAME buyer TO person;
+ALTER TABLE shop.orders RENAME TO purchases;
+ALTER SCHEMA shop RENAME TO "The Shop";
+ALTER TABLE buyers RENAME name TO buyer;
+ALTER TABLE buyers RENAME id TO name;
+ALTER TABLE buyers RENAME buyer TO id;
+ALTER TABLE buyers ADD late int DEFAULT 4;
+ALTER VIEW notes RENAME note TO remark;
+ALTER VIEW notes RENAME TO remarks;
+"""
+QUERIES = (
+    "SELECT * FROM shop.orders",
+    "SELECT o.buyer, orders.name FROM shop.orders o, buyers orders WHERE o.buyer = orders.id",
+    "SELECT shop.orders FROM buyers shop WHERE shop.name <> 'FROM shop.orders x'",
+    "SELECT id, b.name FROM (shop.orders JOIN buyers b USING (id))",
+    "SELECT n.note, o.buyer FROM notes n NATURAL JOIN shop.orders o",
+    "WITH w AS (SELECT id FROM ONLY shop.orders WHERE \"Note; -- '\" LIKE 'n%') SELECT * FROM w",
+    "SELECT x.b, x.a FROM buyers x(a, b)",
+    "SELECT id FROM shop.orders UNION ALL SELECT id FROM buyers UNION ALL SELECT buyer FROM shop.orders",
+    "SELECT (a.buyer + 1) AS n, E'a\\\\b' AS e FROM shop.orders a CROSS JOIN shop.orders b"
+    " WHERE a.id < b.id AND b.buyer > 0",
+    "SELECT buyer, count(*) AS n FROM shop.orders GROUP BY buyer HAVING count(*) > 1",
+)
+
+
+def rows(conn, query: str) -> list:
+    return sorted(map(str, conn.execute(query).fetchall()))
+
+
+@pytest.fixture
+def shop(conn):
+    with conn.transaction(force_rollback=True):
+        conn.execute(DDL)
+        yield
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_queries_follow_renamings(conn, shop, query):
+    before = plan(conn, PlanRequest(query))
+    named = json.loads(json.dumps(before.named))
+    want = rows(conn, query)
+    assert present(conn, before.canonical_sql, named) == before.canonical_sql
+    conn.execute(RENAMINGS)
+    text = present(conn, before.canonical_sql, named)
+    after = plan(conn, PlanRequest(text))
+    assert rows(conn, text) == want
+    assert after.columns == before.columns
+    assert [(n["oid"], n["count"]) for n in after.named] == [
+        (n["oid"], n["count"]) for n in named
+    ]
+    assert present(conn, after.canonical_sql, list(after.named)) == after.canonical_sql
+
+
+def test_a_dropped_column_shifts_none(conn, shop):
+    queries = (
+        "SELECT o.buyer FROM shop.orders o",
+        "SELECT x.c FROM shop.orders x(a, b, c, d)",
+    )
+    plans = [plan(conn, PlanRequest(query)) for query in queries]
+    want = rows(conn, queries[0])
+    conn.execute("ALTER TABLE shop.orders DROP spare, ADD extra int DEFAULT 9")
+    text = present(conn, plans[0].canonical_sql, list(plans[0].named))
+    assert rows(conn, text) == want
+    with pytest.raises(UnsupportedError):
+        present(conn, plans[1].canonical_sql, list(plans[1].named))
