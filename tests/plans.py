@@ -43,13 +43,52 @@ def join(
     left_keys: tuple[int, ...],
     right_keys: tuple[int, ...],
     residual: tuple[Expr, ...] = (),
+    op: str = "inner",
+    null_safe: tuple[bool, ...] = (),
 ) -> plan.Join:
-    schema = tuple(
-        Field(f"c{i}", f.oid) for i, f in enumerate((*left.schema, *right.schema))
-    )
+    fields = (*left.schema, *right.schema)
+    if op in ("semi", "anti"):
+        fields = left.schema
+    schema = tuple(Field(f"c{i}", f.oid) for i, f in enumerate(fields))
     return plan.Join(
-        node_id, left.id, right.id, left_keys, right_keys, residual, schema
+        node_id,
+        left.id,
+        right.id,
+        left_keys,
+        right_keys,
+        residual,
+        schema,
+        op,
+        null_safe,
     )
+
+
+def outer_joins(a: Node, b: Node) -> dict[str, plan.Join]:
+    """Every kind of join that shows rows for having a partner or none, in several forms."""
+    less = (native("<", col(0), col(4)),)
+    fails = (
+        native(
+            "<>",
+            native(
+                "/", number(12), native("-", col(0), number(99), oid=INT4), oid=INT4
+            ),
+            col(4),
+        ),
+    )
+    out = {}
+    for op in ("left", "full", "semi", "anti"):
+        name = f"j_{op}"
+        out[op] = join(name, a, b, (1,), (1,), (), op)
+        out[f"{op} null-safe"] = join(name, a, b, (2, 1), (2, 1), (), op, (True, False))
+        out[f"{op} failing residual"] = join(name, a, b, (1,), (1,), fails, op)
+        if op in ("full", "semi"):
+            out[f"{op} numeric"] = join(name, a, b, (3, 1), (3, 1), (), op)
+            out[f"{op} residual"] = join(name, a, b, (1,), (1,), less, op)
+            out[f"{op} cross"] = join(name, a, b, (), (), (), op)
+        else:
+            out[f"{op} cross residual"] = join(name, a, b, (), (), less, op)
+            out[f"{op} self"] = join(name, a, a, (1,), (0,), (), op)
+    return out
 
 
 def project(node_id: str, source: Node, *places: int) -> plan.Map:
@@ -142,6 +181,10 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         "join residual": finish(a, b, on_n),
         "self-join": finish(a, itself),
         "cross": finish(a, b, cross),
+        **{
+            name: finish(*((a, made) if name.endswith("self") else (a, b, made)))
+            for name, made in outer_joins(a, b).items()
+        },
         "distinct": finish(a, project("pn", a, 3), dn),
         "distinct of two": finish(b, project("pv", b, 2, 3), dv),
         "union": finish(a, b, pa_, pb_, both),

@@ -117,14 +117,34 @@ def _map(expressions: tuple[Expr, ...], rows: Counter[Row]) -> Counter[Row]:
 def _join(
     node: plan.Join, inputs: list[Counter[Row]], schemas: list[Schema]
 ) -> Counter[Row]:
-    out: Counter[Row] = Counter()
+    pairs: Counter[Row] = Counter()
+    met: tuple[set[Row], set[Row]] = (set(), set())
+    safe = node.null_safe or (False,) * len(node.left_keys)
     for left, left_weight in inputs[0].items():
         a = [canonical(left[i], schemas[0][i].oid) for i in node.left_keys]
         for right, right_weight in inputs[1].items():
             b = [canonical(right[i], schemas[1][i].oid) for i in node.right_keys]
-            if a == b and None not in a:
-                out[left + right] += left_weight * right_weight
-    return _filter(node.residual, out)
+            good = all(
+                x == y and (x is not None or null_is_equal)
+                for x, y, null_is_equal in zip(a, b, safe, strict=True)
+            )
+            if good and _filter(node.residual, Counter([left + right])):
+                pairs[left + right] += left_weight * right_weight
+                met[0].add(left)
+                met[1].add(right)
+    if node.op in ("semi", "anti"):
+        shown = node.op == "semi"
+        return Counter({r: w for r, w in inputs[0].items() if (r in met[0]) == shown})
+    nulls = [(None,) * len(schema) for schema in schemas]
+    if node.op in ("left", "full"):
+        for row, weight in inputs[0].items():
+            if row not in met[0]:
+                pairs[row + nulls[1]] += weight
+    if node.op == "full":
+        for row, weight in inputs[1].items():
+            if row not in met[1]:
+                pairs[nulls[0] + row] += weight
+    return pairs
 
 
 def _group(

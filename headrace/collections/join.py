@@ -1,4 +1,4 @@
-"""Inner join on equal keys."""
+"""Joins on equal keys: inner, left, full, semi, anti."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from headrace.collections.base import (
     Diffed,
     columns_of,
     cut,
+    decode,
     encode,
     weights_of,
 )
 from headrace.collections.pairs import pairs
+from headrace.collections.partners import ByKey, ByRow, lone_states
 from headrace.collections.steps import FilterStep
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import rows
@@ -26,19 +28,26 @@ from headrace.types import Schema, arrow_type, diff_batch
 
 _LOOKUP_ROWS_MAX: Final = 4096
 """Incoming rows that are looked up at once: bounds the matches held as Python objects."""
+_COUNTED: Final = b""
+"""The row under which a side counts of which only the number of rows per key matters."""
 
 
 class Join(Collection):
-    """Rows of left x right with equal, non-NULL keys and all residual predicates true.
+    """Rows of left x right with equal keys and all residual predicates true; see ``plan.Join``.
 
     Meaning: d(A >< B) = dA >< B + A >< dB + dA >< dB: each batch meets the other side as it is
         now, then becomes part of its own side, so the last term is counted once.  Weights are
-        multiplied, so negative ones are taken care of (E-12).
-    Shape: left, right -> columns of the left, then of the right.
+        multiplied, so negative ones are taken care of (E-12).  Which rows have a partner, for
+        left, full, semi and anti, is in ``partners``; the residual decides what a partner is.
+    Shape: left, right -> columns of the left, then of the right (semi, anti: of the left).
     State: ``id.left`` and ``id.right``: key -> row -> weight.  As large as both inputs, less the
-        rows with a NULL in the key, which never meet anything.
-    Time: emits on apply; on TimeEnd if a residual predicate may fail on a row (see ``steps``).
-    Errors: RowError of a residual predicate.
+        rows with a NULL in the key, which never meet anything; a semi or anti join without
+        residual keeps only the number of rows per key of the right.  With residual, and not
+        inner: ``id.left_pairs`` (full: also ``id.right_pairs``), key -> row -> number of pairs.
+    Time: pairs on apply; on TimeEnd if a residual predicate may fail on a row (see ``steps``),
+        and what depends on having a partner or none.
+    Errors: RowError of a residual predicate; BugError on a negative weight of a row whose having a
+        partner matters.
     """
 
     def __init__(
@@ -49,85 +58,181 @@ class Join(Collection):
         remote: RemoteEvaluator | None,
     ) -> None:
         super().__init__(node.id, node.schema, 2)
+        self._node = node
         self._inputs_schema = (left, right)
-        self._keys = (node.left_keys, node.right_keys)
+        self._pair_schema = (*left, *right)
         self._residual = FilterStep(node.residual, remote)
-        self._held = Diffed(node.schema) if self._residual.may_raise else None
+        self._held = Diffed(self._pair_schema) if self._residual.may_raise else None
+        self._meets = not node.left_only or bool(node.residual)
+        """Whether pairs are made at all."""
         self._states: tuple[IndexState, IndexState]
+        self._by_key: dict[int, ByKey] = {}
+        self._by_row: dict[int, ByRow] = {}
 
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""
         self._states = (store.index(f"{self.id}.left"), store.index(f"{self.id}.right"))
+        lone = self._node.op != "semi"
+        for port in self._node.watched:
+            own, other = self._states[port], self._states[1 - port]
+            if self._node.residual:
+                state = lone_states(store, self.id, port)
+                self._by_row[port] = ByRow(self.id, own, state, lone=lone)
+            else:
+                self._by_key[port] = ByKey(self.id, own, other, lone=lone)
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
         out: list[pa.RecordBatch] = []
         for piece in cut(batch, _LOOKUP_ROWS_MAX):
-            for joined in self._apply(port, piece):
+            kept, keys, rest = self._with_keys(port, piece)
+            if rest is not None and self._node.keeps_nulls(port):
+                out.append(self._extended(port, rest))
+            if not keys:
+                continue
+            for joined in self._apply(port, kept, keys):
                 if self._held is not None and not self.insert_only:
                     self._held.add(joined)
                 else:
-                    out.append(self._residual.run(joined))
+                    out += self._passed(joined)
         return out
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
         """See ``Collection``."""
-        if self._held is None:
-            return []
-        return [self._residual.run(batch) for batch in self._held.take()]
+        out: list[pa.RecordBatch] = []
+        if self._held is not None:
+            for joined in self._held.take():
+                out += self._passed(joined)
+        for port in self._node.watched:
+            side = self._by_row[port] if port in self._by_row else self._by_key[port]
+            for found, weights in side.end():
+                side_rows = decode(found, self._inputs_schema[port], weights)
+                out += cut(self._extended(port, side_rows))
+        return out
 
     def describe(self) -> str:
         """See ``Collection``."""
+        op = self._node.op
+        name = "Join" if op == "inner" else f"{op.capitalize()}Join"
+        keys = (self._node.left_keys, self._node.right_keys)
         names = [
-            [schema[i].name for i in keys]
-            for schema, keys in zip(self._inputs_schema, self._keys, strict=True)
+            [schema[i].name for i in places]
+            for schema, places in zip(self._inputs_schema, keys, strict=True)
         ]
         on = ", ".join(f"{a} = {b}" for a, b in zip(*names, strict=True))
-        return f"Join ({on})" if on else "Join (cross product)"
+        return f"{name} ({on})" if on else f"{name} (cross product)"
 
-    def _apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        batch, keys = self._with_keys(port, batch)
-        if not keys:
-            return []
+    def _apply(
+        self, port: int, batch: pa.RecordBatch, keys: list[bytes]
+    ) -> list[pa.RecordBatch]:
+        """Store rows of ``port``; returns their pairs, before the residual."""
         columns = columns_of(batch)
-        encoded = encode(columns, batch.num_rows)
-        self._states[port].add_many(keys, encoded, weights_of(batch))
+        weights = weights_of(batch)
+        if port == 1 and not self._meets:
+            encoded = [_COUNTED] * len(keys)
+        else:
+            encoded = encode(columns, batch.num_rows)
+        self._note(port, keys, encoded, weights)
+        self._states[port].add_many(keys, encoded, weights)
+        if not self._meets:
+            return []
         distinct, groups = rows.group(keys)
         at, found, found_weights = self._states[1 - port].scan_many(distinct)
         if not found:
             return []
         counts = np.bincount(np.array(at, np.int64), minlength=len(distinct))
         starts = np.cumsum(counts) - counts
-        matched = rows.decode_rows(found, self._other_types(port))
+        matched = rows.decode_rows(found, self._types(1 - port))
         incoming_weights = batch.columns[-1].to_numpy()
         matched_weights = np.array(found_weights, np.int64)
         out: list[pa.RecordBatch] = []
         for left, right in pairs(groups, starts, counts, ROWS_PER_BATCH_MAX):
             mine = _take(columns, left)
             theirs = _take(matched, right)
-            weights = pa.array(incoming_weights[left] * matched_weights[right])
+            products = pa.array(incoming_weights[left] * matched_weights[right])
             both = [*mine, *theirs] if port == 0 else [*theirs, *mine]
-            out.append(diff_batch(self.schema, both, weights))
+            out.append(diff_batch(self._pair_schema, both, products))
         return out
+
+    def _note(
+        self, port: int, keys: list[bytes], encoded: list[bytes], weights: list[int]
+    ) -> None:
+        """Tell who watches that rows are about to come to ``port``."""
+        if port in self._by_row:
+            self._by_row[port].add(keys, encoded, weights)
+        if port in self._by_key:
+            if self.insert_only:
+                self._by_key[port].load(keys)
+            else:
+                self._by_key[port].add(keys, encoded, weights)
+        if 1 - port in self._by_key and not self.insert_only:
+            self._by_key[1 - port].touch(keys)
+
+    def _passed(self, joined: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """What is shown of pairs at once; who watches hears of them."""
+        passed = self._residual.run(joined)
+        if passed.num_rows == 0:
+            return []
+        for port, side in self._by_row.items():
+            half = self._half(port, passed)
+            encoded = encode(columns_of(half), half.num_rows)
+            _, keys, _ = self._with_keys(port, half)
+            side.pair(keys, encoded, weights_of(half))
+        if self._node.left_only:
+            return []
+        return [diff_batch(self.schema, columns_of(passed), passed.columns[-1])]
+
+    def _half(self, port: int, joined: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of one side, and the weights."""
+        middle = len(self._inputs_schema[0])
+        columns = columns_of(joined)
+        mine = columns[:middle] if port == 0 else columns[middle:]
+        return diff_batch(self._inputs_schema[port], mine, joined.columns[-1])
+
+    def _extended(self, port: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of one side as they are shown: with NULLs for the other one."""
+        columns = columns_of(batch)
+        if not self._node.left_only:
+            nulls = [pa.nulls(batch.num_rows, kind) for kind in self._types(1 - port)]
+            columns = columns + nulls if port == 0 else nulls + columns
+        return diff_batch(self.schema, columns, batch.columns[-1])
 
     def _with_keys(
         self, port: int, batch: pa.RecordBatch
-    ) -> tuple[pa.RecordBatch, list[bytes]]:
-        """The rows of ``batch`` without a NULL in the key, and their keys."""
-        places = self._keys[port]
-        if not places:
-            return batch, [b""] * batch.num_rows
-        schema = self._inputs_schema[port]
-        columns = [batch.column(i) for i in places]
-        oids = [schema[i].oid for i in places]
-        keys = rows.encode_keys(columns, oids, nulls=False)
-        kept = [key for key in keys if key is not None]
-        if len(kept) < len(keys):
-            batch = batch.filter(pa.array([key is not None for key in keys]))
-        return batch, kept
+    ) -> tuple[pa.RecordBatch, list[bytes], pa.RecordBatch | None]:
+        """The rows of ``batch`` that may meet some row, their keys, and the other rows."""
+        found = keys_of(self._node, port, self._inputs_schema[port], batch)
+        kept = [key for key in found if key is not None]
+        if len(kept) == len(found):
+            return batch, kept, None
+        meets = np.array([key is not None for key in found])
+        return batch.filter(pa.array(meets)), kept, batch.filter(pa.array(~meets))
 
-    def _other_types(self, port: int) -> list[pa.DataType]:
-        return [arrow_type(field.oid) for field in self._inputs_schema[1 - port]]
+    def _types(self, port: int) -> list[pa.DataType]:
+        return [arrow_type(field.oid) for field in self._inputs_schema[port]]
+
+
+def keys_of(
+    node: plan.Join, port: int, schema: Schema, batch: pa.RecordBatch
+) -> list[bytes | None]:
+    """Key of each row of a batch of ``port``; None where a NULL keeps it from meeting any row."""
+    places = node.left_keys if port == 0 else node.right_keys
+    if not places:
+        return [b""] * batch.num_rows
+    columns = [batch.column(i) for i in places]
+    oids = [schema[i].oid for i in places]
+    safe = node.null_safe or (False,) * len(places)
+    keys = rows.encode_keys(columns, oids, nulls=any(safe))
+    if not any(safe):
+        return keys
+    strict = [c for c, is_safe in zip(columns, safe, strict=True) if not is_safe]
+    for column in strict:
+        if column.null_count:
+            for place in np.flatnonzero(
+                column.is_null().to_numpy(zero_copy_only=False)
+            ):
+                keys[place] = None
+    return keys
 
 
 def _take(columns: list[pa.Array], index: np.ndarray) -> list[pa.Array]:

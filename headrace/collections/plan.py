@@ -78,9 +78,13 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Inner join: rows of left x right with equal, non-NULL keys and all ``residual`` true.
+    """Pairs of left x right with equal keys and all ``residual`` true, and what ``op`` adds.
 
-    Output columns are the left's then the right's.  Empty key tuples mean a cross product.
+    ``op``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
+    ``semi`` and ``anti`` are the left rows that have a partner, or have none, each as often as it
+    is there.  A NULL in a key has no equal, save where ``null_safe`` (one per key; empty: none).
+    Output columns are the left's, then (not for semi and anti) the right's.  Empty key tuples mean
+    that all rows meet; ``residual`` is over the columns of left and right.
     """
 
     id: str
@@ -90,6 +94,22 @@ class Join:
     right_keys: tuple[int, ...]
     residual: tuple[Expr, ...] = ()
     schema: Schema = ()
+    op: str = "inner"
+    null_safe: tuple[bool, ...] = ()
+
+    @property
+    def left_only(self) -> bool:
+        """Whether it has the columns of the left side only."""
+        return self.op in ("semi", "anti")
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """Ports whose rows are shown for having a partner, or for having none."""
+        return {"inner": (), "full": (0, 1)}.get(self.op, (0,))
+
+    def keeps_nulls(self, port: int) -> bool:
+        """Whether rows of ``port`` matter that have a NULL in the key, and so no partner."""
+        return port in self.watched and self.op != "semi"
 
 
 @dataclass(frozen=True, slots=True)

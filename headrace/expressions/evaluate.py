@@ -277,6 +277,10 @@ def _concat(op: str, oids: list[int], oid: int) -> Kernel:
     return lambda args: kernels.concat(args[0], args[1])
 
 
+def _single(op: str, oids: list[int], oid: int) -> Kernel:
+    return lambda args: kernels.single(args[0], args[1])
+
+
 _BUILDERS: Final[dict[str, Callable[[str, list[int], int], Kernel]]] = {
     "is_distinct_from": _distinct,
     "is_not_distinct_from": _distinct,
@@ -286,5 +290,6 @@ _BUILDERS: Final[dict[str, Callable[[str, list[int], int], Kernel]]] = {
     "nullif": _nullif,
     "||": _concat,
     "abs": _unary,
+    "single": _single,
     **dict.fromkeys("+-*/%", _arithmetic),
 }

@@ -35,6 +35,7 @@ from headrace.types import (
 Mask = npt.NDArray[np.bool_]
 
 OUT_OF_RANGE, DIVISION_BY_ZERO, DATETIME_OVERFLOW = "22003", "22012", "22008"
+CARDINALITY: Final = "21000"
 _INT_NAMES: Final = {INT2: "smallint", INT4: "integer", INT8: "bigint"}
 _DATE_MIN, _DATE_END = -2451545, 2145031949
 _DATE_MINUS_INF, _DATE_PLUS_INF = -(2**31), 2**31 - 1
@@ -57,6 +58,17 @@ class FailingRow(RowError):
 def _fail(bad: Mask, message: str, code: str) -> None:
     if bad.any():
         raise FailingRow(message, int(np.argmax(bad)), code)
+
+
+def single(count: pa.Array, value: pa.Array) -> pa.Array:
+    """``value``; error where ``count`` is more than one."""
+    many = pc.fill_null(pc.greater(count, 1), False)
+    _fail(
+        many.to_numpy(zero_copy_only=False),
+        "more than one row returned by a subquery used as an expression",
+        CARDINALITY,
+    )
+    return value
 
 
 def _valid(*columns: pa.Array) -> npt.NDArray[np.uint8]:

@@ -6,7 +6,8 @@ it fail.  ``None`` means: ask Postgres.  The names that come back are the ones t
 combination of types equal to Postgres over edge values.
 
 Argument shapes: ``case`` takes condition, value, condition, value, …, else (always present);
-``and``/``or``/``coalesce`` take any number; unary minus is ``-`` with one argument.
+``and``/``or``/``coalesce`` take any number; unary minus is ``-`` with one argument; ``single``
+takes the number of rows of a scalar subquery and its value.
 """
 
 from __future__ import annotations
@@ -232,6 +233,11 @@ def _unary(name: str, args: Args) -> NativeOp | None:
     return NativeOp(name, oid, may_raise=oid in INTS and name != "+")
 
 
+def _single(name: str, args: Args) -> NativeOp | None:
+    good = len(args) == 2 and args[0].oid == INT8
+    return NativeOp(name, args[1].oid, args[1].typmod, may_raise=True) if good else None
+
+
 _RESOLVERS: Final[dict[str, Callable[[str, Args], NativeOp | None]]] = {
     "and": _logic,
     "or": _logic,
@@ -248,6 +254,7 @@ _RESOLVERS: Final[dict[str, Callable[[str, Args], NativeOp | None]]] = {
     "char_length": _length,
     "character_length": _length,
     "abs": _unary,
+    "single": _single,
     **dict.fromkeys("+-*/%", _arithmetic),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from headrace import types as t
@@ -39,6 +40,7 @@ from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.sites import UNIT, Site, joined
 from headrace.planner.sources import Sources
 from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
+from headrace.planner.wholerow import whole_row
 from headrace.planner.windows import Windows
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
@@ -119,6 +121,9 @@ class Binder:
             outer=level.outer,
             subqueries=self._subqueries(level),
             sites=sites,
+            row=lambda varno, oid: whole_row(
+                self._lowering, level.query, partial(self._resolve, level), varno, oid
+            ),
         )
 
     def _subqueries(self, level: Level) -> Subqueries:

@@ -74,6 +74,25 @@ class Type:
     length: int
     alignment: str
     category: str
+    comparable: bool
+    """Whether it is a base or enum type with a default btree operator class."""
+
+    @property
+    def builtin(self) -> bool:
+        """Whether it came with Postgres."""
+        return self.oid < FIRST_USER_OID
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column of a composite type; ``oid`` may be a domain."""
+
+    number: int
+    name: str
+    oid: int
+    typmod: int
+    collation: int
+    not_null: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +118,10 @@ SELECT t.oid, n.nspname, format_type(t.oid, -1), t.typtype::text, t.typbasetype,
        t.typtypmod, CASE WHEN t.typcategory = 'A' AND t.typsubscript::oid
        = 'pg_catalog.array_subscript_handler'::regproc THEN t.typelem ELSE 0 END,
        t.typcollation, t.typinput::oid, t.typoutput::oid, t.typlen, t.typalign::text,
-       t.typcategory::text
+       t.typcategory::text, t.typtype = 'e' OR t.typtype = 'b' AND t.typelem = 0 AND EXISTS (
+         SELECT FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod
+          WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype
+                IN (t.oid, CASE t.oid WHEN 1043 THEN 25 WHEN 650 THEN 869 END))
   FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.oid = ANY (%s)"""
 # Code-point order is byte order in UTF-8 only; elsewhere "C" alone compares by bytes.
 _COLLATION: Final = """
@@ -121,6 +143,32 @@ SELECT c.oid, format('%%I.%%I', n.nspname, c.collname), c.collisdeterministic,
 _CAST: Final = """
 SELECT castfunc, castmethod::text FROM pg_cast WHERE castsource = %s AND casttarget = %s"""
 
+_ATTRIBUTES: Final = """
+SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,
+       a.attnotnull
+  FROM pg_attribute a JOIN pg_type t ON t.typrelid = a.attrelid
+ WHERE t.oid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+# What a range or a domain is built of; built-in functions are pinned and in no pg_depend.
+_USER_CODE: Final = """
+SELECT EXISTS (
+    SELECT FROM pg_cast c WHERE c.castsource = %(t)s AND c.castfunc >= %(first)s
+    UNION ALL
+    SELECT FROM pg_constraint k JOIN pg_depend d ON d.classid = 'pg_constraint'::regclass
+        AND d.objid = k.oid
+     WHERE k.contypid = %(t)s
+       AND d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass)
+    UNION ALL
+    SELECT FROM pg_range r JOIN pg_opclass o ON o.oid = r.rngsubopc
+     WHERE %(t)s IN (r.rngtypid, r.rngmultitypid)
+       AND (r.rngcanonical::oid >= %(first)s OR o.oid >= %(first)s))"""
+_PARTS: Final = """
+SELECT ARRAY(
+    SELECT a.atttypid FROM pg_attribute a
+     WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL SELECT t.typelem WHERE t.typelem <> 0
+    UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
+    UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid))
+  FROM pg_type t WHERE t.oid = %s"""
 _AGGREGATE: Final = """
 SELECT max(p.provolatile::text)
   FROM pg_aggregate a, pg_proc p WHERE a.aggfnoid = %s AND p.oid IN (
@@ -155,6 +203,8 @@ class Catalog:
         self._types: dict[int, Type] = {}
         self._collations: dict[int, Collation] = {}
         self._casts: dict[tuple[int, int], tuple[int, str] | None] = {}
+        self._attributes: dict[int, tuple[Attribute, ...]] = {}
+        self._trusted: dict[int, bool] = {}
 
     def preload(self, trees: list[Node]) -> None:
         """Fetch everything that ``trees`` mention."""
@@ -211,6 +261,56 @@ class Catalog:
         """``oid`` with domains resolved."""
         found = self.type(oid)
         return self.base(found.base) if found.kind == "d" else oid
+
+    def base_typmod(self, oid: int) -> int:
+        """Modifier that domain ``oid`` gives its base type; -1 if it is no domain."""
+        found, typmod = self.type(oid), -1
+        while found.kind == "d":
+            typmod = found.base_typmod
+            found = self.type(found.base)
+        return typmod
+
+    def type_with_modifier(self, oid: int, typmod: int) -> str:
+        """SQL for the type with its modifier."""
+        if typmod == -1:
+            return self.type(oid).name
+        query = "SELECT format_type(%s, %s)"
+        row = self._conn.execute(query, (oid, typmod)).fetchone()
+        assert row is not None, "functions give a row"
+        return str(row[0])
+
+    def attributes(self, oid: int) -> tuple[Attribute, ...]:
+        """Columns of a composite type, in order; dropped ones are left out."""
+        if oid not in self._attributes:
+            rows = self._conn.execute(_ATTRIBUTES, (oid,)).fetchall()
+            self._attributes[oid] = tuple(Attribute(*row) for row in rows)
+        return self._attributes[oid]
+
+    def parts(self, oid: int) -> tuple[int, ...]:
+        """Types that a value of type ``oid`` is made of: columns, elements, bounds, base."""
+        row = self._conn.execute(_PARTS, (oid,)).fetchone()
+        return tuple(row[0]) if row else ()
+
+    def trusted(self, oid: int) -> bool:
+        """Whether reading, writing and comparing values of the type runs no code of a user.
+
+        Enums, composites, ranges and domains do not, unless a domain's check, a range's
+        canonical function or a cast from the type (``to_json`` looks for one) is a user's.
+        A base type that did not come with Postgres is never trusted.
+        """
+        if oid < FIRST_USER_OID:
+            return True
+        if oid not in self._trusted:
+            kind = self.type(oid)
+            good = kind.kind != "b" or bool(kind.element)
+            if good:
+                self._trusted[oid] = True  # while its parts are looked at: rows nest
+                more = {"t": oid, "first": FIRST_USER_OID}
+                row = self._conn.execute(_USER_CODE, more).fetchone()
+                assert row is not None, "EXISTS gives a row"
+                good = not row[0] and all(self.trusted(p) for p in self.parts(oid))
+            self._trusted[oid] = good
+        return self._trusted[oid]
 
     def collation(self, oid: int) -> Collation | None:
         """The collation of that OID; ``None`` for 0."""

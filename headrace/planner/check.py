@@ -53,8 +53,6 @@ def grouping_sets(query: Node) -> bool:
 
 def _entry(node: Node) -> Iterator[Finding]:
     kind = node.number("rtekind")
-    if node.flag("lateral") and kind != FUNCTION:
-        yield "LATERAL", r"\blateral\b", None
     if node.node("tablesample"):
         yield "TABLESAMPLE", r"\btablesample\b", None
     if kind == TABLE_FUNCTION:
@@ -70,15 +68,10 @@ def _join(node: Node) -> Iterator[Finding]:
         yield name, pattern, None
 
 
-def _sublink(node: Node) -> Iterator[Finding]:
-    yield "a subquery in an expression", r"\(\s*select\b", node
-
-
 _CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
     "QUERY": _query,
     "RANGETBLENTRY": _entry,
     "JOINEXPR": _join,
-    "SUBLINK": _sublink,
 }
 
 

@@ -22,6 +22,7 @@ from psycopg import pq
 from headrace import types as t
 from headrace.errors import BugError
 from headrace.planner.catalog import Catalog, Connection
+from headrace.planner.functions import REG_TYPES
 from headrace.planner.nodetree import Node
 from headrace.planner.scalar import quote
 from headrace.planner.session import view_tree
@@ -188,12 +189,20 @@ class Constants:
     def _search(self, oid: int, unread: set[Key], text: str) -> None:
         """Find constants of one type among the literals of ``text``."""
         name = re.escape(self._catalog.type(oid).name)
-        for match in re.finditer(_LITERAL + rf"::{name}", text):
-            literal = match[2].replace("''", "'")
-            if match[1]:
+        cast = re.findall(_LITERAL + rf"::{name}", text)
+        # A path inside JSON_VALUE and the like stands without its type.
+        for escape, body in dict.fromkeys([*cast, *re.findall(_LITERAL, text)]):
+            if not unread - self._texts.keys():
+                return
+            literal = body.replace("''", "'")
+            if escape:
                 literal = literal.replace("\\\\", "\\")
-            for key in unread - self._texts.keys():
-                self._prove([(key, literal)])
+            try:
+                for key in unread - self._texts.keys():
+                    self._prove([(key, literal)])
+            except psycopg.Error as error:
+                if error.sqlstate is None:
+                    raise  # the connection is lost
 
     def text(self, oid: int, data: bytes) -> str | None:
         """Output text of that constant; ``None`` if it cannot be read."""
@@ -201,7 +210,7 @@ class Constants:
 
     def _prove(self, wanted: list[tuple[Key, str]]) -> None:
         query = "SELECT " + ", ".join(
-            f"{quote(text, self._catalog.type(oid).name)} AS c{i}"
+            f"{quote(text, self._catalog.type(_proven_as(oid)).name)} AS c{i}"
             for i, ((oid, _), text) in enumerate(wanted)
         )
         try:
@@ -214,11 +223,15 @@ class Constants:
                     self._prove([one])
             return
         targets = tree.nodes("targetList")
-        for (key, _), target, text in zip(wanted, targets, texts, strict=True):
+        for (key, literal), target, text in zip(wanted, targets, texts, strict=True):
             made = target.child("expr")
-            if (made.number("consttype"), made.fields.get("constvalue")) == key:
+            data = made.fields.get("constvalue")
+            if key[0] == t.UNKNOWN and isinstance(data, bytes):
+                data = data[4:] + b"\0"
+            if (made.number("consttype"), data) == (_proven_as(key[0]), key[1]):
                 assert text is not None, "a constant with octets is not null"
-                self._texts[key] = text
+                # The name of a table or configuration may change, its OID does not.
+                self._texts[key] = literal if key[0] in REG_TYPES else text
 
     def _decode(self, oid: int, data: bytes) -> str | None:
         try:
@@ -227,6 +240,10 @@ class Constants:
             return None  # proven nothing: the query will be refused where it stands
 
     def _read(self, oid: int, data: bytes) -> str | None:
+        if oid == t.UNKNOWN:
+            return data[:-1].decode(self._codec)
+        if oid in REG_TYPES:
+            return _FIXED[t.OID](data)
         if oid == t.NAME:
             return data.split(b"\0", 1)[0].decode(self._codec)
         if oid == t.CHAR:
@@ -272,6 +289,14 @@ class Constants:
             parts.append(f'"{escaped}"')
         bounds = "" if lower == 1 else f"[{lower}:{lower + length - 1}]="
         return f"{bounds}{{{','.join(parts)}}}"
+
+
+def _proven_as(oid: int) -> int:
+    """The type of which a constant is made to prove one of type ``oid``.
+
+    A literal without a type (an argument of concat) is a C string: the octets of a text.
+    """
+    return t.TEXT if oid == t.UNKNOWN else oid
 
 
 def output_texts(conn: Connection, query: str) -> list[str | None]:

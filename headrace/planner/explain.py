@@ -58,10 +58,10 @@ def describe(node: Node) -> str:  # noqa: C901  one case per node
             return f"Filter {_all(node.predicates)}"
         case Project():
             return f"Project [{', '.join(_item(c.name, e) for c, e in node.items)}]"
-        case Join() if not node.condition:
+        case Join(kind="inner") if not node.condition:
             return "CrossJoin"
         case Join():
-            return f"InnerJoin {_all(node.condition)}"
+            return f"{node.kind.capitalize()}Join {_all(node.condition)}".rstrip()
         case Aggregate():
             return _aggregate(node)
         case Distinct():
@@ -229,7 +229,8 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
             pairs = zip(node.left_keys, node.right_keys, strict=True)
             keys = ", ".join(f"{a} = {b}" for a, b in pairs) or "cross product"
             extra = f" residual {len(node.residual)}" if node.residual else ""
-            return f"on {keys}{extra}"
+            op = "" if node.op == "inner" else f"{node.op} "
+            return f"{op}on {keys}{extra}"
         case physical.Reduce():
             functions = ", ".join(a.function for a in node.aggregates)
             keys = ", ".join(map(str, node.keys))
@@ -257,7 +258,10 @@ def _state(node: physical.Node) -> str:
         case physical.Source():
             return "all rows of the table, columns above"
         case physical.Join():
-            return "all rows of both sides"
+            if node.left_only and not node.residual:
+                return "all rows of the left, one entry per key of the right"
+            more = ", pairs per row" if node.watched and node.residual else ""
+            return f"all rows of both sides{more}"
         case physical.Reduce():
             kept = {a.function for a in node.aggregates} & {
                 "min",

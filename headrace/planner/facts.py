@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.planner.logical import (
     Aggregate,
     Distinct,
     Filter,
+    Functions,
     Join,
     Node,
     Project,
     Scan,
+    SetOp,
+    TopK,
     Union,
+    Window,
     ids,
 )
 from headrace.planner.scalar import Call, Expr, Ref, core, refs, substitute
@@ -64,9 +69,11 @@ def entails(node: Node, predicate: Expr) -> bool:
             mapping = {c.id: e for c, e in node.items}
             return entails(node.input, substitute(predicate, mapping))
         case Join():
-            return predicate in node.condition or any(
+            # Of an outer join, the side that NULLs may stand in for promises nothing.
+            sides = {"inner": (node.left, node.right), "full": ()}
+            return (node.kind == "inner" and predicate in node.condition) or any(
                 refs(predicate) <= ids(side) and entails(side, predicate)
-                for side in (node.left, node.right)
+                for side in sides.get(node.kind, (node.left,))
             )
         case Distinct():
             return entails(node.input, predicate)
@@ -77,15 +84,22 @@ def entails(node: Node, predicate: Expr) -> bool:
             )
         case Union():
             return all(
-                entails(arm, substitute(predicate, _arm_columns(node, arm)))
+                entails(arm, substitute(predicate, arm_columns(node, arm)))
                 for arm in node.inputs
             )
+        case SetOp():
+            moved = substitute(predicate, arm_columns(node, node.left))
+            return entails(node.left, moved)
+        case TopK() | Window() | Functions():
+            below = refs(predicate) <= ids(node.input)
+            return below and entails(node.input, predicate)
         case _:
             return False
 
 
-def _arm_columns(union: Union, arm: Node) -> dict[int, Expr]:
-    return {o.id: c.ref for o, c in zip(union.columns, arm.columns, strict=True)}
+def arm_columns(node: Union | SetOp, arm: Node) -> dict[int, Expr]:
+    """What the columns of ``node`` are in one of its inputs."""
+    return {o.id: c.ref for o, c in zip(node.columns, arm.columns, strict=True)}
 
 
 def known(node: Node) -> list[Expr]:
@@ -95,9 +109,16 @@ def known(node: Node) -> list[Expr]:
             return list(node.predicates)
         case Filter():
             return [*known(node.input), *node.predicates]
-        case Join():
+        case Join(kind="inner"):
             return [*known(node.left), *known(node.right), *node.condition]
-        case Distinct():
+        case Join(kind="full"):
+            return []
+        case Join(kind="semi"):
+            mine = [p for p in node.condition if refs(p) <= ids(node.left)]
+            return [*known(node.left), *mine]
+        case Join():
+            return known(node.left)
+        case Distinct() | TopK() | Window() | Functions():
             return known(node.input)
         case Project():
             mapping: dict[int, Expr] = {}
@@ -108,3 +129,67 @@ def known(node: Node) -> list[Expr]:
             return [substitute(p, mapping) for p in facts if refs(p) <= mapping.keys()]
         case _:
             return []
+
+
+_STRICT: Final = frozenset(
+    {"=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "abs", "length", "cast"}
+)
+"""Kernels that give NULL for any NULL."""
+_STRICT_OPERATORS: Final = frozenset(
+    {
+        "=",
+        "<>",
+        "<",
+        "<=",
+        ">",
+        ">=",
+        "~~",
+        "!~~",
+        "~~*",
+        "!~~*",
+        "~",
+        "!~",
+        "~*",
+        "!~*",
+    }
+)
+"""Operators of Postgres' own that do, whatever their types."""
+
+
+def rejects(predicate: Expr) -> frozenset[int]:
+    """Columns that are not NULL wherever ``predicate`` is true."""
+    if not isinstance(predicate, Call):
+        return _nullifies(predicate)
+    parts = [rejects(a) for a in predicate.args]
+    match predicate.symbol:
+        case "and":
+            return frozenset().union(*parts)
+        case "or":
+            return frozenset.intersection(*parts)
+        case "is_not_null" if predicate.native is not None:
+            return _nullifies(predicate.args[0])
+        case "is_true":
+            return parts[0]
+        case "= ANY" if "OPERATOR(pg_catalog.=)" in predicate.sql:
+            return _nullifies(predicate.args[0])
+        case _:
+            return _nullifies(predicate)
+
+
+def _nullifies(expr: Expr) -> frozenset[int]:
+    """Columns for whose NULL ``expr`` is NULL."""
+    match expr:
+        case Ref():
+            return frozenset((expr.id,))
+        case Call() if _strict(expr):
+            return frozenset().union(*(_nullifies(a) for a in expr.args))
+        case _:
+            return frozenset()
+
+
+def _strict(call: Call) -> bool:
+    if call.native is not None:
+        return call.native in _STRICT or call.symbol == "not"
+    return call.symbol in _STRICT_OPERATORS and (
+        f"OPERATOR(pg_catalog.{call.symbol})" in call.sql
+    )

@@ -16,30 +16,35 @@ from headrace.planner.scalar import Const, Expr
 
 _STABLE: Final = frozenset(
     {
-        *("to_char", "to_date", "to_timestamp", "to_number", "date_trunc", "date_part"),
-        *("extract", "timezone", "timestamptz", "timestamp", "date", "time", "timetz"),
-        *(
-            "timestamptz_pl_interval",
-            "timestamptz_mi_interval",
-            "interval_pl_timestamptz",
-        ),
-        *(
-            "concat",
-            "concat_ws",
-            "format",
-            "array_to_string",
-            "textanycat",
-            "anytextcat",
-        ),
-        *("to_json", "to_jsonb", "row_to_json", "array_to_json", "json_build_array"),
-        *(
-            "json_build_object",
-            "jsonb_build_array",
-            "jsonb_build_object",
-            "json_object",
-        ),
-        *("quote_literal", "quote_nullable", "make_timestamptz", "numeric", "money"),
+        # Time zone, DateStyle and the words of lc_time.
+        "to_char", "to_date", "to_timestamp", "to_number", "date_trunc", "date_part",
+        "extract", "timezone", "timestamptz", "timestamp", "date", "time", "timetz",
+        "timestamptz_pl_interval", "timestamptz_mi_interval", "interval_pl_timestamptz",
+        "date_add", "date_subtract", "overlaps", "in_range", "make_timestamptz",
+        "jsonb_path_exists_tz", "jsonb_path_match_tz", "jsonb_path_query_array_tz",
+        "jsonb_path_query_first_tz",
+        # They print values of any type.
+        "concat", "concat_ws", "format", "array_to_string", "textanycat", "anytextcat",
+        "to_json", "to_jsonb", "row_to_json", "array_to_json", "json_build_array",
+        "json_build_object", "jsonb_build_array", "jsonb_build_object", "json_object",
+        "quote_literal", "quote_nullable", "json_populate_record", "jsonb_populate_record",
+        # lc_monetary, xmloption, default_text_search_config.
+        "numeric", "money", "xml", "xml_is_well_formed", "to_tsvector", "to_tsquery",
+        "plainto_tsquery", "phraseto_tsquery", "websearch_to_tsquery", "ts_headline",
+        "ts_match_tt", "ts_match_tq", "json_to_tsvector", "jsonb_to_tsvector",
+        # Fixed for a database.
+        "convert", "convert_from", "convert_to", "length", "current_database",
+        "getdatabaseencoding", "pg_encoding_to_char", "pg_char_to_encoding",
     }
+)  # fmt: skip
+"""Stable functions whose result depends on captured settings and nothing else."""
+_READER: Final = re.compile(
+    r"current_user|session_user|system_user|current_schemas?|getpgusername|row_security_active"
+    r"|has_.*_privilege|pg_has_role|inet_(client|server)_(addr|port)|pg_.*_is_visible"
+)
+_CATALOGS: Final = re.compile(
+    r"pg_.*|to_reg.*|regclass|format_type|(sh)?obj_description|col_description|enum_.*"
+    r"|oidvectortypes|.*_to_xml(schema|_and_xmlschema)?|get_current_ts_config"
 )
 _STABLE_COMPARISON: Final = re.compile(
     r"(date|timestamp|timestamptz)_(eq|ne|lt|le|gt|ge|cmp)_(date|timestamp|timestamptz)"
@@ -84,7 +89,7 @@ _SAFE: Final = frozenset(
 _SAFE_WITH_CONSTANT_FIELD: Final = frozenset({"date_part", "extract", "date_trunc"})
 _REGEX: Final = re.compile(r"(text|bpchar|name)(ic)?regex(eq|ne)")
 _LIKE: Final = re.compile(r"(text|bpchar|name)(ic)?n?like|like|notlike")
-_REG_TYPES: Final = frozenset(
+REG_TYPES: Final = frozenset(
     {24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191}
 )
 """regproc, regclass and kin: their text is looked up in the catalogs of the moment."""
@@ -107,16 +112,33 @@ def refusal(function: Function) -> str | None:
         return f"{label} is not supported because it reads the current date"
     if function.name in _STABLE or _STABLE_COMPARISON.fullmatch(function.name):
         return None
+    if _READER.fullmatch(function.name):
+        return f"{label} is not supported because it depends on who reads the view"
+    if _CATALOGS.fullmatch(function.name):
+        return f"{label} is not supported because it reads the catalogs of the moment"
     return f"{label} is not supported because its result depends on time or session"
 
 
-def io_refusal(catalog: Catalog, source: int, target: int) -> str | None:
-    """Why a value may not be cast through its text, or ``None``."""
+def clock_guarded(target: int) -> bool:
+    """Whether a text may be cast to the type if no word in it stands for the current time.
+
+    Not so for timetz, where the offset of a named zone is that of the current date.
+    """
+    return target in _CLOCK_INPUT and target != t.TIMETZ
+
+
+def io_refusal(
+    catalog: Catalog, source: int, target: int, *, guarded: bool = False
+) -> str | None:
+    """Why a value may not be cast through its text, or ``None``.
+
+    ``guarded``: no such text stands for the current time.
+    """
     for oid in (source, target):
-        if oid in _REG_TYPES:
+        if oid in REG_TYPES:
             return f"cast from or to type {catalog.type(oid).name} is not supported"
     into = catalog.type(target)
-    if target in _CLOCK_INPUT or into.element in _CLOCK_INPUT:
+    if not guarded and reads_clock(catalog, target):
         return (
             f"cast of {catalog.type(source).name} to {into.name} is not supported"
             " because its result may depend on the current time"
@@ -135,8 +157,11 @@ def reads_clock(catalog: Catalog, oid: int) -> bool:
         return True
     if kind.element:
         return reads_clock(catalog, kind.element)
-    # What a user's composite, range or base type reads is not looked into.
-    return oid >= FIRST_USER_OID and kind.kind != "e"
+    if oid < FIRST_USER_OID or kind.kind == "e":
+        return False
+    # What a user's base type reads is not looked into.
+    parts = catalog.parts(oid)
+    return not parts or any(reads_clock(catalog, part) for part in parts)
 
 
 def io_immutable(catalog: Catalog, source: int, target: int) -> bool:
@@ -147,7 +172,7 @@ def io_immutable(catalog: Catalog, source: int, target: int) -> bool:
 
 def is_reg_type(oid: int) -> bool:
     """Whether values of the type are names of catalog objects."""
-    return oid in _REG_TYPES
+    return oid in REG_TYPES
 
 
 def may_raise(function: Function, args: tuple[Expr, ...]) -> bool:

@@ -154,11 +154,6 @@ class Agg:
         ends = (self.argument, *self.more, self.filter)
         return tuple(e for e in ends if e is not None)
 
-    @property
-    def expressions(self) -> tuple[Expr, ...]:
-        """What it reads."""
-        return tuple(e for e in (self.argument, self.filter) if e is not None)
-
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
@@ -436,7 +431,7 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return node.condition
         case Aggregate():
             keys = (e for _, e in node.keys)
-            return (*keys, *(e for a in node.aggs for e in a.expressions))
+            return (*keys, *(e for a in node.aggs for e in a.inputs))
         case TopK():
             return (*node.keys, *(o.column for o in node.order))
         case Window():

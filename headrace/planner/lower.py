@@ -16,8 +16,15 @@ import psycopg
 from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
-from headrace.planner import functions, session
-from headrace.planner.catalog import FIRST_USER_OID, Catalog, Connection, Function
+from headrace.planner import (
+    clockless,
+    constructors,
+    containers,
+    functions,
+    rowtypes,
+    session,
+)
+from headrace.planner.catalog import Catalog, Connection, Function, Operator
 from headrace.planner.constants import Constants, output_texts
 from headrace.planner.nodetree import Node
 from headrace.planner.scalar import (
@@ -60,29 +67,14 @@ _REFUSED: Final = {
     "WINDOWFUNC": "a window function",
     "GROUPINGFUNC": "GROUPING",
     "PARAM": "a parameter",
-    "ROWEXPR": "a row constructor",
-    "ROWCOMPAREEXPR": "a row comparison",
-    "FIELDSELECT": "selection of a field of a composite value",
-    "CONVERTROWTYPEEXPR": "conversion of a row type",
-    "COERCETODOMAIN": "cast to a domain",
-    "XMLEXPR": "an XML expression",
-    "JSONCONSTRUCTOREXPR": "a JSON constructor",
-    "JSONISPREDICATE": "IS JSON",
-    "JSONEXPR": "a JSON query expression",
     "NEXTVALUEEXPR": "nextval",
-    "NAMEDARGEXPR": "a named argument",
     "AGGREF": "an aggregate here",
     "MERGESUPPORTFUNC": "merge_action",
     "RETURNINGEXPR": "RETURNING",
 }
-_CLOCK: Final = (
-    *("current_date", "current_time", "current_time", "current_timestamp"),
-    *("current_timestamp", "localtime", "localtime", "localtimestamp"),
-    *("localtimestamp", "current_role", "current_user", "user", "session_user"),
-    *("current_catalog", "current_schema"),
-)
-"""SQLValueFunctionOp in its order."""
-
+_STRINGS: Final = frozenset({t.TEXT, t.VARCHAR, t.NAME, t.BPCHAR})
+RECORDS: Final = frozenset({2249, 2287})
+"""record and record[]: inside of expressions only."""
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 
 Position = Callable[[int], int | None]
@@ -115,6 +107,11 @@ class Lowering:
         self._position = position
 
     # -- helpers
+
+    @property
+    def database(self) -> str:
+        """The database of the query."""
+        return self._conn.info.dbname
 
     def refuse(
         self, what: str, node: Node | None = None, *, pattern: str = "", **more: str
@@ -192,13 +189,21 @@ class Lowering:
         remote_raises: bool,
         input_collation: int = 0,
         function: Function | None = None,
+        more: Sequence[Function] = (),
         stable: bool = False,
+        untrusted: bool = False,
+        declared: int = 0,
     ) -> Expr:
-        """A call, folded when it is constant; a kernel of another result type is no kernel."""
+        """A call, folded when it is constant; a kernel of another result type is no kernel.
+
+        ``function`` and ``more`` are what it runs; ``stable`` and ``untrusted`` say more than
+        they do.  ``declared`` is the domain that the result is checked against.
+        """
+        run = [*more, *([function] if function is not None else [])]
         oid, typmod, collation = result
         if native is not None and native.oid != oid:
             native = None
-        users = [oid, *(a.oid for a in args)]
+        users = [declared or oid, *(a.oid for a in args)]
         if t.MONEY in users and not self._money_plain and symbol not in _MONEY_ANYWHERE:
             self.refuse(
                 "an expression over type money where lc_monetary is not C or POSIX"
@@ -214,21 +219,24 @@ class Lowering:
             native=native.name if native else None,
             raises=native.may_raise if native else remote_raises,
             input_collation=input_collation,
-            immutable=not stable and (function is None or function.volatility == "i"),
-            trusted=(function is None or function.builtin)
-            and all(self.plain_type(u) for u in users),
+            immutable=not stable and all(f.volatility == "i" for f in run),
+            trusted=not untrusted
+            and all(f.builtin for f in run)
+            and all(self.catalog.trusted(u) for u in users),
         )
         return self._fold(call)
 
     def plain_type(self, oid: int) -> bool:
-        """Whether reading a value of the type can run no code of a user (domain checks)."""
-        return oid < FIRST_USER_OID or self.catalog.type(oid).kind == "e"
+        """Whether handling values of the type can run no code of a user."""
+        return self.catalog.trusted(oid)
 
     def _fold(self, call: Call) -> Expr:
         if refs(call) or not immutable(call) or not trusted(call):
             return call
         if call.symbol == "collate":
             return call  # a Const says nothing of its collation
+        if self.catalog.type(call.oid).kind in ("c", "p"):
+            return call  # a record has no text to be read back
         if any(not isinstance(a, Const) for a in call.args):
             return call  # an argument could not be folded: it raises
         sql = self.sql(call, lambda _: "")
@@ -236,10 +244,17 @@ class Lowering:
             with self._conn.transaction(force_rollback=True):
                 [text] = output_texts(self._conn, f"SELECT {sql}")
         except psycopg.Error as error:
-            if (error.sqlstate or "")[:2] != "22":
+            if (error.sqlstate or "")[:2] not in ("22", "23"):
                 raise
             return call  # fails at run time, if it is ever evaluated
         return Const(text, call.oid, call.typmod, call.collation)
+
+    def folded(self, expr: Expr) -> Expr:
+        """``expr`` with constant parts computed: rules put constants in the place of columns."""
+        if not isinstance(expr, Call):
+            return expr
+        args = tuple(self.folded(a) for a in expr.args)
+        return self._fold(dataclasses.replace(expr, args=args))
 
     # -- expressions
 
@@ -257,9 +272,6 @@ class Lowering:
         if handler is not None:
             return handler(self, node, scope)
         what = _REFUSED.get(node.kind, f"expression {node.kind.lower()}")
-        if node.kind == "SQLVALUEFUNCTION":
-            name = _CLOCK[node.number("op")]
-            what = f'"{name}" depends on time or session and is not supported'
         return self.refuse(what, node)
 
     def _all(self, nodes: list[Node], scope: Scope) -> tuple[Expr, ...]:
@@ -272,7 +284,10 @@ class Lowering:
             self.refuse("a reference to an outer query", node)
         attno = node.number("varattno")
         if attno == 0:
-            self.refuse("a whole-row reference", node)
+            if home.row is None:
+                self.refuse("a whole-row reference", node)
+            found = home.row(node.number("varno"), node.number("vartype"))
+            return home.above(found) if levels and home.above is not None else found
         if attno < 0:
             name = _SYSTEM_COLUMNS.get(attno, "?")
             self.refuse(f'system column "{name}"', node)
@@ -281,20 +296,17 @@ class Lowering:
 
     def _sublink(self, node: Node, scope: Scope) -> Expr:
         if scope.subqueries is None or not scope.sites:
-            self.refuse("a subquery here", node)
+            found = rowtypes.named_record(self, node, scope)
+            return found if found is not None else self.refuse("a subquery here", node)
         return scope.subqueries.value(node, scope)
 
     def _const(self, node: Node, scope: Scope) -> Expr:
         del scope
         declared = node.number("consttype")
         oid = self.catalog.base(declared)
-        if oid == t.UNKNOWN:
-            oid = t.TEXT
         typmod, collation = node.number("consttypmod", -1), node.number("constcollid")
         if node.flag("constisnull"):
             return Const(None, oid, typmod, collation)
-        if functions.is_reg_type(oid):
-            self.refuse(f"a constant of type {self.type_name(oid)}", node)
         data = node.fields.get("constvalue")
         assert isinstance(data, bytes), "a constant that is not null has octets"
         text = self._constants.text(declared, data)
@@ -302,25 +314,40 @@ class Lowering:
             self.refuse(f"a constant of type {self.type_name(oid)}", node)
         return Const(text, oid, typmod, collation)
 
-    def _function(self, oid: int, node: Node) -> Function:
+    def function(self, oid: int, node: Node) -> Function:
+        """The function of that OID, if a view may call it."""
         function = self.catalog.function(oid)
         if (reason := functions.refusal(function)) is not None:
             self.refuse(reason, node)
         return function
 
-    def _result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
+    def result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
+        """(type, modifier, collation) of ``node``; a record is fine inside an expression."""
         oid = self.catalog.base(node.number(field))
-        if self.catalog.type(oid).kind == "p":
+        if self.catalog.type(oid).kind == "p" and oid not in RECORDS:
             self.refuse(f"an expression of pseudo-type {self.type_name(oid)}", node)
         return oid, -1, node.number(collation)
 
     def _operator(self, node: Node, scope: Scope) -> Expr:
-        operator = self.catalog.operator(node.number("opno"))
-        function = self._function(operator.function, node)
         if node.flag("opretset"):
             self.refuse("a set-returning operator", node)
+        operator = self.catalog.operator(node.number("opno"))
+        function = self.function(operator.function, node)
         args = self._all(node.nodes("args"), scope)
-        collation = node.number("inputcollid")
+        result = self.result(node, "opresulttype", "opcollid")
+        return self.operate(
+            operator, function, args, result, node.number("inputcollid")
+        )
+
+    def operate(
+        self,
+        operator: Operator,
+        function: Function,
+        args: tuple[Expr, ...],
+        result: tuple[int, int, int],
+        collation: int,
+    ) -> Expr:
+        """``operator``, which runs ``function``, applied to ``args``."""
         native = None
         if operator.builtin:
             native = resolve(operator.name, self.types(args, collation))
@@ -328,7 +355,7 @@ class Lowering:
         return self.call(
             operator.name,
             args,
-            self._result(node, "opresulttype", "opcollid"),
+            result,
             f"({ARG} {operator.quoted} {ARG})"
             if infix
             else f"({operator.quoted} {ARG})",
@@ -343,19 +370,27 @@ class Lowering:
         self, name: str, function: Function, args: tuple[Expr, ...]
     ) -> bool:
         if function.builtin and name in _COMPARISONS:
-            return False
+            # Rows and arrays look for the operators of their parts when they run.
+            return any(self._open(a.oid) for a in args)
         return functions.may_raise(function, args)
 
+    def _open(self, oid: int) -> bool:
+        """Whether comparing values of the type may turn out to be impossible."""
+        kind = self.catalog.type(oid)
+        if kind.kind in ("c", "p"):
+            return True
+        return bool(kind.element) and not self.catalog.type(kind.element).comparable
+
     def _call(self, node: Node, scope: Scope) -> Expr:
-        function = self._function(node.number("funcid"), node)
-        args = self._all(node.nodes("args"), scope)
+        function = self.function(node.number("funcid"), node)
+        args, names = self._arguments(node.nodes("args"), scope)
         if not function.builtin and len(args) < function.arguments:
             # The default would be computed when the query is planned, volatile or not.
             self.refuse(f'default arguments of function "{function.name}"', node)
-        result = self._result(node, "funcresulttype", "funccollid")
+        result = self.result(node, "funcresulttype", "funccollid")
         cast = self.catalog.cast(args[0].oid, result[0]) if len(args) == 1 else None
         collation = node.number("inputcollid")
-        marks = [ARG] * len(args)
+        marks = [f"{name} => {ARG}" if name else ARG for name in names]
         native = None
         display = f"{function.name}({', '.join(marks)})"
         symbol = function.quoted
@@ -365,6 +400,8 @@ class Lowering:
             display = f"{ARG}::{self.type_name(result[0])}"
         elif function.builtin:
             native = resolve(function.name, self.types(args, collation))
+        if any(names):
+            symbol = f"{function.quoted} {', '.join(names)}"
         if node.flag("funcvariadic"):
             marks[-1] = f"VARIADIC {ARG}"
             symbol += " variadic"
@@ -380,9 +417,35 @@ class Lowering:
             function=function,
         )
 
+    def _arguments(
+        self, nodes: list[Node], scope: Scope
+    ) -> tuple[tuple[Expr, ...], list[str]]:
+        """Arguments of a call, and the quoted names of those that are named."""
+        names, inner = [], []
+        for node in nodes:
+            named = node.kind == "NAMEDARGEXPR"
+            names.append(rowtypes.quote_name(node.text("name") or "") if named else "")
+            inner.append(node.child("arg") if named else node)
+        return self._all(inner, scope), names
+
     def _bool(self, node: Node, scope: Scope) -> Expr:
         args = self._all(node.nodes("args"), scope)
         return self.logic(node.text("boolop") or "", args)
+
+    def comparison(self, name: str, left: Expr, right: Expr, collation: int) -> Expr:
+        """``left name right`` by a built-in operator that kernels compute."""
+        native = resolve(name, self.types((left, right), collation))
+        assert native is not None, "asked by the caller"
+        return self.call(
+            name,
+            (left, right),
+            (t.BOOL, -1, 0),
+            f"({ARG} OPERATOR(pg_catalog.{name}) {ARG})",
+            f"{ARG} {name} {ARG}",
+            native=native,
+            remote_raises=False,
+            input_collation=collation,
+        )
 
     def logic(self, symbol: str, args: tuple[Expr, ...]) -> Expr:
         """``and``, ``or`` or ``not`` of ``args``.
@@ -412,6 +475,10 @@ class Lowering:
     def _null_test(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)
         symbol = "is_not_null" if node.number("nulltesttype") else "is_null"
+        if isinstance(arg, Call) and rowtypes.is_row(arg):
+            expanded = rowtypes.null_test(self, symbol, arg)
+            if expanded is not None:
+                return expanded
         return self.null_test(symbol, arg, row=node.flag("argisrow"))
 
     def null_test(self, symbol: str, arg: Expr, *, row: bool = False) -> Expr:
@@ -455,14 +522,14 @@ class Lowering:
 
     def _equality(self, node: Node, scope: Scope, symbol: str, sql: str) -> Expr:
         operator = self.catalog.operator(node.number("opno"))
-        function = self._function(operator.function, node)
+        function = self.function(operator.function, node)
         if not operator.builtin or operator.name != "=":
             self.refuse(
                 f"{symbol.replace('_', ' ')} with operator {operator.name}", node
             )
         args = self._all(node.nodes("args"), scope)
         collation = node.number("inputcollid")
-        result = self._result(node, "opresulttype", "opcollid")
+        result = self.result(node, "opresulttype", "opcollid")
         if symbol == "is_distinct_from":
             result = (t.BOOL, -1, 0)
         return self.call(
@@ -479,7 +546,7 @@ class Lowering:
 
     def _array_operator(self, node: Node, scope: Scope) -> Expr:
         operator = self.catalog.operator(node.number("opno"))
-        function = self._function(operator.function, node)
+        function = self.function(operator.function, node)
         anyone = node.flag("useOr")
         left_node, right_node = node.nodes("args")
         collation = node.number("inputcollid")
@@ -510,26 +577,13 @@ class Lowering:
             return None
         if not 0 < len(elements) <= _IN_LIST_MAX or operator.name not in ("=", "<>"):
             return None
-        function = self.catalog.function(operator.function)
         collation = node.number("inputcollid")
         tests = []
         for item in self._all(elements, scope):
             native = resolve(operator.name, self.types((left, item), collation))
             if native is None:
                 return None
-            tests.append(
-                self.call(
-                    operator.name,
-                    (left, item),
-                    (t.BOOL, -1, 0),
-                    f"({ARG} {operator.quoted} {ARG})",
-                    f"{ARG} {operator.name} {ARG}",
-                    native=native,
-                    remote_raises=False,
-                    input_collation=collation,
-                    function=function,
-                )
-            )
+            tests.append(self.comparison(operator.name, left, item, collation))
         if len(tests) == 1:
             return tests[0]
         return self.logic("or" if node.flag("useOr") else "and", tuple(tests))
@@ -543,17 +597,21 @@ class Lowering:
         for when in node.nodes("args"):
             args.append(self.lower(when.child("expr"), scope))
             args.append(self.lower(when.child("result"), scope))
-        result = self._result(node, "casetype", "casecollid")
+        result = self.result(node, "casetype", "casecollid")
         default = node.node("defresult")
         if default is None:
             args.append(Const(None, *result))
         else:
             args.append(self.lower(default, scope))
+        return self.choice(tuple(args), result)
+
+    def choice(self, args: tuple[Expr, ...], result: tuple[int, int, int]) -> Expr:
+        """CASE: condition, value, condition, value, …, else."""
         whens = f" WHEN {ARG} THEN {ARG}" * (len(args) // 2)
         sql = f"CASE{whens} ELSE {ARG} END"
         return self.call(
             "case",
-            tuple(args),
+            args,
             result,
             f"({sql})",
             sql,
@@ -564,16 +622,7 @@ class Lowering:
     def guarded(self, condition: Expr, value: Expr) -> Expr:
         """``value`` where ``condition`` is true, else NULL; not computed elsewhere."""
         args = (condition, value, Const(None, value.oid, -1, value.collation))
-        sql = f"CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END"
-        return self.call(
-            "case",
-            args,
-            (value.oid, value.typmod, value.collation),
-            f"({sql})",
-            sql,
-            native=resolve("case", self.types(args, 0)),
-            remote_raises=False,
-        )
+        return self.choice(args, (value.oid, value.typmod, value.collation))
 
     def _case_value(self, node: Node, scope: Scope) -> Expr:
         if scope.case_value is None:
@@ -586,7 +635,7 @@ class Lowering:
         return self.call(
             "coalesce",
             args,
-            self._result(node, "coalescetype", "coalescecollid"),
+            self.result(node, "coalescetype", "coalescecollid"),
             text,
             text,
             native=resolve("coalesce", self.types(args, 0)),
@@ -600,7 +649,7 @@ class Lowering:
         return self.call(
             word.lower(),
             args,
-            self._result(node, "minmaxtype", "minmaxcollid"),
+            self.result(node, "minmaxtype", "minmaxcollid"),
             text,
             text,
             native=None,
@@ -610,9 +659,11 @@ class Lowering:
 
     def _relabel(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)
-        oid, _, collation = self._result(node, "resulttype", "resultcollid")
+        oid, _, collation = self.result(node, "resulttype", "resultcollid")
         typmod = node.number("resulttypmod", -1)
         if functions.is_reg_type(oid) or functions.is_reg_type(arg.oid):
+            if isinstance(arg, Const) and oid == t.OID:
+                return Const(arg.text, oid)
             self.refuse(f"a cast between {self.type_name(arg.oid)} and an OID", node)
         if oid == arg.oid:
             # Only the label changes (a domain to its base, or a modifier given up).
@@ -625,12 +676,15 @@ class Lowering:
         found = self.catalog.cast(arg.oid, oid)
         through_text = found is None or found[1] == "i"
         if through_text:
-            if (reason := functions.io_refusal(self.catalog, arg.oid, oid)) is not None:
+            guarded = functions.clock_guarded(oid) and arg.oid in _STRINGS
+            reason = functions.io_refusal(self.catalog, arg.oid, oid, guarded=guarded)
+            if reason is not None:
                 self.refuse(reason)
+            if guarded:
+                arg = clockless.guard(self, arg)
             stable = not functions.io_immutable(self.catalog, arg.oid, oid)
         source = self.types((arg,), 0)[0]
         name = self.type_name(oid)
-        texts = (t.TEXT, t.VARCHAR, t.NAME, t.BPCHAR)
         return self.call(
             f"cast {name}",
             (arg,),
@@ -638,7 +692,7 @@ class Lowering:
             f"({ARG})::{name}",
             f"{ARG}::{name}",
             native=resolve_cast(source, TypeRef(oid)),
-            remote_raises=through_text and oid not in texts,
+            remote_raises=through_text and oid not in _STRINGS,
             stable=stable,
         )
 
@@ -666,38 +720,20 @@ class Lowering:
 
     def _through_text(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)
-        oid, _, collation = self._result(node, "resulttype", "resultcollid")
+        oid, _, collation = self.result(node, "resulttype", "resultcollid")
         try:
             return self.cast(arg, oid, -1, collation)
         except UnsupportedError as error:
             error.position = error.position or self.position(node)
             raise
 
-    def _array_cast(self, node: Node, scope: Scope) -> Expr:
-        arg = self.lower(node.child("arg"), scope)
-        oid, _, collation = self._result(node, "resulttype", "resultcollid")
-        for inner in node.child("elemexpr").walk():
-            if inner.kind == "FUNCEXPR":
-                if self._function(inner.number("funcid"), node).volatility != "i":
-                    self.refuse("this cast of an array", node)
-            elif inner.kind not in ("CASETESTEXPR", "RELABELTYPE", "CONST"):
-                self.refuse("this cast of an array", node)
-        if node.number("resulttypmod", -1) != -1:
-            self.refuse("a cast of an array to a type with a modifier", node)
-        name = self.type_name(oid)
-        return self.call(
-            f"cast {name}",
-            (arg,),
-            (oid, -1, collation),
-            f"({ARG})::{name}",
-            f"{ARG}::{name}",
-            native=None,
-            remote_raises=True,
+    def _collate(self, node: Node, scope: Scope) -> Expr:
+        return self.collate(
+            self.lower(node.child("arg"), scope), node.number("collOid")
         )
 
-    def _collate(self, node: Node, scope: Scope) -> Expr:
-        arg = self.lower(node.child("arg"), scope)
-        oid = node.number("collOid")
+    def collate(self, arg: Expr, oid: int) -> Expr:
+        """``arg COLLATE`` that collation."""
         if arg.collation == oid:
             return arg
         collation = self.catalog.collation(oid)
@@ -710,39 +746,6 @@ class Lowering:
             f"({text})",
             text,
             native=NativeOp("cast", arg.oid, arg.typmod),
-            remote_raises=False,
-        )
-
-    def _array(self, node: Node, scope: Scope) -> Expr:
-        if node.flag("multidims"):
-            self.refuse("a constructor of a multidimensional array", node)
-        args = self._all(node.nodes("elements"), scope)
-        result = self._result(node, "array_typeid", "array_collid")
-        text = f"ARRAY[{', '.join([ARG] * len(args))}]"
-        name = self.type_name(result[0])
-        return self.call(
-            "array",
-            args,
-            result,
-            text if args else f"ARRAY[]::{name}",
-            text,
-            native=None,
-            remote_raises=False,
-        )
-
-    def _subscript(self, node: Node, scope: Scope) -> Expr:
-        container = self.catalog.type(node.number("refcontainertype"))
-        upper = node.nodes("refupperindexpr")
-        if not container.element or node.items("reflowerindexpr") or len(upper) != 1:
-            self.refuse("this form of subscript", node)
-        args = self._all([node.child("refexpr"), upper[0]], scope)
-        return self.call(
-            "subscript",
-            args,
-            self._result(node, "refrestype", "refcollid"),
-            f"({ARG})[{ARG}]",
-            f"{ARG}[{ARG}]",
-            native=None,
             remote_raises=False,
         )
 
@@ -764,10 +767,11 @@ class Lowering:
         "MINMAXEXPR": _min_max,
         "RELABELTYPE": _relabel,
         "COERCEVIAIO": _through_text,
-        "ARRAYCOERCEEXPR": _array_cast,
         "COLLATEEXPR": _collate,
-        "ARRAYEXPR": _array,
-        "SUBSCRIPTINGREF": _subscript,
+        **clockless.HANDLERS,
+        **rowtypes.HANDLERS,
+        **containers.HANDLERS,
+        **constructors.HANDLERS,
     }
 
 

@@ -23,7 +23,7 @@ from headrace.expressions.keys import order_native
 from headrace.planner import logical as lg
 from headrace.planner import recursion
 from headrace.planner.bind import is_key
-from headrace.planner.lower import Lowering
+from headrace.planner.lower import RECORDS, Lowering
 from headrace.planner.scalar import (
     Call,
     Const,
@@ -64,6 +64,15 @@ class _Step:
     outside: list[p.Node]
     outer: list[str] = field(default_factory=list)
     """Ids of the nodes outside that it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Two expressions that are equal where a pair of rows is."""
+
+    left: Expr
+    right: Expr
+    null_safe: bool = False
 
 
 class Builder:
@@ -107,6 +116,11 @@ class Builder:
         places = {c.id: i for i, c in enumerate(columns)}
         if native(expr):
             return self._native(expr, places)
+        if expr.oid in RECORDS:
+            self._lowering.refuse(
+                "a column of type record",
+                hint="Cast the row to a composite type: ROW(...)::type.",
+            )
         self.remotes.append(expr)
         order: list[Ref] = []
         sql = self._lowering.sql(expr, lambda ref: f"${_place(order, ref)}")
@@ -337,50 +351,68 @@ class Builder:
     # -- join
 
     def _join(self, node: lg.Join) -> _Chain:
-        if node.kind != "inner":
-            self._lowering.refuse(f"a {node.kind} join")
         sides = (self._chain(node.left), self._chain(node.right))
         keys, residual = self._keys(node)
-        left_keys = self._key_columns(sides[0], [pair[0] for pair in keys])
-        right_keys = self._key_columns(sides[1], [pair[1] for pair in keys])
+        left_keys = self._key_columns(sides[0], [key.left for key in keys])
+        right_keys = self._key_columns(sides[1], [key.right for key in keys])
         left, right = (self._close(chain) for chain in sides)
-        columns = sides[0].columns + sides[1].columns
+        both = sides[0].columns + sides[1].columns
+        columns = sides[0].columns if node.kind in lg.LEFT_ONLY else both
         node_id = self._id("join")
-        rest = tuple(self._expr(e, columns) for e in residual)
+        safe = tuple(key.null_safe for key in keys)
         self._nodes.append(
-            p.Join(node_id, left, right, left_keys, right_keys, rest, schema(columns))
+            p.Join(
+                node_id,
+                left,
+                right,
+                left_keys,
+                right_keys,
+                residual=tuple(self._expr(e, both) for e in residual),
+                schema=schema(columns),
+                op=node.kind,
+                null_safe=safe if any(safe) else (),
+            )
         )
         chain = _Chain(node_id, columns, columns)
         if [c.id for c in columns] != [c.id for c in node.columns]:
             self._map(chain, tuple((c, c.ref) for c in node.columns))
         return chain
 
-    def _keys(self, node: lg.Join) -> tuple[list[tuple[Expr, Expr]], list[Expr]]:
-        """Equal pairs of one type (left, right), and what remains to be checked.
+    def _keys(self, node: lg.Join) -> tuple[list[_Key], list[Expr]]:
+        """Keys of one type, and what remains to be checked.
 
         A side that may fail becomes a key only if there is no other: as a key it is
         computed for every row of its side.
         """
-        pairs: list[tuple[Expr, Expr, Expr]] = []
+        found: list[tuple[_Key, Expr]] = []
         residual: list[Expr] = []
         left, right = lg.ids(node.left), lg.ids(node.right)
         for predicate in node.condition:
-            pair = self._pair(predicate, left, right)
-            if pair is None:
+            if isinstance(predicate, Const) and predicate.text == "t":
+                continue
+            key = self._pair(predicate, left, right)
+            if key is None and node.kind != "inner" and not raises(predicate):
+                key = _one_sided(predicate, left, right)
+            if key is None:
                 residual.append(predicate)
             else:
-                pairs.append((*pair, predicate))
-        safe = [q for q in pairs if not (raises(q[0]) or raises(q[1]))]
-        chosen = safe or pairs[:1]
-        residual += [q[2] for q in pairs if q not in chosen]
+                found.append((key, predicate))
+        safe = [q for q in found if not (raises(q[0].left) or raises(q[0].right))]
+        chosen = safe or found[:1]
+        residual += [q[1] for q in found if q not in chosen]
         order = {id(e): i for i, e in enumerate(node.condition)}
         residual.sort(key=lambda e: order[id(e)])
-        return [(q[0], q[1]) for q in chosen], residual
+        return [q[0] for q in chosen], residual
 
     def _pair(
         self, predicate: Expr, left: frozenset[int], right: frozenset[int]
-    ) -> tuple[Expr, Expr] | None:
-        if not isinstance(predicate, Call) or predicate.symbol != "=":
+    ) -> _Key | None:
+        null_safe = False
+        if isinstance(predicate, Call) and predicate.symbol == "not":
+            [predicate] = predicate.args
+            null_safe = True
+        symbol = "is_distinct_from" if null_safe else "="
+        if not isinstance(predicate, Call) or predicate.symbol != symbol:
             return None
         first, second = predicate.args
         if not (refs(first) and refs(second)):
@@ -389,16 +421,16 @@ class Builder:
             first, second = second, first
         if not (refs(first) <= left and refs(second) <= right):
             return None
-        return self._unified(predicate, first, second)
+        if not null_safe and "OPERATOR(pg_catalog.=)" not in predicate.sql:
+            return None
+        sides = self._unified(predicate, first, second)
+        return None if sides is None else _Key(*sides, null_safe)
 
     def _unified(
         self, predicate: Call, first: Expr, second: Expr
     ) -> tuple[Expr, Expr] | None:
         """Both sides in one type, if our keys decide this equality."""
         lowering = self._lowering
-        operator = predicate.sql
-        if "OPERATOR(pg_catalog.=)" not in operator:
-            return None
         if core(first).oid == core(second).oid:
             first, second = core(first), core(second)
         if first.oid != second.oid:
@@ -530,6 +562,18 @@ class Builder:
             p.Reduce(node_id, below, keys, aggregates, schema(node.columns))
         )
         return _Chain(node_id, node.columns, node.columns)
+
+
+_TRUE: Final = Const("t", t.BOOL)
+
+
+def _one_sided(
+    predicate: Expr, left: frozenset[int], right: frozenset[int]
+) -> _Key | None:
+    """A predicate on one side as a key that equals true: so the join needs no residual."""
+    if refs(predicate) <= left:
+        return _Key(predicate, _TRUE)
+    return _Key(_TRUE, predicate) if refs(predicate) <= right else None
 
 
 def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:

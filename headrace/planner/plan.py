@@ -19,7 +19,9 @@ from headrace.planner import check, functions, functions_in_from, position, sess
 from headrace.planner.bind import Binder
 from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.constants import Constants
+from headrace.planner.decorrelate import decorrelate
 from headrace.planner.explain import explain_logical, explain_physical
+from headrace.planner.logical import Join, Node, children
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.optimise import optimise
@@ -27,6 +29,7 @@ from headrace.planner.physical import Builder
 from headrace.planner.present import names
 from headrace.planner.request import Planned, PlanRequest
 from headrace.planner.scalar import Call, Const, Expr, Ref, plain, quote, show
+from headrace.planner.singles import place_singles
 from headrace.planner.sources import Sources, describe
 from headrace.types import UNKNOWN, Field, Schema
 
@@ -67,11 +70,13 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             partial(position.find, request.query),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
-        logical = Binder(lowering, sources).bind(bound.tree)
+        bound_plan = Binder(lowering, sources).bind(bound.tree)
+        logical = decorrelate(bound_plan, lowering)
+        _require_inner(logical, lowering)
         columns = _columns(catalog, bound)
         optimised = optimise(logical)
         builder = Builder(lowering)
-        physical = builder.build(optimised, columns)
+        physical = builder.build(place_singles(optimised, lowering), columns)
         _prove(conn, lowering, constants, builder.remotes)
         functions_in_from.prove(conn, lowering, constants, builder.sets, plain)
         return Planned(
@@ -81,7 +86,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             optimised=optimised,
             physical=physical,
             explain={
-                "logical": explain_logical(logical),
+                "logical": explain_logical(bound_plan),
                 "optimised": explain_logical(optimised),
                 "physical": explain_physical(physical, lowering.type_name),
                 "sources": describe(sources),
@@ -96,6 +101,14 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             named=tuple(names(conn, sources.named)),
             generated=frozenset(sources.generated),
         )
+
+
+def _require_inner(node: Node, lowering: Lowering) -> None:
+    """Refuse joins whose kind the rules do not know."""
+    if isinstance(node, Join) and node.kind != "inner":
+        lowering.refuse(f"a {node.kind} join")
+    for child in children(node):
+        _require_inner(child, lowering)
 
 
 def _is_c_locale(name: str) -> bool:
@@ -133,12 +146,12 @@ def _prove(
     for start in range(0, len(unique), _PROOF_CHUNK):
         chunk = unique[start : start + _PROOF_CHUNK]
         refs = list({r.id: r for e in chunk for r in _columns_of(e)}.values())
-        tree = _analyse_again(conn, lowering, chunk, refs)
-        constants.load([tree])
+        query, tree = _analyse_again(conn, lowering, chunk, refs)
+        constants.load([tree], query)
         scope = Scope(partial(_nth, refs))
         for expr, target in zip(chunk, tree.nodes("targetList"), strict=True):
             again = lowering.lower(target.child("expr"), scope)
-            if plain(again) != plain(expr):
+            if plain(again) != plain(lowering.folded(expr)):
                 raise UnsupportedError(
                     f"expression {show(expr)} cannot be reproduced exactly"
                     " and is not supported"
@@ -151,8 +164,8 @@ def _nth(refs: list[Ref], _: int, attno: int) -> Ref:
 
 def _analyse_again(
     conn: Connection, lowering: Lowering, exprs: list[Expr], refs: list[Ref]
-) -> Tree:
-    """The tree of our SQL of ``exprs`` over columns typed as ``refs``."""
+) -> tuple[str, Tree]:
+    """Our SQL of ``exprs`` over columns typed as ``refs``, and its tree."""
     places = {ref.id: place for place, ref in enumerate(refs, 1)}
     targets = ", ".join(
         f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}"
@@ -166,7 +179,7 @@ def _analyse_again(
     query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
     try:
         with conn.transaction(force_rollback=True):
-            return session.view_tree(conn, query, "headrace_proof")
+            return query, session.view_tree(conn, query, "headrace_proof")
     except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
         raise UnsupportedError(
             "an expression of the query cannot be written down for evaluation",

@@ -31,6 +31,7 @@ class Scope:
     ``outer`` is the scope of the enclosing query, at the place where this query stands in it.
     ``above`` is what an expression of this level becomes for the queries inside of it (grouped
     columns).  ``subqueries`` binds those in expressions; they hang at one of ``sites``.
+    ``row`` is a whole row: of which range-table entry, as which type.
     """
 
     column: Callable[[int, int], Expr]
@@ -40,6 +41,7 @@ class Scope:
     above: Callable[[Expr], Expr] | None = None
     subqueries: Subqueries | None = None
     sites: Sites = ()
+    row: Callable[[int, int], Expr] | None = None
 
     def up(self, levels: int) -> Scope | None:
         """The scope of the query ``levels`` further out, if there is one."""

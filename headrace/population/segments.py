@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, columns_of, decode, encode
+from headrace.collections.join import keys_of as join_keys
 from headrace.collections.plan import Node, PhysicalPlan, Source
 from headrace.collections.source import load_batch, load_columns
 from headrace.errors import BugError, HeadraceError, TransientError
@@ -317,7 +318,9 @@ def _leave(
 def _keys(
     node: Node, port: int, schema: Schema, batch: pa.RecordBatch
 ) -> list[bytes | None]:
-    """Key of each row; None where a NULL keeps it from meeting any row (joins)."""
+    """Key of each row; None where a NULL keeps it from being of any interest (joins)."""
+    if isinstance(node, plan.Join) and not node.keeps_nulls(port):
+        return join_keys(node, port, schema, batch)
     places = keys_of(node, port)
     if places is None:
         places = tuple(range(len(schema)))
@@ -326,7 +329,7 @@ def _keys(
     return row_kernel.encode_keys(
         [batch.column(i) for i in places],
         [schema[i].oid for i in places],
-        nulls=not isinstance(node, plan.Join),
+        nulls=True,
     )
 
 

@@ -12,6 +12,7 @@ from headrace.collections import join as module
 from headrace.collections import plan
 from headrace.collections.base import Diffed
 from headrace.collections.join import Join
+from headrace.errors import BugError
 from headrace.state.memory import MemoryStore
 from headrace.types import INT4, NUMERIC, TEXT, Field
 from tests.ledger import diffs, lines
@@ -136,3 +137,81 @@ def test_it_is_bilinear(steps) -> None:
             assert found == {row: w for row, w in product.items() if w}
     assert total.take() == []
     assert not any(store.dump().values())
+
+
+def outer(op, residual=(), **more):
+    store = MemoryStore()
+    fields = LEFT if op in ("semi", "anti") else (*LEFT, *RIGHT)
+    node = plan.Join("j", "l", "r", (0,), (0,), residual, fields, op, **more)
+    made = Join(node, LEFT, RIGHT, None)
+    made.open(store)
+    return made, store
+
+
+@pytest.mark.parametrize("residual", [(), (native("<>", col(1, TEXT), col(3, TEXT)),)])
+def test_a_row_is_alone_until_its_first_partner_comes(residual) -> None:
+    made, store = outer("left", residual)
+    assert made.apply(0, diffs(LEFT, "+ 1 a", "+2 1 b", "+ . n"))
+    assert lines(*made.time_end(0)) == ["+ 1 a . .", "+2 1 b . ."]
+    made.apply(1, diffs(RIGHT, "+ 1 x"))
+    assert lines(*made.time_end(1)) == ["- 1 a . .", "-2 1 b . ."]
+    # Another partner comes, one goes: nothing turns.
+    made.apply(1, diffs(RIGHT, "+ 1 y"))
+    made.apply(1, diffs(RIGHT, "- 1 x"))
+    assert lines(*made.time_end(2)) == []
+    # The last one goes and comes back within a txid.
+    made.apply(1, diffs(RIGHT, "- 1 y"))
+    made.apply(1, diffs(RIGHT, "+ 1 y"))
+    assert lines(*made.time_end(3)) == []
+    made.apply(1, diffs(RIGHT, "- 1 y"))
+    made.apply(0, diffs(LEFT, "- 1 a"))
+    assert lines(*made.time_end(4)) == ["+2 1 b . ."]
+    made.apply(0, diffs(LEFT, "-2 1 b", "- . n"))
+    assert lines(*made.time_end(5)) == ["-2 1 b . ."]
+    assert not any(store.dump().values())
+
+
+def test_null_keys_have_no_partner_and_are_not_kept() -> None:
+    for op, shown in (
+        ("left", ["+ . a . ."]),
+        ("full", ["+ . . . x", "+ . a . ."]),
+        ("semi", []),
+        ("anti", ["+ . a"]),
+    ):
+        made, store = outer(op)
+        out = made.apply(0, diffs(LEFT, "+ . a")) + made.apply(1, diffs(RIGHT, "+ . x"))
+        assert lines(*out, *made.time_end(0)) == shown
+        assert not any(store.dump().values())
+
+
+def test_null_meets_null_where_it_is_safe() -> None:
+    made, _ = outer("semi", null_safe=(True,))
+    made.apply(0, diffs(LEFT, "+ . a", "+ 1 b"))
+    made.apply(1, diffs(RIGHT, "+ . x"))
+    assert lines(*made.time_end(0)) == ["+ . a"]
+
+
+def test_a_semi_join_counts_its_right_side() -> None:
+    made, store = outer("semi")
+    made.apply(1, diffs(RIGHT, "+ 1 x", "+2 1 y", "+ 2 z"))
+    assert len(store.dump()["j.right"]) == 2
+    assert made.describe() == "SemiJoin (k = k)"
+
+
+@pytest.mark.parametrize("residual", [(), (native("<>", col(1, TEXT), col(3, TEXT)),)])
+def test_a_negative_weight_is_found(residual) -> None:
+    made, _ = outer("anti", residual)
+    made.apply(1, diffs(RIGHT, "+ 1 x"))
+    made.time_end(0)
+    made.apply(0, diffs(LEFT, "- 1 a"))
+    made.apply(1, diffs(RIGHT, "- 1 x"))
+    with pytest.raises(BugError, match="negative weight"):
+        made.time_end(1)
+
+
+def test_population_shows_at_its_end_what_is_alone() -> None:
+    made, _ = outer("full")
+    made.insert_only = True
+    made.apply(0, diffs(LEFT, "+ 1 a", "+ 2 b"))
+    assert lines(*made.apply(1, diffs(RIGHT, "+ 1 x", "+ 3 y"))) == ["+ 1 a 1 x"]
+    assert lines(*made.time_end(0)) == ["+ . . 3 y", "+ 2 b . ."]

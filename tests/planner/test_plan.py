@@ -25,12 +25,6 @@ def refusal(conn, query, **request) -> HeadraceError:
 
 
 UNSUPPORTED = [
-    ("SELECT a.id FROM t a LEFT JOIN t b ON a.id = b.k", "left join", "LEFT JOIN"),
-    ("SELECT a.id FROM t a RIGHT OUTER JOIN t b ON a.id = b.k", "right join", "RIGHT"),
-    ("SELECT a.id FROM t a FULL JOIN t b ON a.id = b.k", "full join", "FULL"),
-    ("SELECT id FROM t WHERE EXISTS (SELECT 1 FROM u)", "subquery", "EXISTS"),
-    ("SELECT id FROM t WHERE k IN (SELECT k FROM u)", "subquery", "k IN"),
-    ("SELECT (SELECT max(k) FROM u) AS m FROM t", "subquery", "(SELECT max"),
     ("SELECT id FROM t LIMIT -1", "negative limit", "LIMIT"),
     ("SELECT id FROM t ORDER BY random() LIMIT 1", "volatile", "random"),
     ("SELECT k, count(*) FROM t GROUP BY ROLLUP (k)", "grouping sets", "ROLLUP"),
@@ -61,7 +55,6 @@ UNSUPPORTED = [
         "cycle clause",
         None,
     ),
-    ("SELECT t.id FROM t, LATERAL (SELECT t.k) x", "lateral", "LATERAL"),
     (
         "SELECT t.id, r.d FROM t, jsonb_to_record(t.jb) AS r(d date)",
         "clock",
@@ -76,8 +69,11 @@ UNSUPPORTED = [
     ),
     ("SELECT ctid FROM t", "ctid", "ctid"),
     ("SELECT id FROM t WHERE xmin::text = '1'", "xmin", "xmin"),
-    ("SELECT t FROM t", "whole-row", "t FROM"),
-    ("SELECT count(t) FROM t", "whole-row", "t) FROM"),
+    ("SELECT count(ROW(k, s)) FROM t", "record", None),
+    ("SELECT id, s::timetz AS d FROM t", "current time", "::timetz"),
+    ("SELECT id, tags::date[] AS d FROM t", "current time", None),
+    ("SELECT id, pg_typeof(k) FROM t", "catalogs", "pg_typeof"),
+    ("SELECT id, current_schema FROM t", "who reads", "current_schema"),
     ("SELECT id FROM t TABLESAMPLE SYSTEM (10)", "tablesample", "TABLESAMPLE"),
     ("SELECT id FROM t FOR UPDATE", "for update", "FOR UPDATE"),
     ("SELECT id, random() FROM t", "random", "random"),
@@ -89,11 +85,8 @@ UNSUPPORTED = [
     ("SELECT id, current_setting('TimeZone') AS z FROM t", "current_setting", None),
     ("SELECT id, age(tz) FROM t", "age", "age"),
     ("SELECT id, nextval('x'::text::regclass) FROM t", "", None),
-    ("SELECT id, s::date AS d FROM t", "current time", "::date"),
-    ("SELECT id, s::timestamptz AS d FROM t", "current time", "::timestamptz"),
     ("SELECT id, 'today'::date AS d FROM t", "current time", "'today'"),
     ("SELECT id FROM t WHERE ts > ' Now '", "current time", "' Now '"),
-    ("SELECT id, 'pg_class'::regclass AS c FROM t", "regclass", None),
     ("SELECT id, counted(k) FROM t", "counted", "counted"),
     ("SELECT id, dice(k) FROM t", "dice", "dice"),
     ("SELECT id, padded(k) FROM t", "default", "padded"),
@@ -104,7 +97,6 @@ UNSUPPORTED = [
     ("SELECT s, count(*) FROM loose GROUP BY s", "", None),
     ("SELECT DISTINCT s FROM loose", "nondeterministic", None),
     ("SELECT max(s) FROM loose", "nondeterministic", None),
-    ("SELECT id, s::short AS x FROM t", "domain", None),
     ("SELECT id FROM hasty", "unlogged", None),
     ("SELECT y FROM hidden", 'generated column "y"', None),
     ("SELECT x FROM bykey", "in the key of table", None),
@@ -112,11 +104,6 @@ UNSUPPORTED = [
     ("SELECT relname FROM pg_class", "system relation", None),
     ("SELECT tablename FROM pg_tables", "system relation", None),
     ("SELECT FROM t", "without columns", None),
-    (
-        "SELECT id, ROW(id, k) = ROW(1, 2) AS x, ROW(id, k) < ROW(1, 2) AS y FROM t",
-        "row",
-        None,
-    ),
 ]
 
 

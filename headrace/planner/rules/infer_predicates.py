@@ -2,13 +2,16 @@
 
 Join[a = b](Filter[a > 30](l), r) = Join[a = b](Filter[a > 30](l), Filter[b > 30](r))
 
-Counter-examples: for a LEFT JOIN nothing is inferred onto the preserved side (outer joins
-are refused today).  ``a::text < 'x'`` says nothing of ``b`` when equal values may look
+Of a LEFT JOIN or an anti-join, only what is known of the left side is inferred for the right
+one: other rows there have no partner.
+
+Counter-examples: for a LEFT JOIN nothing is inferred onto the preserved side.  ``a::text < 'x'`` says nothing of ``b`` when equal values may look
 different.  Under another collation ``b > 'x'`` is another predicate.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 from headrace.planner.facts import Equality, column_equalities, entails, known
@@ -31,11 +34,12 @@ _INTEGERS: Final = frozenset({INT2, INT4, INT8})
 
 def apply(node: Node) -> Node:
     """``node`` with what follows for its sides."""
-    if not isinstance(node, Join):
+    if not isinstance(node, Join) or node.kind == "full":
         return node
+    ways = ((0, 1), (1, 0)) if node.kind in ("inner", "semi") else ((0, 1),)
     sides = [node.left, node.right]
     for equality in column_equalities(node.condition):
-        for source, target in ((0, 1), (1, 0)):
+        for source, target in ways:
             from_ref, to_ref = equality.side(ids(sides[source]))
             if (
                 from_ref is None
@@ -55,7 +59,7 @@ def apply(node: Node) -> Node:
                 sides[target] = Filter(sides[target], found)
     if sides == [node.left, node.right]:
         return node
-    return Join(sides[0], sides[1], node.condition)
+    return dataclasses.replace(node, left=sides[0], right=sides[1])
 
 
 def _comparison(predicate: Expr, source: Ref, target: Ref, equality: Equality) -> bool:

@@ -1,12 +1,17 @@
-"""The key columns of an inner join are not null.
+"""Rows whose join key is null have no partner, and go where none but partners count.
 
-Join[a = b](l, r) = Join[a = b](Filter[a IS NOT NULL](l), Filter[b IS NOT NULL](r))
+Join[a = b](l, r)     = Join[a = b](Filter[a IS NOT NULL](l), Filter[b IS NOT NULL](r))
+LeftJoin[a = b](l, r) = LeftJoin[a = b](l, Filter[b IS NOT NULL](r))
+
+A semi-join is as an inner join here, an anti-join as a left one.
 
 Counter-examples: ``a IS NOT DISTINCT FROM b`` is true of two NULLs.  The preserved side of
-an outer join keeps its NULL keys (outer joins are refused today).
+an outer join keeps its NULL keys, and so do both sides of a full join.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 from headrace.planner.facts import column_equalities, entails
 from headrace.planner.logical import Filter, Join, Node, ids
@@ -15,15 +20,17 @@ from headrace.types import BOOL
 
 
 def apply(node: Node) -> Node:
-    """``node`` with NOT NULL on both sides."""
-    if not isinstance(node, Join):
+    """``node`` with NOT NULL on its sides."""
+    if not isinstance(node, Join) or node.kind == "full":
         return node
     pairs = list(column_equalities(node.condition))
     columns = [ref for pair in pairs for ref in (pair.left, pair.right)]
-    left, right = _side(node.left, columns), _side(node.right, columns)
+    left, right = node.left, _side(node.right, columns)
+    if node.kind in ("inner", "semi"):
+        left = _side(left, columns)
     if left is node.left and right is node.right:
         return node
-    return Join(left, right, node.condition)
+    return dataclasses.replace(node, left=left, right=right)
 
 
 def _side(node: Node, columns: list[Ref]) -> Node:

@@ -5,7 +5,9 @@ Join[b.y = c.y](Join[](a, b), c), a.x = c.x = Join(Join[a.x = c.x](a, c), b)[b.y
 Within that, the order of the query is kept: from the first table on, always the next one
 in the text that an equality connects with those already joined.
 
-Counter-example: ``FROM a, b`` without any condition is a cross product and stays one.
+Counter-examples: ``FROM a, b`` without any condition is a cross product and stays one.
+``(a LEFT JOIN b) JOIN c`` is not ``(a JOIN c) LEFT JOIN b`` where c's condition reads b:
+outer, semi and anti joins stay where they are, as one table.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from headrace.planner.scalar import Call, Expr, refs
 
 def apply(node: Node) -> Node:
     """The join tree that starts at ``node``, ordered; its output columns stay."""
-    if not isinstance(node, Join):
+    if not isinstance(node, Join) or node.kind != "inner":
         return node
     leaves, conditions = _flatten(node)
     if not _has_cross_product(node):
@@ -42,7 +44,7 @@ def apply(node: Node) -> Node:
 
 
 def _flatten(node: Node) -> tuple[list[Node], list[Expr]]:
-    if not isinstance(node, Join):
+    if not isinstance(node, Join) or node.kind != "inner":
         return [node], []
     left, first = _flatten(node.left)
     right, second = _flatten(node.right)
@@ -50,7 +52,7 @@ def _flatten(node: Node) -> tuple[list[Node], list[Expr]]:
 
 
 def _has_cross_product(node: Node) -> bool:
-    if not isinstance(node, Join):
+    if not isinstance(node, Join) or node.kind != "inner":
         return False
     connected = any(
         _connects(p, ids(node.left), ids(node.right)) for p in node.condition

@@ -69,9 +69,8 @@ def _prune(node: Node, required: frozenset[int]) -> Node:
             return Project(_prune(node.input, below), items)
         case Join():
             below = required | _all_refs(node.condition)
-            return Join(
-                _side(node.left, below), _side(node.right, below), node.condition
-            )
+            left, right = _side(node.left, below), _side(node.right, below)
+            return dataclasses.replace(node, left=left, right=right)
         case Aggregate():
             return _aggregate(node, required)
         case Distinct():

@@ -5,14 +5,25 @@ Filter[p](Scan[q])           = Scan[q and p]
 Filter[p](Project[e](x))     = Project[e](Filter[p(e)](x))
 Filter[p](Join[c](l, r))     = Join[c](Filter[p](l), r)       if p reads l alone
 Filter[p](Join[c](l, r))     = Join[c and p](l, r)            if p reads both
+Filter[p](LeftJoin(l, r))    = LeftJoin(Filter[p](l), r)      if p reads l alone
+Filter[p](LeftJoin(l, r))    = Filter[p](Join(l, r))          if p is not true of NULLs for r
+Filter[p](FullJoin(l, r))    = Filter[p](LeftJoin(l, r))      if p is not true of NULLs for l
+Filter[p](SemiJoin(l, r))    = SemiJoin(Filter[p](l), r)      also of an anti-join
 Filter[p](Union(x, y))       = Union(Filter[p](x), Filter[p](y))
+Filter[p](SetOp(x, y))       = SetOp(Filter[p](x), Filter[p](y))
 Filter[p](Distinct(x))       = Distinct(Filter[p](x))
 Filter[p](Aggregate[k](x))   = Aggregate[k](Filter[p](x))     if p reads keys alone
+Filter[p](Window[k](x))      = Window[k](Filter[p](x))        the same; also of TopK
+Filter[p](Functions(x))      = Functions(Filter[p](x))        if p reads x alone
+Join[c and p](l, r)          = Join[c](Filter[p](l), r)       if p reads l alone
+LeftJoin[c and p](l, r)      = LeftJoin[c](l, Filter[p](r))   if p reads r alone; also anti
 
 Counter-examples: ``1 / b > 2`` over a join may fail on a row of ``b`` that never finds a
 partner, so what may raise stays above joins, unions and groups.  ``scale(n) = 2`` over
 DISTINCT tells equal rows apart, so only columns with one text per value go through
 DISTINCT and GROUP BY.  A group without keys exists even over no rows: nothing passes it.
+``b.x IS NULL`` above LEFT JOIN b is true of rows that ``Filter[x IS NULL](b)`` would not
+give.  ``ON a.y > 3`` of ``a LEFT JOIN b`` says which rows have a partner, not which stay.
 """
 
 from __future__ import annotations
@@ -20,15 +31,21 @@ from __future__ import annotations
 import dataclasses
 
 from headrace.expressions import keys
+from headrace.planner.facts import arm_columns, rejects
 from headrace.planner.logical import (
+    LEFT_ONLY,
     Aggregate,
     Distinct,
     Filter,
+    Functions,
     Join,
     Node,
     Project,
     Scan,
+    SetOp,
+    TopK,
     Union,
+    Window,
     ids,
 )
 from headrace.planner.scalar import Const, Expr, Ref, native, raises, refs, substitute
@@ -38,8 +55,10 @@ def apply(node: Node) -> Node:
     """``node`` with its own filter or join condition moved down."""
     if isinstance(node, Join):
         return _condition(node)
-    if not isinstance(node, Filter):
-        return node
+    return _push(node) if isinstance(node, Filter) else node
+
+
+def _push(node: Filter) -> Node:
     match node.input:
         case Filter() as inner:
             return Filter(inner.input, merge(inner.predicates, node.predicates))
@@ -61,6 +80,16 @@ def apply(node: Node) -> Node:
             moved = tuple(substitute(p, mapping) for p in low)
             below = _filter(aggregate.input, moved)
             return _above(dataclasses.replace(aggregate, input=below), high)
+        case SetOp() as setop:
+            return _setop(node, setop)
+        case (TopK() | Window()) as grouped if grouped.keys:
+            low, high = _split(node.predicates, grouped, _ids(grouped.keys))
+            below = _filter(grouped.input, low)
+            return _above(dataclasses.replace(grouped, input=below), high)
+        case Functions() as functions:
+            low, high = _readers(node.predicates, ids(functions.input))
+            below = _filter(functions.input, low)
+            return _above(dataclasses.replace(functions, input=below), high)
     return node
 
 
@@ -105,11 +134,45 @@ def _project(node: Filter, project: Project) -> Node:
 
 
 def _join(node: Filter, join: Join) -> Node:
-    low = tuple(p for p in node.predicates if not raises(p))
-    high = tuple(p for p in node.predicates if raises(p))
-    if not low:
+    if join.kind == "inner":
+        low = tuple(p for p in node.predicates if not raises(p))
+        high = tuple(p for p in node.predicates if raises(p))
+        if not low:
+            return node
+        condition = merge(join.condition, low)
+        return _above(dataclasses.replace(join, condition=condition), high)
+    narrowed = _narrowed(node, join)
+    if narrowed is not join:
+        return _filter(narrowed, node.predicates)
+    if join.kind == "full":
         return node
-    return _above(dataclasses.replace(join, condition=merge(join.condition, low)), high)
+    low, high = _readers(node.predicates, ids(join.left))
+    below = _filter(join.left, low)
+    return _above(dataclasses.replace(join, left=below), high)
+
+
+def _narrowed(node: Filter, join: Join) -> Node:
+    """An outer join without the rows that ``node`` would drop again."""
+    if join.kind in LEFT_ONLY:
+        return join
+    there = frozenset().union(*(rejects(p) for p in node.predicates))
+    left, right = bool(there & ids(join.left)), bool(there & ids(join.right))
+    if right and (left or join.kind == "left"):
+        return dataclasses.replace(join, kind="inner")
+    if join.kind == "full" and left:
+        return dataclasses.replace(join, kind="left")
+    if join.kind == "full" and right:
+        turned = Join(join.right, join.left, join.condition, "left")
+        return Project(turned, tuple((c, c.ref) for c in join.columns))
+    return join
+
+
+def _readers(
+    predicates: tuple[Expr, ...], columns: frozenset[int]
+) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    """(those that read nothing but ``columns`` and cannot fail, the others)."""
+    low = tuple(p for p in predicates if refs(p) <= columns and not raises(p))
+    return low, tuple(p for p in predicates if p not in low)
 
 
 def _condition(join: Join) -> Node:
@@ -118,9 +181,9 @@ def _condition(join: Join) -> Node:
     both: list[Expr] = []
     for predicate in join.condition:
         used = refs(predicate)
-        if raises(predicate) or not used:
+        if raises(predicate) or not used or join.kind == "full":
             both.append(predicate)
-        elif used <= ids(join.left):
+        elif used <= ids(join.left) and join.kind in ("inner", "semi"):
             left.append(predicate)
         elif used <= ids(join.right):
             right.append(predicate)
@@ -128,9 +191,25 @@ def _condition(join: Join) -> Node:
             both.append(predicate)
     if not left and not right:
         return join
-    return Join(
-        _filter(join.left, tuple(left)), _filter(join.right, tuple(right)), tuple(both)
+    return dataclasses.replace(
+        join,
+        left=_filter(join.left, tuple(left)),
+        right=_filter(join.right, tuple(right)),
+        condition=tuple(both),
     )
+
+
+def _setop(node: Filter, setop: SetOp) -> Node:
+    low, high = _split(node.predicates, setop, ids(setop))
+    arms = []
+    for arm in (setop.left, setop.right):
+        mapping = arm_columns(setop, arm)
+        arms.append(_filter(arm, tuple(substitute(p, mapping) for p in low)))
+    return _above(dataclasses.replace(setop, left=arms[0], right=arms[1]), high)
+
+
+def _ids(keys: tuple[Ref, ...]) -> frozenset[int]:
+    return frozenset(ref.id for ref in keys)
 
 
 def _union(node: Filter, union: Union) -> Node:
@@ -140,9 +219,7 @@ def _union(node: Filter, union: Union) -> Node:
         return node
     inputs = []
     for arm in union.inputs:
-        mapping = {
-            out.id: col.ref for out, col in zip(union.columns, arm.columns, strict=True)
-        }
+        mapping = arm_columns(union, arm)
         inputs.append(_filter(arm, tuple(substitute(p, mapping) for p in low)))
     return _above(dataclasses.replace(union, inputs=tuple(inputs)), high)
 

@@ -1,0 +1,372 @@
+"""The right side of a dependent join, computed once for each value that it reads.
+
+The domain D has the distinct combinations of the columns of the left side that the right side
+reads.  ``Push.push(D, n)`` is the plan whose rows are those of D, each beside the rows that ``n``
+has for it, and ``Push.same`` joins it with the left side (Neumann, Kemper 2015):
+
+    Filter[p](x)        -> Filter[p](D x)
+    Project[e](x)       -> Project[D, e](D x)
+    Aggregate[k](x)     -> Aggregate[D, k](D x)
+    Aggregate[](x)      -> Aggregate[D](LeftJoin(D, D x)), each aggregate where x is there
+    Distinct, TopK, Window, Union, SetOp, Functions: D's columns are more columns or keys
+    Join(x, y)          -> D on the sides that read it, equal on both
+    FULL JOIN(x, y)     -> D on both sides, of the side that is there
+
+Equal values may look different (1.0, 1.00), and what the right side computes may tell: such columns
+are in D by their text, and the value goes along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace import types as t
+from headrace.expressions import keys as key_types
+from headrace.expressions.native import resolve
+from headrace.planner.bind import is_key
+from headrace.planner.logical import (
+    LEFT_ONLY,
+    Agg,
+    Aggregate,
+    Col,
+    Distinct,
+    Expand,
+    Filter,
+    Functions,
+    Join,
+    Node,
+    Project,
+    SetOp,
+    TopK,
+    Union,
+    Window,
+    free,
+)
+from headrace.planner.lower import Lowering
+from headrace.planner.renumber import mapped, renumbered
+from headrace.planner.scalar import ARG, Const, Expr, Ref, raises
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Distinct values of the left side.
+
+    ``keys`` decide which are distinct; ``carried`` columns depend on them.
+    """
+
+    node: Node
+    keys: tuple[Col, ...]
+    carried: tuple[Col, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """All columns."""
+        return self.keys + self.carried
+
+    @property
+    def passed(self) -> tuple[tuple[Col, Expr], ...]:
+        """All columns as items of a projection."""
+        return tuple((c, c.ref) for c in self.columns)
+
+
+class Push:
+    """Pushes domains into plans."""
+
+    def __init__(self, lowering: Lowering, numbers: Iterator[int]) -> None:
+        self._lowering = lowering
+        self._ids = numbers
+
+    # -- domains
+
+    def domain(
+        self, left: Node, read: list[tuple[Col, int]]
+    ) -> tuple[Domain, dict[int, int]]:
+        """The domain of the columns of ``left`` with these ids, and what becomes of each.
+
+        ``read``: (column as the right side calls it, its id in ``left``).
+        """
+        keys: list[tuple[Col, Expr]] = []
+        carried: list[tuple[Col, Expr]] = []
+        mapping: dict[int, int] = {}
+        for column, number in read:
+            ref = dataclasses.replace(column.ref, id=number)
+            new = dataclasses.replace(column, id=next(self._ids))
+            mapping[column.id] = new.id
+            if self._plain(column):
+                keys.append((new, ref))
+            else:
+                text = self._text(ref)
+                keys.append((self._column(column.name, text), text))
+                carried.append((new, ref))
+        made = tuple(c for c, _ in keys), tuple(c for c, _ in carried)
+        if not carried:
+            return Domain(Distinct(Project(left, tuple(keys))), *made), mapping
+        aggs = tuple(Agg(c, "any", e, name="any") for c, e in carried)
+        return Domain(Aggregate(left, tuple(keys), aggs), *made), mapping
+
+    def same(self, domain: Domain, read: list[Col]) -> tuple[Expr, ...]:
+        """Conditions that join the left side with the domain made of its columns ``read``."""
+        tests = []
+        for column, key in zip(read, domain.keys, strict=True):
+            ref: Expr = column.ref if self._plain(column) else self._text(column.ref)
+            tests.append(self.equal(ref, key.ref))
+        return tuple(tests)
+
+    def equal(self, left: Expr, right: Expr) -> Expr:
+        """``left IS NOT DISTINCT FROM right``."""
+        args = (left, right)
+        text = f"{ARG} IS DISTINCT FROM {ARG}"
+        distinct = self._lowering.call(
+            "is_distinct_from",
+            args,
+            (t.BOOL, -1, 0),
+            f"({text})",
+            text,
+            native=resolve(
+                "is_distinct_from", self._lowering.types(args, left.collation)
+            ),
+            remote_raises=False,
+            input_collation=left.collation,
+        )
+        return self._lowering.logic("not", (distinct,))
+
+    def renamed(self, node: Node, mapping: Mapping[int, int]) -> Node:
+        """``node`` reading other columns."""
+        return mapped(node, mapping)
+
+    def _plain(self, column: Col) -> bool:
+        catalog = self._lowering.catalog
+        known = is_key(catalog, column.oid, column.collation)
+        return known and key_types.is_canonical(column.oid)
+
+    def _text(self, ref: Ref) -> Expr:
+        """The exact look of a value."""
+        if ref.oid == t.BPCHAR and ref.typmod == -1:
+            self._lowering.refuse(
+                "a correlated subquery that computes with a value of type bpchar"
+            )
+        return self._lowering.cast(ref, t.TEXT, -1, _COLLATION_C)
+
+    def _column(self, name: str, expr: Expr) -> Col:
+        return Col(next(self._ids), name, expr.oid, expr.typmod, expr.collation)
+
+    def _again(self, domain: Domain, node: Node) -> tuple[Domain, Node]:
+        """A copy of ``domain``, and ``node`` reading the copy."""
+        old = [c.id for c in domain.columns]
+        copy = renumbered(domain.node, self._ids)
+        mapping = {
+            c.id: n.id for c, n in zip(domain.node.columns, copy.columns, strict=True)
+        }
+        assert set(old) <= mapping.keys(), "a domain shows its columns"
+        new = Domain(
+            copy, mapped(domain.keys, mapping), mapped(domain.carried, mapping)
+        )
+        return new, mapped(node, mapping)
+
+    # -- pushing
+
+    def push(self, domain: Domain, node: Node) -> Node:
+        """The rows of ``domain``, each beside the rows of ``node`` for it."""
+        if not free(node) & {c.id for c in domain.columns}:
+            return Join(domain.node, node)
+        match node:
+            case Filter() | Functions() | Expand():
+                below = self.push(domain, node.input)
+                return dataclasses.replace(node, input=below)
+            case Project():
+                below = self.push(domain, node.input)
+                return Project(below, domain.passed + node.items)
+            case TopK() | Window():
+                below = self.push(domain, node.input)
+                more = tuple(c.ref for c in domain.keys)
+                return dataclasses.replace(node, input=below, keys=more + node.keys)
+            case Join():
+                return self._join(domain, node)
+            case Aggregate():
+                return self._aggregate(domain, node)
+            case Distinct():
+                return self._distinct(domain, self.push(domain, node.input), node)
+            case Union():
+                return self._union(domain, node)
+            case SetOp():
+                return self._set_operation(domain, node)
+            case _:
+                return self._lowering.refuse(
+                    f"a correlated subquery with a {type(node).__name__} node"
+                )
+
+    def _join(self, domain: Domain, node: Join) -> Node:
+        mine = {c.id for c in domain.columns}
+        if node.kind == "full":
+            return self._full(domain, node)
+        left_reads = bool(free(node.left) & mine)
+        right_reads = bool(free(node.right) & mine)
+        if not right_reads:
+            return dataclasses.replace(node, left=self.push(domain, node.left))
+        if not left_reads and node.kind == "inner":
+            return Join(node.left, self.push(domain, node.right), node.condition)
+        other, right = self._again(domain, node.right)
+        same = self._both(domain, other)
+        joined = Join(
+            self.push(domain, node.left),
+            self.push(other, right),
+            (*same, *node.condition),
+            node.kind,
+        )
+        if node.kind in LEFT_ONLY:
+            return joined
+        return Project(joined, domain.passed + tuple((c, c.ref) for c in node.columns))
+
+    def _both(self, first: Domain, second: Domain) -> tuple[Expr, ...]:
+        pairs = zip(first.keys, second.keys, strict=True)
+        return tuple(self.equal(a.ref, b.ref) for a, b in pairs)
+
+    def _full(self, domain: Domain, node: Join) -> Node:
+        first, left = self._again(domain, node.left)
+        second, right = self._again(domain, node.right)
+        mapping = {
+            c.id: n.id for c, n in zip(domain.columns, first.columns, strict=True)
+        }
+        same = self._both(first, second)
+        joined = Join(
+            self.push(first, left),
+            self.push(second, right),
+            (*same, *mapped(node.condition, mapping)),
+            "full",
+        )
+        items = tuple(
+            (c, self._first(a.ref, b.ref))
+            for c, a, b in zip(
+                domain.columns, first.columns, second.columns, strict=True
+            )
+        )
+        return Project(joined, items + tuple((c, c.ref) for c in node.columns))
+
+    def _first(self, left: Ref, right: Ref) -> Expr:
+        args = (left, right)
+        text = f"COALESCE({ARG}, {ARG})"
+        return self._lowering.call(
+            "coalesce",
+            args,
+            (left.oid, left.typmod, left.collation),
+            text,
+            text,
+            native=resolve("coalesce", self._lowering.types(args, 0)),
+            remote_raises=False,
+        )
+
+    def _aggregate(self, domain: Domain, node: Aggregate) -> Node:
+        keys: tuple[tuple[Col, Expr], ...] = tuple((c, c.ref) for c in domain.keys)
+        carried = tuple(Agg(c, "any", c.ref, name="any") for c in domain.carried)
+        if node.keys:
+            below = self.push(domain, node.input)
+            return self._grouped(node, below, keys, carried)
+        # Every value has its group, also over no rows: those are marked.
+        other, again = self._again(domain, node.input)
+        mark = self._column("there", Const("t", t.BOOL))
+        rows = self.push(other, again)
+        marked = Project(
+            rows,
+            (*((c, c.ref) for c in rows.columns), (mark, Const("t", t.BOOL))),
+        )
+        mapping = {
+            c.id: n.id for c, n in zip(domain.columns, other.columns, strict=True)
+        }
+        there = self._lowering.null_test("is_not_null", mark.ref)
+        aggs = tuple(self._where(there, agg) for agg in mapped(node.aggs, mapping))
+        joined = Join(domain.node, marked, self._both(domain, other), "left")
+        return self._grouped(
+            dataclasses.replace(node, aggs=aggs), joined, keys, carried
+        )
+
+    def _where(self, there: Expr, agg: Agg) -> Agg:
+        """``agg`` over the rows that are there."""
+        guarded = self._lowering.guarded
+
+        def safe(expr: Expr) -> Expr:
+            return guarded(there, expr) if raises(expr) else expr
+
+        return dataclasses.replace(
+            agg,
+            argument=None if agg.argument is None else safe(agg.argument),
+            more=tuple(safe(e) for e in agg.more),
+            filter=there if agg.filter is None else guarded(there, agg.filter),
+        )
+
+    def _grouped(
+        self,
+        node: Aggregate,
+        below: Node,
+        keys: tuple[tuple[Col, Expr], ...],
+        carried: tuple[Agg, ...],
+    ) -> Node:
+        """The groups; the keys get ids of their own, and their names back above."""
+        made = tuple((dataclasses.replace(c, id=next(self._ids)), e) for c, e in keys)
+        values = tuple(
+            dataclasses.replace(
+                a, column=dataclasses.replace(a.column, id=next(self._ids))
+            )
+            for a in carried
+        )
+        result = dataclasses.replace(
+            node, input=below, keys=made + node.keys, aggs=values + node.aggs
+        )
+        old = (*(c for c, _ in keys), *(a.column for a in carried))
+        new = (*(c for c, _ in made), *(a.column for a in values))
+        items = tuple((o, n.ref) for o, n in zip(old, new, strict=True))
+        return Project(result, items + tuple((c, c.ref) for c in node.columns))
+
+    def _distinct(self, domain: Domain, below: Node, node: Distinct) -> Node:
+        if not domain.carried:
+            kept = (*domain.columns, *node.columns)
+            return Distinct(Project(below, tuple((c, c.ref) for c in kept)))
+        keys = (*domain.keys, *node.columns)
+        made = tuple((dataclasses.replace(c, id=next(self._ids)), c.ref) for c in keys)
+        shown = [
+            c
+            for c in (*node.columns, *domain.carried)
+            if c in domain.carried or not key_types.is_canonical(c.oid)
+        ]
+        aggs = tuple(
+            Agg(dataclasses.replace(c, id=next(self._ids)), "any", c.ref, name="any")
+            for c in shown
+        )
+        found: dict[int, Expr] = {
+            k.id: c.ref for k, (c, _) in zip(keys, made, strict=True)
+        }
+        found |= {c.id: a.column.ref for c, a in zip(shown, aggs, strict=True)}
+        return Project(
+            Aggregate(below, made, aggs),
+            tuple((c, found[c.id]) for c in (*domain.columns, *node.columns)),
+        )
+
+    def _arm(self, domain: Domain, arm: Node) -> tuple[Domain, Node]:
+        """One input of a union: D's columns first."""
+        other, mine = self._again(domain, arm)
+        items = other.passed + tuple((c, c.ref) for c in mine.columns)
+        return other, Project(self.push(other, mine), items)
+
+    def _union(self, domain: Domain, node: Union) -> Node:
+        inputs = tuple(self._arm(domain, arm)[1] for arm in node.inputs)
+        return dataclasses.replace(
+            node, inputs=inputs, columns=domain.columns + node.columns
+        )
+
+    def _set_operation(self, domain: Domain, node: SetOp) -> Node:
+        if domain.carried:
+            self._lowering.refuse(
+                f"{node.kind.upper()} in a subquery that reads columns of type"
+                f" {self._lowering.type_name(domain.carried[0].oid)} of an outer query"
+            )
+        return dataclasses.replace(
+            node,
+            left=self._arm(domain, node.left)[1],
+            right=self._arm(domain, node.right)[1],
+            columns=domain.columns + node.columns,
+        )
+
+
+_COLLATION_C = 950
+"""pg_collation "C": an exact look is compared by bytes."""

@@ -1,0 +1,47 @@
+"""Copies of plans with other column ids: ids are unique in a plan, also where parts repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from headrace.planner.logical import Col, Node, Scan, children
+from headrace.planner.scalar import Const, Ref
+from headrace.planner.tables import Table, TableColumn
+
+T = TypeVar("T")
+_LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
+
+
+def defined(node: Node) -> set[int]:
+    """Ids of all columns that ``node`` or something below it makes or shows."""
+    found = {c.id for c in node.columns}
+    if isinstance(node, Scan):
+        found |= {c.id for c, _ in node.hidden}
+    for child in children(node):
+        found |= defined(child)
+    return found
+
+
+def renumbered(node: Node, numbers: Iterator[int]) -> Node:
+    """``node`` with new ids for all its own columns; free references stay."""
+    return mapped(node, {i: next(numbers) for i in sorted(defined(node))})
+
+
+def mapped(value: T, mapping: Mapping[int, int]) -> T:
+    """``value`` (plan, expression, column) with column ids replaced."""
+    found: Any = value
+    if isinstance(value, Col | Ref):
+        found = dataclasses.replace(value, id=mapping.get(value.id, value.id))
+    elif isinstance(value, tuple):
+        found = tuple(mapped(v, mapping) for v in value)
+    elif isinstance(value, frozenset):
+        found = frozenset(mapped(v, mapping) for v in value)
+    elif not isinstance(value, _LEAVES) and dataclasses.is_dataclass(value):
+        new = {
+            f.name: mapped(getattr(value, f.name), mapping)
+            for f in dataclasses.fields(value)
+        }
+        found = dataclasses.replace(value, **new)  # type: ignore[type-var]
+    return found  # type: ignore[no-any-return]

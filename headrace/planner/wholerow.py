@@ -1,0 +1,80 @@
+"""Whole rows: ``t``, ``t.*`` and ``to_jsonb(t)`` become row constructors of their columns.
+
+On the side of an outer join that may be missing, a whole row is NULL where its row is missing,
+which is not a row of NULLs (``to_jsonb(t)`` shows the difference).  A column that is NOT NULL in
+its table tells the two apart; where there is none, the whole row is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from headrace.planner.lower import Lowering
+from headrace.planner.nodetree import Node as Tree
+from headrace.planner.rowtypes import RECORD, composite, record
+from headrace.planner.scalar import Const, Expr
+
+Resolve = Callable[[int, int], Expr]
+"""The expression of a column: range-table index, attribute number."""
+
+_RELATION, _JOIN = 0, 2
+_INNER, _LEFT, _FULL, _RIGHT = range(4)
+"""JoinType."""
+
+
+def whole_row(
+    lowering: Lowering, query: Tree, resolve: Resolve, varno: int, declared: int
+) -> Expr:
+    """The whole row of range-table entry ``varno`` of ``query`` as type ``declared``."""
+    entry = query.nodes("rtable")[varno - 1]
+    oid = lowering.catalog.base(declared)
+    kind = lowering.catalog.type(oid).kind
+    if kind not in ("c", "p"):
+        # A function that gives one value per row: so is its whole row.
+        return resolve(varno, 1)
+    missing = varno in _nullable(query.child("jointree"))
+    if oid != RECORD:
+        attributes = lowering.catalog.attributes(oid)
+        exprs = [resolve(varno, a.number) for a in attributes]
+        row = composite(lowering, oid, exprs)
+        sure = [e for e, a in zip(exprs, attributes, strict=True) if a.not_null]
+    else:
+        names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
+        numbers = list(_columns(entry, len(names)))
+        exprs = [resolve(varno, n) for n in numbers]
+        row = record(lowering, exprs, [names[n - 1] for n in numbers])
+        sure = []
+    if not missing:
+        return row
+    if entry.number("rtekind") != _RELATION or not sure:
+        alias = entry.child("eref").text("aliasname")
+        lowering.refuse(
+            f'a whole-row reference to "{alias}" on the nullable side of an outer join'
+        )
+    present = lowering.null_test("is_not_null", sure[0])
+    nothing = Const(None, row.oid)
+    return lowering.choice((present, row, nothing), (row.oid, -1, 0))
+
+
+def _columns(entry: Tree, count: int) -> Iterator[int]:
+    """Numbers of the columns of an entry that still exist."""
+    aliases = entry.items("joinaliasvars")
+    for number in range(1, count + 1):
+        if entry.number("rtekind") != _JOIN or isinstance(aliases[number - 1], Tree):
+            yield number
+
+
+def _nullable(item: Tree, outer: bool = False) -> frozenset[int]:
+    """Range-table entries below ``item`` whose rows an outer join may replace by NULLs."""
+    if item.kind == "RANGETBLREF":
+        return frozenset((item.number("rtindex"),)) if outer else frozenset()
+    if item.kind == "JOINEXPR":
+        kind = item.number("jointype")
+        left = _nullable(item.child("larg"), outer or kind in (_FULL, _RIGHT))
+        right = _nullable(item.child("rarg"), outer or kind in (_FULL, _LEFT))
+        own = frozenset((item.number("rtindex"),)) if outer else frozenset()
+        return left | right | own
+    found: frozenset[int] = frozenset()
+    for each in item.nodes("fromlist"):
+        found |= _nullable(each, outer)
+    return found
