@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from headrace import types as t
 from headrace.expressions.native import resolve
 from headrace.planner.bind import is_key
-from headrace.planner.domain import Push
+from headrace.planner.domain import Domain, Push
 from headrace.planner.logical import (
     LEFT_ONLY,
     Agg,
@@ -53,7 +53,7 @@ from headrace.planner.logical import (
     with_children,
 )
 from headrace.planner.lower import Lowering
-from headrace.planner.renumber import defined, renumbered
+from headrace.planner.renumber import defined, mapped, renumbered
 from headrace.planner.scalar import (
     ARG,
     Call,
@@ -111,6 +111,16 @@ class Lifted:
     after: tuple[Expr, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Restricted:
+    """A domain of the left side, what its columns are called there, and how it joins."""
+
+    push: Push
+    domain: Domain
+    mapping: dict[int, int]
+    same: tuple[Expr, ...]
+
+
 class _Decorrelation:
     def __init__(self, lowering: Lowering, highest: int) -> None:
         self._lowering = lowering
@@ -128,7 +138,7 @@ class _Decorrelation:
             return Join(node.left, node.right, node.condition, node.kind)
         result = self._carried(node)
         if result is None:
-            lifted = Lift(self._lowering, self._ids, outer).lift(node.right)
+            lifted = self._lift(node, outer).lift(node.right)
             result = None if lifted is None else self._join(node, lifted)
         if result is None:
             result = self._by_domain(node, outer)
@@ -221,15 +231,26 @@ class _Decorrelation:
 
     # -- by domain
 
-    def _by_domain(self, node: Apply, outer: frozenset[int]) -> Node:
+    def _lift(self, node: Apply, outer: frozenset[int]) -> Lift:
+        return Lift(
+            self._lowering,
+            self._ids,
+            outer,
+            lambda read: self._domain(node.left, read),
+        )
+
+    def _domain(self, left: Node, read: frozenset[int]) -> Restricted:
         push = Push(self._lowering, self._ids)
-        left = renumbered(node.left, self._ids)
-        read = [c for c in node.left.columns if c.id in outer]
-        copies = dict(zip(ids_of(node.left), ids_of(left), strict=True))
-        domain, mapping = push.domain(left, [(c, copies[c.id]) for c in read])
-        right = push.push(domain, push.renamed(node.right, mapping))
-        same = push.same(domain, read)
-        return Join(node.left, right, (*same, *node.condition), node.kind)
+        copy = renumbered(left, self._ids)
+        columns = [c for c in left.columns if c.id in read]
+        copies = dict(zip(ids_of(left), ids_of(copy), strict=True))
+        domain, mapping = push.domain(copy, [(c, copies[c.id]) for c in columns])
+        return Restricted(push, domain, mapping, push.same(domain, columns))
+
+    def _by_domain(self, node: Apply, outer: frozenset[int]) -> Node:
+        to = self._domain(node.left, outer)
+        right = to.push.push(to.domain, to.push.renamed(node.right, to.mapping))
+        return Join(node.left, right, (*to.same, *node.condition), node.kind)
 
 
 def ids_of(node: Node) -> list[int]:
@@ -250,11 +271,17 @@ class Lift:
     """Moves what reads ``outer`` columns up and out of a plan, as far as that is exact."""
 
     def __init__(
-        self, lowering: Lowering, numbers: Iterator[int], outer: frozenset[int]
+        self,
+        lowering: Lowering,
+        numbers: Iterator[int],
+        outer: frozenset[int],
+        domain: Callable[[frozenset[int]], Restricted],
     ) -> None:
+        """``domain`` makes one of the outer columns with these ids."""
         self._lowering = lowering
         self._ids = numbers
         self._outer = outer
+        self._domain = domain
 
     def lift(self, node: Node) -> Lifted | None:
         """``node`` without free references to the outer columns, or None."""
@@ -339,25 +366,54 @@ class Lift:
         return Lifted(Join(left.node, right.node, stay), matched + up, late)
 
     def _aggregate(self, node: Aggregate) -> Lifted | None:
+        late = self._over_nothing(node)
         below = self._keyed(node.input)
-        if below is None:
+        lifted = None
+        if below is not None and late is not None:
+            lifted = self._by_keys(node, below, late)
+        if lifted is None and late is not None and not node.keys:
+            lifted = self._within(node, late)
+        return lifted
+
+    def _over_nothing(self, node: Aggregate) -> dict[int, Expr] | None:
+        """How NULLs become what aggregates are over no rows; None: not known."""
+        if node.keys:
+            return {}
+        if not all(a.function in _COUNTS or _null_over_nothing(a) for a in node.aggs):
             return None
+        return {
+            a.column.id: self._or_zero(a.column.ref)
+            for a in node.aggs
+            if a.function in _COUNTS
+        }
+
+    def _by_keys(
+        self, node: Aggregate, below: Lifted, late: dict[int, Expr]
+    ) -> Lifted | None:
+        """The groups of each value of the inner columns that are compared."""
         node = dataclasses.replace(node, input=below.node)
         read = frozenset().union(*(refs(e) for e in expressions(node)))
         if read & (self._outer | below.late.keys()):
             return None
         if below.match and any(raises(e) for e in expressions(node)):
             return None
-        late: dict[int, Expr] = {}
-        if not node.keys:
-            for agg in node.aggs:
-                if agg.function in _COUNTS:
-                    late[agg.column.id] = self._or_zero(agg.column.ref)
-                elif not _null_over_nothing(agg):
-                    return None
         keys, match = self._as_keys(below.match)
         result = dataclasses.replace(node, keys=node.keys + keys)
         return Lifted(result, match, late, always=not node.keys)
+
+    def _within(self, node: Aggregate, late: dict[int, Expr]) -> Lifted:
+        """One group for each combination of the outer columns that are read."""
+        to = self._domain(free(node) & self._outer)
+        renamed = mapped(node, to.mapping)
+        below = to.push.push(to.domain, renamed.input)
+        keys: list[tuple[Col, Expr]] = []
+        mapping: dict[int, int] = {}
+        for column in to.domain.keys:
+            keys.append((_column(self._ids, column.name, column.ref), column.ref))
+            mapping[column.id] = keys[-1][0].id
+        result = dataclasses.replace(renamed, input=below, keys=tuple(keys))
+        same = tuple(mapped(test, mapping) for test in to.same)
+        return Lifted(result, same, late, always=True)
 
     def _keyed(self, node: Node) -> Lifted | None:
         """``node`` lifted, if only equalities of columns and tests of outer columns are left."""
