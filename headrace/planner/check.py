@@ -17,11 +17,6 @@ from headrace.planner.nodetree import Node
 Finding = tuple[str, str | None, Node | None]
 """What is not supported, a pattern of its keyword, a node with a location."""
 
-_JOINS: Final = {
-    1: ("LEFT JOIN", r"\bleft\s+(outer\s+)?join\b|\bnatural\s+left\b"),
-    2: ("FULL JOIN", r"\bfull\s+(outer\s+)?join\b|\bnatural\s+full\b"),
-    3: ("RIGHT JOIN", r"\bright\s+(outer\s+)?join\b|\bnatural\s+right\b"),
-}
 RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION = 0, 1, 2, 3, 4
 VALUES, CTE, NAMED_TUPLES, RESULT, GROUP = 5, 6, 7, 8, 9
 """RTEKind."""
@@ -61,17 +56,11 @@ def _entry(node: Node) -> Iterator[Finding]:
         yield "a transition table", None, None
 
 
-def _join(node: Node) -> Iterator[Finding]:
-    kind = node.number("jointype")
-    if kind:
-        name, pattern = _JOINS.get(kind, (f"join type {kind}", r"\bjoin\b"))
-        yield name, pattern, None
 
 
 _CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
     "QUERY": _query,
     "RANGETBLENTRY": _entry,
-    "JOINEXPR": _join,
 }
 
 

@@ -342,30 +342,34 @@ class Push:
             tuple((c, found[c.id]) for c in (*domain.columns, *node.columns)),
         )
 
-    def _arm(self, domain: Domain, arm: Node) -> tuple[Domain, Node]:
+    def _arm(self, domain: Domain, arm: Node, *, carried: bool) -> Node:
         """One input of a union: D's columns first."""
         other, mine = self._again(domain, arm)
-        items = other.passed + tuple((c, c.ref) for c in mine.columns)
-        return other, Project(self.push(other, mine), items)
+        shown = other.columns if carried else other.keys
+        items = tuple((c, c.ref) for c in (*shown, *mine.columns))
+        return Project(self.push(other, mine), items)
 
     def _union(self, domain: Domain, node: Union) -> Node:
-        inputs = tuple(self._arm(domain, arm)[1] for arm in node.inputs)
+        inputs = tuple(self._arm(domain, arm, carried=True) for arm in node.inputs)
         return dataclasses.replace(
             node, inputs=inputs, columns=domain.columns + node.columns
         )
 
     def _set_operation(self, domain: Domain, node: SetOp) -> Node:
-        if domain.carried:
-            self._lowering.refuse(
-                f"{node.kind.upper()} in a subquery that reads columns of type"
-                f" {self._lowering.type_name(domain.carried[0].oid)} of an outer query"
-            )
-        return dataclasses.replace(
+        """Rows are compared by the keys of D alone; what goes along comes back by them."""
+        other, _ = self._again(domain, node)
+        keys = other.keys if domain.carried else domain.keys
+        result = dataclasses.replace(
             node,
-            left=self._arm(domain, node.left)[1],
-            right=self._arm(domain, node.right)[1],
-            columns=domain.columns + node.columns,
+            left=self._arm(domain, node.left, carried=False),
+            right=self._arm(domain, node.right, carried=False),
+            columns=keys + node.columns,
         )
+        if not domain.carried:
+            return result
+        pairs = zip(domain.keys, keys, strict=True)
+        same = tuple(self.equal(a.ref, b.ref) for a, b in pairs)
+        return Join(domain.node, result, same)
 
 
 _COLLATION_C = 950

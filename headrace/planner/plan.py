@@ -21,7 +21,6 @@ from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.constants import Constants
 from headrace.planner.decorrelate import decorrelate
 from headrace.planner.explain import explain_logical, explain_physical
-from headrace.planner.logical import Join, Node, children
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.optimise import optimise
@@ -72,7 +71,6 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
         )
         bound_plan = Binder(lowering, sources).bind(bound.tree)
         logical = decorrelate(bound_plan, lowering)
-        _require_inner(logical, lowering)
         columns = _columns(catalog, bound)
         optimised = optimise(logical)
         builder = Builder(lowering)
@@ -101,14 +99,6 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             named=tuple(names(conn, sources.named)),
             generated=frozenset(sources.generated),
         )
-
-
-def _require_inner(node: Node, lowering: Lowering) -> None:
-    """Refuse joins whose kind the rules do not know."""
-    if isinstance(node, Join) and node.kind != "inner":
-        lowering.refuse(f"a {node.kind} join")
-    for child in children(node):
-        _require_inner(child, lowering)
 
 
 def _is_c_locale(name: str) -> bool:
