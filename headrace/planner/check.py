@@ -56,8 +56,6 @@ def _entry(node: Node) -> Iterator[Finding]:
         yield "a transition table", None, None
 
 
-
-
 _CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
     "QUERY": _query,
     "RANGETBLENTRY": _entry,

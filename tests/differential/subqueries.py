@@ -46,9 +46,7 @@ class Maker:
 
     def _listed(self, a: str) -> str:
         where = self._maybe(f" WHERE {self._condition([a], 1)}")
-        return (
-            f"SELECT {a}.id, {self._value([a], 2)} AS v FROM {self._table(a)}{where}"
-        )
+        return f"SELECT {a}.id, {self._value([a], 2)} AS v FROM {self._table(a)}{where}"
 
     def _where(self, a: str) -> str:
         return (
@@ -107,8 +105,13 @@ class Maker:
             " HAVING count(*) > 1",
         )
         form = self.rng.choice(forms)
-        join = self.rng.choice(("CROSS JOIN LATERAL {} q", "LEFT JOIN LATERAL {} q ON true",
-                                "LEFT JOIN LATERAL {} q ON q.z > 1"))
+        join = self.rng.choice(
+            (
+                "CROSS JOIN LATERAL {} q",
+                "LEFT JOIN LATERAL {} q ON true",
+                "LEFT JOIN LATERAL {} q ON q.z > 1",
+            )
+        )
         return f"SELECT {a}.id, q.z FROM {self._table(a)} " + join.format(f"({form})")
 
     def _maybe(self, text: str) -> str:
@@ -141,8 +144,15 @@ class Maker:
     def _scalar(self, outer: list[str], depth: int) -> str:
         """A subquery of one row and a numeric column."""
         what = self.rng.choice(
-            ("count(*)", "max({i}.x)", "min({i}.y)", "sum({i}.x)", "count({i}.y) + 1",
-             "max({i}.x) - min({i}.y)", f"sum({{i}}.x + {self.rng.choice(outer)}.y)")
+            (
+                "count(*)",
+                "max({i}.x)",
+                "min({i}.y)",
+                "sum({i}.x)",
+                "count({i}.y) + 1",
+                "max({i}.x) - min({i}.y)",
+                f"sum({{i}}.x + {self.rng.choice(outer)}.y)",
+            )
         )
         if self.rng.random() < 0.2:
             i = self._alias()
@@ -178,7 +188,9 @@ class Maker:
             return f"{o}.n {no}IN {self._inner('{i}.n', outer, depth)}"
         i = self._alias()
         key = f"{i}.id = {o}.{column}"
-        return f"({o}.x, {o}.y) = (SELECT {i}.x, {i}.y FROM {self._table(i)} WHERE {key})"
+        return (
+            f"({o}.x, {o}.y) = (SELECT {i}.x, {i}.y FROM {self._table(i)} WHERE {key})"
+        )
 
     def _value(self, outer: list[str], depth: int) -> str:
         o = self.rng.choice(outer)
