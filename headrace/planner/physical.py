@@ -24,6 +24,7 @@ from headrace.planner import logical as lg
 from headrace.planner import recursion
 from headrace.planner.bind import is_key
 from headrace.planner.lower import RECORDS, Lowering
+from headrace.planner.request import ITERATIONS_MAX
 from headrace.planner.scalar import (
     Call,
     Const,
@@ -38,8 +39,6 @@ from headrace.planner.scalar import (
 from headrace.planner.tables import Table, TableColumn
 from headrace.types import Field, Schema
 
-ITERATIONS_MAX: Final = 1000
-"""Iterations of a recursive query unless the setting says otherwise."""
 _PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
 _INTEGERS: Final = (t.INT2, t.INT4, t.INT8)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.planner.logical import Node
 from headrace.types import Schema
+
+
+ITERATIONS_MAX: Final = 1_000
+"""Iterations of a recursive query unless the setting ``max_recursion_iterations`` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,8 @@ class PlanRequest:
     caller: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
     stats: bool = True
+    iterations_max: int = ITERATIONS_MAX
+    """Iterations after which a recursive query is an error."""
 
 
 @dataclass(frozen=True, slots=True)
