@@ -286,6 +286,11 @@ class Binder:
 
     def _functions(self, entry: Tree, level: Level) -> Node:
         site = Site(UNIT)
+        scalar = functions_in_from.bind_scalar(
+            self._lowering, entry, self.scope(level, site), self.column
+        )
+        if scalar is not None:
+            return Project(site.node, (scalar,))
         calls, outputs, ordinality = functions_in_from.bind_functions(
             self._lowering, entry, self.scope(level, site), self.column
         )

@@ -9,7 +9,6 @@ from headrace.collections.plan import PhysicalPlan
 from headrace.planner.logical import Node
 from headrace.types import Schema
 
-
 ITERATIONS_MAX: Final = 1_000
 """Iterations of a recursive query unless the setting ``max_recursion_iterations`` says otherwise."""
 

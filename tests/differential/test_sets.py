@@ -172,6 +172,7 @@ FUNCTIONS = (
     "SELECT id, generate_series(1, unnest(tags)) AS t, a FROM edges",
     "SELECT id, unnest(tags) + generate_series(1, 2) AS t FROM edges"
     " ORDER BY generate_series(1, 3)",
+    "SELECT id, unnest(tags) AS x, generate_series(1, generate_series(1, a)) AS y FROM edges",
     "SELECT DISTINCT unnest(tags) AS t FROM edges",
     "SELECT unnest(tags) AS t, count(*), sum(id) FROM edges GROUP BY 1",
     "SELECT w, generate_series(1, count(*)) AS n FROM edges GROUP BY w",
