@@ -160,6 +160,19 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         ),
         (Field("k", INT4), Field("c", INT8), Field("m", INT4)),
     )
+    both_sets = (Field("k2", INT4), Field("v2", TEXT), Field("set", INT4))
+    sets = plan.Expand("sets", "a", (1, 2), ((0, 1), (1,), ()), a.schema + both_sets)
+    per_set = plan.Reduce(
+        "per set",
+        "sets",
+        (4, 5, 6),
+        (
+            plan.Aggregate("count_star", None, None, Field("c", INT8)),
+            plan.Aggregate("sum", 0, None, Field("s", INT8)),
+        ),
+        (*both_sets, Field("c", INT8), Field("s", INT8)),
+        always=((None, None, "2"),),
+    )
     on_total = join("on_total", b, total, (1,), (0,))
     setops = [
         plan.SetOp("op", "pa", "pb", kind, every, both.schema)
@@ -197,5 +210,6 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         "first per group": finish(a, first),
         "offset per group": finish(a, behind),
         "values": finish(ones, a, keep, double, with_ones),
+        "grouping sets": finish(a, sets, per_set),
         "reduce": finish(a, b, total, on_total),
     }

@@ -49,6 +49,8 @@ def _node(  # noqa: C901  one case per node
             return _fused(node, inputs[0], tables)
         case plan.Join():
             return _join(node, inputs, schemas)
+        case plan.Expand():
+            return _expand(node, inputs[0])
         case plan.Reduce():
             return _reduce(node, inputs[0], schemas[0])
         case plan.Distinct():
@@ -157,15 +159,29 @@ def _group(
     return groups
 
 
+def _expand(node: plan.Expand, rows: Counter[Row]) -> Counter[Row]:
+    out: Counter[Row] = Counter()
+    for row, weight in rows.items():
+        for number, chosen in enumerate(node.sets):
+            keys = [row[k] if i in chosen else None for i, k in enumerate(node.keys)]
+            out[(*row, *keys, number)] += weight
+    return out
+
+
 def _reduce(node: plan.Reduce, rows: Counter[Row], schema: Schema) -> Counter[Row]:
     groups = _group(rows, node.keys, schema)
     if not node.keys and not groups:
         groups = {(): []}
+    for texts in node.always:
+        typed = (value(t, schema[i].oid) for t, i in zip(texts, node.keys, strict=True))
+        groups.setdefault(tuple(typed), [])
     out: Counter[Row] = Counter()
-    for members in groups.values():
+    for found, members in groups.items():
         key = tuple(
             min((row[i] for row in members), key=lambda v: (v is None, len(str(v)), v))
-            for i in node.keys
+            if members
+            else found[place]
+            for place, i in enumerate(node.keys)
         )
         out[key + tuple(_aggregate(a, members) for a in node.aggregates)] += 1
     return out

@@ -1,7 +1,7 @@
 """The aggregates of a reduce: what each keeps per group, gathers per txid, and answers.
 
 An ``Accumulator`` keeps a few integers per group (in the group's state value); a ``Kept``
-aggregate keeps its values in a state of its own.  ``Unique`` puts DISTINCT before an accumulator.
+aggregate keeps its values in a state of the reduce.  ``Unique`` puts DISTINCT before an accumulator.
 Weights may be negative within a txid; at its end no multiplicity may be (BugError).
 """
 
@@ -97,6 +97,44 @@ class Count(Accumulator):
         """See ``Accumulator``."""
         out: list[Any] = aggregate.advance_counts(olds, at, self._gathered[slots], news)
         return out
+
+
+class Truth(Accumulator):
+    """``bool_and`` and ``bool_or``: how many are true of how many."""
+
+    def __init__(self, result: Field, *, every: bool) -> None:
+        super().__init__(result)
+        self._every = every
+        self._counts, self._trues = aggregate.IntSums(), aggregate.IntSums()
+        self._gathered: tuple[list[int], list[int]] = ([], [])
+
+    def add(
+        self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int
+    ) -> None:
+        """See ``Accumulator``."""
+        values = buffers.values(column).astype(np.int64)
+        self._counts.add(slots, np.ones_like(values), weights, slot_count)
+        self._trues.add(slots, values, weights, slot_count)
+
+    def gather(self, slot_count: int) -> None:
+        """See ``Accumulator``."""
+        self._gathered = (self._counts.take(slot_count), self._trues.take(slot_count))
+        self._counts, self._trues = aggregate.IntSums(), aggregate.IntSums()
+
+    def advance(
+        self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
+    ) -> list[Any]:
+        """See ``Accumulator``."""
+        counts, trues = (
+            aggregate.advance_counts(olds, at, found[slots], news)
+            for found in self._gathered
+        )
+        if any(true > count for count, true in zip(counts, trues, strict=True)):
+            raise aggregate.NegativeError
+        return [
+            None if count == 0 else (true == count if self._every else true > 0)
+            for count, true in zip(counts, trues, strict=True)
+        ]
 
 
 class IntSum(Accumulator):
@@ -274,24 +312,42 @@ def _narrowed(values: list[float | None]) -> list[float | None]:
     return out
 
 
-# --- aggregates with a state of their own
+# --- aggregates that keep values
 
 
 class Multiset:
-    """An index state that notices multiplicities below zero."""
+    """One aggregate's part of an index state; it notices multiplicities below zero.
 
-    def __init__(self, name: str, store: StateStore) -> None:
+    All aggregates of a reduce share one state, their keys begin with the number of theirs: a
+    state costs files and memory even when it is empty.
+    """
+
+    def __init__(self, name: str, number: int, store: StateStore) -> None:
         self._name = name
-        self.state: Final[IndexState] = store.index(name)
+        self._prefix = number.to_bytes(2, "big")
+        self._state: IndexState = store.index(name)
         self._retracted: dict[tuple[bytes, bytes], None] = {}
 
     def add(
         self, keys: Sequence[bytes], values: Sequence[bytes], weights: Int64s
     ) -> None:
         """Add to the multiplicities."""
-        self.state.add_many(keys, values, weights.tolist())
+        own = self._own(keys)
+        self._state.add_many(own, values, weights.tolist())
         for i in np.flatnonzero(weights < 0).tolist():
-            self._retracted[keys[i], values[i]] = None
+            self._retracted[own[i], values[i]] = None
+
+    def scan(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
+        """See ``IndexState.scan_many``."""
+        return self._state.scan_many(self._own(keys))
+
+    def extremes(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
+        """See ``IndexState.extreme_many``."""
+        return self._state.extreme_many(self._own(keys), last=last)
+
+    def _own(self, keys: Sequence[bytes]) -> list[bytes]:
+        prefix = self._prefix
+        return [prefix + key for key in keys]
 
     def check(self) -> None:
         """BugError if a value has been taken away that was not there."""
@@ -299,23 +355,26 @@ class Multiset:
             return
         keys, values = zip(*self._retracted, strict=True)
         self._retracted = {}
-        if min(self.state.weight_many(keys, values)) < 0:
+        if min(self._state.weight_many(keys, values)) < 0:
             raise BugError(f'a value in state "{self._name}" has a negative weight')
 
 
 class Kept(ABC):
     """An aggregate that keeps its group's values."""
 
-    def __init__(self, node_id: str, arguments: Schema, result: Field) -> None:
+    def __init__(
+        self, name: str, number: int, arguments: Schema, result: Field
+    ) -> None:
         self.result: Final = result
-        self._name = node_id
+        self._name = name
+        self._number = number
         self._arguments = arguments
         self._types = [arrow_type(f.oid) for f in arguments]
         self._values: Multiset
 
     def open(self, store: StateStore) -> None:
         """Take its state."""
-        self._values = Multiset(self._name, store)
+        self._values = Multiset(self._name, self._number, store)
 
     @abstractmethod
     def add(
@@ -336,9 +395,14 @@ class Extreme(Kept):
     """``min``, ``max`` and ``any``: the values in order, in the form in which they came."""
 
     def __init__(
-        self, node_id: str, function: str, argument: Field, result: Field
+        self,
+        name: str,
+        number: int,
+        function: str,
+        argument: Field,
+        result: Field,
     ) -> None:
-        super().__init__(node_id, (argument,), result)
+        super().__init__(name, number, (argument,), result)
         self._function = function
 
     def add(
@@ -357,7 +421,7 @@ class Extreme(Kept):
     def column(self, keys: Sequence[bytes]) -> pa.Array:
         """See ``Kept``."""
         last = self._function == "max"
-        found = self._values.state.extreme_many(keys, last=last)
+        found = self._values.extremes(keys, last=last)
         values = [_NULL_ROW if r is None else aggregate.ordered_value(r) for r in found]
         return rows.decode_rows(values, self._types)[0]
 
@@ -377,7 +441,7 @@ class Single(Kept):
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
         """See ``Kept``; RowError if a group has more than one row."""
-        at, found, weights = self._values.state.scan_many(keys)
+        at, found, weights = self._values.scan(keys)
         if len(set(at)) < len(at) or any(weight > 1 for weight in weights):
             raise RowError(
                 "more than one row returned by a subquery used as an expression",
@@ -394,12 +458,13 @@ class Asked(Kept):
 
     def __init__(
         self,
-        node_id: str,
+        name: str,
+        number: int,
         spec: Aggregate,
         arguments: Schema,
         remote: RemoteEvaluator | None,
     ) -> None:
-        super().__init__(node_id, arguments, spec.result)
+        super().__init__(name, number, arguments, spec.result)
         if remote is None:
             raise BugError("a remote aggregate needs an evaluator")
         self._spec = spec
@@ -414,7 +479,7 @@ class Asked(Kept):
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
         """See ``Kept``."""
-        at, found, weights = self._values.state.scan_many(keys)
+        at, found, weights = self._values.scan(keys)
         columns = rows.decode_rows(found, self._types) if self._types else []
         order = self._canonical(at, found, columns)
         taken = pa.array(order)
@@ -453,16 +518,19 @@ class Unique:
     one value (1.0, 1.00) the least counts, by length, then bytes.
     """
 
-    def __init__(self, name: str, argument: Field, inner: Accumulator) -> None:
+    def __init__(
+        self, name: str, number: int, argument: Field, inner: Accumulator
+    ) -> None:
         self.inner: Final = inner
         self._name = name
+        self._number = number
         self._argument = argument
         self._before: dict[bytes, tuple[int, bytes | None]] = {}
         self._values: Multiset
 
     def open(self, store: StateStore) -> None:
         """Take its state."""
-        self._values = Multiset(self._name, store)
+        self._values = Multiset(self._name, self._number, store)
 
     def add(
         self, keys: Sequence[bytes], slots: Int64s, column: pa.Array, weights: Int64s
@@ -505,7 +573,7 @@ class Unique:
             )
 
     def _forms(self, keys: list[bytes]) -> list[bytes | None]:
-        at, found, weights = self._values.state.scan_many(keys)
+        at, found, weights = self._values.scan(keys)
         return distinct.shown(at, found, weights, len(keys))[0]
 
 
@@ -515,27 +583,33 @@ Part = Accumulator | Kept | Unique
 def make(
     spec: Aggregate,
     name: str,
+    number: int,
     arguments: Schema,
     remote: RemoteEvaluator | None,
 ) -> Part:
-    """The part that computes ``spec``; ``name`` is that of its state, if it has one."""
+    """The part that computes ``spec``, which is aggregate ``number`` of its reduce.
+
+    ``name`` is that of the state that all parts share which need one.
+    """
     function = spec.function
     if function == "count_star":
         return Count(spec.result)
     if function == "remote":
-        return Asked(name, spec, arguments, remote)
+        return Asked(name, number, spec, arguments, remote)
     [argument] = arguments
     if function == "single":
-        return Single(name, arguments, spec.result)
+        return Single(name, number, arguments, spec.result)
     if function in ("min", "max", "any"):
-        return Extreme(name, function, argument, spec.result)
+        return Extreme(name, number, function, argument, spec.result)
     inner = _accumulator(function, argument, spec.result)
-    return Unique(name, argument, inner) if spec.distinct else inner
+    return Unique(name, number, argument, inner) if spec.distinct else inner
 
 
 def _accumulator(function: str, argument: Field, result: Field) -> Accumulator:
     if function == "count":
         return Count(result)
+    if function in ("bool_and", "bool_or"):
+        return Truth(result, every=function == "bool_and")
     if function in ("sum", "avg"):
         average = function == "avg"
         if argument.oid in (INT2, INT4, INT8):

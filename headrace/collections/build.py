@@ -7,6 +7,7 @@ from typing import assert_never
 from headrace.collections import plan
 from headrace.collections.base import Collection
 from headrace.collections.distinct import Distinct
+from headrace.collections.expand import Expand
 from headrace.collections.filter import Filter
 from headrace.collections.flatmap import FlatMap
 from headrace.collections.fused import Fused
@@ -59,6 +60,8 @@ def _make(  # noqa: C901  one case per node
             return Fused(node, schemas[0], remote)
         case plan.Join():
             return Join(node, schemas[0], schemas[1], remote)
+        case plan.Expand():
+            return Expand(node)
         case plan.Reduce():
             return Reduce(node, schemas[0], remote)
         case plan.Distinct():

@@ -147,13 +147,30 @@ class Aggregate:
 class Reduce:
     """Group by input columns ``keys``; output is the keys, then the aggregates.
 
-    With no keys there is always exactly one output row, also over no input.
+    With no keys there is always exactly one output row, also over no input; so it is for the keys
+    ``always`` (as output text).
     """
 
     id: str
     input: str
     keys: tuple[int, ...]
     aggregates: tuple[Aggregate, ...]
+    schema: Schema = ()
+    always: tuple[tuple[str | None, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """Each row once per grouping set.
+
+    Output is the input's columns; then a copy of each input column ``keys``, NULL where the set
+    (places in ``keys``) has it not; then the set's number, an int4.
+    """
+
+    id: str
+    input: str
+    keys: tuple[int, ...]
+    sets: tuple[tuple[int, ...], ...]
     schema: Schema = ()
 
 
@@ -330,6 +347,7 @@ Node = (
     | Map
     | Fused
     | Join
+    | Expand
     | Reduce
     | TopK
     | Window
@@ -389,7 +407,7 @@ def inputs(node: Node) -> tuple[str, ...]:
 _KINDS: dict[str, type] = {
     c.__name__: c
     for c in (
-        Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Reduce, Distinct, Union, SetOp, FlatMap,
+        Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Expand, Reduce, Distinct, Union, SetOp, FlatMap,
         WorkTable, Recursive,
         Values, Sink, SortKey, TopK, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
     )

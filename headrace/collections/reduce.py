@@ -14,7 +14,7 @@ from headrace.collections.aggregates import Accumulator, Kept, Part, Unique
 from headrace.collections.base import Collection, columns_of, cut, encode
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, buffers, rows
+from headrace.kernels import aggregate, buffers, rows, text
 from headrace.kernels.aggregate import Numbers
 from headrace.state.contract import MapState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
@@ -28,11 +28,13 @@ class Reduce(Collection):
     """One row per group: the keys, then the aggregates.
 
     Meaning: Reduce(A) = {(key, aggregates of A's rows of that key, each as often as its weight)}
-        for every key whose weights sum to more than 0; without keys always exactly one row.
+        for every key whose weights sum to more than 0, and those that are ``always`` there
+        (without keys, the only one).
         Negative diffs take values away again; a negative sum is a bug.
     Shape: input -> keys, aggregates; key: the keys.
     State: ``id``: group key -> count, sums and the row that is out (bounded by the groups);
-        ``id.<n>`` for min, max, any, single, remote and DISTINCT aggregates: the group's values.
+        ``id.values`` for min, max, any, single, remote and DISTINCT aggregates: number of the
+        aggregate, group key -> the group's values.
     Time: emits on TimeEnd, per group that became different, the old row and the new one.
     Errors: RowError if a result is out of its type's range, Postgres cannot aggregate, or
         ``single`` finds two rows.
@@ -48,11 +50,16 @@ class Reduce(Collection):
         self._result_types = [arrow_type(a.result.oid) for a in node.aggregates]
         self._parts: list[Part] = [
             aggregates.make(
-                a, f"{node.id}.{n}", tuple(in_schema[i] for i in a.columns), remote
+                a,
+                f"{node.id}.values",
+                n,
+                tuple(in_schema[i] for i in a.columns),
+                remote,
             )
             for n, a in enumerate(node.aggregates)
         ]
         self._accumulators = [_accumulator(part) for part in self._parts]
+        self._always = _always(node, self._key_oids)
         self._started = False
         self._state: MapState
         self._clear()
@@ -141,11 +148,11 @@ class Reduce(Collection):
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
         """See ``Collection``."""
-        if not self._node.keys and not self._started:
-            # The one row of no groups exists before any input.
-            if b"" not in self._slots:
-                self._slots[b""] = 0
-                self._key_rows.append(b"")
+        if not self._started:
+            for key, row in self._always.items():
+                if key not in self._slots:
+                    self._slots[key] = len(self._slots)
+                    self._key_rows.append(row)
             self._started = True
         size = len(self._slots)
         if size == 0:
@@ -211,7 +218,7 @@ class Reduce(Collection):
         self, keys: list[bytes], totals: list[int], values: list[list[Any]]
     ) -> list[bytes | None]:
         """Encoded aggregate values of each group; None where it has no rows."""
-        alive = [i for i, total in enumerate(totals) if total or not self._node.keys]
+        alive = [i for i, n in enumerate(totals) if n or keys[i] in self._always]
         whole = len(alive) == len(keys)
         own = keys if whole else [keys[i] for i in alive]
         columns: list[pa.Array] = []
@@ -262,6 +269,21 @@ class Reduce(Collection):
         if self._result_types:
             columns += rows.decode_rows(results, self._result_types)
         return cut(diff_batch(self.schema, columns, pa.array(weights, pa.int64())))
+
+
+def _always(node: plan.Reduce, oids: list[int]) -> dict[bytes, bytes]:
+    """Group key -> key row of the groups that exist before any input."""
+    if not node.keys:
+        return {b"": b""}
+    if not node.always:
+        return {}
+    columns = [
+        text.parse(pa.array(values, pa.string()), oid)
+        for values, oid in zip(zip(*node.always, strict=True), oids, strict=True)
+    ]
+    found = rows.encode_keys(columns, oids, nulls=True)
+    shown = encode(columns, len(node.always))
+    return {k: r for k, r in zip(found, shown, strict=True) if k is not None}
 
 
 def _decoded(

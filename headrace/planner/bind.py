@@ -10,7 +10,6 @@ from typing import Final
 from headrace import types as t
 from headrace.expressions import keys
 from headrace.planner import functions_in_from
-from headrace.planner.aggregates import Grouping
 from headrace.planner.catalog import Catalog
 from headrace.planner.check import (
     CTE,
@@ -23,6 +22,7 @@ from headrace.planner.check import (
     VALUES,
 )
 from headrace.planner.functions_in_from import TargetSets, with_only
+from headrace.planner.grouping import Grouping
 from headrace.planner.logical import (
     Col,
     Distinct,
@@ -154,7 +154,7 @@ class Binder:
         )
         if grouped:
             grouping = Grouping(self._lowering, self.column, query, scope)
-            node, exprs = grouping.bind(node, lowered)
+            node, exprs = grouping.bind(lowered)
         else:
             exprs = [self._lowering.lower(e.child("expr"), scope) for e in lowered]
             node = site.node

@@ -355,6 +355,12 @@ class Catalog:
             self._casts[key] = self._conn.execute(_CAST, key).fetchone()
         return self._casts[key]
 
+    def aggregate_support(self, oid: int) -> tuple[int, ...]:
+        """Functions that an aggregate is made of: transition, final."""
+        query = "SELECT aggtransfn::oid, aggfinalfn::oid FROM pg_aggregate WHERE aggfnoid = %s"
+        row = self._conn.execute(query, (oid,)).fetchone()
+        return tuple(f for f in row or () if f)
+
     def enum_label(self, oid: int) -> str | None:
         """Label of an enum value by its own OID."""
         query = "SELECT enumlabel FROM pg_enum WHERE oid = %s"

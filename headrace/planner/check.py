@@ -35,15 +35,6 @@ def _query(node: Node) -> Iterator[Finding]:
             r"\bfor\s+(no\s+key\s+|key\s+)?(update|share)",
             None,
         )
-    if grouping_sets(node):
-        pattern = r"\b(rollup|cube|grouping\s+sets)\b"
-        yield "GROUPING SETS (also ROLLUP, CUBE)", pattern, None
-
-
-def grouping_sets(query: Node) -> bool:
-    """Whether the query groups by more than one set (``GROUP BY ()`` is one)."""
-    sets = query.nodes("groupingSets")
-    return any(s.number("kind") != 0 for s in sets) or len(sets) > 1
 
 
 def _entry(node: Node) -> Iterator[Finding]:

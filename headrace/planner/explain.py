@@ -10,6 +10,7 @@ from headrace.planner.logical import (
     Agg,
     Aggregate,
     Distinct,
+    Expand,
     Filter,
     Functions,
     Join,
@@ -64,6 +65,8 @@ def describe(node: Node) -> str:  # noqa: C901  one case per node
             return f"{node.kind.capitalize()}Join {_all(node.condition)}".rstrip()
         case Aggregate():
             return _aggregate(node)
+        case Expand():
+            return _expand(node)
         case Distinct():
             return "Distinct"
         case Union():
@@ -142,6 +145,12 @@ def _aggregate(node: Aggregate) -> str:
     return f"Aggregate [{aggs}]" + (f" by [{keys}]" if node.keys else "")
 
 
+def _expand(node: Expand) -> str:
+    names = [show(ref) for _, ref in node.keys]
+    sets = [f"({', '.join(names[k] for k in sorted(s))})" for s in node.sets]
+    return f"Expand {', '.join(sets)}"
+
+
 def _agg(agg: Agg) -> str:
     text = agg.column.name if agg.function != "any" else f"any({agg.column.name})"
     return text + (f" FILTER ({show(agg.filter)})" if agg.filter is not None else "")
@@ -156,6 +165,7 @@ _COST: Final = {
     "Fused": "O(changes)",
     "Union": "O(changes)",
     "Values": "once",
+    "Expand": "O(changes × grouping sets)",
     "Join": "O(changes × matches)",
     "Reduce": "O(changes + touched groups)",
     "Distinct": "O(changes)",
@@ -192,6 +202,10 @@ def explain_physical(
 
 
 def _cost(node: physical.Node) -> str:
+    if isinstance(node, physical.Reduce) and any(
+        a.function == "remote" for a in node.aggregates
+    ):
+        return "O(changes + rows of touched groups)"
     if not isinstance(node, physical.TopK):
         return _COST[type(node).__name__]
     count = node.offset + (node.limit or 0)
@@ -232,7 +246,7 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
             op = "" if node.op == "inner" else f"{node.op} "
             return f"{op}on {keys}{extra}"
         case physical.Reduce():
-            functions = ", ".join(a.function for a in node.aggregates)
+            functions = ", ".join(a.sql or a.function for a in node.aggregates)
             keys = ", ".join(map(str, node.keys))
             return f"[{functions}] by [{keys}]"
         case physical.Recursive():
@@ -243,6 +257,11 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
             return ", ".join(node.calls) + more + (" outer" if node.outer else "")
         case physical.SetOp():
             return f"{node.op}{' all' if node.all else ''}"
+        case physical.Expand():
+            sets = (
+                "(" + ", ".join(str(node.keys[k]) for k in s) + ")" for s in node.sets
+            )
+            return f"to {', '.join(sets)}"
         case physical.Values():
             return f"{len(node.rows)} rows"
         case _:

@@ -79,8 +79,10 @@ def entails(node: Node, predicate: Expr) -> bool:
             return entails(node.input, predicate)
         case Aggregate():
             mapping = {c.id: e for c, e in node.keys}
-            return refs(predicate) <= mapping.keys() and entails(
-                node.input, substitute(predicate, mapping)
+            return (
+                not node.always
+                and refs(predicate) <= mapping.keys()
+                and entails(node.input, substitute(predicate, mapping))
             )
         case Union():
             return all(

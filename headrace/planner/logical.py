@@ -157,11 +157,16 @@ class Agg:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Groups by ``keys``; without keys always exactly one row."""
+    """Groups by ``keys``; without keys always exactly one row.
+
+    The groups ``always`` (values of the keys as output text) exist also over no row of theirs:
+    so a predicate over keys is not the same above and below.
+    """
 
     input: Node
     keys: tuple[tuple[Col, Expr], ...]
     aggs: tuple[Agg, ...]
+    always: tuple[tuple[str | None, ...], ...] = ()
 
     @property
     def columns(self) -> tuple[Col, ...]:

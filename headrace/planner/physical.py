@@ -168,6 +168,8 @@ class Builder:
                 return self._join(node)
             case lg.Aggregate():
                 return self._reduce(node)
+            case lg.Expand():
+                return self._expand(node)
             case lg.Distinct():
                 below = self._close(self._chain(node.input))
                 node_id = self._id("distinct")
@@ -558,9 +560,23 @@ class Builder:
         )
         node_id = self._id("reduce")
         self._nodes.append(
-            p.Reduce(node_id, below, keys, aggregates, schema(node.columns))
+            p.Reduce(
+                node_id, below, keys, aggregates, schema(node.columns), node.always
+            )
         )
         return _Chain(node_id, node.columns, node.columns)
+
+    def _expand(self, node: lg.Expand) -> _Chain:
+        chain = self._chain(node.input)
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        own = node.columns[len(node.input.columns) :]
+        columns = chain.columns + own
+        node_id = self._id("expand")
+        below = self._close(chain)
+        keys = tuple(places[ref.id] for _, ref in node.keys)
+        sets = tuple(tuple(sorted(s)) for s in node.sets)
+        self._nodes.append(p.Expand(node_id, below, keys, sets, schema(columns)))
+        return _Chain(node_id, columns, columns)
 
 
 _TRUE: Final = Const("t", t.BOOL)

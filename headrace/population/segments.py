@@ -407,7 +407,10 @@ def single(node: Node) -> bool:
     match node:
         case plan.Join():
             return not node.left_keys
-        case plan.Reduce() | plan.TopK() | plan.Window():
+        case plan.Reduce():
+            # Each task makes the groups that are always there.
+            return not node.keys or bool(node.always)
+        case plan.TopK() | plan.Window():
             return not node.keys
         case plan.Recursive():
             return True

@@ -266,7 +266,13 @@ class _Graph:
                 return _Flow(Segment(node.id), self._shuffled(node, scan))
             case plan.Values():
                 return _Flow(Segment(node.id))
-            case plan.Filter() | plan.Map() | plan.Fused() | plan.FlatMap():
+            case (
+                plan.Filter()
+                | plan.Map()
+                | plan.Fused()
+                | plan.FlatMap()
+                | plan.Expand()
+            ):
                 flow = self._flow(node.input)
                 return _Flow(flow.segment.then(node.id), flow.frame)
             case (

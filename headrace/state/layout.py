@@ -22,8 +22,11 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-FORMAT: Final = 2
-"""Version of this layout and of the key encoding; 1 had no key groups."""
+FORMAT: Final = 3
+"""Version of this layout and of the key encoding, and of what collections keep in it.
+
+1 had no key groups, 2 one state per aggregate.
+"""
 
 GROUPS: Final = 256
 

@@ -329,7 +329,7 @@ def test_single_is_the_value_of_the_only_row():
         ("1", "b"): 1,
     }
     assert driver.run([(row(k="1", t="b"), -1)]) == {("1", "b"): -1}
-    assert driver.store.dump()["r.0"]
+    assert driver.store.dump()["r.values"]
 
 
 def test_single_of_no_row_is_null():

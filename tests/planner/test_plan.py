@@ -27,16 +27,6 @@ def refusal(conn, query, **request) -> HeadraceError:
 UNSUPPORTED = [
     ("SELECT id FROM t LIMIT -1", "negative limit", "LIMIT"),
     ("SELECT id FROM t ORDER BY random() LIMIT 1", "volatile", "random"),
-    ("SELECT k, count(*) FROM t GROUP BY ROLLUP (k)", "grouping sets", "ROLLUP"),
-    ("SELECT k, count(*) FROM t GROUP BY CUBE (k)", "grouping sets", "CUBE"),
-    ("SELECT string_agg(s, ',') FROM t", "string_agg", "string_agg"),
-    ("SELECT array_agg(k) FROM t", "array_agg", "array_agg"),
-    (
-        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY f) FROM t",
-        "percentile_cont",
-        None,
-    ),
-    ("SELECT sum(f ORDER BY id) FROM t", "order by in aggregate", "sum"),
     (
         "WITH RECURSIVE r(n) AS (SELECT 1 UNION SELECT count(*)::int FROM"
         " (SELECT * FROM r) x) SELECT n FROM r",
@@ -69,7 +59,6 @@ UNSUPPORTED = [
     ),
     ("SELECT ctid FROM t", "ctid", "ctid"),
     ("SELECT id FROM t WHERE xmin::text = '1'", "xmin", "xmin"),
-    ("SELECT count(ROW(k, s)) FROM t", "record", None),
     ("SELECT id, s::timetz AS d FROM t", "current time", "::timetz"),
     ("SELECT id, tags::date[] AS d FROM t", "current time", None),
     ("SELECT id, pg_typeof(k) FROM t", "catalogs", "pg_typeof"),
@@ -93,10 +82,8 @@ UNSUPPORTED = [
     ("SELECT j, count(*) FROM t GROUP BY jb, j::text, j", "", None),
     ("SELECT jb, count(*) FROM t GROUP BY jb", "jsonb", None),
     ("SELECT DISTINCT jb FROM t", "jsonb", None),
-    ("SELECT count(DISTINCT jb) FROM t", "jsonb", None),
     ("SELECT s, count(*) FROM loose GROUP BY s", "", None),
     ("SELECT DISTINCT s FROM loose", "nondeterministic", None),
-    ("SELECT max(s) FROM loose", "nondeterministic", None),
     ("SELECT id FROM hasty", "unlogged", None),
     ("SELECT y FROM hidden", 'generated column "y"', None),
     ("SELECT x FROM bykey", "in the key of table", None),

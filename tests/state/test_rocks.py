@@ -200,8 +200,8 @@ def test_state_of_another_format_is_refused(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     fill_next(database.view(1), 0, 5)
     database.close()
-    (tmp_path / "db" / "FORMAT").write_text("3\n")
-    with pytest.raises(StateDamaged, match='format "3"'):
+    (tmp_path / "db" / "FORMAT").write_text("999\n")
+    with pytest.raises(StateDamaged, match='format "999"'):
         RocksDatabase(tmp_path / "db")
     # The first version wrote no such file.
     (tmp_path / "db" / "FORMAT").unlink()

@@ -16,6 +16,7 @@ from headrace.planner.logical import (
     Aggregate,
     Col,
     Distinct,
+    Expand,
     Filter,
     Join,
     Node,
@@ -73,6 +74,9 @@ def _prune(node: Node, required: frozenset[int]) -> Node:
             return dataclasses.replace(node, left=left, right=right)
         case Aggregate():
             return _aggregate(node, required)
+        case Expand():
+            below = required & ids(node.input) | _all_refs(e for _, e in node.keys)
+            return dataclasses.replace(node, input=_prune(node.input, below))
         case Distinct():
             wanted = [c.id for c in node.input.columns]
             return Distinct(_exact(_prune(node.input, frozenset(wanted)), wanted))

@@ -21,7 +21,8 @@ LeftJoin[c and p](l, r)      = LeftJoin[c](l, Filter[p](r))   if p reads r alone
 Counter-examples: ``1 / b > 2`` over a join may fail on a row of ``b`` that never finds a
 partner, so what may raise stays above joins, unions and groups.  ``scale(n) = 2`` over
 DISTINCT tells equal rows apart, so only columns with one text per value go through
-DISTINCT and GROUP BY.  A group without keys exists even over no rows: nothing passes it.
+DISTINCT and GROUP BY.  A group without keys exists even over no rows: nothing passes it,
+nor the empty set of GROUPING SETS.
 ``b.x IS NULL`` above LEFT JOIN b is true of rows that ``Filter[x IS NULL](b)`` would not
 give.  ``ON a.y > 3`` of ``a LEFT JOIN b`` says which rows have a partner, not which stay.
 """
@@ -74,7 +75,7 @@ def _push(node: Filter) -> Node:
         case Distinct() as distinct:
             low, high = _split(node.predicates, distinct, ids(distinct))
             return _above(Distinct(_filter(distinct.input, low)), high)
-        case Aggregate() as aggregate if aggregate.keys:
+        case Aggregate() as aggregate if aggregate.keys and not aggregate.always:
             mapping = {c.id: e for c, e in aggregate.keys}
             low, high = _split(node.predicates, aggregate, frozenset(mapping))
             moved = tuple(substitute(p, mapping) for p in low)
