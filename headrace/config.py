@@ -77,6 +77,8 @@ class Settings:
     """Publication that feeds the slot."""
     batch_interval_ms: int = 50
     """Milliseconds a batch stays open after its first transaction: freshness vs. cost."""
+    clock_interval_ms: int = 500
+    """Milliseconds between looks whether rows of a view that reads now() have their time."""
     batch_rows_max: int = 100_000
     """Rows after which a batch closes early."""
     buffer_bytes_max: int = 67_108_864

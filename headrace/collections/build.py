@@ -20,6 +20,7 @@ from headrace.collections.setop import SetOp
 from headrace.collections.sink import Sink
 from headrace.collections.source import Source
 from headrace.collections.topk import TopK
+from headrace.collections.temporal import Temporal
 from headrace.collections.union import Union
 from headrace.collections.values import Values
 from headrace.collections.window import Window
@@ -84,6 +85,8 @@ def _make(  # noqa: C901  one case per node
             raise BugError("a work table is made by its recursive query")
         case plan.Values():
             return Values(node)
+        case plan.Temporal():
+            return Temporal(node, schemas[0], remote)
         case plan.Sink():
             return Sink(node)
         case _:

@@ -21,6 +21,7 @@ from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
 from headrace.collections.plan import PhysicalPlan
 from headrace.collections.source import load_batch, load_columns
+from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, RowsLost
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.state.contract import StateStore
@@ -49,6 +50,7 @@ class Dataflow:
         self._sources: dict[int, list[plan.Source]] = {}
         self._txid = -1
         self._now = (0, 0)
+        self._clocks: list[Temporal] = []
         self._fed: Counter[str] = Counter()
         self._failed = False
         self._out: list[pa.RecordBatch] = []
@@ -58,6 +60,8 @@ class Dataflow:
             self._users[node.id] = []
             for port, name in enumerate(plan.inputs(node)):
                 self._users[name].append((made, port))
+            if isinstance(made, Temporal):
+                self._clocks.append(made)
             if isinstance(node, plan.Source):
                 self._sources.setdefault(node.table_oid, []).append(node)
 
@@ -66,14 +70,27 @@ class Dataflow:
         """OIDs of the tables it reads."""
         return frozenset(self._sources)
 
-    def begin(self, txid: int, attempt: int) -> None:
+    def begin(self, txid: int, attempt: int, instant: int = 0) -> None:
         """What is ingested from now on belongs to this attempt of ``txid``.
 
-        Without it, to the first one of the txid after the last.
+        Without it, to the first one of the txid after the last.  ``instant``: what the txid's
+        record says for now(), microseconds since 2000-01-01 UTC.
         """
         if txid <= self._txid:
             raise BugError(f"txid {txid} begins after the end of {self._txid}")
         self._now = (txid, attempt)
+        for made in self._clocks:
+            made.instant = instant
+
+    @property
+    def now(self) -> int | None:
+        """The instant of its contents, if it has one that all of it has in common."""
+        found = {made.now for made in self._clocks}
+        return min((n for n in found if n is not None), default=None)
+
+    def crossing(self, instant: int) -> int:
+        """How many rows inside would change were it ``instant`` now (``Temporal.crossing``)."""
+        return sum(made.crossing(instant) for made in self._clocks)
 
     def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
         """Take a change batch of a table; other tables' changes are of no interest."""

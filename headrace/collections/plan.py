@@ -333,6 +333,35 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeTest:
+    """A comparison with the clock, which is the column after the input's.
+
+    How ``key`` (of the row, type ``oid``) stands to ``bound`` (of the clock alone, its only column)
+    plus ``shift`` (microseconds, or days of a date) decides ``test``.
+    """
+
+    test: Expr
+    key: Expr
+    bound: Expr
+    oid: int
+    shift: int = 0
+    ordered: bool = True
+    """``oid`` is date, timestamp or timestamptz; else only equality matters."""
+    ranged: bool = True
+    """Rows between two bounds may change; false: only rows equal to one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Temporal:
+    """Each row with one boolean column more per test, as of the batch's instant."""
+
+    id: str
+    input: str
+    tests: tuple[TimeTest, ...]
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sink:
     """The end: consolidated rows of the view."""
 
@@ -358,6 +387,7 @@ Node = (
     | WorkTable
     | Recursive
     | Values
+    | Temporal
     | Sink
 )
 
@@ -380,6 +410,11 @@ class PhysicalPlan:
     def sources(self) -> tuple[Source, ...]:
         """All source nodes."""
         return tuple(n for n in self.nodes if isinstance(n, Source))
+
+    @property
+    def temporal(self) -> bool:
+        """Whether its rows change as time passes."""
+        return any(isinstance(n, Temporal) for n in self.nodes)
 
     @property
     def sink(self) -> Sink:
@@ -408,7 +443,7 @@ _KINDS: dict[str, type] = {
     c.__name__: c
     for c in (
         Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Expand, Reduce, Distinct, Union, SetOp, FlatMap,
-        WorkTable, Recursive,
+        WorkTable, Recursive, Temporal, TimeTest,
         Values, Sink, SortKey, TopK, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
     )
 }  # fmt: skip

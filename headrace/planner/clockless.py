@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace import types as t
 from headrace.planner.nodetree import Node
-from headrace.planner.scalar import Call, Const, Expr
+from headrace.planner.scalar import CLOCK, Call, Const, Expr
 
 if TYPE_CHECKING:
     from headrace.planner.lower import Lowering
@@ -32,6 +32,8 @@ _CLOCK: Final = (
     *("current_catalog", "current_schema"),
 )
 """SQLValueFunctionOp in its order."""
+_TIMES: Final = {0: t.DATE, 3: t.TIMESTAMPTZ, 7: t.TIMESTAMP}
+"""Of these, the ones that are ``now()`` or a cast of it (``temporal.py``), by their number."""
 _READER: Final = frozenset(
     {"current_role", "current_user", "user", "session_user", "current_schema"}
 )
@@ -87,6 +89,8 @@ def _operate(
 
 def _value_function(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     del scope
+    if (kind := _TIMES.get(node.number("op"))) is not None:
+        return lowering.convert(CLOCK, kind, 0)
     name = _CLOCK[node.number("op")]
     if name == "current_catalog":
         # The engine's own database: it cannot be renamed while the engine is connected.

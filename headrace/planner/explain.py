@@ -21,6 +21,7 @@ from headrace.planner.logical import (
     Scan,
     SetOp,
     TopK,
+    Temporal,
     Union,
     Values,
     Window,
@@ -88,7 +89,13 @@ def describe(node: Node) -> str:  # noqa: C901  one case per node
         case Window():
             return _window(node)
         case _:
-            return type(node).__name__
+            return _rare(node)
+
+
+def _rare(node: Node) -> str:
+    if isinstance(node, Temporal):
+        return "Temporal [" + ", ".join(show(t.test) for t in node.tests) + "]"
+    return type(node).__name__
 
 
 def _order(order: tuple[Order, ...]) -> str:
@@ -174,6 +181,7 @@ _COST: Final = {
     "Recursive": "O(changes in all iterations)",
     "FlatMap": "O(changes × rows of the functions)",
     "Window": "O(touched partitions)",
+    "Temporal": "O(changes + rows whose time has come)",
     "Sink": "O(changed result rows)",
 }
 
@@ -262,6 +270,8 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
                 "(" + ", ".join(str(node.keys[k]) for k in s) + ")" for s in node.sets
             )
             return f"to {', '.join(sets)}"
+        case physical.Temporal():
+            return f"{len(node.tests)} comparisons with the clock"
         case physical.Values():
             return f"{len(node.rows)} rows"
         case _:
@@ -292,6 +302,8 @@ def _state(node: physical.Node) -> str:
             values = any(a.distinct for a in node.aggregates)
             more = " and values" if kept or values else ""
             return f"one entry per group{more}"
+        case physical.Temporal():
+            return "all rows, by the time they are compared with"
         case physical.Distinct():
             return "one entry per distinct row"
         case physical.TopK():

@@ -320,6 +320,36 @@ class Expand:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeTest:
+    """A comparison with the clock: see ``collections.plan.TimeTest``."""
+
+    column: Col
+    test: Expr
+    """Reads columns of the input and ``scalar.CLOCK``."""
+    key: Expr
+    bound: Expr
+    shift: int
+    ordered: bool
+    ranged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Temporal:
+    """Every row of ``input`` with the values of ``tests`` at the instant of the batch.
+
+    ``planner/temporal.py`` makes it after all rules; before, expressions read ``scalar.CLOCK``.
+    """
+
+    input: Node
+    tests: tuple[TimeTest, ...]
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return (*self.input.columns, *(t.column for t in self.tests))
+
+
+@dataclass(frozen=True, slots=True)
 class WorkTable:
     """Inside the step of a ``Recursive``: the rows of the iteration before."""
 
@@ -357,6 +387,7 @@ Node = (
     | Window
     | Functions
     | Expand
+    | Temporal
     | WorkTable
     | Recursive
 )
@@ -384,6 +415,7 @@ def children(node: Node) -> tuple[Node, ...]:
             | Window()
             | Functions()
             | Expand()
+            | Temporal()
         ):
             return (node.input,)
         case _:
@@ -412,6 +444,7 @@ def with_children(node: Node, new: tuple[Node, ...]) -> Node:
             | Window()
             | Functions()
             | Expand()
+            | Temporal()
         ):
             return dataclasses.replace(node, input=new[0])
         case _:
@@ -446,6 +479,8 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return node.calls
         case Expand():
             return tuple(e for _, e in node.keys)
+        case Temporal():
+            return tuple(e for t in node.tests for e in (t.test, t.key, t.bound))
         case Values() | Distinct() | Union() | SetOp() | WorkTable() | Recursive():
             return ()
         case _:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final, LiteralString, NoReturn
 
 import psycopg
 
@@ -29,6 +29,7 @@ from headrace.planner.constants import Constants, output_texts
 from headrace.planner.nodetree import Node
 from headrace.planner.scalar import (
     ARG,
+    CLOCK,
     Call,
     Const,
     Expr,
@@ -75,6 +76,8 @@ _REFUSED: Final = {
 _STRINGS: Final = frozenset({t.TEXT, t.VARCHAR, t.NAME, t.BPCHAR})
 RECORDS: Final = frozenset({2249, 2287})
 """record and record[]: inside of expressions only."""
+_NOW: Final = frozenset({1299, 2647})
+"""now(), transaction_timestamp()."""
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 
 Position = Callable[[int], int | None]
@@ -225,6 +228,12 @@ class Lowering:
             and all(self.catalog.trusted(u) for u in users),
         )
         return self._fold(call)
+
+    def fetch(self, query: LiteralString, argument: str) -> Any:
+        """The one value that ``query`` gives for ``argument`` under the pinned settings."""
+        row = self._conn.execute(query, (argument,)).fetchone()
+        assert row is not None, "a value"
+        return row[0]
 
     def plain_type(self, oid: int) -> bool:
         """Whether handling values of the type can run no code of a user."""
@@ -382,6 +391,8 @@ class Lowering:
         return bool(kind.element) and not self.catalog.type(kind.element).comparable
 
     def _call(self, node: Node, scope: Scope) -> Expr:
+        if node.number("funcid") in _NOW:
+            return CLOCK
         function = self.function(node.number("funcid"), node)
         args, names = self._arguments(node.nodes("args"), scope)
         if not function.builtin and len(args) < function.arguments:

@@ -26,6 +26,7 @@ from headrace.planner.bind import is_key
 from headrace.planner.lower import RECORDS, Lowering
 from headrace.planner.request import ITERATIONS_MAX
 from headrace.planner.scalar import (
+    CLOCK,
     Call,
     Const,
     Expr,
@@ -201,6 +202,8 @@ class Builder:
                 return self._topk(node)
             case lg.Window():
                 return self._window(node)
+            case lg.Temporal():
+                return self._temporal(node)
             case _:
                 return self._lowering.refuse(f"a {type(node).__name__} node")
 
@@ -531,6 +534,30 @@ class Builder:
             )
             for item in order
         )
+
+    # -- the clock
+
+    def _temporal(self, node: lg.Temporal) -> _Chain:
+        chain = self._chain(node.input)
+        below = self._close(chain)
+        now = lg.Col(CLOCK.id, "now()", CLOCK.oid)
+        tests = tuple(
+            p.TimeTest(
+                self._expr(x.test, (*chain.columns, now)),
+                self._expr(x.key, chain.columns),
+                self._expr(x.bound, (now,)),
+                x.key.oid,
+                x.shift,
+                x.ordered,
+                x.ranged,
+            )
+            for x in node.tests
+        )
+        node_id = self._id("temporal")
+        # By what is there: pruned columns of a chain may be more than those of the node.
+        columns = (*chain.columns, *(x.column for x in node.tests))
+        self._nodes.append(p.Temporal(node_id, below, tests, schema(columns)))
+        return _Chain(node_id, columns, columns)
 
     # -- reduce
 

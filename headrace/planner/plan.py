@@ -15,7 +15,14 @@ from typing import Final
 import psycopg
 
 from headrace.errors import UnsupportedError
-from headrace.planner import check, functions, functions_in_from, position, session
+from headrace.planner import (
+    check,
+    functions,
+    functions_in_from,
+    position,
+    session,
+    temporal,
+)
 from headrace.planner.bind import Binder
 from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.constants import Constants
@@ -72,7 +79,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
         bound_plan = Binder(lowering, sources).bind(bound.tree)
         logical = decorrelate(bound_plan, lowering)
         columns = _columns(catalog, bound)
-        optimised = optimise(logical)
+        optimised = temporal.extract(optimise(logical), lowering)
         builder = Builder(lowering, iterations_max=request.iterations_max)
         physical = builder.build(place_singles(optimised, lowering), columns)
         _prove(conn, lowering, constants, builder.remotes)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.types import VARCHAR
+from headrace.types import TIMESTAMPTZ, VARCHAR
 
 ARG: Final = "\0"
 """Marks the place of an argument in a template; no text in Postgres can hold it."""
@@ -73,16 +73,30 @@ class Call:
 
 Expr = Ref | Const | Call
 
+CLOCK: Final = Ref(-1_000_000, TIMESTAMPTZ, -1, 0, "now()")
+"""``now()``, a column of no node: ``refs`` does not name it (see ``planner/temporal.py``)."""
+
 
 def refs(expr: Expr) -> frozenset[int]:
     """Ids of the columns that ``expr`` reads."""
     match expr:
         case Ref():
-            return frozenset((expr.id,))
+            return frozenset() if expr.id == CLOCK.id else frozenset((expr.id,))
         case Const():
             return frozenset()
         case Call():
             return frozenset().union(*(refs(a) for a in expr.args))
+
+
+def reads_clock(expr: Expr) -> bool:
+    """Whether ``expr`` changes as time passes."""
+    match expr:
+        case Ref():
+            return expr.id == CLOCK.id
+        case Const():
+            return False
+        case Call():
+            return any(map(reads_clock, expr.args))
 
 
 def substitute(expr: Expr, mapping: Mapping[int, Expr]) -> Expr:

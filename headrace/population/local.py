@@ -6,6 +6,7 @@ from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import reader, rows
+from headrace.population.connect import Connection
 from headrace.population.job import Job
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
@@ -34,6 +35,8 @@ def populate(
         reader.joined(dsn, ref) as conn,
         job.cancelling(lambda: conn.cancel_safe(timeout=5.0)),
     ):
+        if plan.temporal:
+            flow.begin(0, 0, _now(conn))
         for table in {source.table_oid for source in plan.sources}:
             for source in plan.sources:
                 if source.table_oid != table:
@@ -49,3 +52,14 @@ def populate(
     job.check()
     staging.write_state(_PART, store.dump())
     return staging.write_rows(_PART, rows.render(plan.sink.schema, result))
+
+
+def _now(conn: Connection) -> int:
+    """now() of the reading transaction, in microseconds since 2000-01-01 UTC."""
+    row = conn.execute(
+        "SELECT pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.now()"
+        " - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz) * 1000000)"
+        "::pg_catalog.int8"
+    ).fetchone()
+    assert row is not None, "the time is a row"
+    return int(row[0])

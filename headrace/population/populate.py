@@ -204,6 +204,8 @@ class Population:
 
     def _mode(self) -> str:
         """How to load: as asked for, or by what the planner thinks there is to read."""
+        if self._planned.physical.temporal:
+            return "local"  # one instant for all rows, from one transaction
         if self._options.population != "auto":
             return self._options.population
         threshold = self._options.threshold_rows

@@ -299,6 +299,8 @@ class _Graph:
                 raise BugError("a work table stands inside of its recursive query")
             case plan.Sink():
                 raise BugError("the sink is no input")
+            case plan.Temporal():
+                raise BugError("what reads the clock is populated here")
 
     def _shuffled(self, node: plan.Node, frame: Any) -> Any:
         if segments.single(node):

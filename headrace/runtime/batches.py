@@ -55,8 +55,15 @@ class Frames:
         txid: int,
         attempt: int,
         described: Callable[[set[int]], dict[int, HeadraceError]] | None = None,
+        instant: int = 0,
     ) -> None:
-        """``described`` is told which tables the stream describes anew, before their rows."""
+        """``described`` is told which tables the stream describes anew, before their rows.
+
+        ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC.
+        """
+        self.instant: Final = instant
+        self.tick: Final = instant > 0 and batch.transactions == 0
+        """Whether nothing but time has passed: every view that has a clock takes part."""
         self.stopped: dict[int, HeadraceError] = {}
         """What it answered: views that must not take the rows, by id."""
         self._described = described
@@ -140,10 +147,31 @@ class Processor:
                 sent += frame.diffs.batch.num_rows
             new = {view.id for view in busy} - touched
             touched |= new
-            self._each(busy, partial(self._ingest, new, txid, attempt), outcome)
+            self._each(
+                busy,
+                partial(self._ingest, new, txid, attempt, frames.instant),
+                outcome,
+            )
             for view in views:
                 if view not in busy and view.id not in outcome.failed:
                     self.edge.pull(view.id)
+            for view_id in outcome.failed:
+                self.edge.leave(view_id)
+        if frames.tick:
+            woken = [
+                view
+                for view in views
+                if view.plan.temporal
+                and view.id not in touched
+                and view.id not in outcome.failed
+            ]
+            new = {view.id for view in woken}
+            touched |= new
+            self._each(
+                woken,
+                partial(self._ingest, new, txid, attempt, frames.instant),
+                outcome,
+            )
             for view_id in outcome.failed:
                 self.edge.leave(view_id)
         self.edge.put(TimeEnd(txid, attempt, sent))
@@ -165,11 +193,13 @@ class Processor:
     def _reads(self, view: View, frame: TableDiffs) -> bool:
         return any(s.table_oid == frame.table_oid for s in view.plan.sources)
 
-    def _ingest(self, new: set[int], txid: int, attempt: int, view: View) -> None:
+    def _ingest(
+        self, new: set[int], txid: int, attempt: int, instant: int, view: View
+    ) -> None:
         flow = view.flow(self._settings)
         if view.id in new:
             view.begin(txid)
-            flow.begin(txid, attempt)
+            flow.begin(txid, attempt, instant)
         for frame in self.edge.pull(view.id):
             if isinstance(frame, TableDiffs):
                 flow.ingest(frame.table_oid, frame.diffs.batch)
@@ -215,7 +245,7 @@ class Processor:
             try:
                 view.begin(txid)
                 flow = view.flow(self._settings)
-                flow.begin(txid, 0)
+                flow.begin(txid, 0, frames.instant)
                 for frame in prefix:
                     flow.ingest(frame.table_oid, frame.diffs.batch)
                 flow.end(txid)

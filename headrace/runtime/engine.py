@@ -50,6 +50,7 @@ from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, Record, StateMark
 from headrace.runtime.story import Story
+from headrace.runtime.ticker import Ticker
 from headrace.runtime.views import View
 from headrace.runtime.watch import Watch
 from headrace.runtime.writing import Answer, Job, Part, SinkThread
@@ -104,6 +105,7 @@ class Engine:
         self.lifecycle = lifecycle.Lifecycle(self)
         self.watch = Watch(self)
         self.durability: Final = Durability(self)
+        self.ticker: Final = Ticker(self)
 
     # --- for other threads
 
@@ -224,16 +226,22 @@ class Engine:
         if self._stopping or self.stream is not stream:
             return  # a command, or a view that healed, has asked for a rewind
         durability_at = self.durability.step(stream)
-        due = min(durability_at, self.lifecycle.heal_at(), self.watch.due)
+        due = min(
+            durability_at, self.lifecycle.heal_at(), self.watch.due, self.ticker.due
+        )
         if self.db.regulate():
             due = min(due, clock.monotonic() + _REGULATE_S)
         wait = max(due - clock.monotonic(), 0.0)
         if not self.pipeline.room or self.checkpoints.lagging:
             self._take_answers(wait)
             return
+        if not stream.batcher.replaying:
+            self.ticker.tick()
         batch = stream.batcher.take(wait)
         if batch is not None:
             try:
+                if batch.txid is None:
+                    self.ticker.catch_up(batch.commit_time_us)
                 self._process(batch)
             finally:
                 batch.close()
@@ -324,7 +332,12 @@ class Engine:
         faults.point(faults.BATCH_RECORDED)
         behind = self._behind(txid)
         frames = batches.Frames(
-            batch, self._decoder, txid, attempt, self.watch.described
+            batch,
+            self._decoder,
+            txid,
+            attempt,
+            self.watch.described,
+            record.commit_time_us,
         )
         outcome = self._processor.run(behind, frames, txid, attempt)
         faults.point(faults.COLLECTIONS_DONE)
@@ -346,17 +359,30 @@ class Engine:
     def _next_txid(self) -> int:
         return max(self.position.txid, self.records.last) + 1
 
-    def _record(self, txid: int, attempt: int, batch: Batch) -> Record:
-        meta: positions.Meta = {}
-        start = self._taken.lsn
+    @property
+    def _start_lsn(self) -> int:
+        """Where the next batch begins."""
         if self._taken.txid == self.position.txid:
             # Idle time before a replay counts, the replay has not seen it.
-            start = max(start, self.position.lsn)
+            return max(self._taken.lsn, self.position.lsn)
+        return self._taken.lsn
+
+    def pass_time(self, instant: int) -> None:
+        """A batch in which nothing happens but that it is ``instant`` now."""
+        while not self.pipeline.room:
+            self._take_answers(_DRAIN_S)
+        self._process(Batch(end_lsn=self._start_lsn, commit_time_us=instant))
+
+    def _record(self, txid: int, attempt: int, batch: Batch) -> Record:
+        meta: positions.Meta = {}
+        start = self._start_lsn
         record = self.records.record(
             meta, Record(txid, start, batch.end_lsn, batch.commit_time_us, attempt)
         )
         if meta:
-            self.db.put_meta(meta, sync=False)
+            # What a view that reads the clock was shown must be shown again: nothing else
+            # would tell a batch's instant once its record is lost.
+            self.db.put_meta(meta, sync=self.ticker.needed)
         return record
 
     def _behind(self, txid: int) -> list[View]:

@@ -1,0 +1,276 @@
+"""Comparisons of a row with the clock."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.collections import plan
+from headrace.collections.base import (
+    Collection,
+    Diffed,
+    columns_of,
+    cut,
+    decode,
+    encode,
+    weights_of,
+)
+from headrace.collections.steps import run_program
+from headrace.errors import BugError
+from headrace.expressions.evaluate import Program
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.kernels import rows
+from headrace.state.contract import IndexState, MapState, StateStore
+from headrace.types import DATE, TIMESTAMPTZ, Field, Schema, arrow_schema
+
+_CLOCK: Final = Field("now()", TIMESTAMPTZ)
+_INSTANT: Final = struct.Struct(">q")
+_AT: Final = struct.Struct(">BQ")
+_FINE: Final = 22
+"""A bucket of rows is 2^22 microseconds, about four seconds, or days, of their keys."""
+_COARSE: Final = 16
+"""A page of the directory names up to 2^16 buckets, about three days."""
+_PAGES_MAX: Final = 100_000
+_COUNTED_MAX: Final = 20_000
+"""So many rows are looked at to find out whether any changes."""
+_BIAS: Final = 1 << 63
+_NOW: Final = b"now"
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+
+
+class Temporal(Collection):
+    """Each row, and beside it how it compares with the clock.
+
+    Meaning: at instant T the rows of the input with one boolean column more per test, the test
+        with T for now().  As T passes, rows whose tests change are retracted and sent anew.
+        T is the instant that the batch's record carries, never before the one of the batch
+        before: the same txid has the same T however often it is replayed.
+    Shape: input -> input columns, then the tests.  Key: none; any division of the rows will do.
+    State: ``id``: per test the rows by the time that they are compared with, in buckets;
+        ``id.pages``: which buckets there are, and how many rows in each; ``id.clock``: T.
+    Time: holds the txid's diffs until TimeEnd.  A test is a function of how the row's ``key``
+        stands to ``bound``(T), so only rows between the bounds of the T before and of this T,
+        both included, can change.  That holds of any function of the clock, monotone or not (a month
+        before the 31st and before the 30th may be the same day).
+    Errors: RowError when key, bound or test fails.
+    """
+
+    def __init__(
+        self, node: plan.Temporal, in_schema: Schema, remote: RemoteEvaluator | None
+    ) -> None:
+        super().__init__(node.id, node.schema)
+        self.instant = 0
+        """Set by the driver before a txid: microseconds since 2000-01-01 UTC."""
+        self._tests = node.tests
+        self._in_schema = in_schema
+        self._clocked = arrow_schema((*in_schema, _CLOCK))
+        self._program = Program([t.test for t in node.tests], remote)
+        self._keys = Program([t.key for t in node.tests], remote)
+        self._bounds = Program([t.bound for t in node.tests], remote)
+        self._key_types = [t.oid for t in node.tests]
+        self._held = Diffed(in_schema)
+        self._rows: IndexState
+        self._pages: IndexState
+        self._clock: MapState
+
+    def open(self, store: StateStore) -> None:
+        """See ``Collection``."""
+        self._rows = store.index(self.id)
+        self._pages = store.index(f"{self.id}.pages")
+        self._clock = store.map(f"{self.id}.clock")
+
+    def describe(self) -> str:
+        """See ``Collection``."""
+        return f"Temporal ({len(self._tests)} tests)"
+
+    @property
+    def now(self) -> int | None:
+        """The instant of its output; None before the first."""
+        [value] = self._clock.get_many([_NOW])
+        return None if value is None else int(_INSTANT.unpack(value)[0])
+
+    def crossing(self, instant: int) -> int:
+        """How many rows would change were it ``instant`` now; at least so many if very many."""
+        now = self.now
+        if now is None or instant <= now:
+            return 0
+        near = sum(
+            count
+            for number, spans in self._spans(now, instant)
+            for _, count in self._buckets(number, spans)
+        )
+        if not 0 < near <= _COUNTED_MAX:
+            return near
+        changed = [batch.num_rows for batch in self._pass(now, instant)]
+        return sum(changed) // 2
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        if self.insert_only:
+            return self._enter(batch, self.instant)
+        self._held.add(batch)
+        return []
+
+    def time_end(self, txid: int) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        before = self.now
+        now = self.instant if before is None else max(before, self.instant)
+        out: list[pa.RecordBatch] = []
+        if before is not None and now > before:
+            out = self._pass(before, now)
+        if now != before:
+            self._clock.put_many([_NOW], [_INSTANT.pack(now)])
+        for batch in self._held.take():
+            out += self._enter(batch, now)
+        return out
+
+    def _pass(self, before: int, now: int) -> list[pa.RecordBatch]:
+        """Diffs of the rows that stand otherwise to ``now`` than to ``before``."""
+        found: dict[bytes, int] = {}
+        for number, spans in self._spans(before, now):
+            names = [name for name, _ in self._buckets(number, spans)]
+            _, encoded, weights = self._rows.scan_many(names)
+            found.update(zip(encoded, weights, strict=True))
+        if not found:
+            return []
+        if min(found.values()) < 0:
+            raise BugError(f'a row in state "{self.id}" has a negative weight')
+        out: list[pa.RecordBatch] = []
+        for batch in cut(decode(list(found), self._in_schema, found.values())):
+            old, new = self._stand(batch, before), self._stand(batch, now)
+            changed = np.zeros(batch.num_rows, np.bool_)
+            for was, becomes in zip(old, new, strict=True):
+                same = pc.fill_null(pc.equal(was, becomes), False)
+                both = pc.and_(pc.is_null(was), pc.is_null(becomes))
+                changed |= ~pc.or_(same, both).to_numpy(zero_copy_only=False)
+            if not changed.any():
+                continue
+            mask = pa.array(changed)
+            gone = self._wide(batch, old).filter(mask)
+            minus = pc.negate(gone.columns[-1])
+            out += cut(
+                pa.RecordBatch.from_arrays(
+                    [*gone.columns[:-1], minus], schema=gone.schema
+                )
+            )
+            out += cut(self._wide(batch, new).filter(mask))
+        return out
+
+    def _enter(self, batch: pa.RecordBatch, now: int) -> list[pa.RecordBatch]:
+        """Take up diffs of the input."""
+        columns, weights = columns_of(batch), weights_of(batch)
+        encoded = encode(columns, batch.num_rows)
+        values = self._keys.run(columns, batch.num_rows)
+        for number, places in enumerate(self._places(values)):
+            known = [i for i, place in enumerate(places) if place is not None]
+            names = [_bucket(number, place) for place in places if place is not None]
+            counts = [weights[i] for i in known]
+            self._rows.add_many(names, [encoded[i] for i in known], counts)
+            pages = [_page(number, place) for place in places if place is not None]
+            self._pages.add_many(pages, names, counts)
+        return cut(self._wide(batch, self._stand(batch, now)))
+
+    def _stand(self, batch: pa.RecordBatch, instant: int) -> list[pa.Array]:
+        """The tests of the rows at ``instant``."""
+        n = batch.num_rows
+        clock = pa.repeat(pa.scalar(instant, pa.int64()), n)
+        clocked = pa.RecordBatch.from_arrays(
+            [*columns_of(batch), clock, batch.columns[-1]], schema=self._clocked
+        )
+        return run_program(self._program, clocked)
+
+    def _wide(self, batch: pa.RecordBatch, tests: list[pa.Array]) -> pa.RecordBatch:
+        columns = [*columns_of(batch), *tests, batch.columns[-1]]
+        return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.schema))
+
+    # --- where rows are kept
+
+    def _places(self, values: list[pa.Array]) -> Iterable[list[int | None]]:
+        """Per test where each row is kept: the bucket of its key; None for NULL."""
+        for test, oid, column in zip(self._tests, self._key_types, values, strict=True):
+            if test.ordered:
+                unit = oid == DATE
+                yield [
+                    None if v is None else _biased(v if unit else v >> _FINE)
+                    for v in column.to_pylist()
+                ]
+            else:
+                keys = rows.encode_keys([column], [oid], nulls=False)
+                yield [None if k is None else _hashed(k) for k in keys]
+
+    def _spans(
+        self, before: int, now: int
+    ) -> Iterable[tuple[int, list[tuple[int, int]]]]:
+        """Per test whose bound has moved, first and last bucket of what lies between."""
+        clock = [pa.array([before, now], pa.int64())]
+        bounds = self._bounds.run(clock, 2)
+        moved = [
+            pa.array([_shifted(v, test.shift, oid) for v in column.to_pylist()], column.type)
+            if test.ordered
+            else column
+            for test, oid, column in zip(self._tests, self._key_types, bounds, strict=True)
+        ]  # fmt: skip
+        for number, (column, places) in enumerate(
+            zip(moved, self._places(moved), strict=True)
+        ):
+            first, last = places
+            if first is None or last is None:
+                raise BugError("the clock has no time")
+            if column[0] == column[1]:
+                continue
+            if self._tests[number].ordered and self._tests[number].ranged:
+                yield number, [(min(first, last), max(first, last))]
+            else:
+                yield number, [(first, first), (last, last)]
+
+    def _buckets(
+        self, number: int, spans: list[tuple[int, int]]
+    ) -> list[tuple[bytes, int]]:
+        """The buckets in ``spans`` that have rows, and how many."""
+        out: dict[bytes, int] = {}
+        for first, last in spans:
+            low, high = first >> _COARSE, last >> _COARSE
+            for start in range(low, high + 1, _PAGES_MAX):
+                end = min(start + _PAGES_MAX, high + 1)
+                pages = [_AT.pack(number, page) for page in range(start, end)]
+                _, names, counts = self._pages.scan_many(pages)
+                out |= {
+                    name: count
+                    for name, count in zip(names, counts, strict=True)
+                    if first <= _AT.unpack(name)[1] <= last
+                }
+        return list(out.items())
+
+
+def _biased(value: int) -> int:
+    """In the order of ``value``, not negative."""
+    return value + _BIAS
+
+
+def _shifted(value: int | None, shift: int, oid: int) -> int | None:
+    """``value`` moved by ``shift``; infinity stays."""
+    edges = (-(1 << 31), (1 << 31) - 1) if oid == DATE else (_LEAST, _MOST)
+    if value is None or value in edges:
+        return value
+    return max(edges[0] + 1, min(edges[1] - 1, value + shift))
+
+
+def _hashed(key: bytes) -> int:
+    """A bucket of keys that can only be equal."""
+    out = 0xCBF29CE484222325
+    for byte in key:
+        out = ((out ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return out
+
+
+def _bucket(number: int, place: int) -> bytes:
+    return _AT.pack(number, place)
+
+
+def _page(number: int, place: int) -> bytes:
+    return _AT.pack(number, place >> _COARSE)

@@ -1,0 +1,105 @@
+"""Batches in which nothing happens but that time passes, for views that read the clock.
+
+A view shows its query as of a position in the stream and an instant.  A batch moves the instant of the
+views that it touches to the time of its last commit; between batches the ticker looks now and then
+whether some row's time has come, and makes a batch of nothing but an instant.
+
+The instant is part of the batch's record, which is durable before the batch is processed, so a
+replay does what was done.  The source's clock decides, as for now() in the source; it is never
+read while a batch is processed.
+
+After a long time without one, time passes in steps: as many batches as it takes for each to
+change no more than ``_ROWS_MAX`` rows, unless so many have their time at one instant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from headrace import clock
+from headrace.errors import DefiniteFailure
+
+if TYPE_CHECKING:
+    from headrace.runtime.engine import Engine
+    from headrace.runtime.views import View
+
+_log = structlog.get_logger(__name__)
+
+_ROWS_MAX: Final = 5_000
+_NOW_US: Final = """
+    SELECT pg_catalog.floor(pg_catalog.date_part('epoch',
+        pg_catalog.clock_timestamp() - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz)
+        * 1000000)::pg_catalog.int8
+"""
+
+
+class Ticker:
+    """The clock of one engine; every method runs on its thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._next = 0.0
+
+    @property
+    def needed(self) -> bool:
+        """Whether some view's rows change as time passes."""
+        return any(v.plan.temporal for v in self._engine.views.values() if v.owned)
+
+    @property
+    def due(self) -> float:
+        """When to look again, on the monotonic clock."""
+        return self._next if self._views() else float("inf")
+
+    def tick(self) -> None:
+        """Let time pass to now, if it is time to look and some row's time has come."""
+        if clock.monotonic() < self.due:
+            return
+        settings = self._engine.settings
+        self._next = clock.monotonic() + settings.clock_interval_ms / 1000
+        row = self._engine.owner.conn.execute(_NOW_US).fetchone()
+        assert row is not None, "the time is a row"
+        now = int(row[0])
+        if self._crossing(now):
+            self.catch_up(now)
+            if self._crossing(now):
+                self._engine.pass_time(now)
+
+    def catch_up(self, instant: int) -> None:
+        """Let time pass until few rows are left to change at ``instant``."""
+        while self._crossing(instant) > _ROWS_MAX:
+            step = self._step(instant)
+            if step >= instant:
+                return
+            self._engine.pass_time(step)
+
+    def _step(self, instant: int) -> int:
+        """The latest instant before ``instant`` up to which few rows change, or the first."""
+        known = [now for view in self._views() if (now := self._flow_now(view))]
+        low, high = min(known, default=instant), instant
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._crossing(middle) > _ROWS_MAX:
+                high = middle
+            else:
+                low = middle
+        # Nothing changes up to ``low``: many rows have their time at the next microsecond.
+        return low if self._crossing(low) else high
+
+    def _views(self) -> list[View]:
+        return [v for v in self._engine.views.values() if v.live and v.plan.temporal]
+
+    def _flow_now(self, view: View) -> int | None:
+        return view.flow(self._engine.settings).now
+
+    def _crossing(self, instant: int) -> int:
+        total = 0
+        for view in self._views():
+            try:
+                total += view.flow(self._engine.settings).crossing(instant)
+            except DefiniteFailure as error:
+                # The batch will meet it too, and stop the view in the proper way.
+                _log.info("a view cannot take the time", view=view.id, why=str(error))
+                total += 1
+        return total
