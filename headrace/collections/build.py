@@ -19,8 +19,8 @@ from headrace.collections.reduce import Reduce
 from headrace.collections.setop import SetOp
 from headrace.collections.sink import Sink
 from headrace.collections.source import Source
-from headrace.collections.topk import TopK
 from headrace.collections.temporal import Temporal
+from headrace.collections.topk import TopK
 from headrace.collections.union import Union
 from headrace.collections.values import Values
 from headrace.collections.window import Window

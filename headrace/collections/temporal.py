@@ -106,7 +106,7 @@ class Temporal(Collection):
         )
         if not 0 < near <= _COUNTED_MAX:
             return near
-        changed = [batch.num_rows for batch in self._pass(now, instant)]
+        changed: list[int] = [b.num_rows for b in self._pass(now, instant)]
         return sum(changed) // 2
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
