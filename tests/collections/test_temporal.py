@@ -1,0 +1,192 @@
+"""Temporal: rows against the clock, at every instant as one sees by comparing them then."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.collections import plan
+from headrace.collections.temporal import Temporal
+from headrace.expressions.ir import Column, Expr, Literal, Native
+from headrace.expressions.native import TypeRef, resolve
+from headrace.state.memory import MemoryStore
+from headrace.types import BOOL, INT4, TIMESTAMPTZ, Field, diff_batch
+
+IN = (Field("ts", TIMESTAMPTZ), Field("k", INT4), Field("later", TIMESTAMPTZ))
+OUT = (*IN, Field("c0", BOOL), Field("c1", BOOL), Field("c2", BOOL), Field("c3", BOOL))
+TURN = 9 << 22
+"""Where the bounds below jump."""
+BACK = 2 << 22
+SHIFT = 3 << 21
+INFINITY = (1 << 63) - 1
+
+
+def call(symbol: str, *args: Expr) -> Native:
+    op = resolve(symbol, [TypeRef(a.oid) for a in args])
+    assert op is not None
+    return Native(op.name, args, op.oid)
+
+
+def at(micros: int) -> Literal:
+    days, rest = divmod(micros, 86_400_000_000)
+    assert days == 0
+    seconds, fraction = divmod(rest, 1_000_000)
+    return Literal(f"2000-01-01 00:00:{seconds:02}.{fraction:06}+00", TIMESTAMPTZ)
+
+
+def comparisons() -> tuple[plan.TimeTest, ...]:
+    """later > now(), ts < back(now()), k = era(now()), ts <> back(now())."""
+    ts, k, later = (Column(i, f.oid) for i, f in enumerate(IN))
+
+    def back(now: Expr) -> Expr:
+        return call("case", call("<", now, at(TURN)), now, at(BACK))
+
+    def era(now: Expr) -> Expr:
+        return call(
+            "case", call("<", now, at(TURN)), Literal("1", INT4), Literal("2", INT4)
+        )
+
+    now, alone = Column(3, TIMESTAMPTZ), Column(0, TIMESTAMPTZ)
+    return (
+        plan.TimeTest(call("<", now, later), ts, alone, TIMESTAMPTZ, -SHIFT),
+        plan.TimeTest(call("<", ts, back(now)), ts, back(alone), TIMESTAMPTZ),
+        plan.TimeTest(
+            call("=", k, era(now)), k, era(alone), INT4, ordered=False, ranged=False
+        ),
+        plan.TimeTest(
+            call("<>", ts, back(now)), ts, back(alone), TIMESTAMPTZ, ranged=False
+        ),
+    )
+
+
+def after(ts: int | None) -> int | None:
+    """The column ``later`` of a row."""
+    return ts if ts is None or abs(ts) >= INFINITY else ts + SHIFT
+
+
+def wanted(ts: int | None, k: int | None, now: int) -> tuple[bool | None, ...]:
+    back = now if now < TURN else BACK
+    return (
+        None if ts is None else now < after(ts),
+        None if ts is None else ts < back,
+        None if k is None else k == (1 if now < TURN else 2),
+        None if ts is None else ts != back,
+    )
+
+
+def make(store: MemoryStore) -> Temporal:
+    made = Temporal(plan.Temporal("t", "in", comparisons(), OUT), IN, None)
+    made.open(store)
+    return made
+
+
+Row = tuple[int | None, int | None]
+
+
+def batch(changes: list[tuple[Row, int]]) -> pa.RecordBatch:
+    columns = [
+        pa.array([row[0] for row, _ in changes], pa.int64()),
+        pa.array([row[1] for row, _ in changes], pa.int32()),
+        pa.array([after(row[0]) for row, _ in changes], pa.int64()),
+    ]
+    return diff_batch(IN, columns, pa.array([w for _, w in changes], pa.int64()))
+
+
+def take(made: Temporal, txid: int, shown: Counter) -> None:
+    for out in made.time_end(txid):
+        for *row, weight in zip(*(c.to_pylist() for c in out.columns), strict=True):
+            shown[tuple(row)] += weight
+    assert min(shown.values(), default=0) >= 0
+
+
+INSTANTS = sorted(
+    {edge + d for edge in (1 << 22, BACK, 5 << 21, TURN, 11 << 22) for d in (-1, 0, 1)}
+)
+rows = st.tuples(
+    st.sampled_from([*INSTANTS, None, INFINITY, -INFINITY - 1]),
+    st.sampled_from([1, 2, 3, None]),
+)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(INSTANTS),
+        st.lists(st.tuples(rows, st.integers(-2, 2)), max_size=6),
+        st.sampled_from(["", "reopen", "rollback", "split"]),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=150)
+@given(stream=steps, first=st.lists(rows, max_size=6))
+def test_equals_comparing_every_row_at_every_instant(stream, first) -> None:
+    store = MemoryStore()
+    made = make(store)
+    table: Counter[Row] = Counter(first)
+    shown: Counter = Counter()
+    now = made.instant = INSTANTS[0]
+    made.insert_only = True
+    for out in made.apply(0, batch([(row, 1) for row in first])):
+        for *row, weight in zip(*(c.to_pylist() for c in out.columns), strict=True):
+            shown[tuple(row)] += weight
+    made.insert_only = False
+    take(made, 0, shown)
+    for txid, (instant, chosen, how) in enumerate(stream, 1):
+        store.checkpoint() if how == "reopen" else None
+        changes = []
+        for row, weight in chosen:
+            change = max(weight, -table[row])
+            table[row] += change
+            changes.append((row, change))
+        changes = [c for c in changes if c[1]]
+        now = max(now, instant)
+        expected = made.crossing(instant)
+        if how == "reopen":
+            made = make(store)
+        made.instant = instant
+        before = Counter(shown)
+        for part in [[c] for c in changes] if how == "split" else [changes]:
+            assert made.apply(0, batch(part)) == []
+        take(made, txid, shown)
+        correct: Counter = Counter()
+        for row, weight in table.items():
+            correct[(*row, after(row[0]), *wanted(*row, now))] += weight
+        assert +shown == +correct
+        assert made.now == now
+        if not changes:
+            assert expected == len(+shown - +before)
+            assert (expected == 0) == (+shown == +before)
+    gone = [(row, -weight) for row, weight in table.items() if weight]
+    made.apply(0, batch(gone))
+    take(made, len(stream) + 1, shown)
+    assert not +shown
+    assert store.dump()["t"] == []
+    assert store.dump()["t.pages"] == []
+
+
+def test_time_never_goes_back() -> None:
+    made = make(MemoryStore())
+    shown: Counter = Counter()
+    made.instant = TURN
+    made.apply(0, batch([((TURN - 1, 2), 1)]))
+    take(made, 0, shown)
+    made.instant = BACK
+    take(made, 1, shown)
+    assert made.now == TURN
+    assert +shown == Counter(
+        {(TURN - 1, 2, after(TURN - 1), *wanted(TURN - 1, 2, TURN)): 1}
+    )
+    assert made.crossing(BACK) == 0
+
+
+def test_only_rows_whose_time_has_come_are_sent() -> None:
+    made = make(MemoryStore())
+    made.instant = 0
+    made.apply(0, batch([((i << 23, 5), 1) for i in range(2, 1000)]))
+    assert sum(b.num_rows for b in made.time_end(0)) == 998
+    made.instant = 3 << 23
+    sent = made.time_end(1)
+    # Rows 2 and 3 have passed; those up to TURN stood before a bound that has moved over them.
+    assert 0 < sum(b.num_rows for b in sent) <= 12
