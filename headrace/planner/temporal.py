@@ -23,12 +23,12 @@ import itertools
 from typing import Final, NoReturn
 
 from headrace import types as t
-from headrace.errors import UnsupportedError
 from headrace.expressions import keys
 from headrace.planner import logical as lg
 from headrace.planner.catalog import Catalog
 from headrace.planner.lower import Lowering
 from headrace.planner.scalar import (
+    CLOCK,
     CONDITIONAL,
     Call,
     Const,
@@ -49,6 +49,10 @@ _FIRST_ID: Final = -2_000_000
 _DETAIL: Final = (
     "The clock may stand on one side of a comparison whose other side is a value of the row,"
     " as in: ts > now() - interval '1 hour', now() BETWEEN a AND b, now() - ts < interval '1 day'."
+)
+_WORDS: Final = (
+    r"\bnow\s*\(|\btransaction_timestamp\s*\(|\bcurrent_(date|timestamp)\b"
+    r"|\blocaltimestamp\b"
 )
 _MICROS: Final = """
     SELECT ((extract(year FROM i) * 12 + extract(month FROM i)) * 30 * 86400000000
@@ -218,8 +222,8 @@ class _Extraction:
             if join is not None and right is not None:
                 home = tests if refs(test.test) <= lg.ids(join.left) else right
             return home.column(test).ref
-        if not isinstance(expr, Call):
-            return self._refuse("now() or one of its kin outside of a comparison")
+        if not isinstance(expr, Call) or expr.args == (CLOCK,):
+            return self._refuse(f"{_name(expr)} outside of a comparison with a value of a row")
         if expr.symbol in _ORDER:
             self._refuse(f"the comparison {show(expr)}")
         inner = guarded or (expr.symbol in CONDITIONAL and expr.symbol not in _PLAIN)
@@ -291,12 +295,18 @@ class _Extraction:
         return int(row)
 
     def _refuse(self, what: str) -> NoReturn:
-        raise UnsupportedError(f"{what} is not supported", detail=_DETAIL)
+        self._lowering.refuse(what, pattern=_WORDS, detail=_DETAIL)
 
 
 def _is_subtle(call: Call) -> bool:
     """Whether it reads the session besides: nothing here may, but for the clock."""
     return not call.trusted and any(map(reads_clock, call.args))
+
+
+def _name(expr: Expr) -> str:
+    """How people write what ``expr`` has of the clock."""
+    names = {t.DATE: "current_date", t.TIMESTAMP: "localtimestamp"}
+    return f'"{names.get(expr.oid, "now()")}"'
 
 
 def _only(node: lg.Node, columns: tuple[lg.Col, ...]) -> lg.Node:
