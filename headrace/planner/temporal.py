@@ -223,7 +223,9 @@ class _Extraction:
                 home = tests if refs(test.test) <= lg.ids(join.left) else right
             return home.column(test).ref
         if not isinstance(expr, Call) or expr.args == (CLOCK,):
-            return self._refuse(f"{_name(expr)} outside of a comparison with a value of a row")
+            return self._refuse(
+                f"{_name(expr)} outside of a comparison with a value of a row"
+            )
         if expr.symbol in _ORDER:
             self._refuse(f"the comparison {show(expr)}")
         inner = guarded or (expr.symbol in CONDITIONAL and expr.symbol not in _PLAIN)

@@ -74,7 +74,11 @@ UNSUPPORTED = [
     ("SELECT id FROM t WHERE s > now()::text", "comparison", "now"),
     ("SELECT id FROM t WHERE now() > now() - i", "comparison", "now"),
     ("SELECT id FROM t WHERE now() + i > tz", "comparison", "now"),
-    ("SELECT id FROM t WHERE CASE WHEN ok THEN now() - tz > '1 day' END", "case", "now"),
+    (
+        "SELECT id FROM t WHERE CASE WHEN ok THEN now() - tz > '1 day' END",
+        "case",
+        "now",
+    ),
     ("SELECT id, clock_timestamp() FROM t", "clock_timestamp", "clock_timestamp"),
     ("SELECT id, current_setting('TimeZone') AS z FROM t", "current_setting", None),
     ("SELECT id, age(tz) FROM t", "age", "age"),
