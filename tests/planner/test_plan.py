@@ -79,6 +79,13 @@ UNSUPPORTED = [
         "case",
         "now",
     ),
+    ("SELECT t.id FROM t LEFT JOIN u ON t.d < current_date - u.k::int", "left", None),
+    (
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION SELECT n + 1 FROM r WHERE n < 5"
+        " AND now() > '2000-01-01'::timestamptz + n * interval '1 day') TABLE r",
+        "with recursive",
+        "now",
+    ),
     ("SELECT id, clock_timestamp() FROM t", "clock_timestamp", "clock_timestamp"),
     ("SELECT id, current_setting('TimeZone') AS z FROM t", "current_setting", None),
     ("SELECT id, age(tz) FROM t", "age", "age"),
