@@ -82,6 +82,7 @@ def test_two_rows_of_a_scalar_subquery_are_an_error_only_where_asked(source, com
         marker = bump(source)
     wait_for(source, marker)
     check(source, {"v": TWO_ROWS, "w": GUARDED}, "nobody asks")
+    commander.execute("CALL headrace.drop_view('v')")
     with source.transaction():
         source.execute("INSERT INTO da VALUES (3, 1, 1)")
         marker = bump(source)
