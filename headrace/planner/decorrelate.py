@@ -377,6 +377,8 @@ class Lift:
 
     def _over_nothing(self, node: Aggregate) -> dict[int, Expr] | None:
         """How NULLs become what aggregates are over no rows; None: not known."""
+        if node.always:
+            return None
         if node.keys:
             return {}
         if not all(a.function in _COUNTS or _null_over_nothing(a) for a in node.aggs):

@@ -8,6 +8,7 @@ has for it, and ``Push.same`` joins it with the left side (Neumann, Kemper 2015)
     Project[e](x)       -> Project[D, e](D x)
     Aggregate[k](x)     -> Aggregate[D, k](D x)
     Aggregate[](x)      -> Aggregate[D](LeftJoin(D, D x)), each aggregate where x is there
+    GROUPING SETS (…, ()) -> Aggregate[D, k](Union(D x, D)), so that the empty set has a row
     Distinct, TopK, Window, Union, SetOp, Functions: D's columns are more columns or keys
     Join(x, y)          -> D on the sides that read it, equal on both
     FULL JOIN(x, y)     -> D on both sides, of the side that is there
@@ -46,7 +47,7 @@ from headrace.planner.logical import (
 )
 from headrace.planner.lower import Lowering
 from headrace.planner.renumber import mapped, renumbered
-from headrace.planner.scalar import ARG, Const, Expr, Ref, raises
+from headrace.planner.scalar import ARG, Const, Expr, Ref, raises, refs, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +261,8 @@ class Push:
     def _aggregate(self, domain: Domain, node: Aggregate) -> Node:
         keys: tuple[tuple[Col, Expr], ...] = tuple((c, c.ref) for c in domain.keys)
         carried = tuple(Agg(c, "any", c.ref, name="any") for c in domain.carried)
+        if node.always:
+            return self._with_always(domain, node, keys, carried)
         if node.keys:
             below = self.push(domain, node.input)
             return self._grouped(node, below, keys, carried)
@@ -280,6 +283,50 @@ class Push:
         return self._grouped(
             dataclasses.replace(node, aggs=aggs), joined, keys, carried
         )
+
+    def _with_always(
+        self,
+        domain: Domain,
+        node: Aggregate,
+        keys: tuple[tuple[Col, Expr], ...],
+        carried: tuple[Agg, ...],
+    ) -> Node:
+        """Grouping sets, of which the empty ones have their row for every value.
+
+        That is a row of its own below, marked so that no aggregate counts it.
+        """
+        true, unknown = Const("t", t.BOOL), Const(None, t.BOOL)
+        made = tuple(self._column(show(e), e) for _, e in node.keys)
+        mark = self._column("there", true)
+        read = frozenset().union(*(refs(e) for a in node.aggs for e in a.inputs))
+        inputs = tuple(c for c in node.input.columns if c.id in read)
+        there = [
+            *(c.ref for c in domain.columns),
+            *(e for _, e in node.keys),
+            *(c.ref for c in inputs),
+            true,
+        ]
+        arms = [self._items(self.push(domain, node.input), there)]
+        for texts in node.always:
+            other, _ = self._again(domain, node)
+            absent: list[Expr] = [c.ref for c in other.columns]
+            for text, column in zip(texts, made, strict=True):
+                absent.append(Const(text, column.oid, -1, column.collation))
+            absent += [Const(None, c.oid, -1, c.collation) for c in inputs]
+            arms.append(self._items(other.node, [*absent, unknown]))
+        present = self._lowering.null_test("is_not_null", mark.ref)
+        grouped = dataclasses.replace(
+            node,
+            keys=tuple((k, c.ref) for (k, _), c in zip(node.keys, made, strict=True)),
+            aggs=tuple(self._where(present, agg) for agg in node.aggs),
+            always=(),
+        )
+        below = Union(tuple(arms), (*domain.columns, *made, *inputs, mark))
+        return self._grouped(grouped, below, keys, carried)
+
+    def _items(self, node: Node, exprs: list[Expr]) -> Node:
+        """``exprs`` over ``node``, as new columns."""
+        return Project(node, tuple((self._column(show(e), e), e) for e in exprs))
 
     def _where(self, there: Expr, agg: Agg) -> Agg:
         """``agg`` over the rows that are there."""

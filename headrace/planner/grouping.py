@@ -249,7 +249,7 @@ class Grouping:
         constants = [Const(str(v), t.INT4) for v in values]
         if self._number is None or len(set(values)) == 1:
             return constants[0]
-        number = self._number[0].ref
+        number = self._number[1]
         args: list[Expr] = []
         for place, constant in enumerate(constants[:-1]):
             args += [self._is(number, place), constant]

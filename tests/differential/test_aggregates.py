@@ -306,6 +306,49 @@ GROUPING = [
 ]
 
 
+AROUND = [
+    "SELECT id, (SELECT count(*) FROM (SELECT k FROM t u WHERE u.v_int4 = t.v_int4"
+    " GROUP BY ROLLUP (k)) q) AS n FROM t",
+    "SELECT id, (SELECT string_agg(coalesce(q.k, -1) || ':' || q.c || ':' || q.g, ','"
+    " ORDER BY q.k, q.c, q.g) FROM (SELECT u.k, count(u.b) AS c, grouping(u.k) AS g"
+    " FROM t u WHERE u.v_int4 < t.k GROUP BY ROLLUP (u.k)) q) AS s FROM t",
+    "SELECT id FROM t WHERE EXISTS (SELECT 1 FROM t u WHERE u.k = t.id"
+    " GROUP BY GROUPING SETS ((), (u.b)) HAVING count(*) < 2)",
+    "SELECT k, (SELECT count(*) FROM t u WHERE u.k = t.k) AS n FROM t GROUP BY ROLLUP (k)",
+    "SELECT k, (SELECT sum(t.v_int4) FROM t u WHERE u.id = 1) AS s FROM t GROUP BY k",
+    "SELECT k, (SELECT grouping(t.k) + 1) AS g FROM t GROUP BY ROLLUP (k)",
+    "SELECT id, (SELECT rank(3) WITHIN GROUP (ORDER BY v_int4) FROM t u WHERE u.k = t.id)"
+    " AS r, (SELECT regr_count(v_int4, k) FROM t u WHERE u.k = t.v_int4) AS c FROM t",
+    "SELECT a.id, x.list FROM t a, LATERAL (SELECT array_agg(v_text ORDER BY id) AS list"
+    " FROM t u WHERE u.k = a.k) x",
+    "SELECT k, b, count(*) AS c, rank() OVER (PARTITION BY grouping(k, b)"
+    " ORDER BY count(*) DESC) AS place FROM t GROUP BY CUBE (k, b)",
+    "SELECT k, count(*) FROM t GROUP BY ROLLUP (k) ORDER BY grouping(k), k LIMIT 2",
+    "SELECT DISTINCT ON (grouping(k)) grouping(k) AS g, k, count(*) FROM t"
+    " GROUP BY ROLLUP (k) ORDER BY grouping(k), count(*), k",
+    "SELECT k, json_agg(x.s) AS j FROM t CROSS JOIN LATERAL (SELECT max(v_text) AS s"
+    " FROM t u WHERE u.k = t.k) x GROUP BY k",
+    "SELECT array_agg(v_int4 ORDER BY id) FILTER (WHERE v_int4 > (SELECT min(u.v_int4)"
+    " FROM t u WHERE u.k = t.k)) AS a FROM t",
+    "SELECT k, max((SELECT count(*) FROM t u WHERE u.k = t.v_int4)) AS m FROM t"
+    " GROUP BY ROLLUP (k)",
+    "SELECT count(DISTINCT (k, b)) AS x, count(DISTINCT (k, v_numeric)) AS y,"
+    " count((k, b)) AS z FROM t",
+    "SELECT k, json_agg((id, v_text) ORDER BY id) AS x, json_agg(t ORDER BY id) AS y"
+    " FROM t GROUP BY k",
+    "SELECT json_agg(q ORDER BY q.id) FROM (SELECT id, v_text AS name FROM t) q",
+    "SELECT k, array_agg(DISTINCT v_numeric ORDER BY v_numeric DESC) FROM t GROUP BY k",
+]
+
+
+def test_aggregates_in_and_around_subqueries(source, commander):
+    player = Player(source, commander, 7, SMALL)
+    player.source.execute(player.insert(10))
+    for query in AROUND:
+        player.view(query)
+    player.play(8)
+
+
 def test_grouping_sets(source, commander):
     player = Player(source, commander, 2, SMALL)
     player.source.execute(player.insert(12))
