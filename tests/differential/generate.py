@@ -178,10 +178,58 @@ class Table:
     name: str
     columns: dict[str, str]  # name -> kind
     identity: str  # 'pk', 'pk2' or 'full'
+    # 'plain', 'parts' (partitioned), 'deep' or 'view' (over a table); no part of a seed.
+    form: str = field(default="plain", repr=False)
 
     @property
     def key(self) -> list[str]:
         return {"pk": ["id"], "pk2": ["id", "id2"], "full": []}[self.identity]
+
+    def ddl(self) -> list[str]:
+        """Statements that make it; rows are written through ``name``, truncated at ``base``."""
+        columns = [f"{c} {POOLS[k][0]}" for c, k in self.columns.items()]
+        if self.key:
+            columns.append(f"PRIMARY KEY ({', '.join(self.key)})")
+        by = self.key[0] if self.key else "k"
+        split = f" PARTITION BY HASH ({by})" if self.form in ("parts", "deep") else ""
+        out = [f"CREATE TABLE {self.base} ({', '.join(columns)}){split}"]
+        leaves = [self.base]
+        if split:
+            out += [
+                f"CREATE TABLE {self.name}_{i} PARTITION OF {self.name}"
+                f" FOR VALUES WITH (MODULUS 2, REMAINDER {i})"
+                for i in range(2)
+            ]
+            leaves = [f"{self.name}_{i}" for i in range(2)]
+        if self.form == "deep":
+            out[2] += (
+                " PARTITION BY RANGE (n)"
+                if not self.key
+                else f" PARTITION BY HASH ({by})"
+            )
+            bounds = (
+                ("DEFAULT",)
+                if not self.key
+                else (
+                    "FOR VALUES WITH (MODULUS 4, REMAINDER 1)",
+                    "FOR VALUES WITH (MODULUS 4, REMAINDER 3)",
+                )
+            )
+            inner = [f"{self.name}_1_{i}" for i in range(len(bounds))]
+            out += [
+                f"CREATE TABLE {leaf} PARTITION OF {self.name}_1 {bound}"
+                for leaf, bound in zip(inner, bounds, strict=True)
+            ]
+            leaves = [leaves[0], *inner]
+        if not self.key:
+            out += [f"ALTER TABLE {leaf} REPLICA IDENTITY FULL" for leaf in leaves]
+        if self.form == "view":
+            out.append(f"CREATE VIEW {self.name} AS SELECT * FROM {self.base}")
+        return out
+
+    @property
+    def base(self) -> str:
+        return f"{self.name}_base" if self.form == "view" else self.name
 
 
 @dataclass
@@ -199,6 +247,7 @@ class Generator:
     """Everything random of one schema."""
 
     def __init__(self, seed: int) -> None:
+        self._seed = seed
         self.rng = random.Random(seed)
         self.tables = [self._table(i) for i in range(self.rng.randint(2, 3))]
         self._next_id = 1000
@@ -217,18 +266,16 @@ class Generator:
         columns["n"] = rng.choice(["int", "small"])
         for i in range(rng.randint(3, 6)):
             columns[f"c{i}"] = rng.choice(list(POOLS))
-        return Table(f"t{number}", columns, identity)
+        return Table(f"t{number}", columns, identity, self._form(number))
+
+    def _form(self, number: int) -> str:
+        # Its own dice: the schema and the queries of a seed stay what they were.
+        return random.Random(f"{self._seed}/{number}").choice(
+            ("plain", "plain", "plain", "parts", "deep", "view")
+        )
 
     def ddl(self) -> list[str]:
-        out = []
-        for t in self.tables:
-            cols = [f"{c} {POOLS[k][0]}" for c, k in t.columns.items()]
-            if t.key:
-                cols.append(f"PRIMARY KEY ({', '.join(t.key)})")
-            out.append(f"CREATE TABLE {t.name} ({', '.join(cols)})")
-            if not t.key:
-                out.append(f"ALTER TABLE {t.name} REPLICA IDENTITY FULL")
-        return out
+        return [statement for t in self.tables for statement in t.ddl()]
 
     # ---- data
 
@@ -284,7 +331,7 @@ class Generator:
                     f"DELETE FROM {t.name} WHERE k = {rng.randint(0, 7)} AND n IS NOT NULL"
                 )
             elif kind < 0.91:
-                out.append(f"TRUNCATE {t.name}")
+                out.append(f"TRUNCATE {t.base}")
             elif kind < 0.94:
                 out.append(f"DELETE FROM {t.name}")
             else:

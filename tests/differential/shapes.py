@@ -44,7 +44,7 @@ class Shapes(Generator):
         columns |= {"k": rng.choice(["int", "int", "big"]), "n": "int", "s": "text"}
         for i in range(rng.randint(1, 4)):
             columns[f"c{i}"] = rng.choice(STORED)
-        return Table(f"t{number}", columns, identity)
+        return Table(f"t{number}", columns, identity, self._form(number))
 
     def query(self, number: int) -> str:
         """The query of that number."""
