@@ -193,7 +193,7 @@ def explain_physical(
     shown: set[str] = set()
 
     def lines(node: physical.Node, depth: int) -> Iterable[str]:
-        again = node.id in shown and isinstance(node, physical.Source)
+        again = node.id in shown
         shown.add(node.id)
         head = _INDENT * depth + f"{node.id} {type(node).__name__}"
         if again:

@@ -37,6 +37,7 @@ from headrace.planner.scalar import (
     refs,
     trusted,
 )
+from headrace.planner.sharing import shared
 from headrace.planner.tables import Table, TableColumn
 from headrace.types import Field, Schema
 
@@ -103,9 +104,10 @@ class Builder:
         last = self._close(self._chain(plan))
         node_id = self._id("sink")
         self._nodes.append(p.Sink(node_id, last, columns))
-        used = set(itertools.chain.from_iterable(p.inputs(n) for n in self._nodes))
-        assert all(n.id in used for n in self._nodes[:-1]), "every node has a reader"
-        return p.PhysicalPlan(tuple(self._nodes))
+        nodes = shared(self._nodes)
+        used = set(itertools.chain.from_iterable(p.inputs(n) for n in nodes))
+        assert all(n.id in used for n in nodes[:-1]), "every node has a reader"
+        return p.PhysicalPlan(nodes)
 
     def _id(self, kind: str) -> str:
         return f"{kind}_{next(self._counts[kind])}"

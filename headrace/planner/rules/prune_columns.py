@@ -4,13 +4,17 @@ Project[e](x) = Project[e](Project[columns that e reads](x)), pushed through eve
 
 Counter-examples: DISTINCT needs all its columns, read or not: without one of them other rows
 become equal.  The keys of a group stay for the same reason.  One column at least stays
-everywhere: ``count(*)`` counts rows, and rows need a shape.
+everywhere: ``count(*)`` counts rows, and rows need a shape.  EXCEPT and INTERSECT, also ALL, need
+all of theirs as well.  A set-returning function whose rows nobody reads still says how many
+there are.  Which of equal rows comes first in a LIMIT or a window is free, but not for two uses
+of one WITH query: ``x a JOIN x b ON a.number = b.number`` shows two halves of one row.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from headrace.planner.logical import (
     Aggregate,
@@ -18,13 +22,17 @@ from headrace.planner.logical import (
     Distinct,
     Expand,
     Filter,
+    Functions,
     Join,
     Node,
     Project,
     Scan,
+    TopK,
     Union,
     Values,
+    Window,
     children,
+    expressions,
     ids,
     with_children,
 )
@@ -33,7 +41,113 @@ from headrace.planner.scalar import Expr, refs
 
 def apply_root(node: Node) -> Node:
     """The whole plan, pruned; the root keeps exactly its columns."""
-    return _exact(_prune(node, ids(node)), [c.id for c in node.columns])
+    shapes = Counter(_shapes(node))
+    pruner = _Pruner(frozenset(s for s, count in shapes.items() if count > 1))
+    return _exact(pruner.prune(node, ids(node)), [c.id for c in node.columns])
+
+
+def _shapes(node: Node) -> Iterator[tuple[object, ...]]:
+    if isinstance(node, TopK | Window):
+        yield _shape(node)
+    for child in children(node):
+        yield from _shapes(child)
+
+
+def _shape(node: TopK | Window) -> tuple[object, ...]:
+    """The same of all uses of a WITH query, whatever else has become of them."""
+    order = tuple((o.operator, o.descending, o.nulls_first) for o in node.order)
+    columns = tuple((c.name, c.oid) for c in node.input.columns)
+    return (type(node).__name__, len(node.keys), order, columns)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pruner:
+    """One pass over a plan."""
+
+    repeated: frozenset[tuple[object, ...]]
+    """Shapes that occur more than once: perhaps the uses of one WITH query, whose ties all of them
+    must break alike, so that all columns stay."""
+
+    def prune(self, node: Node, required: frozenset[int]) -> Node:
+        match node:
+            case Scan():
+                return _scan(node, required)
+            case Values():
+                return _values(node, required)
+            case Filter():
+                below = required | _all_refs(node.predicates)
+                return dataclasses.replace(node, input=self.prune(node.input, below))
+            case Project():
+                keep = _some(node.columns, required)
+                items = tuple((c, e) for c, e in node.items if c.id in keep)
+                below = _all_refs(e for _, e in items)
+                return Project(self.prune(node.input, below), items)
+            case Join():
+                below = required | _all_refs(node.condition)
+                left, right = (
+                    self._side(node.left, below),
+                    self._side(node.right, below),
+                )
+                return dataclasses.replace(node, left=left, right=right)
+            case Aggregate():
+                return self._aggregate(node, required)
+            case Distinct():
+                wanted = [c.id for c in node.input.columns]
+                return Distinct(
+                    _exact(self.prune(node.input, frozenset(wanted)), wanted)
+                )
+            case Union():
+                return self._union(node, required)
+            case Window():
+                return self._window(node, required)
+            case Functions() | Expand() | TopK():
+                below = required | _all_refs(expressions(node)) | self._ties(node)
+                return dataclasses.replace(node, input=self._side(node.input, below))
+            case _:
+                # Reads all there is: SetOp does so to tell rows apart.
+                new = tuple(
+                    _exact(self.prune(c, ids(c)), [x.id for x in c.columns])
+                    for c in children(node)
+                )
+                return with_children(node, new)
+
+    def _side(self, node: Node, below: frozenset[int]) -> Node:
+        keep = _some(node.columns, below)
+        pruned = self.prune(node, keep)
+        return _exact(pruned, [c.id for c in pruned.columns if c.id in keep])
+
+    def _aggregate(self, node: Aggregate, required: frozenset[int]) -> Node:
+        aggs = tuple(a for a in node.aggs if a.column.id in required)
+        if not node.keys and not aggs:
+            aggs = node.aggs[:1]
+        exprs = [e for _, e in node.keys]
+        exprs += [e for a in aggs for e in a.inputs]
+        below = self.prune(node.input, _all_refs(exprs))
+        return dataclasses.replace(node, input=below, aggs=aggs)
+
+    def _ties(self, node: Node) -> frozenset[int]:
+        """What breaks ties, where several nodes must do so alike."""
+        if isinstance(node, TopK | Window) and _shape(node) in self.repeated:
+            return ids(node.input)
+        return frozenset()
+
+    def _window(self, node: Window, required: frozenset[int]) -> Node:
+        calls = tuple(c for c in node.calls if c.column.id in required)
+        if not calls:
+            return self.prune(node.input, required)
+        kept = dataclasses.replace(node, calls=calls)
+        read = required | _all_refs(expressions(kept)) | self._ties(node)
+        below = self._side(node.input, read)
+        return dataclasses.replace(kept, input=below)
+
+    def _union(self, node: Union, required: frozenset[int]) -> Node:
+        keep = _some(node.columns, required)
+        places = [i for i, c in enumerate(node.columns) if c.id in keep]
+        inputs = []
+        for arm in node.inputs:
+            wanted = [arm.columns[i].id for i in places]
+            inputs.append(_exact(self.prune(arm, frozenset(wanted)), wanted))
+        return Union(tuple(inputs), tuple(node.columns[i] for i in places))
 
 
 def _all_refs(exprs: Iterable[Expr]) -> frozenset[int]:
@@ -52,49 +166,6 @@ def _some(columns: tuple[Col, ...], required: frozenset[int]) -> frozenset[int]:
     """``required``, or one column where nothing is required."""
     mine = required & {c.id for c in columns}
     return mine or frozenset(c.id for c in columns[:1])
-
-
-def _prune(node: Node, required: frozenset[int]) -> Node:
-    match node:
-        case Scan():
-            return _scan(node, required)
-        case Values():
-            return _values(node, required)
-        case Filter():
-            below = required | _all_refs(node.predicates)
-            return dataclasses.replace(node, input=_prune(node.input, below))
-        case Project():
-            keep = _some(node.columns, required)
-            items = tuple((c, e) for c, e in node.items if c.id in keep)
-            below = _all_refs(e for _, e in items)
-            return Project(_prune(node.input, below), items)
-        case Join():
-            below = required | _all_refs(node.condition)
-            left, right = _side(node.left, below), _side(node.right, below)
-            return dataclasses.replace(node, left=left, right=right)
-        case Aggregate():
-            return _aggregate(node, required)
-        case Expand():
-            below = required & ids(node.input) | _all_refs(e for _, e in node.keys)
-            return dataclasses.replace(node, input=_prune(node.input, below))
-        case Distinct():
-            wanted = [c.id for c in node.input.columns]
-            return Distinct(_exact(_prune(node.input, frozenset(wanted)), wanted))
-        case Union():
-            return _union(node, required)
-        case _:
-            # Reads all there is, until it has a case of its own.
-            new = tuple(
-                _exact(_prune(c, ids(c)), [x.id for x in c.columns])
-                for c in children(node)
-            )
-            return with_children(node, new)
-
-
-def _side(node: Node, below: frozenset[int]) -> Node:
-    keep = _some(node.columns, below)
-    pruned = _prune(node, keep)
-    return _exact(pruned, [c.id for c in pruned.columns if c.id in keep])
 
 
 def _scan(node: Scan, required: frozenset[int]) -> Node:
@@ -117,23 +188,3 @@ def _values(node: Values, required: frozenset[int]) -> Node:
         tuple(node.columns[i] for i in places),
         tuple(tuple(row[i] for i in places) for row in node.rows),
     )
-
-
-def _aggregate(node: Aggregate, required: frozenset[int]) -> Node:
-    aggs = tuple(a for a in node.aggs if a.column.id in required)
-    if not node.keys and not aggs:
-        aggs = node.aggs[:1]
-    exprs = [e for _, e in node.keys]
-    exprs += [e for a in aggs for e in a.inputs]
-    below = _prune(node.input, _all_refs(exprs))
-    return dataclasses.replace(node, input=below, aggs=aggs)
-
-
-def _union(node: Union, required: frozenset[int]) -> Node:
-    keep = _some(node.columns, required)
-    places = [i for i, c in enumerate(node.columns) if c.id in keep]
-    inputs = []
-    for arm in node.inputs:
-        wanted = [arm.columns[i].id for i in places]
-        inputs.append(_exact(_prune(arm, frozenset(wanted)), wanted))
-    return Union(tuple(inputs), tuple(node.columns[i] for i in places))

@@ -1,0 +1,40 @@
+"""Equal subplans are built once, whatever kind of node reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.collections import plan as p
+from headrace.planner import PlanRequest, plan
+
+QUERIES = {
+    # A query, and how many nodes of each kind its plan has.
+    "WITH x AS (SELECT k, count(*) AS c FROM t GROUP BY k) SELECT a.k FROM x a JOIN x b ON"
+    " a.k = b.k AND a.c = b.c": {"Reduce": 1, "Join": 1},
+    "SELECT k, sum(id) AS s FROM t GROUP BY k UNION ALL SELECT k AS j, sum(id) FROM t GROUP BY 1": {
+        "Reduce": 1,
+        "Union": 1,
+    },
+    "SELECT k, sum(id) AS s FROM t GROUP BY k UNION ALL SELECT k, sum(DISTINCT id) FROM t"
+    " GROUP BY 1": {"Reduce": 2},
+    "(SELECT k FROM t WHERE k > 3) EXCEPT ALL (SELECT k FROM t WHERE k > 3)": {
+        "SetOp": 1,
+        "Filter": 1,
+    },
+    "WITH RECURSIVE r(n) AS (SELECT max(k) FROM t UNION SELECT a.m FROM r JOIN (SELECT max(k) AS m"
+    " FROM t) a ON a.m > n JOIN (SELECT max(k) AS m FROM t) b ON b.m = a.m) SELECT n FROM r": {
+        "Reduce": 1
+    },
+}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_nodes(conn, query):
+    physical = plan(conn, PlanRequest(query)).physical
+    found = [type(node).__name__ for node in physical.nodes]
+    wanted = QUERIES[query]
+    assert {kind: found.count(kind) for kind in wanted} == wanted
+    known: set[str] = set()
+    for node in physical.nodes:
+        assert set(p.inputs(node)) <= known, "inputs come first"
+        known.add(node.id)
