@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 DDL = """
 CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
 CREATE DOMAIN short AS varchar(5);
@@ -137,3 +139,66 @@ REFUSED: list[tuple[str, str]] = [
     ("xmin", "system column"),
     ("s::regclass", "regclass"),
 ]
+
+VALUES: dict[str, list[str]] = {
+    "k": ["0", "1", "2", "-3", "5"], "big": ["1", "5", "-9223372036854775807", "4294967296"],
+    "small": ["1", "-1", "7"],
+    "n": ["0", "1", "1.0", "1.50", "-2.25", "100.000", "0.0001", "99999999999999999999.5"],
+    "f": ["0", "-0", "1.5", "-2.25", "0.1", "1e10"], "r": ["0", "-0", "1.5", "0.1"],
+    "s": ["", "a", "ab", "aXb", "xcat dogx", "2020-02-29", "É ", "3", "a,b", "sad"],
+    "v": ["", "a", "ab", "xyz", "12:30"], "c": ["", "a", "ab", "abcd"],
+    "d": ["2000-01-01", "1999-12-31", "2024-02-29", "infinity", "0044-03-15 BC"],
+    "tm": ["00:00", "12:34:56.789", "24:00"],
+    "tmz": ["12:00+02", "11:00+01", "10:00+00", "12:00-05:30"],
+    "ts": ["2000-01-01 00:00", "2024-02-29 23:59:59.999999", "1999-12-31 12:00"],
+    "tz": ["2000-01-01 00:00+00", "2024-03-31 01:30+00", "1970-01-01 00:00+02"],
+    "i": ["1 day", "24 hours", "1 mon", "30 days", "-1 year 2 days", "00:00:01.5"],
+    "ok": ["t", "f"], "m": ["sad", "ok", "happy"],
+    "j": ['{"a": 1, "b": [1,2]}', '{"a":1}', "[1, 2]", "null"],
+    "jb": ['{"a": 1, "b": {"c": 2.50}}', '{"a": 1.0}', "[1, 1.00, null]", "{}", '"x"', "1.0", "1",
+           '{"ts": "2020-05-05 05:05", "a": [1, 2, 3]}', "1e2", "100", '"1.0"', '{"1.0": "1.00"}'],
+    "tags": ["{}", "{a,b}", "{a,NULL}", '{"x y",a,"",NULL}', "{a}", "[0:1]={a,b}"],
+    "nums": ["{}", "{1,2.50}", "{1.0,2.5}", "{NULL,0}", "{1.00,2.500}", "{1,2.5}", "[2:3]={1,2.5}"],
+    "mat": ["{}", "{{1,2},{3,4}}", "{1,2}", "{{1,2}}", "{NULL}"],
+    "dom": ["", "a", "abcde"], "di": ["1", "7"],
+    "cc": ["(1,x,2.00)", "(,,)", "(1,,)", '(2,"a b",0)', "(1,x,2)"],
+    "h": ['("(1,x,2.00)",5,ok)', "(,,)", '("(,,)",1,sad)'],
+    "blob": ["\\x", "\\x00ff", "\\x61"],
+    "u": ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "00000000-0000-0000-0000-000000000000"],
+    "ip": ["10.0.0.1", "10.0.0.1/8", "192.168.1.0/24", "::1"], "bt": ["101", "000"],
+    "ir": ["[1,5)", "empty", "(,3]", "[1,4]", "(,)"],
+    "nr": ["[1,2]", "[1.0,2.0]", "(1,2)", "empty", "[1.5,)", "(,)", "[1.00,2]"],
+    "mr": ["{}", "{[1,3),[5,6)}", "{(,)}"], "sp": ["[a,c]", "empty", '["x ",z)', "(,b)"],
+    "pt": ["(0,0)", "(1,1)", "(1.5,-2)"], "tsv": ["a:1 b:2", "cat dog", ""],
+    "cs": ["{}", '{"(1,x,2.00)",NULL}', '{"(,,)"}', '{"(1,x,2)",NULL}'], "ch": ["a", "b", ""],
+    "nm": ["a", "Bc", ""], "mac": ["08:00:2b:01:02:03"], "vb": ["", "1", "01"],
+    "lsn": ["0/0", "16/B374D848"],
+}  # fmt: skip
+"""Per column values that are equal, nearly equal, or odd."""
+
+
+def row(rng: random.Random, number: int) -> str:
+    """VALUES of one row."""
+    values = [str(number)]
+    for column in VALUES:
+        value = None if rng.random() < 0.15 else rng.choice(VALUES[column])
+        values.append(literal(value))
+    return f"({', '.join(values)})"
+
+
+def literal(value: str | None) -> str:
+    """A value as SQL, of unknown type."""
+    return "NULL" if value is None else "'" + value.replace("'", "''") + "'"
+
+
+def insert(rng: random.Random, numbers: range) -> str:
+    """Statement that adds rows of these ids."""
+    rows = ", ".join(row(rng, n) for n in numbers)
+    return f"INSERT INTO t (id, {', '.join(VALUES)}) VALUES {rows}"
+
+
+def change(rng: random.Random) -> str:
+    """Statement that changes some columns of some rows."""
+    columns = rng.sample(list(VALUES), 12)
+    sets = ", ".join(f"{c} = {literal(rng.choice(VALUES[c]))}" for c in columns)
+    return f"UPDATE t SET {sets} WHERE id % {rng.randint(2, 4)} = 0"
