@@ -22,6 +22,7 @@ from headrace.types import (
     INT4,
     INT8,
     INTERVAL,
+    JSONB,
     MONEY,
     NAME,
     NUMERIC,
@@ -37,6 +38,7 @@ from headrace.types import (
 )
 
 CIDR, MACADDR, INET, MACADDR8, PG_LSN, XID, XID8 = 650, 829, 869, 774, 3220, 28, 5069
+TID, CID, TSVECTOR = 27, 29, 3614
 
 
 class KeyClass(Enum):
@@ -45,7 +47,7 @@ class KeyClass(Enum):
     NATIVE = "native"
     """A machine value."""
     NORMALISED = "normalised"
-    """Text with several forms of one value (numeric, bpchar, interval), made one."""
+    """Text with several forms of one value (numeric, bpchar, jsonb, …), made one."""
     TEXT = "text"
     """Postgres' output text, which is the same for equal values."""
 
@@ -55,12 +57,18 @@ _NATIVE: Final = frozenset(
         BOOL, INT2, INT4, INT8, OID, FLOAT4, FLOAT8, DATE, TIME, TIMESTAMP, TIMESTAMPTZ,
     }
 )  # fmt: skip
-_NORMALISED: Final = frozenset({NUMERIC, BPCHAR, INTERVAL})
+_NORMALISED: Final = frozenset(
+    {
+        NUMERIC, BPCHAR, INTERVAL, JSONB,
+        1231, 3906, 3907, 4532,  # numeric[], numrange, numrange[], nummultirange
+        1021, 1022,  # float4[], float8[]
+    }
+)  # fmt: skip
 _COLLATED: Final = frozenset({TEXT, VARCHAR, NAME, BPCHAR})
 _TEXT: Final = frozenset(
     {
         TEXT, VARCHAR, NAME, UUID, BYTEA, BIT, VARBIT, MONEY, INET, CIDR, MACADDR, MACADDR8,
-        CHAR, TIMETZ, PG_LSN, XID, XID8,
+        CHAR, TIMETZ, PG_LSN, XID, XID8, TID, CID, TSVECTOR,
     }
 )  # fmt: skip
 
@@ -119,8 +127,9 @@ def key_class(
 def is_canonical(oid: int) -> bool:
     """Whether equal values of a key type always look equal.
 
-    False for numeric (display scale), bpchar (trailing blanks), interval (a day or 24 hours) and
-    floats (-0 and 0): a group or DISTINCT over those must choose which form it shows.
+    False for numeric (display scale) and what is made of it (arrays, ranges, jsonb), bpchar
+    (trailing blanks), interval (a day or 24 hours) and floats (-0 and 0): a group or DISTINCT over
+    those must choose which form it shows.
     """
     return oid not in _NORMALISED and oid not in (FLOAT4, FLOAT8)
 

@@ -20,13 +20,22 @@ import pyarrow as pa
 
 from headrace.kernels import buffers
 from headrace.kernels.buffers import Int64s
-from headrace.types import BPCHAR, INTERVAL, NUMERIC
+from headrace.types import BPCHAR, INTERVAL, JSONB, NUMERIC
 
 # Declared, because Cython takes a literal beyond 32 bits for a Python object.
 _GREATEST = cython.declare(cython.longlong, 9223372036854775807)
 _DAY = cython.declare(cython.longlong, 86400000000)
 _HOUR = cython.declare(cython.longlong, 3600000000)
 _HOURS_MAX = cython.declare(cython.longlong, 2562047788)
+
+_NUMERICS, _STRINGS, _FLOATS = 0, 1, 2
+_DECIMALS = {
+    JSONB: _STRINGS,
+    **dict.fromkeys((1231, 3906, 3907, 4532), _NUMERICS),
+    **dict.fromkeys((1021, 1022), _FLOATS),
+}
+"""Texts with numbers in them: jsonb (which has strings too); numeric[], numrange, numrange[] and
+nummultirange; float4[] and float8[]."""
 
 
 def encode_keys(
@@ -40,6 +49,9 @@ def encode_keys(
     0.0.  All other types: their text, bytewise.  NULLs are equal to each other and sort last;
     with ``nulls=False`` a row with any NULL has no key (None).  Raises ValueError for
     text that is not a value of its type, and without columns.
+
+    Arrays and ranges of numbers, and jsonb, equal each other whatever the scale of the numbers in
+    them (1.0 and 1.00, in a float array -0 and 0); the order of such keys means nothing.
     """
     n = buffers.row_count(columns)
     sizes = np.full(n, len(columns), np.int64)
@@ -85,6 +97,16 @@ def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
         out = np.empty(total + 8 * n, np.uint8)
         used = _key_numerics(
             data, limits, valid, buffers.view(out), buffers.view(starts)
+        )
+    elif oid in _DECIMALS:
+        out = np.empty(2 * total + n, np.uint8)
+        used = _key_decimals(
+            data,
+            limits,
+            valid,
+            buffers.view(out),
+            buffers.view(starts),
+            _DECIMALS[oid],
         )
     elif oid == INTERVAL:
         out = np.empty(13 * n, np.uint8)
@@ -199,6 +221,98 @@ def _key_texts(
         while q < end:
             c = data[q]
             q += 1
+            if c <= 1:
+                out[p] = 1
+                p += 1
+                c += 1
+            out[p] = c
+            p += 1
+        out[p] = 0
+        p += 1
+    starts[n] = p
+    return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    starts=cython.longlong[::1],
+    mode=cython.int,
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    c=cython.uchar,
+    string=cython.bint,
+    escaped=cython.bint,
+    end_of_fraction=cython.Py_ssize_t,
+)
+def _key_decimals(
+    data: memoryview,
+    offsets: memoryview,
+    valid: memoryview,
+    out: memoryview,
+    starts: memoryview,
+    mode: int,
+) -> int:
+    """Texts as in ``_key_texts``, without zeros at the end of a fraction outside of strings.
+
+    In mode 2 (floats) the sign of a zero goes instead.
+    """
+    n = len(valid)
+    p = 0
+    for i in range(n):
+        starts[i] = p
+        if not valid[i]:
+            continue
+        q = offsets[i]
+        end = offsets[i + 1]
+        string = False
+        escaped = False
+        while q < end:
+            c = data[q]
+            q += 1
+            if string:
+                if escaped:
+                    escaped = False
+                elif c == 92:
+                    escaped = True
+                elif c == 34:
+                    string = False
+            elif c == 34 and mode == 1:
+                string = True
+            elif c == 46 and mode != 2:
+                j = q
+                while j < end and 48 <= data[j] <= 57:
+                    j += 1
+                if q < j:
+                    end_of_fraction = j
+                    while end_of_fraction > q and data[end_of_fraction - 1] == 48:
+                        end_of_fraction -= 1
+                    if end_of_fraction > q:
+                        out[p] = 46
+                        p += 1
+                        while q < end_of_fraction:
+                            out[p] = data[q]
+                            p += 1
+                            q += 1
+                    q = j
+                    continue
+            elif (
+                c == 45
+                and mode == 2
+                and q < end
+                and data[q] == 48
+                and (q + 1 == end or data[q + 1] == 44 or data[q + 1] == 125)
+            ):
+                continue
             if c <= 1:
                 out[p] = 1
                 p += 1

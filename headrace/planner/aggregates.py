@@ -35,6 +35,7 @@ from headrace.planner.scalar import (
     show,
     trusted,
 )
+from headrace.planner.typekeys import key_class
 
 NewColumn = Callable[[str, Expr], Col]
 
@@ -218,15 +219,7 @@ class Calls:
         return _BOOLEANS.get(name, "")
 
     def _key(self, expr: Expr) -> keys.KeyClass | None:
-        catalog = self._lowering.catalog
-        kind = catalog.type(expr.oid)
-        element = catalog.type(kind.element).kind if kind.element else "b"
-        return keys.key_class(
-            expr.oid,
-            kind=kind.kind,
-            deterministic=catalog.deterministic(expr.collation),
-            element_kind=element,
-        )
+        return key_class(self._lowering.catalog, expr.oid, expr.collation)
 
     # -- remote
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from headrace import types as t
-from headrace.expressions import keys
 from headrace.planner import functions_in_from
 from headrace.planner.catalog import Catalog
 from headrace.planner.check import (
@@ -40,6 +38,7 @@ from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.sites import UNIT, Site, joined
 from headrace.planner.sources import Sources
 from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
+from headrace.planner.typekeys import require_key
 from headrace.planner.wholerow import whole_row
 from headrace.planner.windows import Windows
 
@@ -356,24 +355,3 @@ class Binder:
         for column in node.columns:
             require_key(self._lowering, column.ref, construct)
         return Distinct(node)
-
-
-def is_key(catalog: Catalog, oid: int, collation: int) -> bool:
-    """Whether our canonical keys decide equality of the type."""
-    found = catalog.type(oid)
-    element = catalog.type(found.element).kind if found.element else "b"
-    deterministic = catalog.deterministic(collation)
-    key = keys.key_class(
-        oid, kind=found.kind, deterministic=deterministic, element_kind=element
-    )
-    return key is not None and oid != t.UNKNOWN
-
-
-def require_key(lowering: Lowering, expr: Expr, construct: str) -> None:
-    """Refuse ``expr`` as a key of ``construct`` unless its type allows that."""
-    if not is_key(lowering.catalog, expr.oid, expr.collation):
-        name = lowering.type_name(expr.oid)
-        found = lowering.catalog.collation(expr.collation)
-        if found is not None and not found.deterministic:
-            name += " with a nondeterministic collation"
-        lowering.refuse(f"{construct} over type {name}")

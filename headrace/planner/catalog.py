@@ -152,6 +152,8 @@ SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,
 _USER_CODE: Final = """
 SELECT EXISTS (
     SELECT FROM pg_cast c WHERE c.castsource = %(t)s AND c.castfunc >= %(first)s
+       AND NOT EXISTS (SELECT FROM pg_range r  -- made with every range type
+            WHERE r.rngtypid = c.castsource AND r.rngmultitypid = c.casttarget)
     UNION ALL
     SELECT FROM pg_constraint k JOIN pg_depend d ON d.classid = 'pg_constraint'::regclass
         AND d.objid = k.oid
@@ -161,6 +163,8 @@ SELECT EXISTS (
     SELECT FROM pg_range r JOIN pg_opclass o ON o.oid = r.rngsubopc
      WHERE %(t)s IN (r.rngtypid, r.rngmultitypid)
        AND (r.rngcanonical::oid >= %(first)s OR o.oid >= %(first)s))"""
+_SUBTYPE: Final = """
+SELECT rngsubtype, rngcollation FROM pg_range WHERE %(t)s IN (rngtypid, rngmultitypid)"""
 _PARTS: Final = """
 SELECT ARRAY(
     SELECT a.atttypid FROM pg_attribute a
@@ -290,6 +294,12 @@ class Catalog:
         """Types that a value of type ``oid`` is made of: columns, elements, bounds, base."""
         row = self._conn.execute(_PARTS, (oid,)).fetchone()
         return tuple(row[0]) if row else ()
+
+    def subtype(self, oid: int) -> tuple[int, int]:
+        """Type and collation of the bounds of a range or multirange."""
+        row = self._conn.execute(_SUBTYPE, {"t": oid}).fetchone()
+        assert row is not None, "every range has a subtype"
+        return int(row[0]), int(row[1])
 
     def trusted(self, oid: int) -> bool:
         """Whether reading, writing and comparing values of the type runs no code of a user.

@@ -29,7 +29,6 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions.native import resolve
-from headrace.planner.bind import is_key
 from headrace.planner.domain import Domain, Push
 from headrace.planner.logical import (
     LEFT_ONLY,
@@ -64,6 +63,7 @@ from headrace.planner.scalar import (
     refs,
     substitute,
 )
+from headrace.planner.typekeys import is_key
 from headrace.planner.uniqueness import exactly_one
 
 _COUNTS: Final = frozenset({"count", "count_star"})

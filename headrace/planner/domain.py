@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from headrace import types as t
 from headrace.expressions import keys as key_types
 from headrace.expressions.native import resolve
-from headrace.planner.bind import is_key
 from headrace.planner.logical import (
     LEFT_ONLY,
     Agg,
@@ -48,6 +47,7 @@ from headrace.planner.logical import (
 from headrace.planner.lower import Lowering
 from headrace.planner.renumber import mapped, renumbered
 from headrace.planner.scalar import ARG, Const, Expr, Ref, raises, refs, show
+from headrace.planner.typekeys import is_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from headrace.planner.nodetree import same
 from headrace.planner.scalar import ARG, Call, Const, Expr, Ref, show
 from headrace.planner.sites import LateSite, Site
 from headrace.planner.subqueries import has_subquery
+from headrace.planner.typekeys import require_key
 
 SETS_MAX: Final = 4096
 """As in Postgres: more grouping sets are an error there."""
@@ -129,7 +130,7 @@ class Grouping:
 
     def _new_key(self, expr: Expr, label: str) -> Ref:
         """A key of the groups: what is shown of it above them."""
-        self._require_key(expr)
+        require_key(self._lowering, expr, "GROUP BY")
         column = self._column(label, expr)
         self._keys.append((column, expr))
         if keys.is_canonical(expr.oid):
@@ -171,19 +172,6 @@ class Grouping:
             for i, one in enumerate(self._sets)
             if not one
         )
-
-    def _require_key(self, expr: Expr) -> None:
-        lowering = self._lowering
-        kind = lowering.catalog.type(expr.oid)
-        element = lowering.catalog.type(kind.element).kind if kind.element else "b"
-        found = keys.key_class(
-            expr.oid,
-            kind=kind.kind,
-            deterministic=lowering.catalog.deterministic(expr.collation),
-            element_kind=element,
-        )
-        if found is None:
-            lowering.refuse(f"GROUP BY over type {kind.name}")
 
     # -- expressions
 

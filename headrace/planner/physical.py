@@ -22,7 +22,6 @@ from headrace.expressions import ir
 from headrace.expressions.keys import order_native
 from headrace.planner import logical as lg
 from headrace.planner import recursion
-from headrace.planner.bind import is_key
 from headrace.planner.lower import RECORDS, Lowering
 from headrace.planner.request import ITERATIONS_MAX
 from headrace.planner.scalar import (
@@ -39,6 +38,7 @@ from headrace.planner.scalar import (
 )
 from headrace.planner.sharing import shared
 from headrace.planner.tables import Table, TableColumn
+from headrace.planner.typekeys import is_key
 from headrace.types import Field, Schema
 
 _PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")

@@ -96,8 +96,6 @@ UNSUPPORTED = [
     ("SELECT id, dice(k) FROM t", "dice", "dice"),
     ("SELECT id, padded(k) FROM t", "default", "padded"),
     ("SELECT j, count(*) FROM t GROUP BY jb, j::text, j", "", None),
-    ("SELECT jb, count(*) FROM t GROUP BY jb", "jsonb", None),
-    ("SELECT DISTINCT jb FROM t", "jsonb", None),
     ("SELECT s, count(*) FROM loose GROUP BY s", "", None),
     ("SELECT DISTINCT s FROM loose", "nondeterministic", None),
     ("SELECT id FROM hasty", "unlogged", None),

@@ -1,0 +1,55 @@
+"""Which values can be keys: of GROUP BY, DISTINCT, joins, set operations.
+
+``expressions.keys`` knows the types of Postgres; here are those that are made of others.  An
+array, row or range is equal to another exactly if their texts are, provided that this holds for
+each part: then the text is the key.
+"""
+
+from __future__ import annotations
+
+from headrace.expressions import keys
+from headrace.expressions.keys import KeyClass
+from headrace.planner.catalog import Catalog
+from headrace.planner.lower import Lowering
+from headrace.planner.scalar import Expr
+from headrace.types import UNKNOWN
+
+
+def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
+    """How values of type ``oid`` become keys, or None if they may not."""
+    kind = catalog.type(oid)
+    deterministic = catalog.deterministic(collation)
+    known = keys.key_class(oid, kind=kind.kind, deterministic=deterministic)
+    if known is not None or oid == UNKNOWN:
+        return known if oid != UNKNOWN else None
+    if kind.element:
+        parts = [(kind.element, collation)]
+    elif kind.kind == "c":
+        parts = [(a.oid, a.collation) for a in catalog.attributes(oid)]
+    elif kind.kind in ("r", "m") and catalog.trusted(oid):
+        parts = [catalog.subtype(oid)]
+    else:
+        return None
+    return KeyClass.TEXT if all(_plain(catalog, *part) for part in parts) else None
+
+
+def _plain(catalog: Catalog, oid: int, collation: int) -> bool:
+    """Whether values of a part are equal exactly if their texts are."""
+    base = catalog.base(oid)
+    found = key_class(catalog, base, collation)
+    return found is not None and keys.is_canonical(base)
+
+
+def is_key(catalog: Catalog, oid: int, collation: int) -> bool:
+    """Whether our canonical keys decide equality of the type."""
+    return key_class(catalog, oid, collation) is not None
+
+
+def require_key(lowering: Lowering, expr: Expr, construct: str) -> None:
+    """Refuse ``expr`` as a key of ``construct`` unless its type allows that."""
+    if not is_key(lowering.catalog, expr.oid, expr.collation):
+        name = lowering.type_name(expr.oid)
+        found = lowering.catalog.collation(expr.collation)
+        if found is not None and not found.deterministic:
+            name += " with a nondeterministic collation"
+        lowering.refuse(f"{construct} over type {name}")
