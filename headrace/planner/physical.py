@@ -42,7 +42,16 @@ from headrace.planner.typekeys import is_key
 from headrace.types import Field, Schema
 
 _PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
-_INTEGERS: Final = (t.INT2, t.INT4, t.INT8)
+_COMMON: Final = (
+    ((t.INT2, t.INT4, t.INT8), t.INT8),
+    ((t.FLOAT4, t.FLOAT8), t.FLOAT8),
+    ((t.NAME, t.TEXT), t.TEXT),
+    ((t.DATE, t.TIMESTAMP), t.TIMESTAMP),
+    ((t.DATE, t.TIMESTAMPTZ), t.TIMESTAMPTZ),
+    ((t.TIMESTAMP, t.TIMESTAMPTZ), t.TIMESTAMPTZ),
+)
+_LAST_DAY: Final = "294276-12-31"
+"""Of timestamps; dates go on for longer."""
 
 
 @dataclass(slots=True)
@@ -429,6 +438,8 @@ class Builder:
             return None
         if not null_safe and "OPERATOR(pg_catalog.=)" not in predicate.sql:
             return None
+        if null_safe and t.DATE in (first.oid, second.oid) and first.oid != second.oid:
+            return None  # a date beyond all timestamps is no NULL
         sides = self._unified(predicate, first, second)
         return None if sides is None else _Key(*sides, null_safe)
 
@@ -440,12 +451,10 @@ class Builder:
         if core(first).oid == core(second).oid:
             first, second = core(first), core(second)
         if first.oid != second.oid:
-            if first.oid in _INTEGERS and second.oid in _INTEGERS:
-                first, second = (
-                    lowering.convert(e, t.INT8, 0) for e in (first, second)
-                )
-            else:
+            common = _common(first.oid, second.oid)
+            if common is None:
                 return None
+            first, second = (_in_type(lowering, e, common) for e in (first, second))
         if not is_key(lowering.catalog, first.oid, predicate.input_collation):
             return None
         return first, second
@@ -624,6 +633,28 @@ def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:
     exprs = [e for _, e in node.keys]
     exprs += [e for a in node.aggs for e in a.inputs]
     return exprs
+
+
+def _common(first: int, second: int) -> int | None:
+    """The type in which Postgres compares values of two types for equality."""
+    for types, common in _COMMON:
+        if first in types and second in types:
+            return common
+    return None
+
+
+def _in_type(lowering: Lowering, expr: Expr, oid: int) -> Expr:
+    """``expr`` as a value of the type, NULL where no value of the type can be equal."""
+    if expr.oid == oid:
+        return expr
+    if expr.oid == t.NAME:
+        return lowering.cast(expr, oid, -1, expr.collation)
+    value = lowering.convert(expr, oid, 0)
+    if expr.oid != t.DATE:
+        return value
+    bounds = (("<=", Const(_LAST_DAY, t.DATE)), ("=", Const("infinity", t.DATE)))
+    tests = tuple(lowering.comparison(op, expr, day, 0) for op, day in bounds)
+    return lowering.guarded(lowering.logic("or", tests), value)
 
 
 def _made(place: int, expr: Expr) -> lg.Col:
