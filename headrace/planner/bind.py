@@ -306,10 +306,13 @@ class Binder:
     def _values(self, entry: Tree, level: Level) -> Node:
         rows: list[tuple[Node, list[Expr]]] = []
         for row in entry.items("values_lists"):
-            assert isinstance(row, list), "VALUES is a list of lists"
             site = Site(UNIT)
             scope = self.scope(level, site)
-            exprs = [self._lowering.lower(e, scope) for e in row if isinstance(e, Tree)]
+            # A row without columns is a null list.
+            items = row if isinstance(row, list) else []
+            exprs = [
+                self._lowering.lower(e, scope) for e in items if isinstance(e, Tree)
+            ]
             rows.append((site.node, exprs))
         return value_rows(rows, self.column)
 
@@ -326,6 +329,10 @@ class Binder:
             inner = entry.items("groupexprs")[attno - 1]
         elif kind == RELATION:
             self._sources.refuse(entry, attno)
+        elif kind == CTE:
+            self._lowering.refuse(
+                "the path or order column of a CYCLE or SEARCH clause"
+            )
         else:
             self._lowering.refuse("a reference to a later FROM item (LATERAL)")
         assert isinstance(inner, Tree), "only a dropped column has no expression"

@@ -103,7 +103,6 @@ class Builder:
         self.sets: list[tuple[Call, ...]] = []
         """Every list of functions in FROM (or set-returning ones) that it will run."""
         self._step: _Step | None = None
-        self._recursions = itertools.count()
         self._iterations_max = iterations_max
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
@@ -332,7 +331,7 @@ class Builder:
     def _recursive(self, node: lg.Recursive) -> _Chain:
         assert self._step is None, "a recursion in a step stands outside of it"
         base = self._close(self._chain(node.base))
-        step, shape = recursion.step_of(self._lowering, node, next(self._recursions))
+        step, shape = recursion.step_of(self._lowering, node)
         work = p.WorkTable(self._id("work_table"), schema(shape.columns))
         outside, self._nodes = self._nodes, [work]
         self._step = _Step(node.name, work.id, outside)

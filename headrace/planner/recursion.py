@@ -1,24 +1,34 @@
 """WITH RECURSIVE: binding it, and the number of the iteration in the plan of its step.
 
 All iterations run in one set of collections, so every row of the step says to which one it
-belongs: ``carried`` adds that column along the way from the work table to the root of the step,
-to the output of each node and to the keys of those that look at several rows at once.  What is not on
-that way is the same for every iteration and stands outside.
+belongs: ``Carrier`` adds that column along the ways from the work table to the root of the step,
+to the output of each node and to the keys of those that look at several rows at once.  What is not
+on such a way is the same for every iteration and stands outside.
 
 Equation: with W = {(i, row) : row in R(i)}, carried(step)(W) = {(i, row) : row in step(R(i))}.
 Counter-examples: of a FULL JOIN the rows of the other side without a partner belong to no iteration;
 an aggregate without GROUP BY gives a row for an iteration without any, where Postgres would have
 stopped.  Both are refused, as is everything else whose result over nothing is not nothing.
+
+CYCLE is what Postgres rewrites it to (manual, 7.8.2.2): a column with the path so far and one that
+says whether the row stands in it; a row that does is not followed.  An element of the path is the
+text of the row, which is the same for equal rows of the types that are let through.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
+
+import psycopg
 
 from headrace import types as t
 from headrace.collections.plan import ITERATION
+from headrace.errors import UnsupportedError
+from headrace.expressions import keys as key_types
 from headrace.planner.logical import (
     Aggregate,
     Col,
@@ -30,19 +40,23 @@ from headrace.planner.logical import (
     Node,
     Project,
     Recursive,
+    SetOp,
     TopK,
+    Union,
     Window,
     WorkTable,
     children,
     ids,
     with_children,
 )
-from headrace.planner.lower import Lowering
+from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
-from headrace.planner.scalar import Call, Const, Expr, raises, refs
+from headrace.planner.scalar import Call, Const, Expr, quote, raises, refs
 from headrace.planner.setops import SetOperations
 
 _REFUSED: Final = "in the recursive term of WITH RECURSIVE"
+_TEXTS: Final = 1009
+"""text[]"""
 
 
 class Recursions:
@@ -55,25 +69,31 @@ class Recursions:
 
     def bind(self, cte: Tree, operations: SetOperations) -> Node:
         """The plan of a recursive WITH query; ``operations`` binds its UNION."""
-        for clause in ("search_clause", "cycle_clause"):
-            if cte.node(clause) is not None:
-                self._lowering.refuse(f"the {clause.split('_')[0].upper()} clause")
         union = cte.child("ctequery").child("setOperations")
         if cte.child("ctequery").nodes("sortClause"):
             self._lowering.refuse("ORDER BY in a recursive query")
+        cycle = None
+        if cte.node("cycle_clause") is not None:
+            if cte.node("search_clause") is not None:
+                self._lowering.refuse("SEARCH beside CYCLE")
+            cycle = _Cycle(self._lowering, self._column, cte)
         base = operations.converted(operations.bind(union.child("larg")), union)
         columns = operations.columns(union, [c.name for c in base.columns])
-        distinct = not union.flag("all")
-        if distinct:
-            operations.distinct(base, "UNION")
         name = f"{cte.text('ctename')} {columns[0].id if columns else 0}"
         before = self._names.get(id(cte))
         self._names[id(cte)] = name
         step = operations.converted(operations.bind(union.child("rarg")), union)
         if before is not None:
             self._names[id(cte)] = before
-        carried(self._lowering, step, name, _number(0))
-        return Recursive(base, step, name, distinct, columns)
+        shown = columns
+        if cycle is not None:
+            base, step = cycle.begin(base), cycle.follow(step, name)
+            shown, columns = columns + cycle.mark, columns + cycle.columns
+        distinct = not union.flag("all")
+        if distinct:
+            operations.distinct(base, "UNION")
+        node = Recursive(base, step, name, distinct, columns)
+        return node if shown == columns else Project(node, _items(shown))
 
     def work_table(self, cte: Tree) -> Node:
         """The reference of ``cte`` to itself."""
@@ -91,28 +111,147 @@ class Recursions:
         return WorkTable(self._names[id(cte)], columns)
 
 
-def _number(place: int) -> Col:
-    """The column of the iteration of the ``place``-th recursion; outside of the binder's ids."""
-    return Col(-1_000_000 - place, ITERATION, t.INT4)
+def _items(columns: tuple[Col, ...]) -> tuple[tuple[Col, Expr], ...]:
+    return tuple((c, c.ref) for c in columns)
+
+
+class _Cycle:
+    """The columns of a CYCLE clause: the mark, which is shown, and the path, which is not."""
+
+    def __init__(
+        self, lowering: Lowering, column: Callable[[str, Expr], Col], cte: Tree
+    ) -> None:
+        clause = cte.child("cycle_clause")
+        self._lowering = lowering
+        self._column = column
+        self._clause = clause
+        names = [str(n) for n in cte.items("ctecolnames")]
+        self._places = [names.index(str(n)) for n in clause.items("cycle_col_list")]
+        nowhere = Scope(_nowhere)
+        self._value = lowering.lower(clause.child("cycle_mark_value"), nowhere)
+        self._default = lowering.lower(clause.child("cycle_mark_default"), nowhere)
+        self.columns = self._made()
+
+    @property
+    def mark(self) -> tuple[Col, ...]:
+        """The column that is shown."""
+        return self.columns[:1]
+
+    def _made(self) -> tuple[Col, ...]:
+        mark = Const(
+            None,
+            self._lowering.catalog.base(self._clause.number("cycle_mark_type")),
+            self._clause.number("cycle_mark_typmod", -1),
+            self._clause.number("cycle_mark_collation"),
+        )
+        return (
+            self._column(self._clause.text("cycle_mark_column") or "", mark),
+            self._column("path", Const(None, _TEXTS, -1, _DEFAULT_COLLATION)),
+        )
+
+    def begin(self, base: Node) -> Node:
+        """``base``, each row with a path of its own."""
+        row = self._row(base)
+        [path] = self._lowered([f"ARRAY[{row}]"], base.columns)
+        new = zip(self._made(), (self._default, path), strict=True)
+        return Project(base, (*_items(base.columns), *new))
+
+    def follow(self, step: Node, name: str) -> Node:
+        """``step``, which reads the work table ``name``, from the rows that close no cycle."""
+        before = self._made()
+        carrier = Carrier(self._lowering, name, lambda: before, alone=True)
+        rows, _ = carrier.carried(step)
+        every = (*step.columns, *before)
+        mark, path = (f"s.a{len(step.columns) + n}" for n in (1, 2))
+        row = self._row(step)
+        value, default = (self._sql(e) for e in (self._value, self._default))
+        goes_on, marked, longer = self._lowered(
+            [
+                f"{mark} OPERATOR(pg_catalog.<>) {value}",
+                f"CASE WHEN {row} = ANY ({path}) THEN {value} ELSE {default} END",
+                f"{path} || {row}",
+            ],
+            every,
+        )
+        new = zip(self._made(), (marked, longer), strict=True)
+        return Project(Filter(rows, (goes_on,)), (*_items(step.columns), *new))
+
+    def _row(self, node: Node) -> str:
+        """SQL for the text of the columns that make a cycle, over ``s.a1`` and so on."""
+        for place in self._places:
+            column = node.columns[place]
+            found = self._lowering.catalog.type(column.oid)
+            known = key_types.key_class(column.oid, kind=found.kind)
+            if known is None or not key_types.is_canonical(column.oid):
+                name = self._lowering.type_name(column.oid)
+                self._lowering.refuse(f"CYCLE over type {name}")
+            if not self._lowering.catalog.deterministic(column.collation):
+                self._lowering.refuse("CYCLE with a nondeterministic collation")
+        return f"ROW({', '.join(f's.a{p + 1}' for p in self._places)})::text"
+
+    def _sql(self, expr: Expr) -> str:
+        assert isinstance(expr, Const), "Postgres takes constants only"
+        return quote(expr.text, self._lowering.type_name(expr.oid))
+
+    def _lowered(self, sqls: list[str], columns: tuple[Col, ...]) -> list[Expr]:
+        """Expressions of our own making over ``columns``, which are ``s.a1`` and so on."""
+        inputs = ", ".join(
+            f"{quote(None, self._lowering.type_name(c.oid))} AS a{place}"
+            for place, c in enumerate(columns, 1)
+        )
+        targets = ", ".join(f"{sql} AS c{n}" for n, sql in enumerate(sqls))
+        query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608  our own text
+        try:
+            tree = self._lowering.analysed(query)
+        except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
+            raise UnsupportedError(
+                "the CYCLE clause cannot be written down for evaluation",
+                detail=error.diag.message_primary,
+            ) from error
+        scope = Scope(lambda _, attno: columns[attno - 1].ref)
+        return [
+            self._lowering.lower(e.child("expr"), scope)
+            for e in tree.nodes("targetList")
+        ]
+
+
+_DEFAULT_COLLATION: Final = 100
+
+
+def _nowhere(varno: int, attno: int) -> Expr:
+    raise AssertionError(f"column {attno} of entry {varno} in a constant")
 
 
 def reads(node: Node, name: str) -> bool:
     """Whether ``node`` depends on the work table ``name``."""
     if isinstance(node, WorkTable):
         return node.name == name
+    if isinstance(node, Recursive) and node.name == name:
+        return reads(node.base, name)  # a copy, whose step means its own
     return any(reads(child, name) for child in children(node))
 
 
-def step_of(lowering: Lowering, node: Recursive, place: int) -> tuple[Node, WorkTable]:
+def step_of(lowering: Lowering, node: Recursive) -> tuple[Node, WorkTable]:
     """The step with the number of the iteration as its last column, and its work table's shape.
 
-    ``place`` tells the recursions of a plan apart.
+    Raises:
+        UnsupportedError: it cannot be said to which iteration a row belongs, or there may be
+            rows of an iteration that follows an empty one.
     """
-    number = _number(place)
-    step = carried(lowering, node.step, node.name, number)
-    items = tuple((c, c.ref) for c in (*node.step.columns, number))
+    numbers = itertools.count(_FIRST_NUMBER, -1)
+
+    def fresh() -> tuple[Col, ...]:
+        return (Col(next(numbers), ITERATION, t.INT4),)
+
+    if not reads(node.step, node.name):
+        lowering.refuse(f"no recursive reference {_REFUSED}")
+    step, number = Carrier(lowering, node.name, fresh).carried(node.step)
     work = next(w for w in _work_tables(step) if w.name == node.name)
-    return Project(step, items), work
+    return Project(step, _items((*node.step.columns, *number))), work
+
+
+_FIRST_NUMBER: Final = -1_000_000
+"""Ids of the iterations' columns go down from here; those of the binder are positive."""
 
 
 def _work_tables(node: Node) -> list[WorkTable]:
@@ -121,49 +260,100 @@ def _work_tables(node: Node) -> list[WorkTable]:
     return [w for child in children(node) for w in _work_tables(child)]
 
 
-def carried(lowering: Lowering, node: Node, name: str, number: Col) -> Node:
-    """``node``, which reads the work table ``name``, with the column ``number``.
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """Adds columns of the work table ``name`` to all that follows from it.
 
-    Raises:
-        UnsupportedError: it cannot be said to which iteration a row belongs, or there may be
-            rows of an iteration that follows an empty one.
+    ``fresh`` makes the columns, anew for each reference.  ``alone``: where rows of several
+    references, or several rows of one, come together, they are refused.
     """
-    below = children(node)
-    on_way = [reads(child, name) for child in below]
-    if sum(on_way) > 1:
-        lowering.refuse(f"more than one recursive reference {_REFUSED}")
-    new = tuple(
-        carried(lowering, child, name, number) if on else child
-        for child, on in zip(below, on_way, strict=True)
-    )
-    match node:
-        case WorkTable():
-            return dataclasses.replace(node, columns=(*node.columns, number))
-        case Filter() | Distinct() | Functions() | Expand():
-            return with_children(node, new)
-        case Project():
-            return Project(new[0], (*node.items, (number, number.ref)))
-        case Aggregate() if node.keys:
-            keys = (*node.keys, (number, number.ref))
-            return dataclasses.replace(node, input=new[0], keys=keys)
-        case TopK() | Window():
-            keys_ = (*node.keys, number.ref)
-            return dataclasses.replace(node, input=new[0], keys=keys_)
-        case Join() if node.kind == "inner" or (on_way[0] and node.kind != "full"):
-            return _join(lowering, dataclasses.replace(node, left=new[0], right=new[1]))
-        case _:
-            return lowering.refuse(f"{_what(node)} over the recursive reference")
 
+    lowering: Lowering
+    name: str
+    fresh: Callable[[], tuple[Col, ...]]
+    alone: bool = False
 
-def _join(lowering: Lowering, join: Join) -> Node:
-    """``join`` without conditions that may fail: they see rows of one iteration at a time."""
-    late = tuple(p for p in join.condition if raises(p) and not _separates(join, p))
-    if not late:
-        return join
-    if join.kind != "inner":
-        lowering.refuse(f"a condition of an outer join that may fail {_REFUSED}")
-    rest = tuple(p for p in join.condition if p not in late)
-    return Filter(dataclasses.replace(join, condition=rest), late)
+    def carried(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
+        """``node``, which reads the work table, with the columns, and which they are."""
+        if isinstance(node, WorkTable):
+            columns = self.fresh()
+            return dataclasses.replace(node, columns=node.columns + columns), columns
+        if isinstance(node, Join):
+            return self._join(node)
+        if isinstance(node, Union | SetOp):
+            return self._together(node)
+        below = children(node)
+        if len(below) != 1:
+            self._refuse(node)
+        new, columns = self.carried(below[0])
+        refs_ = tuple(c.ref for c in columns)
+        several = isinstance(node, Distinct | Aggregate | TopK | Window)
+        if several and self.alone:
+            self._refuse(node)
+        match node:
+            case Filter() | Distinct() | Functions() | Expand():
+                return with_children(node, (new,)), columns
+            case Project():
+                return Project(new, (*node.items, *_items(columns))), columns
+            case Aggregate() if node.keys:
+                keys = (*node.keys, *_items(columns))
+                return dataclasses.replace(node, input=new, keys=keys), columns
+            case TopK() | Window():
+                return dataclasses.replace(
+                    node, input=new, keys=(*node.keys, *refs_)
+                ), columns
+            case _:
+                return self._refuse(node)
+
+    def _join(self, join: Join) -> tuple[Node, tuple[Col, ...]]:
+        left, right = (reads(n, self.name) for n in (join.left, join.right))
+        if join.kind == "full" or not (left or join.kind == "inner"):
+            self._refuse(join)
+        if left and right and self.alone:
+            self._refuse(join)
+        columns: tuple[Col, ...] = ()
+        same: tuple[Expr, ...] = ()
+        new_left, new_right = join.left, join.right
+        if right:
+            new_right, columns = self.carried(join.right)
+        if left:
+            new_left, mine = self.carried(join.left)
+            same = tuple(
+                self.lowering.comparison("=", a.ref, b.ref, 0)
+                for a, b in zip(mine, columns, strict=False)
+            )
+            columns = mine
+        late = tuple(p for p in join.condition if raises(p) and not _separates(join, p))
+        if late and join.kind != "inner":
+            self.lowering.refuse(
+                f"a condition of an outer join that may fail {_REFUSED}"
+            )
+        rest = tuple(p for p in join.condition if p not in late)
+        node = dataclasses.replace(
+            join, left=new_left, right=new_right, condition=(*same, *rest)
+        )
+        # What may fail sees the rows of one iteration at a time.
+        return (Filter(node, late) if late else node), columns
+
+    def _together(self, node: Union | SetOp) -> tuple[Node, tuple[Col, ...]]:
+        """All inputs read the work table: each has rows of its own iteration."""
+        inputs = children(node)
+        if self.alone or not all(reads(n, self.name) for n in inputs):
+            self._refuse(node)
+        new: list[Node] = []
+        for each in inputs:
+            below, mine = self.carried(each)
+            new.append(Project(below, _items((*each.columns, *mine))))
+        columns = self.fresh()
+        changed = with_children(node, tuple(new))
+        assert isinstance(changed, Union | SetOp), "the same kind of node"
+        return dataclasses.replace(changed, columns=node.columns + columns), columns
+
+    def _refuse(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
+        where = "beside CYCLE" if self.alone else _REFUSED
+        return self.lowering.refuse(
+            f"{_what(node)} over the recursive reference {where}"
+        )
 
 
 def _separates(join: Join, predicate: Expr) -> bool:

@@ -6,6 +6,7 @@ with the position moved to the user's text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from headrace.planner.nodetree import Node, read_queries
 from headrace.types import PINNED_SETTINGS
 
 _VIEW: Final = "headrace_bind"
+_LITERAL: Final = r"((?:E)?'(?:[^']|'')*')::([a-z][\w .]*)"
+_MARKS: Final = re.compile(f"( SET \\S+ TO ){_LITERAL}( DEFAULT ){_LITERAL}( USING )")
 _PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
 
 CAPTURED: Final = (
@@ -183,7 +186,15 @@ def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:
         (name,),
     ).fetchall()
     [tree] = read_queries(row[0])
-    return Bound(int(row[2]), tree, row[1].strip(), columns, query)
+    return Bound(int(row[2]), tree, _readable(row[1].strip()), columns, query)
+
+
+def _readable(printed: str) -> str:
+    """A printed query that Postgres can read again.
+
+    It prints the marks of a CYCLE clause with casts, which its grammar does not take there.
+    """
+    return _MARKS.sub(r"\1\3 \2\4\6 \5\7", printed)
 
 
 def view_tree(conn: Connection, query: str, view: str) -> Node:

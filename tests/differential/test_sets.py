@@ -227,6 +227,29 @@ RECURSIVE = (
     "WITH RECURSIVE r(n) AS (SELECT 1 UNION SELECT e.b FROM r JOIN edges e ON e.a = r.n),"
     " s(n) AS (SELECT n FROM r UNION SELECT nodes.id FROM s JOIN nodes ON parent = s.n)"
     " SELECT x.n, y.n AS m FROM s x JOIN r y ON x.n = y.n + 1",
+    # Cycles by the clause, walks by the clause; the order column is not shown.
+    "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges WHERE id < 4 UNION ALL"
+    " SELECT e.a, e.b FROM r, edges e WHERE e.a = r.b AND e.id % 2 = 0)"
+    " CYCLE a, b SET c USING p SELECT a, b, c FROM r",
+    "WITH RECURSIVE r(a, b, w) AS (SELECT a, b, w FROM edges WHERE id < 4 UNION"
+    " SELECT e.a, e.b, r.w FROM r, edges e WHERE e.a = r.b AND e.id % 2 = 0)"
+    " CYCLE b SET c TO 'Y' DEFAULT 'N' USING p SELECT a, b, w, c FROM r WHERE c = 'N'",
+    "WITH RECURSIVE r(a, b, d) AS (SELECT a, b, 1 FROM edges UNION ALL"
+    " SELECT r.a, e.b, d + 1 FROM r JOIN edges e ON e.a = r.b WHERE d < 3)"
+    " SEARCH DEPTH FIRST BY a, b SET o SELECT a, b, d FROM r ORDER BY o",
+    # Outer joins, and subqueries over the rows of the iteration.
+    "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM edges UNION"
+    " SELECT coalesce(e.b, -1), d + 1 FROM r LEFT JOIN edges e ON e.a = r.n WHERE d < 3)"
+    " SELECT n, d FROM r",
+    "WITH RECURSIVE r(n) AS (SELECT a FROM edges UNION SELECT e.b FROM r JOIN edges e"
+    " ON e.a = r.n WHERE NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.id = e.b"
+    " AND nodes.k = r.n)) SELECT n FROM r",
+    "WITH RECURSIVE r(n, c) AS (SELECT a, 0::bigint FROM edges UNION SELECT e.b,"
+    " (SELECT count(*) FROM nodes WHERE parent < r.n) FROM r JOIN edges e ON e.a = r.n)"
+    " SELECT n, c FROM r",
+    "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM edges UNION ALL SELECT x.n, d + 1"
+    " FROM (SELECT n, d, row_number() OVER (PARTITION BY n ORDER BY d) AS k FROM r) x"
+    " WHERE k < 3 AND d < 4) SELECT n, d FROM r",
     # The outside of the step is itself recursive.
     "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges UNION"
     " SELECT r.a, q.b FROM r JOIN (WITH RECURSIVE p(a, b) AS (SELECT parent, id FROM nodes"

@@ -41,8 +41,20 @@ UNSUPPORTED = [
     ),
     (
         "WITH RECURSIVE r(n) AS (SELECT id FROM t UNION ALL SELECT k FROM r, t"
-        " WHERE t.id = r.n) CYCLE n SET c USING p SELECT n FROM r",
-        "cycle clause",
+        " WHERE t.id = r.n) CYCLE n SET c USING p SELECT n FROM r WHERE p IS NULL",
+        "path or order column",
+        None,
+    ),
+    (
+        "WITH RECURSIVE r(n) AS (SELECT n FROM t UNION ALL SELECT r.n FROM r)"
+        " CYCLE n SET c USING p SELECT n FROM r",
+        "cycle over type numeric",
+        None,
+    ),
+    (
+        "WITH RECURSIVE r(n) AS (SELECT id FROM t UNION ALL SELECT DISTINCT r.n FROM r)"
+        " CYCLE n SET c USING p SELECT n FROM r",
+        "distinct over the recursive reference beside cycle",
         None,
     ),
     (
@@ -343,3 +355,14 @@ def test_same_query_same_plan(conn):
     first, second = (plan(conn, PlanRequest(query)) for _ in range(2))
     assert first.physical == second.physical
     assert first.explain == second.explain
+
+
+def test_a_cycle_clause_is_printed_so_that_it_can_be_read(conn):
+    query = (
+        "WITH RECURSIVE r(a) AS (SELECT id FROM t UNION ALL SELECT k FROM t, r"
+        " WHERE t.id = r.a) CYCLE a SET c TO 'it''s' DEFAULT 'N' USING p SELECT a, c FROM r"
+    )
+    planned = plan(conn, PlanRequest(query))
+    again = plan(conn, PlanRequest(planned.canonical_sql.removesuffix(";")))
+    assert again.physical == planned.physical
+    assert "text 'it''s' DEFAULT text 'N'" in planned.canonical_sql
