@@ -16,6 +16,7 @@ from headrace.collections.map import Map
 from headrace.collections.plan import Node, PhysicalPlan
 from headrace.collections.recursive import Recursive
 from headrace.collections.reduce import Reduce
+from headrace.collections.running import Running
 from headrace.collections.setop import SetOp
 from headrace.collections.sink import Sink
 from headrace.collections.source import Source
@@ -70,6 +71,8 @@ def _make(  # noqa: C901  one case per node
         case plan.TopK():
             return TopK(node, schemas[0], remote)
         case plan.Window():
+            if node.native:
+                return Running(node, schemas[0])
             return Window(node, schemas[0], remote)
         case plan.Union():
             return Union(node)

@@ -209,16 +209,33 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True)
+class Running:
+    """A window function that needs nobody's help: its value follows from the rows before.
+
+    ``function``: ``row_number``, ``rank``, ``dense_rank``, ``lag`` and ``lead`` (by ``distance``, else
+    ``default`` as output text), ``first_value``, ``last_value``, ``count``, ``sum``, ``min``,
+    ``max``; over column ``argument`` (``count`` without: rows) where boolean column ``condition``.
+    """
+
+    function: str
+    argument: int | None = None
+    condition: int | None = None
+    distance: int = 0
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WindowCall:
     """One window function: ``sql`` is the call, with ``$n`` for input columns ``args``.
 
-    FILTER is part of it, OVER is not.
+    FILTER is part of it, OVER is not.  ``running``: the same for the collection ``Running``.
     """
 
     sql: str
     args: tuple[int, ...]
     result: Field
     trusted: bool = True
+    running: Running | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +253,13 @@ class Window:
     frame: str
     calls: tuple[WindowCall, ...]
     schema: Schema = ()
+
+    @property
+    def native(self) -> bool:
+        """Whether ``Running`` computes it, not Postgres."""
+        return all(c.running is not None for c in self.calls) and all(
+            item.native for item in self.order
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +468,7 @@ _KINDS: dict[str, type] = {
     for c in (
         Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Expand, Reduce, Distinct, Union, SetOp, FlatMap,
         WorkTable, Recursive, Temporal, TimeTest,
-        Values, Sink, SortKey, TopK, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
+        Values, Sink, SortKey, TopK, Running, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
     )
 }  # fmt: skip
 

@@ -214,6 +214,8 @@ def _cost(node: physical.Node) -> str:
         a.function == "remote" for a in node.aggregates
     ):
         return "O(changes + rows of touched groups)"
+    if isinstance(node, physical.Window) and node.native:
+        return "O(changes + rows that become different)"
     if not isinstance(node, physical.TopK):
         return _COST[type(node).__name__]
     count = node.offset + (node.limit or 0)

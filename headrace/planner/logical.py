@@ -14,6 +14,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from headrace.collections.plan import Running
 from headrace.planner.scalar import Expr, Ref, refs
 from headrace.planner.tables import Table, TableColumn
 
@@ -247,7 +248,8 @@ class WindowCall:
     """One window function.
 
     ``sql`` is the call with ``$n`` for ``args`` (columns of the input), FILTER included, OVER and
-    what follows excluded.  ``trusted``: only built-in functions take part.
+    what follows excluded.  ``trusted``: only built-in functions take part.  ``running``: the same
+    for the collection ``Running``; its columns are places in ``args``.
     """
 
     column: Col
@@ -256,6 +258,7 @@ class WindowCall:
     sql: str
     show: str = ""
     trusted: bool = True
+    running: Running | None = None
 
 
 @dataclass(frozen=True, slots=True)

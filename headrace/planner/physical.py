@@ -508,6 +508,7 @@ class Builder:
                 tuple(places[ref.id] for ref in c.args),
                 _field(c.column),
                 c.trusted,
+                _running(c, places),
             )
             for c in node.calls
         )
@@ -626,6 +627,18 @@ def _one_sided(
     if refs(predicate) <= left:
         return _Key(predicate, _TRUE)
     return _Key(_TRUE, predicate) if refs(predicate) <= right else None
+
+
+def _running(call: lg.WindowCall, places: dict[int, int]) -> p.Running | None:
+    spec = call.running
+    if spec is None:
+        return None
+    columns = [places[ref.id] for ref in call.args]
+    return replace(
+        spec,
+        argument=None if spec.argument is None else columns[spec.argument],
+        condition=None if spec.condition is None else columns[spec.condition],
+    )
 
 
 def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:

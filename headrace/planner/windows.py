@@ -17,7 +17,9 @@ from typing import Final
 
 import psycopg
 
+from headrace.collections.plan import Running
 from headrace.errors import BugError, UnsupportedError
+from headrace.expressions.keys import order_native
 from headrace.expressions.placeholders import substitute
 from headrace.planner.catalog import Function
 from headrace.planner.logical import (
@@ -42,6 +44,7 @@ from headrace.planner.scalar import (
     trusted,
 )
 from headrace.planner.scope import Scope
+from headrace.types import INT2, INT4, INT8, NUMERIC
 
 _NONDEFAULT, _RANGE, _ROWS, _GROUPS, _BETWEEN = 1, 2, 4, 8, 16
 _STARTS: Final = (
@@ -65,6 +68,14 @@ _EXCLUDES: Final = (
 )
 """Bits of ``frameOptions`` (parsenodes.h)."""
 
+_NUMBERING: Final = ("row_number", "rank", "dense_rank")
+_UP_TO_HERE: Final = (
+    "",
+    "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW",
+    "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW",
+)
+"""Frames that end at the row or its peers."""
+_DISTANCE_MAX: Final = 64
 _CLAUSE_FIELDS: Final = ("startInRangeFunc", "endInRangeFunc")
 _CALL_FIELDS: Final = ("winfnoid", "wintype", "wincollid", "inputcollid", "winstar")
 
@@ -204,14 +215,14 @@ class Windows:
             self._lowering, clauses, dict(zip(references, columns, strict=True))
         )
         frame = self._frame(definition.clause)
-        made = [self._call(c, below, exprs) for c in definition.calls]
+        made = [self._call(c, below, exprs, frame) for c in definition.calls]
         calls = tuple(call for call, _ in made)
         window = Window(below.node(), tuple(keys), order, frame, calls)
         self._prove(definition, window, [parts for _, parts in made])
         return window
 
     def _call(
-        self, call: _Call, below: _Below, exprs: list[Expr]
+        self, call: _Call, below: _Below, exprs: list[Expr], frame: str
     ) -> tuple[WindowCall, list[Expr]]:
         """The call, and its arguments and filter as its SQL has them."""
         lowering = self._lowering
@@ -251,8 +262,44 @@ class Windows:
             text,
             f"{function.name}({shown})",
             built_in and all(map(trusted, every)),
+            self._running(call, parts, used, frame),
         )
         return made, parts
+
+    def _running(
+        self, call: _Call, parts: list[Expr], used: list[Ref], frame: str
+    ) -> Running | None:
+        """The call for the collection that needs no Postgres, if it can be."""
+        function = self._lowering.catalog.function(call.tree.number("winfnoid"))
+        name, condition = function.name, None
+        if not function.builtin or not all(isinstance(e, Ref | Const) for e in parts):
+            return None
+        if call.condition is not None:
+            *parts, filter_ = parts
+            if not isinstance(filter_, Ref):
+                return None
+            condition = used.index(filter_)
+        if name in _NUMBERING:
+            return Running(name)
+        argument = used.index(parts[0]) if parts and isinstance(parts[0], Ref) else None
+        if name in ("lag", "lead"):
+            return _neighbour(name, argument, parts)
+        if frame not in _UP_TO_HERE or len(parts) > 1:
+            return None
+        if name == "count" and not parts:
+            return Running(name, None, condition)
+        if argument is None or not self._summed(name, used[argument], call.tree):
+            return None
+        return Running(name, argument, condition)
+
+    def _summed(self, name: str, argument: Ref, tree: Tree) -> bool:
+        """Whether ``Running`` knows how to add a value of that type."""
+        if name in ("count", "first_value", "last_value"):
+            return True
+        if name == "sum":
+            return argument.oid in (INT2, INT4, INT8, NUMERIC)
+        bytewise = self._lowering.catalog.bytewise(tree.number("inputcollid"))
+        return name in ("min", "max") and order_native(argument.oid, bytewise=bytewise)
 
     def _require_function(self, function: Function, node: Tree) -> None:
         label = f'function "{function.name}"'
@@ -408,6 +455,24 @@ def _own(tree: Tree) -> Iterator[Tree]:
 
 def _same_call(one: Tree, other: Tree) -> bool:
     return all(one.text(name) == other.text(name) for name in _CALL_FIELDS)
+
+
+def _neighbour(name: str, argument: int | None, parts: list[Expr]) -> Running | None:
+    distance, default = 1, None
+    if argument is None:
+        return None
+    if len(parts) > 1:
+        found = parts[1]
+        if not isinstance(found, Const) or found.text is None:
+            return None
+        distance = int(found.text)
+        if not 0 < distance <= _DISTANCE_MAX:
+            return None
+    if len(parts) > 2:
+        if not isinstance(parts[2], Const) or parts[2].oid != parts[0].oid:
+            return None
+        default = parts[2].text
+    return Running(name, argument, None, distance, default)
 
 
 def _place(used: list[Ref], ref: Ref) -> int:

@@ -1,0 +1,248 @@
+"""Running: window functions from the first change on equal those over all rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.collections import plan, running
+from headrace.collections.plan import SortKey
+from headrace.collections.running import Running
+from headrace.errors import BugError, RowError
+from headrace.state.memory import MemoryStore
+from headrace.types import BOOL, INT4, INT8, NUMERIC, TEXT, Field
+from tests.ledger import diffs, lines
+
+SCHEMA = (
+    Field("g", INT4),
+    Field("k", INT4),
+    Field("n", NUMERIC),
+    Field("v", TEXT),
+    Field("b", BOOL),
+)
+ROWS = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+UP = SortKey(1, "OPERATOR(pg_catalog.<)", False, False, True)
+CALLS = {
+    "row_number": (plan.Running("row_number"), INT8),
+    "rank": (plan.Running("rank"), INT8),
+    "dense_rank": (plan.Running("dense_rank"), INT8),
+    "lag": (plan.Running("lag", 3, None, 1), TEXT),
+    "lag2": (plan.Running("lag", 1, None, 2, "-1"), INT4),
+    "lead": (plan.Running("lead", 3, None, 1), TEXT),
+    "lead2": (plan.Running("lead", 1, None, 2, "7"), INT4),
+    "first": (plan.Running("first_value", 3), TEXT),
+    "last": (plan.Running("last_value", 3), TEXT),
+    "count": (plan.Running("count"), INT8),
+    "count n": (plan.Running("count", 2, 4), INT8),
+    "sum k": (plan.Running("sum", 1, 4), INT8),
+    "sum n": (plan.Running("sum", 2), NUMERIC),
+    "min": (plan.Running("min", 2), NUMERIC),
+    "max": (plan.Running("max", 1, 4), INT4),
+}
+
+
+def node(names, order=(UP,), frame="", keys=(0,)) -> plan.Window:
+    calls = tuple(
+        plan.WindowCall("", (), Field(name, CALLS[name][1]), True, CALLS[name][0])
+        for name in names
+    )
+    schema = (*SCHEMA, *(c.result for c in calls))
+    return plan.Window("w", "i", keys, order, frame, calls, schema)
+
+
+def make(spec: plan.Window) -> tuple[Running, MemoryStore]:
+    assert spec.native
+    store = MemoryStore()
+    made = Running(spec, SCHEMA)
+    made.open(store)
+    return made, store
+
+
+def sort_key(row, spec) -> list[Any]:
+    return [(row[1] is None, row[1] or 0)] if spec.order else []
+
+
+def tiebreak(row, spec) -> list[Any]:
+    """The other columns, then how they look."""
+    used = {*spec.keys, *(item.column for item in spec.order)}
+    plain = [
+        (v is None, Decimal(v) if i == 2 and v else v or ("" if i == 3 else 0))
+        for i, v in enumerate(row)
+        if i not in used
+    ]
+    looks = "" if row[2] is None else row[2]
+    return [plain, len(looks), looks]
+
+
+def expected(now: Counter, spec: plan.Window) -> Counter:
+    """The same by looking at everything for every row."""
+    parts: dict[Any, list[Any]] = {}
+    for row in now.elements():
+        parts.setdefault(row[0] if spec.keys else None, []).append(row)
+    out: Counter = Counter()
+    for members in parts.values():
+        ordered = sorted(members, key=lambda r: (sort_key(r, spec), tiebreak(r, spec)))
+        for at, row in enumerate(ordered):
+            values = [call(c, spec, ordered, at) for c in spec.calls]
+            out[(*row, *values)] += 1
+    return out
+
+
+def call(made: plan.WindowCall, spec: plan.Window, ordered, at: int) -> Any:  # noqa: C901  one case per function
+    one = made.running
+    assert one is not None
+    keys = [sort_key(r, spec) for r in ordered]
+    first = keys.index(keys[at])
+    last = max(i for i, k in enumerate(keys) if k == keys[at])
+    name, column = one.function, one.argument
+    if name == "row_number":
+        return at + 1
+    if name == "rank":
+        return first + 1
+    if name == "dense_rank":
+        return len({str(k) for k in keys[: at + 1]})
+    if name in ("lag", "lead"):
+        other = at - one.distance if name == "lag" else at + one.distance
+        if 0 <= other < len(ordered):
+            return ordered[other][column]
+        return int(one.default) if one.default is not None else None
+    end = at if spec.frame else last
+    if name == "first_value":
+        return ordered[0][column]
+    if name == "last_value":
+        return ordered[end][column]
+    frame = ordered[: end + 1]
+    if one.condition is not None:
+        frame = [r for r in frame if r[one.condition]]
+    if name == "count" and column is None:
+        return len(frame)
+    values = [r[column] for r in frame if r[column] is not None]
+    if name == "count":
+        return len(values)
+    if not values:
+        return None
+    if column == 2:
+        numbers = [Decimal(v) for v in values]
+        if name == "sum":
+            return str(sum(numbers))
+        best = min(numbers)
+        return next(v for v, d in zip(values, numbers, strict=True) if d == best)
+    return {"sum": sum, "min": min, "max": max}[name](values)
+
+
+row = st.tuples(
+    st.sampled_from([None, 1]),
+    st.sampled_from([None, 1, 2, 3, 4, 5]),
+    st.sampled_from([None, "1", "1.0", "-2.50"]),
+    st.sampled_from([None, "a", "b"]),
+    st.sampled_from([None, True, False]),
+)
+txids = st.lists(
+    st.lists(st.tuples(row, st.sampled_from([-2, -1, 1, 1, 2])), max_size=5), max_size=7
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    stream=txids,
+    names=st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3, unique=True),
+    frame=st.sampled_from(["", ROWS]),
+    order=st.sampled_from([(), (UP,), (UP,)]),
+    keys=st.sampled_from([(), (0,)]),
+    page=st.sampled_from([1, 2, 3, 128]),
+)
+def test_equals_the_whole(stream, names, frame, order, keys, page) -> None:
+    spec = node(names, order, frame, keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "_PAGE_ROWS", page)
+        patch.setattr(running, "_PAGE_ROWS_MAX", max(page, 2))
+        made, store = make(spec)
+        now: Counter = Counter()
+        shown: Counter = Counter()
+
+        def step(txid: int, changes) -> None:
+            for one, weight in changes:
+                now[one] += weight
+                words = " ".join(
+                    "."
+                    if x is None
+                    else str(x)[0].lower()
+                    if isinstance(x, bool)
+                    else str(x)
+                    for x in one
+                )
+                assert made.apply(0, diffs(SCHEMA, f"{weight:+d} {words}")) == []
+            for batch in made.time_end(txid):
+                for found in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                    shown[found[:-1]] += found[-1]
+            assert not -shown
+            assert +shown == expected(now, spec)
+            store.checkpoint()
+
+        for txid, changes in enumerate(stream):
+            left = Counter(now)
+            fitting = []
+            for one, weight in changes:
+                fits = max(weight, -left[one])
+                left[one] += fits
+                if fits:
+                    fitting.append((one, fits))
+            step(txid, fitting)
+        step(99, [(one, -weight) for one, weight in now.items() if weight])
+        assert not any(store.dump().values())
+
+
+class Counting:
+    """An index that counts the rows that were read."""
+
+    def __init__(self, index) -> None:
+        self._index = index
+        self.read = 0
+
+    def __getattr__(self, name):
+        return getattr(self._index, name)
+
+    def first_many(self, *arguments):
+        found = self._index.first_many(*arguments)
+        self.read += len(found[0])
+        return found
+
+
+def test_only_what_becomes_different_is_read(monkeypatch) -> None:
+    monkeypatch.setattr(running, "_PAGE_ROWS", 4)
+    made, _ = make(node(["lag", "rank", "max"], keys=()))
+    made.apply(0, diffs(SCHEMA, *(f"+ 1 {i} 1 a t" for i in range(500))))
+    made.time_end(0)
+    state = made._state = Counting(made._state)  # type: ignore[assignment]
+    made.apply(0, diffs(SCHEMA, "- 1 100 1 a t", "+ 1 100 1 b t"))
+    assert lines(*made.time_end(1)) == [
+        "+ 1 100 1 b True a 101 100",
+        "+ 1 101 1 a True b 102 101",
+        "- 1 100 1 a True a 101 100",
+        "- 1 101 1 a True a 102 101",
+    ]
+    assert state.read < 20
+
+
+def test_errors() -> None:
+    made, _ = make(node(["count"]))
+    made.apply(0, diffs(SCHEMA, "- 1 1 1 a t"))
+    with pytest.raises(BugError, match="negative"):
+        made.time_end(0)
+    big = plan.WindowCall("", (), Field("s", INT8), True, plan.Running("sum", 0))
+    wide = (Field("k", INT4), Field("x", INT4))
+    made = Running(plan.Window("w", "i", (), (), "", (big,), (*wide, big.result)), wide)
+    made.open(MemoryStore())
+    made.apply(0, diffs(wide, f"+{2**33} 2147483647 1"))
+    monstrous = made._touched
+    assert monstrous
+    other = plan.WindowCall("x", (), Field("s", INT8))
+    with pytest.raises(BugError, match="not computed here"):
+        Running(plan.Window("w", "i", (), (), "", (other,), wide), wide)
+    with pytest.raises(RowError, match="out of range"):
+        made._result(0, 2**63)
