@@ -92,6 +92,10 @@ class Dataflow:
         """How many rows inside would change were it ``instant`` now (``Temporal.crossing``)."""
         return sum(made.crossing(instant) for made in self._clocks)
 
+    def near(self, instant: int) -> int:
+        """At least so many, without looking at each (``Temporal.near``)."""
+        return sum(made.near(instant) for made in self._clocks)
+
     def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
         """Take a change batch of a table; other tables' changes are of no interest."""
         for node in self._sources.get(table_oid, ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterable
 from typing import Final
@@ -31,8 +32,9 @@ from headrace.types import DATE, TIMESTAMPTZ, Field, Schema, arrow_schema
 _CLOCK: Final = Field("now()", TIMESTAMPTZ)
 _INSTANT: Final = struct.Struct(">q")
 _AT: Final = struct.Struct(">BQ")
+_PLACE: Final = struct.Struct(">Q")
 _FINE: Final = 22
-"""A bucket of rows is 2^22 microseconds, about four seconds, or days, of their keys."""
+"""A bucket of rows is 2^22 microseconds, about four seconds, of their keys; of dates, a day."""
 _COARSE: Final = 16
 """A page of the directory names up to 2^16 buckets, about three days."""
 _PAGES_MAX: Final = 100_000
@@ -51,8 +53,8 @@ class Temporal(Collection):
         T is the instant that the batch's record carries, never before the one of the batch
         before: the same txid has the same T however often it is replayed.
     Shape: input -> input columns, then the tests.  Key: none; any division of the rows will do.
-    State: ``id``: per test the rows by the time that they are compared with, in buckets;
-        ``id.pages``: which buckets there are, and how many rows in each; ``id.clock``: T.
+    State: ``id``: per test the rows by the value that they are compared by, in buckets, that
+        value before each row; ``id.pages``: which buckets there are, and how many rows in each; ``id.clock``: T.
     Time: holds the txid's diffs until TimeEnd.  A test is a function of how the row's ``key``
         stands to ``bound``(T), so only rows between the bounds of the T before and of this T,
         both included, can change.  That holds of any function of the clock, monotone or not (a month
@@ -72,7 +74,6 @@ class Temporal(Collection):
         self._program = Program([t.test for t in node.tests], remote)
         self._keys = Program([t.key for t in node.tests], remote)
         self._bounds = Program([t.bound for t in node.tests], remote)
-        self._key_types = [t.oid for t in node.tests]
         self._held = Diffed(in_schema)
         self._rows: IndexState
         self._pages: IndexState
@@ -94,17 +95,18 @@ class Temporal(Collection):
         [value] = self._clock.get_many([_NOW])
         return None if value is None else int(_INSTANT.unpack(value)[0])
 
-    def crossing(self, instant: int) -> int:
-        """How many rows would change were it ``instant`` now; at least so many if very many."""
+    def near(self, instant: int) -> int:
+        """How many rows stand between the bounds of now and of ``instant``."""
         now = self.now
         if now is None or instant <= now:
             return 0
-        near = sum(
-            count
-            for number, spans in self._spans(now, instant)
-            for _, count in self._buckets(number, spans)
-        )
-        if not 0 < near <= _COUNTED_MAX:
+        return sum(self._count(*move) for move in self._moves(now, instant))
+
+    def crossing(self, instant: int) -> int:
+        """How many rows would change were it ``instant`` now; ``near`` if very many are near."""
+        near = self.near(instant)
+        now = self.now
+        if not 0 < near <= _COUNTED_MAX or now is None:
             return near
         changed: list[int] = [b.num_rows for b in self._pass(now, instant)]
         return sum(changed) // 2
@@ -132,10 +134,8 @@ class Temporal(Collection):
     def _pass(self, before: int, now: int) -> list[pa.RecordBatch]:
         """Diffs of the rows that stand otherwise to ``now`` than to ``before``."""
         found: dict[bytes, int] = {}
-        for number, spans in self._spans(before, now):
-            names = [name for name, _ in self._buckets(number, spans)]
-            _, encoded, weights = self._rows.scan_many(names)
-            found.update(zip(encoded, weights, strict=True))
+        for move in self._moves(before, now):
+            found |= self._between(*move)
         if not found:
             return []
         if min(found.values()) < 0:
@@ -165,14 +165,14 @@ class Temporal(Collection):
         """Take up diffs of the input."""
         columns, weights = columns_of(batch), weights_of(batch)
         encoded = encode(columns, batch.num_rows)
-        values = self._keys.run(columns, batch.num_rows)
-        for number, places in enumerate(self._places(values)):
-            known = [i for i, place in enumerate(places) if place is not None]
-            names = [_bucket(number, place) for place in places if place is not None]
-            counts = [weights[i] for i in known]
-            self._rows.add_many(names, [encoded[i] for i in known], counts)
-            pages = [_page(number, place) for place in places if place is not None]
-            self._pages.add_many(pages, names, counts)
+        keys = self._keys.run(columns, batch.num_rows)
+        for number, places in enumerate(self._places(keys)):
+            known = [(i, place) for i, place in enumerate(places) if place is not None]
+            names = [self._bucket(number, place) for _, place in known]
+            counts = [weights[i] for i, _ in known]
+            stamped = [_PLACE.pack(place) + encoded[i] for i, place in known]
+            self._rows.add_many(names, stamped, counts)
+            self._pages.add_many([_page(name) for name in names], names, counts)
         return cut(self._wide(batch, self._stand(batch, now)))
 
     def _stand(self, batch: pa.RecordBatch, instant: int) -> list[pa.Array]:
@@ -191,86 +191,111 @@ class Temporal(Collection):
     # --- where rows are kept
 
     def _places(self, values: list[pa.Array]) -> Iterable[list[int | None]]:
-        """Per test where each row is kept: the bucket of its key; None for NULL."""
-        for test, oid, column in zip(self._tests, self._key_types, values, strict=True):
+        """Per test where each value stands in the order of values; None for NULL.
+
+        Without an order: a number that equal values have in common.
+        """
+        for test, column in zip(self._tests, values, strict=True):
             if test.ordered:
-                unit = oid == DATE
-                yield [
-                    None if v is None else _biased(v if unit else v >> _FINE)
-                    for v in column.to_pylist()
-                ]
+                yield [None if v is None else v + _BIAS for v in column.to_pylist()]
             else:
-                keys = rows.encode_keys([column], [oid], nulls=False)
+                keys = rows.encode_keys([column], [test.oid], nulls=False)
                 yield [None if k is None else _hashed(k) for k in keys]
 
-    def _spans(
-        self, before: int, now: int
-    ) -> Iterable[tuple[int, list[tuple[int, int]]]]:
-        """Per test whose bound has moved, first and last bucket of what lies between."""
+    def _moves(self, before: int, now: int) -> Iterable[tuple[int, int, int]]:
+        """(test, first, last) of each test whose bound has moved: from where, to where."""
         clock = [pa.array([before, now], pa.int64())]
         bounds = self._bounds.run(clock, 2)
         moved = [
-            pa.array([_shifted(v, test.shift, oid) for v in column.to_pylist()], column.type)
+            pa.array([_shifted(v, test) for v in bound.to_pylist()], bound.type)
             if test.ordered
-            else column
-            for test, oid, column in zip(self._tests, self._key_types, bounds, strict=True)
-        ]  # fmt: skip
-        for number, (column, places) in enumerate(
+            else bound
+            for test, bound in zip(self._tests, bounds, strict=True)
+        ]
+        for number, (bound, places) in enumerate(
             zip(moved, self._places(moved), strict=True)
         ):
             first, last = places
             if first is None or last is None:
                 raise BugError("the clock has no time")
-            if column[0] == column[1]:
-                continue
-            if self._tests[number].ordered and self._tests[number].ranged:
-                yield number, [(min(first, last), max(first, last))]
-            else:
-                yield number, [(first, first), (last, last)]
+            if bound[0] != bound[1]:
+                yield number, min(first, last), max(first, last)
 
-    def _buckets(
-        self, number: int, spans: list[tuple[int, int]]
-    ) -> list[tuple[bytes, int]]:
-        """The buckets in ``spans`` that have rows, and how many."""
+    def _between(self, number: int, first: int, last: int) -> dict[bytes, int]:
+        """Rows that stand from ``first`` to ``last``, or at one of them."""
+        names = [name for name, _ in self._buckets(number, first, last)]
+        _, stamped, weights = self._rows.scan_many(names)
+        low, high = _PLACE.pack(first), _PLACE.pack(last)
+        ranged = self._tests[number].ranged
+        return {
+            row[_PLACE.size :]: weight
+            for row, weight in zip(stamped, weights, strict=True)
+            if (place := row[: _PLACE.size]) in (low, high)
+            or (ranged and low < place < high)
+        }
+
+    def _count(self, number: int, first: int, last: int) -> int:
+        """How many rows ``_between`` would give, rows that are equal counted one by one."""
+        ends = {self._bucket(number, first), self._bucket(number, last)}
+        inside = sum(
+            count
+            for name, count in self._buckets(number, first, last)
+            if name not in ends
+        )
+        _, stamped, weights = self._rows.scan_many(list(ends))
+        low, high = _PLACE.pack(first), _PLACE.pack(last)
+        return inside + sum(
+            weight
+            for row, weight in zip(stamped, weights, strict=True)
+            if low <= row[: _PLACE.size] <= high
+        )
+
+    def _bucket(self, number: int, place: int) -> bytes:
+        """The bucket of a place: values close to each other, a day, or a value of its own."""
+        test = self._tests[number]
+        fine = test.ordered and test.oid != DATE
+        return _AT.pack(number, place >> _FINE if fine else place)
+
+    def _buckets(self, number: int, first: int, last: int) -> list[tuple[bytes, int]]:
+        """The buckets that may have rows of ``_between``, and how many are in each."""
+        test = self._tests[number]
+        low, high = self._bucket(number, first), self._bucket(number, last)
+        if not (test.ordered and test.ranged):
+            names = list({low, high})
+            at, _, counts = self._rows.scan_many(names)
+            totals = [0] * len(names)
+            for place, count in zip(at, counts, strict=True):
+                totals[place] += count
+            return list(zip(names, totals, strict=True))
+        pages = range(_AT.unpack(_page(low))[1], _AT.unpack(_page(high))[1] + 1)
         out: dict[bytes, int] = {}
-        for first, last in spans:
-            low, high = first >> _COARSE, last >> _COARSE
-            for start in range(low, high + 1, _PAGES_MAX):
-                end = min(start + _PAGES_MAX, high + 1)
-                pages = [_AT.pack(number, page) for page in range(start, end)]
-                _, names, counts = self._pages.scan_many(pages)
-                out |= {
-                    name: count
-                    for name, count in zip(names, counts, strict=True)
-                    if first <= _AT.unpack(name)[1] <= last
-                }
+        for start in range(0, len(pages), _PAGES_MAX):
+            part = [
+                _AT.pack(number, page) for page in pages[start : start + _PAGES_MAX]
+            ]
+            _, names, counts = self._pages.scan_many(part)
+            out |= {
+                name: count
+                for name, count in zip(names, counts, strict=True)
+                if low <= name <= high
+            }
         return list(out.items())
 
 
-def _biased(value: int) -> int:
-    """In the order of ``value``, not negative."""
-    return value + _BIAS
-
-
-def _shifted(value: int | None, shift: int, oid: int) -> int | None:
-    """``value`` moved by ``shift``; infinity stays."""
-    edges = (-(1 << 31), (1 << 31) - 1) if oid == DATE else (_LEAST, _MOST)
+def _shifted(value: int | None, test: plan.TimeTest) -> int | None:
+    """``value`` moved by the test's shift; infinity stays."""
+    edges = (-(1 << 31), (1 << 31) - 1) if test.oid == DATE else (_LEAST, _MOST)
     if value is None or value in edges:
         return value
-    return max(edges[0] + 1, min(edges[1] - 1, value + shift))
+    return max(edges[0] + 1, min(edges[1] - 1, value + test.shift))
 
 
 def _hashed(key: bytes) -> int:
-    """A bucket of keys that can only be equal."""
-    out = 0xCBF29CE484222325
-    for byte in key:
-        out = ((out ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
-    return out
+    """A number that only equal keys are likely to have in common."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
-def _bucket(number: int, place: int) -> bytes:
-    return _AT.pack(number, place)
-
-
-def _page(number: int, place: int) -> bytes:
+def _page(bucket: bytes) -> bytes:
+    """The page of the directory that names a bucket."""
+    number, place = _AT.unpack(bucket)
     return _AT.pack(number, place >> _COARSE)

@@ -59,11 +59,10 @@ class Frames:
     ) -> None:
         """``described`` is told which tables the stream describes anew, before their rows.
 
-        ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC.
+        ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC: every
+        view that reads the clock takes part, also where none of its tables has changed.
         """
         self.instant: Final = instant
-        self.tick: Final = instant > 0 and batch.transactions == 0
-        """Whether nothing but time has passed: every view that has a clock takes part."""
         self.stopped: dict[int, HeadraceError] = {}
         """What it answered: views that must not take the rows, by id."""
         self._described = described
@@ -157,7 +156,7 @@ class Processor:
                     self.edge.pull(view.id)
             for view_id in outcome.failed:
                 self.edge.leave(view_id)
-        if frames.tick:
+        if frames.instant:
             woken = [
                 view
                 for view in views

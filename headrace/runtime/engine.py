@@ -352,7 +352,7 @@ class Engine:
         self.pipeline.processed(
             Job(
                 txid, attempt, batch.end_lsn, batch.transactions,
-                batch.commit_time_us or record.commit_time_us, tuple(parts),
+                record.commit_time_us, tuple(parts),
             )
         )  # fmt: skip
 
@@ -376,8 +376,11 @@ class Engine:
     def _record(self, txid: int, attempt: int, batch: Batch) -> Record:
         meta: positions.Meta = {}
         start = self._start_lsn
+        before = self.records.get(txid - 1)
+        # Time never goes back from one batch to the next, whatever the source's clock does.
+        instant = max(batch.commit_time_us, before.commit_time_us if before else 0)
         record = self.records.record(
-            meta, Record(txid, start, batch.end_lsn, batch.commit_time_us, attempt)
+            meta, Record(txid, start, batch.end_lsn, instant, attempt)
         )
         if meta:
             # What a view that reads the clock was shown must be shown again: nothing else

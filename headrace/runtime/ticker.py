@@ -14,11 +14,13 @@ change no more than ``_ROWS_MAX`` rows, unless so many have their time at one in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from headrace import clock
+from headrace.collections.dataflow import Dataflow
 from headrace.errors import DefiniteFailure
 
 if TYPE_CHECKING:
@@ -61,43 +63,46 @@ class Ticker:
         row = self._engine.owner.conn.execute(_NOW_US).fetchone()
         assert row is not None, "the time is a row"
         now = int(row[0])
-        if self._crossing(now):
+        if self._sum(now, Dataflow.crossing):
             self.catch_up(now)
-            if self._crossing(now):
+            if self._sum(now, Dataflow.crossing):
                 self._engine.pass_time(now)
 
     def catch_up(self, instant: int) -> None:
         """Let time pass until few rows are left to change at ``instant``."""
-        while self._crossing(instant) > _ROWS_MAX:
+        while self._sum(instant, Dataflow.near) > _ROWS_MAX:
             step = self._step(instant)
             if step >= instant:
                 return
             self._engine.pass_time(step)
 
     def _step(self, instant: int) -> int:
-        """The latest instant before ``instant`` up to which few rows change, or the first."""
-        known = [now for view in self._views() if (now := self._flow_now(view))]
+        """An instant up to which few rows change, but some do."""
+        known = [now for view in self._views() if (now := self._flow(view).now)]
         low, high = min(known, default=instant), instant
         while high - low > 1:
             middle = (low + high) // 2
-            if self._crossing(middle) > _ROWS_MAX:
+            near = self._sum(middle, Dataflow.near)
+            if near > _ROWS_MAX:
                 high = middle
-            else:
-                low = middle
-        # Nothing changes up to ``low``: many rows have their time at the next microsecond.
-        return low if self._crossing(low) else high
+                continue
+            low = middle
+            if near > _ROWS_MAX // 2:
+                break
+        # If nothing changes up to ``low``, many rows have their time a microsecond later.
+        return low if self._sum(low, Dataflow.near) else high
 
     def _views(self) -> list[View]:
         return [v for v in self._engine.views.values() if v.live and v.plan.temporal]
 
-    def _flow_now(self, view: View) -> int | None:
-        return view.flow(self._engine.settings).now
+    def _flow(self, view: View) -> Dataflow:
+        return view.flow(self._engine.settings)
 
-    def _crossing(self, instant: int) -> int:
+    def _sum(self, instant: int, count: Callable[[Dataflow, int], int]) -> int:
         total = 0
         for view in self._views():
             try:
-                total += view.flow(self._engine.settings).crossing(instant)
+                total += count(self._flow(view), instant)
             except DefiniteFailure as error:
                 # The batch will meet it too, and stop the view in the proper way.
                 _log.info("a view cannot take the time", view=view.id, why=str(error))

@@ -301,18 +301,25 @@ class Query:
         name = self.alias()
         columns = [(f"{name}.c{i}", k) for i, k in enumerate(shown)]
         sharp = [c for c in columns if c[1] not in LOOSE]
-        calls = [self.window(columns, sharp) for _ in range(self.rng.randint(1, 2))]
+        calls = [self.window(columns, sharp)]
+        if self.maybe(0.5):
+            # Which of two equal rows gets which value of the one call and of the other is not
+            # said: only one of them may tell equal rows apart.
+            calls.append(self.window(columns, sharp, peers=True))
         sql = f"SELECT {named([*columns, *calls])} FROM ({inner}) {name}"
         return sql, kinds([*columns, *calls])
 
-    def window(self, columns: list[Column], sharp: list[Column]) -> Column:
+    def window(
+        self, columns: list[Column], sharp: list[Column], *, peers: bool = False
+    ) -> Column:
+        """A call; ``peers``: one that is the same for rows equal in its order."""
         rng = self.rng
         parts = [c for c, _ in self.some(sharp, 0, 1)] if self.maybe(0.6) else []
         by = f"PARTITION BY {', '.join(parts)} " if parts else ""
         numbers = self.of(columns, "int", "small")
         added = f"sum({rng.choice(numbers)})" if numbers else "count(*)"
         some = rng.choice(columns)
-        if sharp and len(sharp) == len(columns) and self.maybe(0.6):
+        if not peers and len(sharp) == len(columns) and self.maybe(0.6):
             order = [self.direction(c) for c, _ in sharp]
             rng.shuffle(order)
             call, kind = rng.choice(
