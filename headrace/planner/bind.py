@@ -26,6 +26,7 @@ from headrace.planner.logical import (
     Distinct,
     Functions,
     Node,
+    Order,
     Project,
     ids,
 )
@@ -95,13 +96,24 @@ class Binder:
         ``outer`` is the scope of the enclosing query at the place where this one stands: the plan
         may then have free references to its columns.
         """
-        level = self._level(query, env, outer)
+        return self._bind(self._level(query, env, outer), sorted_=False)[0]
+
+    def bind_sorted(
+        self, query: Tree, env: Env, outer: Scope
+    ) -> tuple[Node, tuple[Order, ...]]:
+        """The plan of ``query``, with columns after its own that it is sorted by, and how."""
+        return self._bind(self._level(query, env, outer), sorted_=True)
+
+    def _bind(self, level: Level, *, sorted_: bool) -> tuple[Node, tuple[Order, ...]]:
+        query = level.query
+        ordering = Ordering(self._lowering, query, require_key, sorted_=sorted_)
         operations = query.node("setOperations")
-        if operations is not None:
+        if operations is None:
+            node = self._select(level, ordering)
+        else:
             node = self._renamed(self._set_operation(operations, level), query)
-            ordering = Ordering(self._lowering, query, require_key)
-            return ordering.bind(node, ordering.targets(), self.scope(level))
-        return self._select(level)
+            node = ordering.bind(node, ordering.targets(), self.scope(level))
+        return node, ordering.order
 
     def _level(self, query: Tree, env: Env, outer: Scope | None) -> Level:
         ctes = {cte.text("ctename") or "": cte for cte in query.nodes("cteList")}
@@ -129,15 +141,15 @@ class Binder:
         return Subqueries(
             self._lowering,
             self.column,
-            lambda query, scope: self.bind(query, level.env, scope),
+            lambda query, scope: self.bind(query, _env(level, scope), scope),
+            lambda query, scope: self.bind_sorted(query, _env(level, scope), scope),
         )
 
-    def _select(self, level: Level) -> Node:
+    def _select(self, level: Level, ordering: Ordering) -> Node:
         """FROM, WHERE, GROUP BY, HAVING, windows, the select list, DISTINCT, LIMIT: in this order."""
         query = level.query
         node = self._from(query.child("jointree"), level)
         site = Site(node)
-        ordering = Ordering(self._lowering, query, require_key)
         windows = Windows(self._lowering, self.column, query, require_key)
         scope = windows.scope(self.scope(level, site))
         sets = TargetSets(self._lowering, self.column, query)
@@ -362,3 +374,8 @@ class Binder:
         for column in node.columns:
             require_key(self._lowering, column.ref, construct)
         return Distinct(node)
+
+
+def _env(level: Level, scope: Scope) -> Env:
+    """WITH queries for a query in an expression, one entry per level that it counts."""
+    return (*level.env, *[With({}, scope)] * scope.depth)

@@ -365,6 +365,15 @@ class Catalog:
             self._casts[key] = self._conn.execute(_CAST, key).fetchone()
         return self._casts[key]
 
+    def array_of(self, oid: int) -> int:
+        """The type of an array of values of the type; an array of arrays has the same type."""
+        if self.type(oid).element:
+            return oid
+        [row] = self._rows(
+            "SELECT typarray::int8 FROM pg_type WHERE oid = ANY (%s)", {oid}
+        )
+        return int(row[0])
+
     def aggregate_support(self, oid: int) -> tuple[int, ...]:
         """Functions that an aggregate is made of: transition, final."""
         query = "SELECT aggtransfn::oid, aggfinalfn::oid FROM pg_aggregate WHERE aggfnoid = %s"

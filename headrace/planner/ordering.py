@@ -28,19 +28,28 @@ class Ordering:
     """Which rows a query level keeps, and in which order they are counted."""
 
     def __init__(
-        self, lowering: Lowering, query: Tree, require_key: RequireKey
+        self,
+        lowering: Lowering,
+        query: Tree,
+        require_key: RequireKey,
+        *,
+        sorted_: bool = False,
     ) -> None:
+        """``sorted_``: the order of the result matters, its columns stay."""
         self._lowering = lowering
         self._query = query
         self._require_key = require_key
         self.distinct_on: Final = query.flag("hasDistinctOn")
         self._limited = bool(query.node("limitCount") or query.node("limitOffset"))
+        self._sorted = sorted_
+        self.order: tuple[Order, ...] = ()
+        """Set by ``bind``."""
 
     def targets(self) -> list[Tree]:
         """The visible entries of the target list, then those that are only sorted by."""
         entries = self._query.nodes("targetList")
         visible = [e for e in entries if not e.flag("resjunk")]
-        if not self._limited and not self.distinct_on:
+        if not self._limited and not self.distinct_on and not self._sorted:
             return visible
         wanted = {c.number("tleSortGroupRef") for c in self._clauses()}
         return visible + [
@@ -57,14 +66,15 @@ class Ordering:
             if entry.number("ressortgroupref")
         }
         order: tuple[Order, ...] = ()
-        if self._limited or self.distinct_on:
+        if self._limited or self.distinct_on or self._sorted:
             order = orders(self._lowering, self._query.nodes("sortClause"), by_ref)
         visible = node.columns[: sum(not e.flag("resjunk") for e in targets)]
         if self.distinct_on:
             node = self._distinct_on(node, order, by_ref)
         if self._limited:
             node = self._limit(node, order, scope)
-        if len(visible) < len(node.columns):
+        self.order = order
+        if len(visible) < len(node.columns) and not self._sorted:
             node = Project(node, tuple((c, c.ref) for c in visible))
         return node
 

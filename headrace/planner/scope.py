@@ -41,6 +41,8 @@ class Scope:
     above: Callable[[Expr], Expr] | None = None
     subqueries: Subqueries | None = None
     sites: Sites = ()
+    depth: int = 0
+    """Levels that stand between the expression and the query that computes it (``below``)."""
     row: Callable[[int, int], Expr] | None = None
 
     def up(self, levels: int) -> Scope | None:
@@ -57,7 +59,13 @@ class Scope:
         """
         found = self
         for _ in range(levels):
-            found = Scope(_no_column, outer=found)
+            found = Scope(
+                _no_column,
+                outer=found,
+                subqueries=self.subqueries,
+                sites=self.sites,
+                depth=found.depth + 1,
+            )
         return found
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from headrace import types as t
 from headrace.expressions.native import resolve
 from headrace.planner import uniqueness
-from headrace.planner.logical import Agg, Aggregate, Col, Filter, Node, free, ids
+from headrace.planner.logical import Agg, Aggregate, Col, Filter, Node, Order, free, ids
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import (
@@ -53,8 +53,13 @@ class Subqueries:
         lowering: Lowering,
         column: Callable[[str, Expr], Col],
         bind: Callable[[Tree, Scope], Node],
+        bind_sorted: Callable[[Tree, Scope], tuple[Node, tuple[Order, ...]]],
     ) -> None:
-        """``bind`` binds a query that stands in a scope; column ids are new every time."""
+        """``bind`` binds a query that stands in a scope; column ids are new every time.
+
+        ``bind_sorted``: also columns that it is sorted by, after its own, and how.
+        """
+        self._bind_sorted = bind_sorted
         self._lowering = lowering
         self._column = column
         self._bind = bind
@@ -69,7 +74,13 @@ class Subqueries:
         if kind == EXPR:
             [value] = self._one(node, scope)
             return value
-        found = {ALL: self._all, ANY: self._any, ROWCOMPARE: self._row}.get(kind)
+        kinds = {
+            ALL: self._all,
+            ANY: self._any,
+            ROWCOMPARE: self._row,
+            ARRAY: self._array,
+        }
+        found = kinds.get(kind)
         if found is None:
             self._lowering.refuse("this kind of subquery", node)
         return found(node, scope)
@@ -95,6 +106,47 @@ class Subqueries:
 
     def _row(self, node: Tree, scope: Scope) -> Expr:
         return self._test(node, scope, self._one(node, scope))
+
+    def _array(self, node: Tree, scope: Scope) -> Expr:
+        """The values in an array, in the order of the subquery; an empty one of no rows."""
+        lowering = self._lowering
+        right, order = self._bind_sorted(node.child("subselect"), scope)
+        value = right.columns[0]
+        oid = lowering.catalog.array_of(value.oid)
+        if not oid or lowering.catalog.type(value.oid).kind in ("c", "p"):
+            lowering.refuse(f"an array of type {lowering.type_name(value.oid)}", node)
+        more = tuple(dict.fromkeys(o.column for o in order if o.column != value.ref))
+        places: dict[Ref, int] = {ref: n for n, ref in enumerate((value.ref, *more), 1)}
+        by = [
+            f"${places[o.column]} USING {o.operator}"
+            f" NULLS {'FIRST' if o.nulls_first else 'LAST'}"
+            for o in order
+        ]
+        column = self._column("array", Const(None, oid, -1, value.collation))
+        agg = Agg(
+            column,
+            "remote",
+            value.ref,
+            sql=f"pg_catalog.array_agg($1 ORDER BY {', '.join([*by, '$0'])})",
+            name="array_agg",
+            more=more,
+            trusted=all(lowering.plain_type(c.oid) for c in (value.ref, *more)),
+        )
+        self._hang(scope, Aggregate(right, (), (agg,)))
+        return self._or_empty(column.ref)
+
+    def _or_empty(self, array: Ref) -> Expr:
+        args = (array, Const("{}", array.oid, -1, array.collation))
+        text = f"COALESCE({ARG}, {ARG})"
+        return self._lowering.call(
+            "coalesce",
+            args,
+            (array.oid, -1, array.collation),
+            text,
+            text,
+            native=resolve("coalesce", self._lowering.types(args, 0)),
+            remote_raises=False,
+        )
 
     def _count(self, node: Tree, scope: Scope) -> Ref:
         right = self._bind(node.child("subselect"), scope)

@@ -115,7 +115,7 @@ class Renderer:
         if agg.function == "any":
             return f"plan_sql.least_look(array_agg({argument}){where})"
         if agg.function == "remote":
-            text = agg.sql
+            text = agg.sql.replace(", $0", "").replace(" ORDER BY $0", "")
             for number in range(len(inputs), 0, -1):
                 text = text.replace(f"${number}", inputs[number - 1])
             return text + where
