@@ -9,7 +9,8 @@ from typing import Any, Final, Self
 from headrace.errors import UserError
 
 _MODES: Final = ("auto", "local", "spark")
-_KNOWN: Final = ("population", "threshold_rows", "block", "commit_group")
+_KNOWN: Final = ("population", "threshold_rows", "block", "commit_group", "on_change")
+_ON_CHANGE: Final = ("stop", "resync")
 _GROUP_MAX: Final = 63
 
 
@@ -25,6 +26,10 @@ class Options:
     """Whether the caller waits; without waiting the view outlives a restart of the engine."""
     commit_group: str = ""
     """Views of one group appear changed together; '': with all that name none."""
+
+    on_change: str = "stop"
+    """What follows when a change of its tables' structure has stopped the view: ``stop``, or
+    ``resync`` by itself (server/resumer.py)."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -58,4 +63,10 @@ class Options:
             raise UserError(
                 f'option "commit_group" must be a text of at most {_GROUP_MAX} characters'
             )
-        return cls(str(population), rows, block, group)
+        on_change = given.get("on_change", "stop")
+        if on_change not in _ON_CHANGE:
+            raise UserError(
+                f'invalid value for option "on_change": "{on_change}"',
+                hint=f"Values are: {', '.join(_ON_CHANGE)}.",
+            )
+        return cls(str(population), rows, block, group, str(on_change))

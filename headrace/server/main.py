@@ -26,6 +26,7 @@ from headrace.server.direct import Direct
 from headrace.server.health import Health
 from headrace.server.http import HttpServer
 from headrace.server.listener import Listener
+from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
 from headrace.server.upstream import Target
 from headrace.server.waits import Waits
@@ -110,6 +111,7 @@ class Commander:
         self._listener = Listener(
             settings, Target.of(settings.source), database, self._commands.run
         )
+        self._resumer = Resumer(settings, self._commands)
         self._health = Health(settings, self._supervisor, version(), self._sessions)
         self._again: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
@@ -128,6 +130,7 @@ class Commander:
             if not self._stop.is_set():
                 await ready
                 self._direct.start()
+                self._resumer.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
                     http = HttpServer(self._settings.http, self._health)
@@ -144,6 +147,7 @@ class Commander:
             if http:
                 await http.close()
             await self._listener.close()
+            await self._resumer.stop()
             await self._direct.stop()
             await self._waits.close()
             await self._supervisor.stop()

@@ -153,3 +153,31 @@ def test_a_stacked_view_is_verified_by_definitions(commander, source):
     wait_for(source, bump(source))
     query = "SELECT count(*), sum(b.v) FROM between b JOIN lower l USING (id)"
     assert rows(source, "SELECT * FROM top") == rows(source, query)
+
+
+def test_a_view_resyncs_by_itself_where_asked_for(commander, source):
+    create = "CALL headrace.create_view('{}', $q${}$q$, '{{\"on_change\": \"{}\"}}')"
+    commander.execute(create.format("mine", "SELECT id, k FROM p", "resync"))
+    commander.execute(create.format("wide", "SELECT id, v FROM a", "resync"))
+    commander.execute(create.format("kept", "SELECT id, k FROM p", "stop"))
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        commander.execute(create.format("no", "SELECT id, k FROM p", "hope"))
+    before = rows(source, "SELECT * FROM kept")
+    source.execute("CREATE TABLE p4 PARTITION OF p FOR VALUES IN (4, 5)")
+    source.execute("INSERT INTO p VALUES (70, 4), (71, 5)")
+    source.execute("ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)")
+    source.execute("ALTER TABLE a DROP v CASCADE")
+    query = "SELECT id, k FROM p"
+
+    def settled() -> bool:
+        running = status(source, "mine") == ("running", None)
+        return running and rows(source, "SELECT * FROM mine") == rows(source, query)
+
+    wait_until(settled, "mine is filled anew")
+    source.execute("UPDATE p SET id = id + 100 WHERE k > 2")
+    wait_until(settled, "mine goes on")
+    assert status(source, "kept")[0] == "error"
+    assert rows(source, "SELECT * FROM kept") == before
+    state, message = status(source, "wide")
+    assert state == "error"
+    assert 'column "v"' in message
