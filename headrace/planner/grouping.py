@@ -208,7 +208,7 @@ class Grouping:
                 return expr
         levels = node.number("agglevelsup")
         if node.kind == "AGGREF":
-            return self._add(self._calls.bind(node, self._base.below(levels)))
+            return self._add(self._calls.bind(node, self._arguments(node, levels)))
         if node.kind == "GROUPINGFUNC":
             return self._grouping(node)
         if (
@@ -217,6 +217,19 @@ class Grouping:
         ):
             return json
         return self._base.special(node) if self._base.special is not None else None
+
+    def _arguments(self, node: Tree, levels: int) -> Scope:
+        """Where the arguments of an aggregate are lowered that stands ``levels`` queries deeper."""
+        if not levels or not has_subquery(node):
+            return self._base.below(levels)
+        if any(n.kind == "RANGETBLENTRY" and n.text("ctename") for n in node.walk()):
+            # Its WITH queries are counted from there.
+            self._lowering.refuse("WITH in an aggregate of an outer query", node)
+        return dataclasses.replace(
+            self._base.below(levels),
+            subqueries=self._base.subqueries,
+            sites=self._base.sites,
+        )
 
     def _json(self, node: Tree) -> Expr | None:
         """JSON_ARRAYAGG and JSON_OBJECTAGG: an aggregate, perhaps with a cast around it."""

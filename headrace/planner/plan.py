@@ -28,6 +28,7 @@ from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.constants import Constants
 from headrace.planner.decorrelate import decorrelate
 from headrace.planner.explain import explain_logical, explain_physical
+from headrace.planner.input_order import carry_order
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.optimise import optimise
@@ -66,6 +67,8 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
         )
         trees = [bound.tree, *sources.trees]
         catalog.preload(trees)
+        for tree in trees:
+            carry_order(tree, catalog)
         constants = Constants(conn, catalog)
         constants.load(trees, "\n".join((bound.canonical_sql, *sources.texts)))
         lowering = Lowering(

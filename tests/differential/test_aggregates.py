@@ -338,6 +338,14 @@ AROUND = [
     " FROM t GROUP BY k",
     "SELECT json_agg(q ORDER BY q.id) FROM (SELECT id, v_text AS name FROM t) q",
     "SELECT k, array_agg(DISTINCT v_numeric ORDER BY v_numeric DESC) FROM t GROUP BY k",
+    "SELECT (SELECT max((SELECT i.v_int4 FROM t i WHERE i.id = o.k))"
+    " FILTER (WHERE o.k < 3)) AS m FROM t o",
+    "SELECT array_agg(v_int4) FROM (SELECT v_int4 FROM t ORDER BY v_text DESC, id) s",
+    "SELECT string_agg(s.name, ',') AS names, json_agg(s) AS rows, sum(s.v_int4)"
+    " FROM (SELECT v_text AS name, v_int4 FROM t ORDER BY id * -1) s WHERE s.v_int4 > 0",
+    "SELECT id, (SELECT array_agg(x) FROM (SELECT u.v_text AS x FROM t u WHERE u.k = t.k"
+    " ORDER BY u.id DESC) s) AS list FROM t",
+    "SELECT jsonb_agg(x) FROM (SELECT id AS x FROM t ORDER BY b NULLS FIRST, id LIMIT 3) s",
 ]
 
 
