@@ -10,6 +10,7 @@ has for it, and ``Push.same`` joins it with the left side (Neumann, Kemper 2015)
     Aggregate[](x)      -> Aggregate[D](LeftJoin(D, D x)), each aggregate where x is there
     GROUPING SETS (…, ()) -> Aggregate[D, k](Union(D x, D)), so that the empty set has a row
     Distinct, TopK, Window, Union, SetOp, Functions: D's columns are more columns or keys
+    Recursive(b, s)     -> Recursive(D b, s), D's columns go along through every iteration
     Join(x, y)          -> D on the sides that read it, equal on both
     FULL JOIN(x, y)     -> D on both sides, of the side that is there
 
@@ -38,6 +39,7 @@ from headrace.planner.logical import (
     Join,
     Node,
     Project,
+    Recursive,
     SetOp,
     TopK,
     Union,
@@ -45,6 +47,7 @@ from headrace.planner.logical import (
     free,
 )
 from headrace.planner.lower import Lowering
+from headrace.planner.recursion import Carrier
 from headrace.planner.renumber import mapped, renumbered
 from headrace.planner.scalar import ARG, Const, Expr, Ref, raises, refs, show
 from headrace.planner.typekeys import is_key
@@ -193,6 +196,8 @@ class Push:
                 return self._union(domain, node)
             case SetOp():
                 return self._set_operation(domain, node)
+            case Recursive():
+                return self._recursive(domain, node)
             case _:
                 return self._lowering.refuse(
                     f"a correlated subquery with a {type(node).__name__} node"
@@ -417,6 +422,42 @@ class Push:
         pairs = zip(domain.keys, keys, strict=True)
         same = tuple(self.equal(a.ref, b.ref) for a, b in pairs)
         return Join(domain.node, result, same)
+
+    def _recursive(self, domain: Domain, node: Recursive) -> Node:
+        """D's columns go along from the base through every iteration."""
+        if domain.carried:
+            self._lowering.refuse(
+                "WITH RECURSIVE in a subquery that reads columns of type"
+                f" {self._lowering.type_name(domain.carried[0].oid)} of an outer query"
+            )
+        first, mine = self._again(domain, node.base)
+        base = Project(
+            self.push(first, mine),
+            tuple((c, c.ref) for c in mine.columns) + first.passed,
+        )
+        inside = tuple(
+            dataclasses.replace(c, id=next(self._ids)) for c in domain.columns
+        )
+        mapping = {o.id: n.id for o, n in zip(domain.columns, inside, strict=True)}
+
+        def outside(other: Node) -> tuple[Node, tuple[Expr, ...]]:
+            back = {n: o for o, n in mapping.items()}
+            copy, reading = self._again(domain, mapped(other, back))
+            same = tuple(
+                self.equal(a.ref, b.ref)
+                for a, b in zip(inside, copy.columns, strict=True)
+            )
+            return self.push(copy, reading), same
+
+        carrier = Carrier(self._lowering, node.name, lambda: inside, outside=outside)
+        step, _ = carrier.carried(mapped(node.step, mapping))
+        columns = tuple((c, c.ref) for c in (*node.step.columns, *inside))
+        return dataclasses.replace(
+            node,
+            base=base,
+            step=Project(step, columns),
+            columns=node.columns + domain.columns,
+        )
 
 
 _COLLATION_C = 950

@@ -46,6 +46,7 @@ from headrace.planner.logical import (
     Window,
     WorkTable,
     children,
+    free,
     ids,
     with_children,
 )
@@ -53,6 +54,7 @@ from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import Call, Const, Expr, quote, raises, refs
 from headrace.planner.setops import SetOperations
+from headrace.planner.typekeys import require_key
 
 _REFUSED: Final = "in the recursive term of WITH RECURSIVE"
 _TEXTS: Final = 1009
@@ -180,13 +182,10 @@ class _Cycle:
         """SQL for the text of the columns that make a cycle, over ``s.a1`` and so on."""
         for place in self._places:
             column = node.columns[place]
-            found = self._lowering.catalog.type(column.oid)
-            known = key_types.key_class(column.oid, kind=found.kind)
-            if known is None or not key_types.is_canonical(column.oid):
+            require_key(self._lowering, column.ref, "CYCLE")
+            if not key_types.is_canonical(column.oid):
                 name = self._lowering.type_name(column.oid)
                 self._lowering.refuse(f"CYCLE over type {name}")
-            if not self._lowering.catalog.deterministic(column.collation):
-                self._lowering.refuse("CYCLE with a nondeterministic collation")
         return f"ROW({', '.join(f's.a{p + 1}' for p in self._places)})::text"
 
     def _sql(self, expr: Expr) -> str:
@@ -250,8 +249,8 @@ def step_of(lowering: Lowering, node: Recursive) -> tuple[Node, WorkTable]:
     return Project(step, _items((*node.step.columns, *number))), work
 
 
-_FIRST_NUMBER: Final = -1_000_000
-"""Ids of the iterations' columns go down from here; those of the binder are positive."""
+_FIRST_NUMBER: Final = -2_000_000
+"""Ids of the iterations' columns go down from here, below those of the clock and of physical.py."""
 
 
 def _work_tables(node: Node) -> list[WorkTable]:
@@ -266,12 +265,15 @@ class Carrier:
 
     ``fresh`` makes the columns, anew for each reference.  ``alone``: where rows of several
     references, or several rows of one, come together, they are refused.
+    ``outside`` takes the other side of a join that reads the columns itself: what stands for it,
+    and the conditions that join it.
     """
 
     lowering: Lowering
     name: str
     fresh: Callable[[], tuple[Col, ...]]
     alone: bool = False
+    outside: Callable[[Node], tuple[Node, tuple[Expr, ...]]] | None = None
 
     def carried(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
         """``node``, which reads the work table, with the columns, and which they are."""
@@ -309,7 +311,7 @@ class Carrier:
         left, right = (reads(n, self.name) for n in (join.left, join.right))
         if join.kind == "full" or not (left or join.kind == "inner"):
             self._refuse(join)
-        if left and right and self.alone:
+        if left and right and (self.alone or self.outside is not None):
             self._refuse(join)
         columns: tuple[Col, ...] = ()
         same: tuple[Expr, ...] = ()
@@ -323,6 +325,11 @@ class Carrier:
                 for a, b in zip(mine, columns, strict=False)
             )
             columns = mine
+        if self.outside is not None:
+            other = join.right if left else join.left
+            if free(other) & {c.id for c in columns}:
+                found, same = self.outside(other)
+                new_left, new_right = (new_left, found) if left else (found, new_right)
         late = tuple(p for p in join.condition if raises(p) and not _separates(join, p))
         if late and join.kind != "inner":
             self.lowering.refuse(
@@ -333,7 +340,10 @@ class Carrier:
             join, left=new_left, right=new_right, condition=(*same, *rest)
         )
         # What may fail sees the rows of one iteration at a time.
-        return (Filter(node, late) if late else node), columns
+        result = Filter(node, late) if late else node
+        if self.outside is None:
+            return result, columns
+        return Project(result, _items(join.columns + columns)), columns
 
     def _together(self, node: Union | SetOp) -> tuple[Node, tuple[Col, ...]]:
         """All inputs read the work table: each has rows of its own iteration."""

@@ -250,6 +250,14 @@ RECURSIVE = (
     "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM edges UNION ALL SELECT x.n, d + 1"
     " FROM (SELECT n, d, row_number() OVER (PARTITION BY n ORDER BY d) AS k FROM r) x"
     " WHERE k < 3 AND d < 4) SELECT n, d FROM r",
+    # One recursion for each row of a table.
+    "SELECT nodes.id, x.a FROM nodes, LATERAL (WITH RECURSIVE r(a) AS (SELECT nodes.k UNION"
+    " SELECT a + 1 FROM r WHERE a < 6) SELECT a FROM r) x",
+    "SELECT n.id, (WITH RECURSIVE r(m) AS (SELECT n.id UNION SELECT e.b FROM r JOIN edges e"
+    " ON e.a = r.m WHERE e.b <> n.id) SELECT count(*) FROM r) AS c FROM nodes n",
+    "SELECT n.id, (WITH RECURSIVE r(m) AS (SELECT n.id UNION SELECT e.b FROM r JOIN"
+    " (SELECT a, b FROM edges WHERE id > n.k) e ON e.a = r.m) SELECT sum(m) FROM r) AS c"
+    " FROM nodes n",
     # The outside of the step is itself recursive.
     "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges UNION"
     " SELECT r.a, q.b FROM r JOIN (WITH RECURSIVE p(a, b) AS (SELECT parent, id FROM nodes"
