@@ -416,11 +416,16 @@ class Lowering:
         if node.flag("funcvariadic"):
             marks[-1] = f"VARIADIC {ARG}"
             symbol += " variadic"
+        sql = f"{function.quoted}({', '.join(marks)})"
+        if cast is not None and cast[0] == function.oid and result[0] == t.OID:
+            sql = (
+                f"({ARG})::{self.type_name(result[0])}"  # by a function that gives int4
+            )
         return self.call(
             symbol,
             args,
             result,
-            f"{function.quoted}({', '.join(marks)})",
+            sql,
             display,
             native=native,
             remote_raises=functions.may_raise(function, args),
