@@ -25,17 +25,19 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from headrace import clock
 from headrace.collections import plan
 from headrace.errors import (
     DefiniteFailure,
     HeadraceError,
     PrivilegeError,
+    TransientError,
     UndefinedError,
     UnsupportedError,
 )
 from headrace.planner.present import inlined
 from headrace.planner.session import CAPTURED
-from headrace.population import names
+from headrace.population import clocks, names
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import Connection, as_headrace, become
 from headrace.population.context import Context
@@ -141,13 +143,6 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
     _check_functions(conn, view)
     rebuilt = plan.from_json(physical)
     assert isinstance(rebuilt, plan.PhysicalPlan), "the catalog has plans"
-    if rebuilt.temporal:
-        raise UnsupportedError(
-            f"verifying view {view.shown} is not supported: it reads the clock",
-            detail="Table and query would be compared at two instants.",
-            hint=f"CALL headrace.resync_view('{view.schema}.{view.name}')"
-            " says how many rows it had to change.",
-        )
     # What it reads of ours is a moment behind: its query is asked instead.
     query = inlined(conn, canonical, named)
     name = sql.Identifier(schema, table)
@@ -209,6 +204,8 @@ class _Proof:
         self._dsn = context.settings.source
         schema = subject.physical.sink.schema
         self._oids = [field.oid for field in schema]
+        self._instant = 0
+        """What the view took for now() at the boundary."""
         # Not the names of the view: any two of them may be the same.
         self._columns = [f"a{n}" for n in range(len(schema))]
 
@@ -260,6 +257,11 @@ class _Proof:
                 "tapped", {"job": self._job.name, "lsn": lsn}
             )
             if answer is not None:
+                self._instant = int(answer["instant"])
+                if self._subject.physical.temporal and not self._instant:
+                    raise TransientError(
+                        "the view's clock has not been read yet", sqlstate="40001"
+                    )
                 return int(answer["txid"])
 
     def _prepare(self, scratch: Connection) -> None:
@@ -302,7 +304,7 @@ class _Proof:
             " SELECT {image}, -1 FROM s CROSS JOIN q WHERE s.c >= 0) TO STDOUT"
         ).format(
             names=self._names(),
-            query=sql.SQL(self._subject.canonical),
+            query=sql.SQL(self._query()),
             pinned=pinned,
             image=_image("q", self._columns),
         )
@@ -337,6 +339,12 @@ class _Proof:
                 " WHERE p.txid > {} AND p.txid <= {}"
             ).format(_image("p", self._columns), first, last)
         )
+
+    def _query(self) -> str:
+        query = self._subject.canonical
+        if not self._subject.physical.temporal:
+            return query
+        return clocks.at(query, clock.from_postgres(self._instant))
 
     def _become_caller(self, conn: Connection) -> None:
         if self._subject.caller is not None:

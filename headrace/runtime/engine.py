@@ -136,6 +136,11 @@ class Engine:
         self._stopping = True
         self._poke()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the engine is to end."""
+        return self._stopping
+
     # --- the loop
 
     def run(self) -> None:
@@ -462,7 +467,12 @@ class Engine:
                 )
             )
             self.lifecycle.taps.passed(
-                view, job.txid, job.lsn, job.transactions, part.diffs
+                view,
+                job.txid,
+                job.lsn,
+                job.transactions,
+                part.diffs,
+                job.commit_time_us,
             )
         if job.txid > self.position.txid:
             self.position = Position(job.txid, max(job.lsn, self.position.lsn))

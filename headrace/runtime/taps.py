@@ -38,6 +38,7 @@ class _Batch:
     txid: int
     end_lsn: int
     transactions: int
+    instant: int
 
 
 @dataclass(slots=True)
@@ -80,6 +81,9 @@ class Taps:
         until = clock.monotonic() + CUTTING_S_MAX
         self._taps[job] = _Tap(view.id, path, path.open("wb"), until)
         self.check()
+        if view.plan.temporal:
+            # A batch whose instant is known must come before any position asked for.
+            self._engine.ticker.force()
         return path
 
     def passed(
@@ -89,14 +93,15 @@ class Taps:
         end_lsn: int,
         transactions: int,
         diffs: pa.RecordBatch | None,
+        instant: int = 0,
     ) -> None:
-        """``view`` is at ``txid`` now: ``diffs`` are in its table."""
+        """``view`` is at ``txid`` and ``instant`` now: ``diffs`` are in its table."""
         for tap in self._taps.values():
             # After a rewind a batch comes again, with the same diffs.
             if tap.view_id != view.id or txid in tap.passed or tap.error:
                 continue
             tap.passed.add(txid)
-            tap.batches.append(_Batch(txid, end_lsn, transactions))
+            tap.batches.append(_Batch(txid, end_lsn, transactions, instant))
             if diffs is not None and diffs.num_rows:
                 try:
                     tap.file.write(_lines(view, txid, diffs))
@@ -133,6 +138,10 @@ class Taps:
             )
         tap.file.flush()
         return max((b.txid for b in tap.batches if b.end_lsn <= lsn), default=0)
+
+    def instant(self, job: str, txid: int) -> int:
+        """What the view that passed ``txid`` took for now(); 0 if that is not known here."""
+        return next((b.instant for b in self._tap(job).batches if b.txid == txid), 0)
 
     def end(self, job: str) -> None:
         """Forget the tap; nothing happens if there is none."""

@@ -43,6 +43,11 @@ class Ticker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._next = 0.0
+        self._forced = False
+
+    def force(self) -> None:
+        """Make a batch at once, whether anything changes or not."""
+        self._next, self._forced = 0.0, True
 
     @property
     def needed(self) -> bool:
@@ -63,14 +68,19 @@ class Ticker:
         row = self._engine.owner.conn.execute(_NOW_US).fetchone()
         assert row is not None, "the time is a row"
         now = int(row[0])
-        if self._sum(now, Dataflow.crossing):
-            self.catch_up(now)
-            if self._sum(now, Dataflow.crossing):
-                self._engine.pass_time(now)
+        if self._sum(now, Dataflow.near) > _ROWS_MAX:
+            # One step, then the engine looks at its other work, then at once the next step.
+            self._engine.pass_time(self._step(now))
+            self._next = 0.0
+        elif self._forced or self._sum(now, Dataflow.crossing):
+            self._forced = False
+            self._engine.pass_time(now)
 
     def catch_up(self, instant: int) -> None:
-        """Let time pass until few rows are left to change at ``instant``."""
-        while self._sum(instant, Dataflow.near) > _ROWS_MAX:
+        """Let time pass until few rows are left to change at ``instant``, or the engine stops."""
+        while (
+            self._sum(instant, Dataflow.near) > _ROWS_MAX and not self._engine.stopping
+        ):
             step = self._step(instant)
             if step >= instant:
                 return

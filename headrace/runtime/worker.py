@@ -162,7 +162,9 @@ class Worker:
                 await asyncio.wrap_future(future)
         except TimeoutError:
             return None
-        return {"txid": await self._on_engine(lambda: taps.position(job, lsn))}
+        txid = await self._on_engine(lambda: taps.position(job, lsn))
+        instant = await self._on_engine(lambda: taps.instant(job, txid))
+        return {"txid": txid, "instant": instant}
 
     async def _untap(self, params: dict[str, Any], _: Progress) -> None:
         job = _job(_need(params, "job"))

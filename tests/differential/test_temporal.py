@@ -123,6 +123,12 @@ def create(engine, source, views: dict[str, str]) -> None:
             c.execute(f"CALL headrace.create_view('{name}', $q${written(query)}$q$)")
 
 
+def source_rows(engine, query: str) -> list[tuple]:
+    """Rows of a call to the commander."""
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
+        return c.execute(query).fetchall()
+
+
 def commit(source, statements: list[str]) -> None:
     """One transaction that all views cover afterwards."""
     with source.transaction():
@@ -156,6 +162,10 @@ def test_views_equal_their_queries_as_of_their_instant(
         while time.monotonic() < until:
             seen.add(check(source, views, seed))
             time.sleep(0.02)
+    for name in views:
+        assert (
+            source_rows(engine, f"SELECT * FROM headrace.verify_view('{name}')") == []
+        )
     # Rows leave without anybody writing: more than one instant was seen between commits.
     commit(
         source,
