@@ -346,6 +346,11 @@ AROUND = [
     "SELECT id, (SELECT array_agg(x) FROM (SELECT u.v_text AS x FROM t u WHERE u.k = t.k"
     " ORDER BY u.id DESC) s) AS list FROM t",
     "SELECT jsonb_agg(x) FROM (SELECT id AS x FROM t ORDER BY b NULLS FIRST, id LIMIT 3) s",
+    "WITH s AS (SELECT v_text AS x, k FROM t ORDER BY id DESC), p AS (SELECT x FROM s WHERE k > 1)"
+    " SELECT array_agg(x) AS a, (SELECT string_agg(q.x, '-') FROM s q) AS b,"
+    " (SELECT count(*) FROM (SELECT * FROM s UNION ALL SELECT * FROM s) u) AS c FROM p",
+    "SELECT id, (WITH s AS (SELECT u.v_int4 AS x FROM t u WHERE u.k = t.k ORDER BY u.id)"
+    " SELECT array_agg(y) FROM (SELECT x + 1 AS y FROM s WHERE x > 0) z) AS l FROM t",
 ]
 
 
