@@ -185,6 +185,23 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
     tied = plan.TopK("tied", "a", (), (down,), 2, 0, True, a.schema)
     first = plan.TopK("first", "a", (1,), (up,), 1, 0, False, a.schema)
     behind = plan.TopK("behind", "a", (1,), (up,), None, 2, False, a.schema)
+    links, hops = project("links", a, 1, 0), project("hops", b, 1, 0)
+    pair = links.schema
+    work = (*pair, Field(plan.ITERATION, INT4))
+    reach = plan.Recursive(
+        "reach",
+        "links",
+        ("hops",),
+        (
+            plan.WorkTable("work", work),
+            plan.Join("onto", "work", "hops", (1,), (0,), (), (*work, *pair)),
+            plan.Distinct("each", "onto", (*work, *pair)),
+            plan.Map("next", "each", (col(0), col(4), col(2)), work),
+        ),
+        distinct=True,
+        iterations_max=100,
+        schema=pair,
+    )
     pa_, pb_ = project("pa", a, 2, 3), project("pb", b, 2, 3)
     return {
         "source": finish(a),
@@ -209,6 +226,7 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         "top with ties": finish(a, tied),
         "first per group": finish(a, first),
         "offset per group": finish(a, behind),
+        "recursive": finish(a, b, links, hops, reach),
         "values": finish(ones, a, keep, double, with_ones),
         "grouping sets": finish(a, sets, per_set),
         "reduce": finish(a, b, total, on_total),

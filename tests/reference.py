@@ -59,6 +59,8 @@ def _node(  # noqa: C901  one case per node
             return sum(inputs, Counter())
         case plan.SetOp():
             return _setop(node, inputs)
+        case plan.Recursive():
+            return _recursive(node, inputs, schemas, tables)
         case plan.Values():
             return Counter(
                 tuple(
@@ -75,6 +77,39 @@ def _node(  # noqa: C901  one case per node
 def _distinct(node: plan.Distinct, rows: Counter[Row]) -> Counter[Row]:
     groups = _group(rows, range(len(node.schema)), node.schema)
     return Counter(min(members, key=_representation) for members in groups.values())
+
+
+def _recursive(
+    node: plan.Recursive,
+    inputs: list[Counter[Row]],
+    schemas: list[Schema],
+    tables: Tables,
+) -> Counter[Row]:
+    """The step over the rows of the iteration before, as the manual says it (7.8.2)."""
+    outer = dict(zip(node.outer, inputs[1:], strict=True))
+    shapes = dict(zip(node.outer, schemas[1:], strict=True))
+    shapes |= {each.id: each.schema for each in node.step}
+    now = _once(inputs[0], node)
+    total: Counter[Row] = Counter(now)
+    while now:
+        found = outer | {node.step[0].id: Counter({(*r, 0): w for r, w in now.items()})}
+        for each in node.step[1:]:
+            names = plan.inputs(each)
+            found[each.id] = _node(
+                each, [found[n] for n in names], [shapes[n] for n in names], tables
+            )
+        rows: Counter[Row] = Counter()
+        for row, weight in found[node.step[-1].id].items():
+            rows[row[:-1]] += weight
+        now = _once(rows, node)
+        if node.distinct:
+            now = Counter({row: 1 for row in now if row not in total})
+        total.update(now)
+    return total
+
+
+def _once(rows: Counter[Row], node: plan.Recursive) -> Counter[Row]:
+    return Counter(rows.keys()) if node.distinct else rows
 
 
 def _setop(node: plan.SetOp, inputs: list[Counter[Row]]) -> Counter[Row]:
