@@ -46,10 +46,27 @@ class Shapes(Generator):
             columns[f"c{i}"] = rng.choice(STORED)
         return Table(f"t{number}", columns, identity, self._form(number))
 
+    def views(self) -> list[tuple[str, str, list[str]]]:
+        """The user's own views: name, query and the kinds of their columns."""
+        out: list[tuple[str, str, list[str]]] = []
+        for number in range(2):
+            made = Query(random.Random(f"{self.tables}/view{number}"), self.tables)
+            made.shared = [(name, shown) for name, _, shown in out]
+            sql, shown = made.block(1, [])
+            out.append((f"w{number}", sql, shown))
+        return out
+
+    def ddl(self) -> list[str]:
+        return [
+            *super().ddl(),
+            *(f"CREATE VIEW {name} AS {sql}" for name, sql, _ in self.views()),
+        ]
+
     def query(self, number: int) -> str:
         """The query of that number."""
-        seed = f"{self.tables}/{number}"
-        return Query(random.Random(seed), self.tables).text()
+        made = Query(random.Random(f"{self.tables}/{number}"), self.tables)
+        made.own = [(name, shown) for name, _, shown in self.views()]
+        return made.text()
 
 
 class Query:
@@ -60,6 +77,8 @@ class Query:
         self.tables = tables
         self.shared: list[tuple[str, list[str]]] = []
         """CTEs in scope: name and kinds of c0, c1, …"""
+        self.own: list[tuple[str, list[str]]] = []
+        """The user's own views likewise."""
         self._aliases = 0
 
     def text(self) -> str:
@@ -223,14 +242,22 @@ class Query:
             )
             having = f" HAVING {test}"
         items = [*keys, *aggregates]
+        if self.maybe(0.12):
+            # A window over what the groups are.
+            items.append(
+                (f"rank() OVER (ORDER BY {self.direction('count(*)')})", "big")
+            )
         by = ""
         if keys:
             names = [c for c, _ in keys]
             by = self.grouping(names, items)
         elif self.maybe(0.1):
             by = " GROUP BY ()"
+        end = by + having
+        if self.maybe(0.12) and not any(k in LOOSE for _, k in items):
+            end += f" ORDER BY {self.every(len(items))}{self.window_of_rows()}"
         sql = f"SELECT {named(items)} FROM {source}"
-        return sql + self.where(depth, columns, outer, 0.4) + by + having, kinds(items)
+        return sql + self.where(depth, columns, outer, 0.4) + end, kinds(items)
 
     def grouping(self, names: list[str], items: list[Column]) -> str:
         plain = ", ".join(names)
@@ -469,6 +496,9 @@ class Query:
                 (f"{name}.c0", "int"),
                 (f"{name}.c1", "text"),
             ]
+        if self.own and self.maybe(0.08):
+            view, shown = self.rng.choice(self.own)
+            return f"{view} {name}", [(f"{name}.c{i}", k) for i, k in enumerate(shown)]
         table = self.rng.choice(self.tables)
         return f"{table.name} {name}", [
             (f"{name}.{c}", k) for c, k in table.columns.items()
