@@ -5,6 +5,7 @@ The same contract and, through ``dump``, the very same pairs as ``state.rocks``.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -13,6 +14,7 @@ from headrace.kernels import keygroups, overlay
 from headrace.state import layout
 
 _ROWS_PER_CHUNK: Final = 4096
+_SORTED_ROWS_MIN: Final = 1024
 
 
 class MemoryMap:
@@ -84,6 +86,8 @@ class MemoryIndex:
             [] if undo else None
         )
         self._negative = 0
+        self._ordered: dict[bytes, list[bytes]] = {}
+        """Rows of large keys in order, until they are written to."""
 
     def scan_many(
         self, keys: Sequence[bytes]
@@ -96,7 +100,17 @@ class MemoryIndex:
     ) -> tuple[list[int], list[bytes], list[int]]:
         """See ``IndexState``."""
         bounds = [b""] * len(keys) if starts is None else list(starts)
-        return overlay.first(self._entries, list(keys), bounds, count)
+        if len(keys) != 1 or len(self._entries.get(keys[0], ())) < _SORTED_ROWS_MIN:
+            return overlay.first(self._entries, list(keys), bounds, count)
+        # Read page by page: sorted once.
+        [key], [bound] = keys, bounds
+        entry = self._entries[key]
+        if key not in self._ordered:
+            self._ordered[key] = sorted(entry)
+        ordered = self._ordered[key]
+        low = bisect.bisect_left(ordered, bound)
+        rows = ordered[low : low + count]
+        return [0] * len(rows), rows, [entry[row] for row in rows]
 
     def add_many(
         self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
@@ -168,6 +182,9 @@ class MemoryIndex:
     def _add(
         self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
     ) -> None:
+        if self._ordered:
+            for key in set(keys):
+                self._ordered.pop(key, None)
         self._negative += overlay.add(
             self._entries, list(keys), list(rows), list(weights)
         )

@@ -212,6 +212,22 @@ def test_extremes_skip_rows_whose_net_weight_is_zero(make: Make) -> None:
     assert state.extreme_many([b"m"], last=True) == [None]
 
 
+def test_large_keys_are_read_page_by_page_while_they_change(make: Make) -> None:
+    state = make().store.index("i")
+    rows = [b"%05d" % i for i in range(3000)]
+    state.add_many([b"k"] * 3000, rows, [1] * 3000)
+    assert state.first_many([b"k"], 3, [b"02000"])[1] == rows[2000:2003]
+    state.add_many([b"k", b"k"], [b"02000", b"02001x"], [-1, 2])
+    assert state.first_many([b"k"], 3, [b"02000"]) == (
+        [0, 0, 0],
+        [b"02001", b"02001x", b"02002"],
+        [1, 2, 1],
+    )
+    assert state.first_many([b"k"], 9, [b"02999"])[1] == rows[2999:]
+    assert state.first_many([b"k"], 10**6) == state.scan_many([b"k"])
+    assert state.first_many([], 3) == ([], [], [])
+
+
 def test_the_empty_key_holds_every_row(make: Make) -> None:
     state = make().store.index("i")
     state.add_many([b"", b""], [b"y", b"x"], [1, 1])
