@@ -7,7 +7,7 @@ IDENTITY FULL.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from psycopg import sql
@@ -30,6 +30,17 @@ class TableColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class Statistics:
+    """What ANALYZE found of a table."""
+
+    rows: float
+    distinct: dict[int, float]
+    """Number of different values by attnum, where it is known."""
+    width: dict[int, int]
+    """Mean size of a value by attnum, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A table that can be followed; ``key`` is empty exactly when ``full``."""
 
@@ -39,6 +50,8 @@ class Table:
     columns: tuple[TableColumn, ...]
     key: tuple[int, ...]
     full: bool
+    statistics: Statistics | None = field(default=None, compare=False)
+    """None if it was never analysed."""
 
     def column(self, attnum: int) -> TableColumn:
         """The column of that number."""
@@ -94,7 +107,32 @@ def load_table(
                 hint="Its values are not in the stream of changes.",
                 position=position,
             )
-    return Table(oid, schema, name, columns, key, full)
+    statistics = load_statistics(conn, oid)
+    return Table(oid, schema, name, columns, key, full, statistics)
+
+
+_STATISTICS: Final = """
+SELECT c.reltuples, a.attnum, s.n_distinct, s.avg_width
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+  JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname
+                 AND s.attname = a.attname AND NOT s.inherited
+ WHERE c.oid = %s AND c.reltuples > 0 ORDER BY a.attnum"""
+
+
+def load_statistics(conn: Connection, oid: int) -> Statistics | None:
+    """What is known of the table of that OID to whom may read it; None if nothing."""
+    found = conn.execute(_STATISTICS, (oid,)).fetchall()
+    if not found:
+        return None
+    total = float(found[0][0])
+    return Statistics(
+        total,
+        # Below 0: a part of the rows.
+        {a: float(n) if n > 0 else -n * total for _, a, n, _ in found if n},
+        {a: width for _, a, _, width in found},
+    )
 
 
 def load_columns(

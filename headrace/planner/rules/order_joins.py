@@ -1,29 +1,62 @@
-"""Joins are ordered so that no cross product is made that a condition could avoid.
+"""Joins are ordered: cheap ones first, and no cross product that a condition could avoid.
 
 Join[b.y = c.y](Join[](a, b), c), a.x = c.x = Join(Join[a.x = c.x](a, c), b)[b.y = c.y]
 
-Within that, the order of the query is kept: from the first table on, always the next one
-in the text that an equality connects with those already joined.
+Where all tables have been analysed: always the two parts whose join is expected to be smallest,
+as long as the sum of all of them gets smaller; equal ones in the order of the query.  Else the
+order of the query is kept: from the first table on, always the next one in the text that an
+equality connects with those already joined.
 
 Counter-examples: ``FROM a, b`` without any condition is a cross product and stays one.
 ``(a LEFT JOIN b) JOIN c`` is not ``(a JOIN c) LEFT JOIN b`` where c's condition reads b:
-outer, semi and anti joins stay where they are, as one table.
+outer, semi and anti joins stay where they are, as one table; so does a join whose condition may
+fail on a row, which it must not see before others have kept that row away.
 """
 
 from __future__ import annotations
 
+from typing import Final, TypeGuard
+
+from headrace.planner.estimates import rows
 from headrace.planner.logical import Join, Node, Project, ids
 from headrace.planner.rules.push_filters import merge
-from headrace.planner.scalar import Call, Expr, refs
+from headrace.planner.scalar import Call, Expr, raises, refs
+
+_LEAVES_MAX: Final = 24
+"""More tables than that are joined as they are written: estimating takes time."""
+_GAIN: Final = 0.99
+"""A new order is to be better by so much, at least: else two orders could take turns."""
 
 
 def apply(node: Node) -> Node:
     """The join tree that starts at ``node``, ordered; its output columns stay."""
-    if not isinstance(node, Join) or node.kind != "inner":
+    if not _movable(node):
         return node
     leaves, conditions = _flatten(node)
-    if not _has_cross_product(node):
+    if len(leaves) <= _LEAVES_MAX and all(rows(leaf) is not None for leaf in leaves):
+        result = _cheapest(leaves, conditions)
+        if not _better(result, node):
+            return node
+    elif _crosses(node):
+        result = _as_written(leaves, conditions)
+    else:
         return node
+    if result == node:
+        return node
+    if [c.id for c in result.columns] == [c.id for c in node.columns]:
+        return result
+    return Project(result, tuple((c, c.ref) for c in node.columns))
+
+
+def _movable(node: Node) -> TypeGuard[Join]:
+    return (
+        isinstance(node, Join)
+        and node.kind == "inner"
+        and not any(map(raises, node.condition))
+    )
+
+
+def _as_written(leaves: list[Node], conditions: list[Expr]) -> Node:
     trees: list[Node] = []
     rest = list(leaves)
     while rest:
@@ -36,30 +69,60 @@ def apply(node: Node) -> Node:
     for tree in trees[1:]:
         result, conditions = _join(result, tree, conditions)
     assert not conditions, "every condition found its join"
-    if result == node:
-        return node
-    if [c.id for c in result.columns] == [c.id for c in node.columns]:
-        return result
-    return Project(result, tuple((c, c.ref) for c in node.columns))
+    return result
+
+
+def _cheapest(leaves: list[Node], conditions: list[Expr]) -> Node:
+    """Always the two connected trees whose join is expected to be smallest."""
+    trees = list(leaves)
+    while len(trees) > 1:
+        every = [
+            (_size(x, y, conditions), i, j)
+            for i, x in enumerate(trees)
+            for j, y in enumerate(trees[i + 1 :], i + 1)
+            if any(_connects(p, ids(x), ids(y)) for p in conditions)
+        ]
+        _, i, j = min(every, default=(0.0, 0, 1))
+        trees[i], conditions = _join(trees[i], trees[j], conditions)
+        del trees[j]
+    assert not conditions, "every condition found its join"
+    return trees[0]
+
+
+def _better(new: Node, old: Node) -> bool:
+    """Fewer cross products, or as many and smaller joins: each step makes one of them less."""
+    if _crosses(new) != _crosses(old):
+        return _crosses(new) < _crosses(old)
+    return _total(new) < _GAIN * _total(old)
+
+
+def _size(left: Node, right: Node, conditions: list[Expr]) -> float:
+    return rows(_join(left, right, conditions)[0]) or 0.0
+
+
+def _total(node: Node) -> float:
+    """The rows of all joins of a tree, summed up."""
+    if not _movable(node):
+        return 0.0
+    return (rows(node) or 0.0) + _total(node.left) + _total(node.right)
 
 
 def _flatten(node: Node) -> tuple[list[Node], list[Expr]]:
-    if not isinstance(node, Join) or node.kind != "inner":
+    if not _movable(node):
         return [node], []
     left, first = _flatten(node.left)
     right, second = _flatten(node.right)
     return left + right, [*first, *second, *node.condition]
 
 
-def _has_cross_product(node: Node) -> bool:
-    if not isinstance(node, Join) or node.kind != "inner":
-        return False
+def _crosses(node: Node) -> int:
+    """The number of joins in a tree that no equality makes."""
+    if not _movable(node):
+        return 0
     connected = any(
         _connects(p, ids(node.left), ids(node.right)) for p in node.condition
     )
-    return (
-        not connected or _has_cross_product(node.left) or _has_cross_product(node.right)
-    )
+    return int(not connected) + _crosses(node.left) + _crosses(node.right)
 
 
 def _connects(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> bool:
