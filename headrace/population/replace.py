@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psycopg
 from psycopg import sql
 
 from headrace.errors import BugError, UserError
@@ -49,14 +50,18 @@ def replace_rows(
     planned: Planned,
     staging: Staging,
     publication: str,
+    *,
+    fit: bool = False,
 ) -> Replaced:
     """Make the rows of ``target`` the staged ones, in the caller's transaction.
+
+    ``fit``: its columns may get other types, those of the query.
 
     Readers are not held up; they see the old rows until the commit.
 
     Raises:
         SinkTableError: the table is not as we made it.
-        UserError: 55000, the query has other columns now.
+        UserError: 55000, the query has other types now, which something keeps away.
     """
     name = target.identifier
     table.check(conn, target, publication)
@@ -74,7 +79,7 @@ def replace_rows(
             sql.SQL(planned.canonical_sql.rstrip().removesuffix(";")),
         )
     )
-    _check_columns(conn, target, staged)
+    _fit_columns(conn, target, staged, fit=fit)
     total = copy_rows(job, conn, staged, staging)
     conn.execute(sql.SQL("ANALYZE {}").format(staged))
     job.phase("comparing")
@@ -116,19 +121,64 @@ def _difference(
     )
 
 
-def _check_columns(conn: Connection, target: Target, staged: sql.Identifier) -> None:
+def _fit_columns(
+    conn: Connection, target: Target, staged: sql.Identifier, *, fit: bool
+) -> None:
+    """Give columns the types of ``staged`` where they have others, if ``fit``.
+
+    Values that do not fit the new type become NULL: their rows are exchanged.
+
+    Raises:
+        UserError: 55000, they stay as they are: not ``fit``, or what a user made of the table
+            depends on them.
+    """
     row: Any = conn.execute(
         "SELECT %s::regclass::oid", (staged.as_string(conn),)
     ).fetchone()
-    have = [(a.name, a.type_name) for a in table.attributes(conn, target.oid)]
-    want = [(a.name, a.type_name) for a in table.attributes(conn, int(row[0]))]
+    have = table.attributes(conn, target.oid)
+    want = table.attributes(conn, int(row[0]))
     for old, new in zip(have, want, strict=True):
-        if old != new:
+        if (old.name, old.type_name) == (new.name, new.type_name):
+            continue
+        error = None if fit else "the query is to have the same columns"
+        if fit:
+            error = _retype(conn, target.identifier, old, new)
+        if error is not None:
             raise UserError(
-                f'column "{old[0]}" of the view is of type {new[1]} now, not {old[1]}',
-                hint="Drop the view and create it again.",
+                f'column "{old.name}" of the view is of type {new.type_name} now,'
+                f" not {old.type_name}",
+                detail=error,
+                hint="Drop what depends on the column, or drop the view and create it"
+                " again.",
                 sqlstate="55000",
             )
+
+
+def _retype(
+    conn: Connection,
+    name: sql.Identifier,
+    old: table.Attribute,
+    new: table.Attribute,
+) -> str | None:
+    """Alter the type of a column; what stands against it, if something does."""
+    column, kind = sql.Identifier(old.name), sql.SQL(new.type_name)
+    for value in (column, sql.SQL("NULL")):
+        try:
+            with conn.transaction():
+                conn.execute(
+                    sql.SQL("ALTER TABLE {} ALTER {} TYPE {} USING {}::{}").format(
+                        name, column, kind, value, kind
+                    )
+                )
+        except (psycopg.errors.DataError, psycopg.errors.CannotCoerce):
+            continue
+        except (
+            psycopg.errors.FeatureNotSupported,
+            psycopg.errors.DependentObjectsStillExist,
+        ) as error:
+            return f"{error.diag.message_primary}: {error.diag.message_detail}"
+        return None
+    return "its values cannot be converted"
 
 
 def _has_hash_index(conn: Connection, oid: int) -> bool:

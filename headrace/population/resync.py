@@ -60,7 +60,7 @@ def resync_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
     Raises:
         UndefinedError: 42P01, no such view.
         PrivilegeError: the caller is not its owner.
-        UserError: 55006, another job is at it; 55000, its query has other columns now, or
+        UserError: 55006, another job is at it; 55000, a column cannot get its new type, or
             its table was altered.
         HeadraceError: it failed, or was cancelled: the view is as before.
     """
@@ -260,6 +260,7 @@ class _Resync(Population):
             planned,
             staged,
             self._settings.publication_name,
+            fit=self._query is None,
         )
         return oid
 

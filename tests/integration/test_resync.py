@@ -231,8 +231,8 @@ def test_altered_tables_are_not_taken_for_ours(commander, source):
     source.execute("ALTER TABLE elsewhere RENAME TO v")
     source.execute("ALTER TABLE items ALTER g TYPE bigint")
     wait_until(lambda: status(source, "v")[0] == "error", "a used column was altered")
-    with pytest.raises(psycopg.Error, match='column "g" of the view is of type bigint'):
-        commander.execute("CALL headrace.resync_view('v')")
+    commander.execute("CALL headrace.resync_view('v')")
+    assert_equal(source, "v")
     source.execute("DROP TABLE v")
     commander.execute("CALL headrace.resync_view('v')")
     assert_equal(source, "v")

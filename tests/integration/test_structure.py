@@ -181,3 +181,38 @@ def test_a_view_resyncs_by_itself_where_asked_for(commander, source):
     state, message = status(source, "wide")
     assert state == "error"
     assert 'column "v"' in message
+
+
+def test_other_types_of_columns_are_those_of_the_table_after_a_resync(
+    commander, source
+):
+    create = (
+        "CALL headrace.create_view('{}', $q${}$q$, '{{\"on_change\": \"resync\"}}')"
+    )
+    commander.execute(create.format("texts", "SELECT id, v, k FROM p"))
+    commander.execute("CALL headrace.create_index('texts', '(v, k)')")
+    commander.execute(create.format("kept", "SELECT v FROM p"))
+    commander.execute("CREATE VIEW of_kept AS SELECT v FROM kept")
+    source.execute("ALTER TABLE p ALTER v TYPE varchar(20), ALTER id TYPE bigint")
+    source.execute("INSERT INTO p VALUES (5000000000, 1, 'longer than ten')")
+    query = "SELECT id, v, k FROM p"
+
+    def settled() -> bool:
+        running = status(source, "texts") == ("running", None)
+        return running and rows(source, "SELECT * FROM texts") == rows(source, query)
+
+    wait_until(settled, "texts has the new types")
+    kinds = source.execute(
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute"
+        " WHERE attrelid = 'texts'::regclass AND attnum > 0 ORDER BY attnum"
+    ).fetchall()
+    assert kinds == [("bigint",), ("character varying(20)",), ("integer",)]
+    source.execute("UPDATE p SET v = 'now longer than ten', id = id + 6000000000")
+    wait_until(settled, "texts goes on")
+    assert status(source, "kept")[0] == "error"
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
+        commander.execute("CALL headrace.resync_view('kept')")
+    assert "of_kept" in caught.value.diag.message_detail
+    commander.execute("DROP VIEW of_kept")
+    commander.execute("CALL headrace.resync_view('kept')")
+    assert rows(source, "SELECT * FROM kept") == rows(source, "SELECT v FROM p")
