@@ -29,7 +29,7 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions.native import resolve
-from headrace.planner.domain import Domain, Push
+from headrace.planner.domain import Domain, Push, fails, serious
 from headrace.planner.logical import (
     LEFT_ONLY,
     Agg,
@@ -134,17 +134,23 @@ class _Decorrelation:
         outer = free(node.right) & ids(node.left)
         if node.kind == "left" and not node.condition and exactly_one(node.right):
             node = dataclasses.replace(node, kind="inner")
-        if not outer:
-            return Join(node.left, node.right, node.condition, node.kind)
-        result = self._carried(node)
+        result = self._carried(node) if outer else None
         if result is None:
-            lifted = self._lift(node, outer).lift(node.right)
-            result = None if lifted is None else self._join(node, lifted)
+            lifted = self._lift(node, outer).lift(node.right, top=True)
+            if lifted is not None and not self._asks(node, lifted):
+                result = self._join(node, lifted)
         if result is None:
             result = self._by_domain(node, outer)
         if [c.id for c in result.columns] == [c.id for c in node.columns]:
             return result
         return Project(result, tuple((c, c.ref) for c in node.columns))
+
+    def _asks(self, node: Apply, lifted: Lifted) -> bool:
+        """Whether something below the join may fail for rows that nobody asks for."""
+        tests = (substitute(c, lifted.late) for c in node.condition)
+        if lifted.always:
+            return serious(lifted.node)
+        return serious(lifted.node) or any(map(fails, (*lifted.match, *tests)))
 
     # -- over the rows of the left side
 
@@ -262,6 +268,15 @@ def _column(numbers: Iterator[int], name: str, expr: Expr) -> Col:
     return Col(next(numbers), name, expr.oid, expr.typmod, expr.collation)
 
 
+def _failing_chain(node: Node) -> bool:
+    """Whether something may fail in the filters and projections on top."""
+    while isinstance(node, Filter | Project):
+        if any(map(raises, expressions(node))):
+            return True
+        node = node.input
+    return False
+
+
 def _is_unit(node: Node) -> bool:
     """One row without columns."""
     return isinstance(node, Values) and node.rows == ((),)
@@ -283,15 +298,18 @@ class Lift:
         self._outer = outer
         self._domain = domain
 
-    def lift(self, node: Node) -> Lifted | None:
-        """``node`` without free references to the outer columns, or None."""
-        if not free(node) & self._outer:
+    def lift(self, node: Node, *, top: bool = False) -> Lifted | None:
+        """``node`` without free references to the outer columns, or None.
+
+        ``top``: there is only the join above, so all that may fail goes there.
+        """
+        if not free(node) & self._outer and not (top and _failing_chain(node)):
             return Lifted(node)
         match node:
             case Filter():
-                return self._filter(node)
+                return self._filter(node, top=top)
             case Project():
-                return self._project(node)
+                return self._project(node, top=top)
             case Join():
                 return self._join(node)
             case Aggregate():
@@ -306,24 +324,24 @@ class Lift:
     def _reads(self, expr: Expr) -> bool:
         return bool(refs(expr) & self._outer)
 
-    def _filter(self, node: Filter) -> Lifted | None:
-        below = self.lift(node.input)
+    def _filter(self, node: Filter, *, top: bool) -> Lifted | None:
+        below = self.lift(node.input, top=top)
         if below is None:
             return None
         tests = tuple(substitute(p, below.late) for p in node.predicates)
         if below.always:
             return dataclasses.replace(below, after=below.after + tests)
-        correlated = below.match or any(self._reads(p) for p in tests)
+        correlated = top or below.match or any(self._reads(p) for p in tests)
         up = tuple(p for p in tests if self._reads(p) or (correlated and raises(p)))
         stay = tuple(p for p in tests if p not in up)
         kept = Filter(below.node, stay) if stay else below.node
         return dataclasses.replace(below, node=kept, match=below.match + up)
 
-    def _project(self, node: Project) -> Lifted | None:
-        below = self.lift(node.input)
+    def _project(self, node: Project, *, top: bool) -> Lifted | None:
+        below = self.lift(node.input, top=top)
         if below is None:
             return None
-        moved = below.match or below.always
+        moved = top or below.match or below.always
         items: dict[int, tuple[Col, Expr]] = {}
         late: dict[int, Expr] = {}
         for column, expr in node.items:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys as key_types
@@ -44,13 +45,30 @@ from headrace.planner.logical import (
     TopK,
     Union,
     Window,
+    children,
+    expressions,
     free,
 )
 from headrace.planner.lower import Lowering
 from headrace.planner.recursion import Carrier
 from headrace.planner.renumber import mapped, renumbered
-from headrace.planner.scalar import ARG, Const, Expr, Ref, raises, refs, show
+from headrace.planner.scalar import ARG, Const, Expr, Ref, any_call, raises, refs, show
 from headrace.planner.typekeys import is_key
+
+_OVERFLOW: Final = frozenset({"+", "-", "*", "||", "abs"})
+
+
+def fails(expr: Expr) -> bool:
+    """Whether ``expr`` may fail otherwise than by a number out of range."""
+    return any_call(expr, lambda c: c.raises and c.symbol not in _OVERFLOW)
+
+
+def serious(node: Node) -> bool:
+    """Whether something in the plan may fail, so that it runs only for rows that ask for it.
+
+    Numbers out of range do not count: each query that adds or multiplies would be computed by domain.
+    """
+    return any(map(fails, expressions(node))) or any(map(serious, children(node)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +122,10 @@ class Push:
                 text = self._text(ref)
                 keys.append((self._column(column.name, text), text))
                 carried.append((new, ref))
+        if not keys:
+            # Whether there is a row at all.
+            asks = Const("t", t.BOOL)
+            keys.append((self._column("asks", asks), asks))
         made = tuple(c for c, _ in keys), tuple(c for c, _ in carried)
         if not carried:
             return Domain(Distinct(Project(left, tuple(keys))), *made), mapping
@@ -112,8 +134,8 @@ class Push:
 
     def same(self, domain: Domain, read: list[Col]) -> tuple[Expr, ...]:
         """Conditions that join the left side with the domain made of its columns ``read``."""
-        tests = []
-        for column, key in zip(read, domain.keys, strict=True):
+        tests: list[Expr] = []
+        for column, key in zip(read, domain.keys[: len(read)], strict=True):
             ref: Expr = column.ref if self._plain(column) else self._text(column.ref)
             tests.append(self.equal(ref, key.ref))
         return tuple(tests)
@@ -173,7 +195,8 @@ class Push:
 
     def push(self, domain: Domain, node: Node) -> Node:
         """The rows of ``domain``, each beside the rows of ``node`` for it."""
-        if not free(node) & {c.id for c in domain.columns}:
+        reads = free(node) & {c.id for c in domain.columns}
+        if not reads and (isinstance(node, Recursive) or not serious(node)):
             return Join(domain.node, node)
         match node:
             case Filter() | Functions() | Expand():
@@ -207,8 +230,8 @@ class Push:
         mine = {c.id for c in domain.columns}
         if node.kind == "full":
             return self._full(domain, node)
-        left_reads = bool(free(node.left) & mine)
-        right_reads = bool(free(node.right) & mine)
+        left_reads = bool(free(node.left) & mine) or serious(node.left)
+        right_reads = bool(free(node.right) & mine) or serious(node.right)
         if not right_reads:
             return dataclasses.replace(node, left=self.push(domain, node.left))
         if not left_reads and node.kind == "inner":

@@ -56,8 +56,11 @@ class Site:
     def hang(
         self, right: Node, condition: tuple[Expr, ...] = (), kind: str = "left"
     ) -> None:
-        """Join ``right``, which may read columns of the node."""
-        self.node = joined(self.node, right, condition, kind)
+        """Join ``right``, which may read columns of the node.
+
+        An ``Apply`` in any case: a subquery without rows to ask for it is not evaluated.
+        """
+        self.node = Apply(self.node, right, condition, kind)
 
     def filter(self, predicate: Expr) -> None:
         """Keep the rows for which ``predicate`` is true."""

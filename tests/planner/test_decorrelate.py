@@ -160,6 +160,34 @@ SELECT id FROM da UNION ALL SELECT (SELECT max(a) FROM db WHERE db.x = dc.y) FRO
 """
 
 
+FAILING = """
+SELECT id, (SELECT 10 / min(x) FROM db) AS v FROM da
+SELECT id, (SELECT 10 / x FROM db WHERE db.id = 1) AS v FROM da
+SELECT id, (SELECT 10 / x FROM db WHERE db.id = da.x) AS v FROM da
+SELECT id, (SELECT sum(10 / x) FROM db) AS v FROM da
+SELECT id, (SELECT sum(10 / x) FROM db WHERE db.a = da.x) AS v FROM da
+SELECT id, (SELECT sum(10 / x) FROM db WHERE db.a < da.x) AS v FROM da
+SELECT id, (SELECT count(*) FROM db WHERE 10 / x > 1) AS v FROM da
+SELECT id, (SELECT max(q) FROM (SELECT DISTINCT 10 / x AS q FROM db) d) AS v FROM da
+SELECT id, (SELECT count(*) FROM db HAVING 10 / min(x) > 1) AS v FROM da
+SELECT id FROM da WHERE x = (SELECT 10 / min(x) FROM db)
+SELECT id FROM da WHERE NOT EXISTS (SELECT 1 FROM db WHERE 10 / x > 1 AND db.a = da.x)
+SELECT id FROM da WHERE x IN (SELECT 10 / x FROM db)
+SELECT id FROM da WHERE x NOT IN (SELECT 10 / x FROM db)
+SELECT id FROM da WHERE x NOT IN (SELECT 10 / x FROM db WHERE db.a = da.x)
+SELECT id, x IN (SELECT 10 / x FROM db) AS v FROM da
+SELECT id FROM da WHERE x < ALL (SELECT 10 / x FROM db)
+SELECT id, x > ANY (SELECT 10 / x FROM db) AS v FROM da
+SELECT id, ARRAY(SELECT 10 / x FROM db ORDER BY db.id) AS v FROM da
+SELECT x, count(*) AS c FROM da GROUP BY x HAVING count(*) > (SELECT 10 / min(x) FROM db)
+SELECT id, q.z FROM da, LATERAL (SELECT 10 / db.x AS z FROM db WHERE db.a = da.x) q
+SELECT id, q.z FROM da LEFT JOIN LATERAL (SELECT 10 / db.x AS z FROM db WHERE db.a = da.x) q ON true
+SELECT id, q.z FROM da, LATERAL (SELECT sum(10 / db.x) AS z FROM db WHERE db.a = da.x) q
+SELECT id, (SELECT x FROM db WHERE a > 1) AS v FROM da
+"""
+"""Subqueries that fail on some row of ``db``; nobody asks while ``da`` is empty."""
+
+
 class Seen(Exception):
     """Everything is known; the plan need not become physical."""
 
@@ -236,6 +264,25 @@ def test_all_stages_mean_the_query(query, data, monkeypatch):
         want = rows(data, query)
         for stage, text in stages.items():
             assert rows(data, text) == want, f"{stage}: {query}\n{text}"
+
+
+@pytest.mark.parametrize("query", FAILING.strip().splitlines())
+def test_nothing_fails_for_rows_that_nobody_asks_for(query, data, monkeypatch):
+    stages = texts(data, monkeypatch, query)
+    for table in ("da", "db", "dc"):
+        data.execute(f"TRUNCATE {table}")
+    data.execute("INSERT INTO db VALUES (1, 0, 1, 'a', 2), (2, 0, 1, 'a', 2)")
+    data.execute("INSERT INTO dc VALUES (1, 0, 2)")
+    want = rows(data, query)
+    assert want == Counter()
+    for stage in ("decorrelated", "optimised"):
+        assert rows(data, stages[stage]) == want, f"{stage}: {query}\n{stages[stage]}"
+    # And with rows that ask, and none that fails.
+    data.execute("UPDATE db SET x = id, a = id")
+    data.execute("INSERT INTO da VALUES (1, 1, 1, 'a', 1), (2, NULL, 1, 'a', 1)")
+    want = rows(data, query)
+    for stage, text in stages.items():
+        assert rows(data, text) == want, f"{stage}: {query}\n{text}"
 
 
 RANDOM = int(os.environ.get("HEADRACE_SUBQUERY_SHAPES", "150"))
