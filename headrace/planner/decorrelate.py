@@ -147,10 +147,15 @@ class _Decorrelation:
 
     def _asks(self, node: Apply, lifted: Lifted) -> bool:
         """Whether something below the join may fail for rows that nobody asks for."""
-        tests = (substitute(c, lifted.late) for c in node.condition)
-        if lifted.always:
+        if lifted.always or serious(lifted.node):
             return serious(lifted.node)
-        return serious(lifted.node) or any(map(fails, (*lifted.match, *tests)))
+        tests = [substitute(c, lifted.late) for c in node.condition]
+        mine = ids(node.left)
+        if any(fails(p) and not refs(p) & mine for p in (*lifted.match, *tests)):
+            return True
+        # An equality that may fail is a join's key, computed for all rows, if it is the only one.
+        equal = [p for p in (*lifted.match, *tests) if _equality(p) is not None]
+        return bool(equal) and all(map(fails, equal))
 
     # -- over the rows of the left side
 

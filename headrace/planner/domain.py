@@ -52,7 +52,17 @@ from headrace.planner.logical import (
 from headrace.planner.lower import Lowering
 from headrace.planner.recursion import Carrier
 from headrace.planner.renumber import mapped, renumbered
-from headrace.planner.scalar import ARG, Const, Expr, Ref, any_call, raises, refs, show
+from headrace.planner.scalar import (
+    ARG,
+    Const,
+    Expr,
+    Ref,
+    any_call,
+    raises,
+    reads_clock,
+    refs,
+    show,
+)
 from headrace.planner.typekeys import is_key
 
 _OVERFLOW: Final = frozenset({"+", "-", "*", "||", "abs"})
@@ -60,7 +70,15 @@ _OVERFLOW: Final = frozenset({"+", "-", "*", "||", "abs"})
 
 def fails(expr: Expr) -> bool:
     """Whether ``expr`` may fail otherwise than by a number out of range."""
-    return any_call(expr, lambda c: c.raises and c.symbol not in _OVERFLOW)
+    return any_call(
+        expr,
+        lambda c: (
+            c.raises
+            and c.symbol not in _OVERFLOW
+            # What is computed of the clock alone, and a constant, is in range.
+            and not (reads_clock(c) and not refs(c))
+        ),
+    )
 
 
 def serious(node: Node) -> bool:
