@@ -22,6 +22,12 @@ DDL = """
 TRANSACTIONS = 12
 
 
+def seeds(first: int, count: int) -> list[object]:
+    """One seed for ``make test``, the others for ``make test-all``."""
+    more = range(first + 1, first + count)
+    return [first, *(pytest.param(seed, marks=pytest.mark.slow) for seed in more)]
+
+
 class Writer:
     """Random statements over ``DDL``; small pools, so that rows meet, repeat and go."""
 
@@ -148,7 +154,7 @@ def run(source, commander, seed: int, queries: list[str], writer: Writer) -> Non
         check(source, views, f"seed {seed}, transaction {number}: {statements}")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(0, 3))
 def test_set_operations(seed, source, commander):
     writer = Writer(seed)
     queries = [f"SELECT a, w FROM {writer.set_operation()} s(a, w)" for _ in range(12)]
@@ -186,7 +192,7 @@ FUNCTIONS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(10, 12))
+@pytest.mark.parametrize("seed", seeds(10, 2))
 def test_set_returning_functions(seed, source, commander):
     run(source, commander, seed, list(FUNCTIONS), Writer(seed))
 
@@ -266,7 +272,7 @@ RECURSIVE = (
 )
 
 
-@pytest.mark.parametrize("seed", range(20, 23))
+@pytest.mark.parametrize("seed", seeds(20, 3))
 def test_recursive_queries(seed, source, commander):
     run(source, commander, seed, list(RECURSIVE), Writer(seed))
 
@@ -308,3 +314,51 @@ def test_a_recursion_without_an_end_is_refused_and_later_stops_the_view(
         "SELECT message FROM headrace.views WHERE view_name = 'walks'"
     ).fetchone()
     assert "iterations" in str(status)
+
+
+MIXED = (
+    "SELECT x, count(*) FROM edges, LATERAL unnest(tags) x GROUP BY ROLLUP (x)",
+    "SELECT w, generate_series(1,2) g, count(*) FROM edges GROUP BY CUBE(w, g)",
+    "SELECT DISTINCT ON (a) a, unnest(tags) AS x FROM edges ORDER BY a, 2 DESC",
+    "SELECT a, unnest(tags) AS x FROM edges ORDER BY a, 2 LIMIT 3",
+    "SELECT a, sum(x) OVER (PARTITION BY a) FROM edges, unnest(tags) x",
+    "SELECT a, row_number() OVER (ORDER BY id) AS n, unnest(tags) AS x FROM edges",
+    "SELECT id FROM edges WHERE 3 = ANY (SELECT unnest(tags))",
+    "SELECT id, (SELECT max(x) FROM unnest(tags) x) AS m FROM edges",
+    "SELECT id, (SELECT string_agg(k, ',' ORDER BY k) FROM "
+    "jsonb_object_keys(j) k) AS keys FROM edges",
+    "SELECT e.id, x.* FROM edges e LEFT JOIN LATERAL (SELECT n.name, t FROM"
+    " nodes n, unnest(e.tags) t WHERE n.id = t) x ON true",
+    "SELECT e.id, t FROM edges e LEFT JOIN LATERAL unnest(e.tags) t ON t > e.a",
+    "SELECT a FROM edges INTERSECT SELECT unnest(tags) FROM edges",
+    "(SELECT a FROM edges EXCEPT SELECT b FROM edges) ORDER BY a LIMIT 2",
+    "SELECT * FROM (VALUES ((SELECT max(a) FROM edges), 'm'), ((SELECT "
+    "min(b) FROM edges), 'n')) v(x, y)",
+    "SELECT e.id, v.x FROM edges e, LATERAL (VALUES (e.a), (e.b), (e.a + e.b)) v(x)",
+    "SELECT e.id FROM edges e WHERE EXISTS (SELECT e.a INTERSECT SELECT n.k"
+    " FROM nodes n)",
+    "SELECT e.id, (SELECT count(*) FROM (SELECT k FROM nodes WHERE id = e.a"
+    " EXCEPT ALL SELECT k FROM nodes WHERE id = e.b) x) AS c FROM edges e",
+    "SELECT n, (SELECT count(*) FROM edges WHERE a = n) AS c FROM "
+    "generate_series(0, 5) n",
+    "SELECT d.n, count(e.id) FROM generate_series(0, 5) AS d(n) LEFT JOIN "
+    "edges e ON e.a = d.n GROUP BY d.n",
+    "SELECT id, jsonb_path_query(j, '$.*') AS x FROM edges",
+    "WITH RECURSIVE t AS (SELECT id, parent, ARRAY[id] AS path FROM nodes "
+    "WHERE parent IS NULL UNION ALL SELECT n.id, n.parent, path || n.id "
+    "FROM nodes n JOIN t ON n.parent = t.id WHERE NOT n.id = ANY (path)) "
+    "SELECT id, path FROM t",
+    "WITH RECURSIVE t AS (SELECT id, 0 AS d FROM nodes WHERE parent IS NULL"
+    " UNION ALL SELECT n.id, d + 1 FROM nodes n JOIN t ON n.parent = t.id "
+    "WHERE d < 20) SELECT d, count(*) FROM t GROUP BY d ORDER BY d LIMIT 5",
+    "WITH RECURSIVE f(a, b) AS (SELECT 0, 1 UNION ALL SELECT b, a + b FROM "
+    "f WHERE b < 1000) SELECT a FROM f",
+    "WITH RECURSIVE t AS (SELECT id FROM nodes WHERE id = (SELECT min(id) "
+    "FROM nodes) UNION SELECT n.id FROM nodes n, t WHERE n.parent = t.id "
+    "AND n.k IN (SELECT a FROM edges)) SELECT * FROM t",
+)
+
+
+@pytest.mark.parametrize("seed", seeds(30, 2))
+def test_together_with_everything_else(seed, source, commander):
+    run(source, commander, seed, list(MIXED), Writer(seed))
