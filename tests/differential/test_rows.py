@@ -1,0 +1,71 @@
+"""Whole rows, records and casts that read the clock, through joins and groups."""
+
+from __future__ import annotations
+
+from tests.differential.test_random import check
+from tests.differential.test_random import commander as commander
+from tests.differential.test_random import engine as engine
+from tests.differential.test_random import source as source
+from tests.waiting import bump, create_marker, wait_for, wait_until
+
+DDL = """
+CREATE TABLE a (id int PRIMARY KEY, k int, s text, n numeric);
+CREATE TABLE b (id int PRIMARY KEY, dropped int, k int NOT NULL, j jsonb);
+ALTER TABLE b DROP COLUMN dropped;
+CREATE TYPE pair AS (k int, s text);
+INSERT INTO a VALUES (1, 1, 'x', 1.0), (2, 1, 'y', 1.00), (3, NULL, NULL, NULL), (4, 7, '', 2);
+INSERT INTO b VALUES (1, 1, '{"v": 1.0}'), (2, 1, '{"v": 1}'), (3, 5, NULL);
+"""
+VIEWS = {
+    "whole": "SELECT a.id, to_jsonb(b) AS b, b IS NULL AS gone FROM a LEFT JOIN b ON a.k = b.k",
+    "full_join": "SELECT to_jsonb(a) AS a, to_jsonb(b) AS b FROM a FULL JOIN b ON a.k = b.k",
+    "sub": "SELECT row_to_json(x) AS r FROM (SELECT id AS \"An id\", s FROM a) x",
+    "scalar": "SELECT id, (SELECT row_to_json(x) FROM (SELECT a.k, a.s) x) AS r FROM a",
+    "rows_in": "SELECT id FROM a WHERE (k, id) IN (SELECT k, id FROM b)",
+    "rows_less": "SELECT a.id, b.id AS other FROM a, b WHERE (a.k, a.id) < (b.k, b.id)",
+    "rows_equal": "SELECT a.id, b.id AS other FROM a JOIN b ON (a.k, a.id) = (b.k, b.id)",
+    "grouped": "SELECT ROW(k, s)::pair AS p, count(*) FROM a GROUP BY ROW(k, s)::pair",
+    "agg": "SELECT k, jsonb_agg(a ORDER BY id) AS r FROM a GROUP BY k",
+    "documents": "SELECT j -> 'v' = '1.00' AS same, count(*) FROM b GROUP BY 1",
+    "by_json": "SELECT count(*) FROM b GROUP BY j",
+    "days": "SELECT id, (s || '-01-01')::date AS d FROM a WHERE s ~ '^[0-9]{4}$'",
+    "exists": "SELECT id FROM a WHERE EXISTS (SELECT FROM b WHERE b.k = a.k AND a.n = 1)",
+}  # fmt: skip
+TRANSACTIONS = (
+    "INSERT INTO a VALUES (10, 5, '2020', 0), (11, 5, '1999', NULL)",
+    "UPDATE b SET k = k + 6",
+    "UPDATE a SET k = NULL WHERE id < 3",
+    "DELETE FROM b WHERE id = 2",
+    "UPDATE b SET k = 1, j = '{\"v\": 1.000}'",
+    "TRUNCATE b",
+    "DELETE FROM a",
+)
+
+
+def test_rows(source, commander):
+    source.execute(DDL)
+    for name, query in VIEWS.items():
+        commander.execute(f"CALL headrace.create_view('v_{name}', $q${query}$q$)")
+    views = {f"v_{name}": query for name, query in VIEWS.items()}
+    create_marker(source, commander)
+    check(source, views, "population")
+    for statement in TRANSACTIONS:
+        with source.transaction():
+            source.execute(statement)
+            number = bump(source)
+        wait_for(source, number)
+        check(source, views, statement)
+
+
+def test_a_text_that_stands_for_the_current_time_stops_the_view(source, commander):
+    source.execute("CREATE TABLE words (id int PRIMARY KEY, s text)")
+    source.execute(
+        "INSERT INTO words VALUES (1, '2020-01-01'), (2, 'infinity'), (3, NULL)"
+    )
+    query = "SELECT id, s::date AS d FROM words"
+    commander.execute(f"CALL headrace.create_view('v', '{query}')")
+    check(source, {"v": query}, "population")
+    source.execute("INSERT INTO words VALUES (4, ' ToDay ')")
+    status = "SELECT message FROM headrace.views WHERE status <> 'running'"
+    row = wait_until(lambda: source.execute(status).fetchone(), "the view stops")
+    assert "stands for the current time" in row[0]
