@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.collections import plan
 from headrace.collections.base import (
@@ -265,9 +265,7 @@ class _Step:
         if place is None:
             self.feed(name, batch)
             return
-        numbers = batch.column(place)
-        for number in pc.unique(numbers).to_pylist():
-            mine = batch.filter(pc.equal(numbers, number))
+        for number, mine in _by_iteration(batch, place):
             if number < self._now:
                 raise BugError(f'"{name}" gave rows of iteration {number} too late')
             if number == self._now:
@@ -281,6 +279,25 @@ class _Step:
             self._out.append(batch)
         else:
             self.feed(name, batch)
+
+
+def _by_iteration(
+    batch: pa.RecordBatch, place: int
+) -> list[tuple[int, pa.RecordBatch]]:
+    """``batch`` cut by the numbers in its column ``place``, ascending."""
+    numbers = batch.column(place).to_numpy()
+    if (numbers == numbers[0]).all():
+        return [(int(numbers[0]), batch)]
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    ends = np.append(starts[1:], len(numbers))
+    ordered = batch.take(pa.array(order))
+    return [
+        (int(number), ordered.slice(start, end - start))
+        for number, start, end in zip(
+            found, starts.tolist(), ends.tolist(), strict=True
+        )
+    ]
 
 
 def _place(schema: Schema) -> int | None:
