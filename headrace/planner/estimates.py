@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from headrace.planner.logical import (
@@ -28,11 +29,60 @@ from headrace.planner.logical import (
     ids,
 )
 from headrace.planner.scalar import Call, Const, Expr, Ref, core, refs
+from headrace.planner.tables import Table, TableColumn
 
+_WIDTH: Final = 8
+"""Bytes of a value of which nothing is known."""
 _OTHER: Final = 1 / 3
 """The part of the rows for which a predicate is true of which nothing is known."""
 _PER_CALL: Final = 10.0
 """Rows of a set-returning function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What the rows of a node are expected to be."""
+
+    rows: float
+    width: int
+    """Bytes per row."""
+
+
+def size(node: Node) -> Size | None:
+    """The expected size of the rows of ``node``; None if a table below was never analysed."""
+    found = rows(node)
+    if found is None:
+        return None
+    return Size(found, sum(_width(node, c.ref) for c in node.columns))
+
+
+def table_size(table: Table, fields: Iterable[TableColumn]) -> Size | None:
+    """The expected size of those columns of a table."""
+    stats = table.statistics
+    if stats is None:
+        return None
+    return Size(stats.rows, sum(stats.width.get(f.attnum, _WIDTH) for f in fields))
+
+
+def _width(node: Node, ref: Ref) -> int:
+    match node:
+        case Scan():
+            places = {c.id: f.attnum for c, f in node.fields}
+            stats = node.table.statistics
+            return _WIDTH if stats is None else stats.width.get(places[ref.id], _WIDTH)
+        case Project():
+            expr = next(e for c, e in node.items if c.id == ref.id)
+            return _width(node.input, expr) if isinstance(expr, Ref) else _WIDTH
+        case Aggregate():
+            expr = dict((c.id, e) for c, e in node.keys).get(ref.id, ref)
+            if not isinstance(expr, Ref) or expr.id not in ids(node.input):
+                return _WIDTH
+            return _width(node.input, expr)
+        case _:
+            for child in children(node):
+                if ref.id in ids(child):
+                    return _width(child, ref)
+            return _WIDTH
 
 
 def rows(node: Node) -> float | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from headrace.collections import plan as physical
+from headrace.planner.estimates import Size
 from headrace.planner.logical import (
     Agg,
     Aggregate,
@@ -187,9 +188,14 @@ _COST: Final = {
 
 
 def explain_physical(
-    plan: physical.PhysicalPlan, type_name: Callable[[int], str]
+    plan: physical.PhysicalPlan,
+    type_name: Callable[[int], str],
+    sizes: Mapping[str, Size] | None = None,
 ) -> str:
-    """Text of a physical plan: columns with types, state and cost class per node."""
+    """Text of a physical plan: columns with types, state and cost class per node.
+
+    ``sizes`` of the nodes' rows, where they are known, say how large the states will be.
+    """
     shown: set[str] = set()
 
     def lines(node: physical.Node, depth: int) -> Iterable[str]:
@@ -201,12 +207,27 @@ def explain_physical(
             return
         columns = ", ".join(f"{f.name} {type_name(f.oid)}" for f in node.schema)
         yield f"{head} {_detail(node)}".rstrip() + (
-            f" ({columns}) state: {_state(node)}; cost: {_cost(node)}"
+            f" ({columns}) state: {_state(node)}{_expected(node, sizes or {})};"
+            f" cost: {_cost(node)}"
         )
         for name in physical.inputs(node):
             yield from lines(plan.node(name), depth + 1)
 
     return "\n".join(lines(plan.sink, 0))
+
+
+def _expected(node: physical.Node, sizes: Mapping[str, Size]) -> str:
+    """How large the state of ``node`` will be, if that is known."""
+    if _state(node) == "none" or isinstance(node, physical.Recursive):
+        return ""
+    own = isinstance(node, physical.Source | physical.Reduce | physical.Distinct)
+    names = (node.id,) if own else physical.inputs(node)
+    found = [sizes[name] for name in names if name in sizes]
+    if not names or len(found) < len(names):
+        return ""
+    count = sum(f.rows for f in found)
+    kilobytes = sum(f.rows * f.width for f in found) / 1024
+    return f", about {count:.0f} rows of {kilobytes:.0f} kB"
 
 
 def _cost(node: physical.Node) -> str:

@@ -22,6 +22,7 @@ from headrace.expressions import ir
 from headrace.expressions.keys import order_native
 from headrace.planner import logical as lg
 from headrace.planner import recursion
+from headrace.planner.estimates import Size, size, table_size
 from headrace.planner.lower import RECORDS, Lowering
 from headrace.planner.request import ITERATIONS_MAX
 from headrace.planner.scalar import (
@@ -62,6 +63,8 @@ class _Chain:
     columns: tuple[lg.Col, ...]
     base_columns: tuple[lg.Col, ...]
     steps: list[p.Filter | p.Map] = field(default_factory=list)
+    size: Size | None = None
+    """What its rows are expected to be."""
 
 
 @dataclass(slots=True)
@@ -98,6 +101,8 @@ class Builder:
             lambda: itertools.count(1)
         )
         self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
+        self.sizes: dict[str, Size] = {}
+        """Per node what its rows are expected to be, where that is known."""
         self.remotes: list[Expr] = []
         """Every expression that Postgres will evaluate."""
         self.sets: list[tuple[Call, ...]] = []
@@ -157,7 +162,14 @@ class Builder:
 
     # -- chains
 
-    def _chain(self, node: lg.Node) -> _Chain:  # noqa: C901  one case per node
+    def _chain(self, node: lg.Node) -> _Chain:
+        chain = self._made(node)
+        chain.size = size(node)
+        if not chain.steps and chain.size is not None:
+            self.sizes.setdefault(chain.base, chain.size)
+        return chain
+
+    def _made(self, node: lg.Node) -> _Chain:  # noqa: C901  one case per node
         if self._step is not None and not recursion.reads(node, self._step.name):
             return self._outside(node, self._step)
         match node:
@@ -234,6 +246,12 @@ class Builder:
 
     def _close(self, chain: _Chain) -> str:
         """The id of the node that ends ``chain``."""
+        node_id = self._ended(chain)
+        if chain.size is not None:
+            self.sizes.setdefault(node_id, chain.size)
+        return node_id
+
+    def _ended(self, chain: _Chain) -> str:
         if not chain.steps:
             return chain.base
         if len(chain.steps) == 1:
@@ -282,6 +300,8 @@ class Builder:
             )
         )
         self._sources[table.oid] = (node_id, fields)
+        if (known := table_size(table, fields)) is not None:
+            self.sizes[node_id] = known
 
     def _scan(self, node: lg.Scan) -> _Chain:
         source, fields = self._sources[node.table.oid]

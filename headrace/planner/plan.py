@@ -96,7 +96,9 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
             explain={
                 "logical": explain_logical(bound_plan),
                 "optimised": explain_logical(optimised),
-                "physical": explain_physical(physical, lowering.type_name),
+                "physical": explain_physical(
+                    physical, lowering.type_name, builder.sizes
+                ),
                 "sources": describe(sources),
             },
             tables=sources.refs(),

@@ -109,3 +109,15 @@ def test_estimates(data, query, least, most):
 
 def test_nothing_is_known_of_what_was_never_analysed(data):
     assert rows(optimised(data, "SELECT id FROM unknown")) is None
+
+
+def test_explain_says_how_large_the_state_will_be(data):
+    query = "SELECT f.k, count(*) AS c FROM many m JOIN few f ON f.id = m.few_id GROUP BY f.k"
+    text = plan(data, PlanRequest(query)).explain["physical"]
+    lines = {line.split()[1]: line for line in text.splitlines()}
+    # 4 bytes per integer.
+    assert "all rows of both sides, about 20010 rows of 78 kB; cost" in lines["Join"]
+    assert "one entry per group, about 10 rows of 0 kB; cost" in lines["Reduce"]
+    assert lines["Source"].count("about") == 1
+    text = plan(data, PlanRequest("SELECT DISTINCT k FROM unknown")).explain["physical"]
+    assert "about" not in text
