@@ -29,7 +29,8 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions.native import resolve
-from headrace.planner.domain import Domain, Push, fails, serious
+from headrace.planner.domain import Domain, Push
+from headrace.planner.failing import fails, serious
 from headrace.planner.logical import (
     LEFT_ONLY,
     Agg,

@@ -23,11 +23,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys as key_types
 from headrace.expressions.native import resolve
+from headrace.planner.failing import serious
 from headrace.planner.logical import (
     LEFT_ONLY,
     Agg,
@@ -45,8 +45,6 @@ from headrace.planner.logical import (
     TopK,
     Union,
     Window,
-    children,
-    expressions,
     free,
 )
 from headrace.planner.lower import Lowering
@@ -57,36 +55,11 @@ from headrace.planner.scalar import (
     Const,
     Expr,
     Ref,
-    any_call,
     raises,
-    reads_clock,
     refs,
     show,
 )
 from headrace.planner.typekeys import is_key
-
-_OVERFLOW: Final = frozenset({"+", "-", "*", "||", "abs"})
-
-
-def fails(expr: Expr) -> bool:
-    """Whether ``expr`` may fail otherwise than by a number out of range."""
-    return any_call(
-        expr,
-        lambda c: (
-            c.raises
-            and c.symbol not in _OVERFLOW
-            # What is computed of the clock alone, and a constant, is in range.
-            and not (reads_clock(c) and not refs(c))
-        ),
-    )
-
-
-def serious(node: Node) -> bool:
-    """Whether something in the plan may fail, so that it runs only for rows that ask for it.
-
-    Numbers out of range do not count: each query that adds or multiplies would be computed by domain.
-    """
-    return any(map(fails, expressions(node))) or any(map(serious, children(node)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -444,8 +444,12 @@ class Lowering:
             inner.append(node.child("arg") if named else node)
         return self._all(inner, scope), names
 
+    def _in_turn(self, nodes: list[Node], scope: Scope) -> tuple[Expr, ...]:
+        """Arguments of which those after the first are not always evaluated."""
+        return self._all(nodes[:1], scope) + self._all(nodes[1:], scope.perhaps)
+
     def _bool(self, node: Node, scope: Scope) -> Expr:
-        args = self._all(node.nodes("args"), scope)
+        args = self._in_turn(node.nodes("args"), scope)
         return self.logic(node.text("boolop") or "", args)
 
     def comparison(self, name: str, left: Expr, right: Expr, collation: int) -> Expr:
@@ -612,6 +616,7 @@ class Lowering:
         args: list[Expr] = []
         for when in node.nodes("args"):
             args.append(self.lower(when.child("expr"), scope))
+            scope = scope.perhaps
             args.append(self.lower(when.child("result"), scope))
         result = self.result(node, "casetype", "casecollid")
         default = node.node("defresult")
@@ -646,7 +651,7 @@ class Lowering:
         return scope.case_value
 
     def _coalesce(self, node: Node, scope: Scope) -> Expr:
-        args = self._all(node.nodes("args"), scope)
+        args = self._in_turn(node.nodes("args"), scope)
         text = f"COALESCE({', '.join([ARG] * len(args))})"
         return self.call(
             "coalesce",

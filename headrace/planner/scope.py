@@ -41,9 +41,16 @@ class Scope:
     above: Callable[[Expr], Expr] | None = None
     subqueries: Subqueries | None = None
     sites: Sites = ()
+    conditional: bool = False
+    """Whether the expression around may do without the value (CASE, COALESCE, AND, OR)."""
     depth: int = 0
     """Levels that stand between the expression and the query that computes it (``below``)."""
     row: Callable[[int, int], Expr] | None = None
+
+    @property
+    def perhaps(self) -> Scope:
+        """This scope for what is not always evaluated."""
+        return dataclasses.replace(self, conditional=True)
 
     def up(self, levels: int) -> Scope | None:
         """The scope of the query ``levels`` further out, if there is one."""

@@ -20,6 +20,7 @@ from typing import Final
 from headrace import types as t
 from headrace.expressions.native import resolve
 from headrace.planner import uniqueness
+from headrace.planner.failing import serious
 from headrace.planner.logical import Agg, Aggregate, Col, Filter, Node, Order, free, ids
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
@@ -86,6 +87,10 @@ class Subqueries:
         return found(node, scope)
 
     def _hang(self, scope: Scope, right: Node) -> None:
+        if scope.conditional and serious(right):
+            self._lowering.refuse(
+                "a subquery that may fail inside of CASE, COALESCE, AND or OR"
+            )
         home(scope.sites, free(right)).hang(right)
 
     def _one(self, node: Tree, scope: Scope) -> list[Expr]:

@@ -100,7 +100,6 @@ SELECT id, ARRAY(SELECT db.id FROM db WHERE db.a > da.x ORDER BY db.id DESC LIMI
 SELECT id, ARRAY(SELECT x FROM db WHERE a = da.x UNION SELECT y FROM dc ORDER BY 1) AS v FROM da
 SELECT db.id, ARRAY(SELECT arr FROM da WHERE da.x = db.x AND cardinality(arr) > 0 ORDER BY da.id) AS v FROM db
 SELECT (SELECT max((SELECT i.x FROM db i WHERE i.id = o.id)) FROM dc LIMIT 1) AS v FROM da o
-WITH w AS (SELECT * FROM db) SELECT (SELECT max((SELECT i.x FROM w i WHERE i.id = o.id)) FROM dc LIMIT 1) AS v FROM da o
 SELECT da.id, u AS z FROM da, unnest(da.arr) u
 SELECT da.id, u AS z FROM da LEFT JOIN LATERAL unnest(da.arr) u ON true
 SELECT da.id, u AS z FROM da LEFT JOIN LATERAL unnest(da.arr) u ON u > da.x

@@ -25,6 +25,21 @@ def refusal(conn, query, **request) -> HeadraceError:
 
 
 UNSUPPORTED = [
+    (
+        "SELECT CASE WHEN k > 0 THEN (SELECT 1 / n FROM u WHERE u.id = k) END FROM t",
+        "may fail",
+        None,
+    ),
+    (
+        "SELECT coalesce(k, (SELECT sum(1 / k) FROM u)) AS v FROM t",
+        "may fail",
+        None,
+    ),
+    (
+        "SELECT id FROM t WHERE k = 1 OR k IN (SELECT 1 / k FROM u)",
+        "may fail",
+        None,
+    ),
     ("SELECT id FROM t LIMIT -1", "negative limit", "LIMIT"),
     ("SELECT id FROM t ORDER BY random() LIMIT 1", "volatile", "random"),
     (
