@@ -130,7 +130,7 @@ class Sources:
         self._catalog = catalog
         self._settings = settings
         self._query: Tree | None = None
-        self._expanded: dict[tuple[int, str], Tree] = {}
+        self._expanded: dict[tuple[int, str, str], Tree] = {}
         self._sources: dict[tuple[int, bool], Source] = {}
         self._tables: dict[int, Table] = {}
         self._generated: dict[int, dict[int, Generation]] = {}
@@ -225,7 +225,7 @@ class Sources:
             return
         result = self._result(oid)
         if result is not None:
-            self._replace(entry, self._result_tree(oid, result, caller))
+            self._replace(entry, self._result_tree(oid, result))
             return
         if secured:
             raise UnsupportedError(
@@ -244,7 +244,7 @@ class Sources:
         assert found is not None, "the view is locked by our transaction"
         schema, name, owner, action, text, invoker = found
         refuse_system(oid, schema, name, None)
-        key = (oid, caller if invoker else owner)
+        key = (oid, caller if invoker else owner, caller)
         if key not in self._expanded:
             [tree] = read_queries(action)
             self.texts.append(text)
@@ -266,8 +266,9 @@ class Sources:
                     self._known_results[oid] = result
         return self._known_results[oid]
 
-    def _result_tree(self, oid: int, result: _Result, caller: str) -> Tree:
-        key = (oid, result.owner)
+    def _result_tree(self, oid: int, result: _Result) -> Tree:
+        """The query of a view of Headrace, which acts for its owner in everything."""
+        key = (oid, result.owner, result.owner)
         if key in self._expanded:
             return self._expanded[key]
         name = result.name
@@ -298,7 +299,7 @@ class Sources:
         self.texts.append(bound.canonical_sql)
         self.results[oid] = name
         self._expanded[key] = _placeless(bound.tree)
-        self._expand(bound.tree, bound.oid, result.owner, caller)
+        self._expand(bound.tree, bound.oid, result.owner, result.owner)
         self._check_settings(result, bound.tree)
         return bound.tree
 

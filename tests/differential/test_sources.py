@@ -53,6 +53,10 @@ VIEWS = {
     "of_views": "SELECT * FROM labelled WHERE total > 600",
     "of_grouped": "SELECT what, n, cents FROM per_label WHERE n > 1",
     "twice": "SELECT a.key, b.n FROM labelled a JOIN per_label b ON a.what = b.what",
+    "rows_of_parts": "SELECT s::text AS t, to_jsonb(s) AS j FROM sales s",
+    "rows_of_children": "SELECT p::text AS t, row_to_json(p)::text AS j FROM places p",
+    "rows_of_view": "SELECT b.id, b::text AS t FROM big_sales b",
+    "rows_of_outer": "SELECT s.id, p AS p FROM sales s LEFT JOIN places p ON p.region = s.region AND p.half = 1",
     "stacked": "SELECT region, a FROM grouped WHERE n > 2",
     "stacked_twice": "SELECT s.region, w.id FROM stacked s JOIN whole w ON w.region = s.region",
 }
