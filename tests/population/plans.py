@@ -133,6 +133,25 @@ def joined(conn) -> Case:
     )
 
 
+def outer(conn) -> Case:
+    """NULL keys on both sides, rows without a partner on both; then those that meet NULLs."""
+    o = source(conn, "orders", ["customer", "amount"])
+    c = source(conn, "customers", ["id", "region"])
+    t = source(conn, "tags", ["customer", "tag"])
+    both = (*o.schema, *c.schema)
+    f = p.Join("full", o.id, c.id, (0,), (0,), (), both, "full")
+    less = (Native("<", (Column(4, INT4), Column(2, INT4)), BOOL),)
+    a = p.Join("anti", "full", t.id, (0,), (0,), less, both, "anti")
+    s = p.Join("semi", "anti", o.id, (0,), (0,), (), both, "semi", (True,))
+    return Case(
+        "SELECT * FROM (SELECT o.customer, o.amount, c.id, c.region FROM orders o"
+        " FULL JOIN customers c ON o.customer = c.id) x WHERE NOT EXISTS (SELECT 1 FROM tags t"
+        " WHERE t.customer = x.customer AND t.customer < x.id) AND EXISTS (SELECT 1 FROM orders o"
+        " WHERE o.customer IS NOT DISTINCT FROM x.customer)",
+        p.PhysicalPlan((o, c, t, f, a, s, sink(s))),
+    )
+
+
 def self_join(conn) -> Case:
     t = source(conn, "tags", ["customer", "tag"])
     j = p.Join("join", t.id, t.id, (0,), (0,), (), (*t.schema, *t.schema))
@@ -202,5 +221,5 @@ def union_of_joins(conn) -> Case:
 
 
 CASES = [
-    copy, multiset, filtered, joined, self_join, total, cross, union, union_of_joins,
+    copy, multiset, filtered, joined, outer, self_join, total, cross, union, union_of_joins,
 ]  # fmt: skip
