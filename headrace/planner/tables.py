@@ -98,6 +98,18 @@ def load_table(
     full = identity == "f"
     if not full and (identity == "n" or indkey is None):
         raise _no_identity(schema, name, identity, position)
+    if (
+        full
+        and conn.info.server_version >= 180000
+        and any(c.generated for c in columns)
+    ):
+        raise PrerequisiteError(
+            f'table "{name}" has REPLICA IDENTITY FULL and generated columns',
+            detail="Postgres would refuse its updates and deletes once it is published.",
+            hint="Add a primary key, and run: ALTER TABLE "
+            f"{sql.Identifier(schema, name).as_string()} REPLICA IDENTITY DEFAULT;",
+            position=position,
+        )
     key = () if full else tuple(int(k) for k in indkey)
     for column in columns:
         if column.generated and column.attnum in key:

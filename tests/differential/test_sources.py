@@ -114,6 +114,12 @@ def change(rng: random.Random) -> str:
 def test_tables_equal_their_queries(seed, source, commander):
     rng = random.Random(seed)
     source.execute(DDL)
+    if source.info.server_version >= 180000:
+        # There a published table with generated columns cannot be updated without a key.
+        source.execute("ALTER TABLE sales_rest REPLICA IDENTITY DEFAULT")
+        source.execute(
+            "ALTER TABLE cities ADD PRIMARY KEY (region), REPLICA IDENTITY DEFAULT"
+        )
     for _ in range(10):
         source.execute(change(rng))
     create_marker(source, commander)

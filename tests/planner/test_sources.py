@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from headrace.errors import PrivilegeError, UnsupportedError
+from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError
 from headrace.planner import PlanRequest, plan
 
 
@@ -101,3 +101,14 @@ def test_a_refusal_inside_a_view_has_no_position_in_the_query(conn):
                 PlanRequest("SELECT id, 'a random text' AS r FROM lucky WHERE r < 1"),
             )
         assert "random" in caught.value.message
+
+
+def test_generated_columns_and_full_identity(conn):
+    """Since 18 Postgres refuses updates of such a table once it is published."""
+    with conn.transaction(force_rollback=True):
+        conn.execute("ALTER TABLE gen REPLICA IDENTITY FULL")
+        if conn.info.server_version < 180000:
+            plan(conn, PlanRequest("SELECT y FROM gen"))
+            return
+        with pytest.raises(PrerequisiteError, match="generated columns"):
+            plan(conn, PlanRequest("SELECT x FROM gen"))
