@@ -101,7 +101,7 @@ def change(rng: random.Random) -> str:
             f"DELETE FROM sales WHERE region = '{region}' AND id > {number}",
             f"DELETE FROM sales_eu WHERE id = {number}",
             f"INSERT INTO {place} (region, name, half) VALUES ('{region}', {name}, {number % 2})"
-            " ON CONFLICT DO NOTHING" * (place != "cities"),
+            " ON CONFLICT DO NOTHING",
             f"UPDATE {place} SET name = {name} WHERE region = '{region}'",
             f"UPDATE ONLY {place} SET half = half + 1",
             f"DELETE FROM {place} WHERE half = {number % 3}",
