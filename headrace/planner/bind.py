@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from headrace import types as t
 from headrace.planner import functions_in_from
 from headrace.planner.catalog import Catalog
 from headrace.planner.check import (
@@ -34,13 +35,13 @@ from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.ordering import Ordering
 from headrace.planner.recursion import Recursions
-from headrace.planner.scalar import Expr, Ref, conjuncts, show
+from headrace.planner.scalar import Const, Expr, Ref, conjuncts, show
 from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.sites import UNIT, Site, joined
 from headrace.planner.sources import Sources
 from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
 from headrace.planner.typekeys import require_key
-from headrace.planner.wholerow import whole_row
+from headrace.planner.wholerow import MARK, needs_mark, whole_row
 from headrace.planner.windows import Windows
 
 _JOIN_KINDS: Final = {0: "inner", 1: "left", 2: "full", 3: "left"}
@@ -252,6 +253,15 @@ class Binder:
         return joined(left, site.node, tuple(tests), kind)
 
     def _entry(self, index: int, level: Level) -> Node:
+        node = self._unmarked(index, level)
+        if not needs_mark(level.query, index):
+            return node
+        mark = self.column("present", Const("t", t.BOOL))
+        level.columns[index, MARK] = mark.ref
+        kept = tuple((c, c.ref) for c in node.columns)
+        return Project(node, (*kept, (mark, Const("t", t.BOOL))))
+
+    def _unmarked(self, index: int, level: Level) -> Node:
         entry = level.entry(index)
         alias = entry.child("eref").text("aliasname") or ""
         kind = entry.number("rtekind")

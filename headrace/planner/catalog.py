@@ -92,7 +92,6 @@ class Attribute:
     oid: int
     typmod: int
     collation: int
-    not_null: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +143,7 @@ _CAST: Final = """
 SELECT castfunc, castmethod::text FROM pg_cast WHERE castsource = %s AND casttarget = %s"""
 
 _ATTRIBUTES: Final = """
-SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,
-       a.attnotnull
+SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation
   FROM pg_attribute a JOIN pg_type t ON t.typrelid = a.attrelid
  WHERE t.oid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 # What a range or a domain is built of; built-in functions are pinned and in no pg_depend.

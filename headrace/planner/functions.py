@@ -28,6 +28,7 @@ _STABLE: Final = frozenset(
         "to_json", "to_jsonb", "row_to_json", "array_to_json", "json_build_array",
         "json_build_object", "jsonb_build_array", "jsonb_build_object", "json_object",
         "quote_literal", "quote_nullable", "json_populate_record", "jsonb_populate_record",
+        "jsonb_populate_record_valid",
         # lc_monetary, xmloption, default_text_search_config.
         "numeric", "money", "xml", "xml_is_well_formed", "to_tsvector", "to_tsquery",
         "plainto_tsquery", "phraseto_tsquery", "websearch_to_tsquery", "ts_headline",
@@ -46,6 +47,10 @@ _CATALOGS: Final = re.compile(
     r"pg_.*|to_reg.*|regclass|format_type|(sh)?obj_description|col_description|enum_.*"
     r"|oidvectortypes|.*_to_xml(schema|_and_xmlschema)?|get_current_ts_config"
 )
+_POPULATES: Final = frozenset(
+    {"json_populate_record", "jsonb_populate_record", "jsonb_populate_record_valid"}
+)
+"""They read texts as values: 'today' in a field is no fixed date."""
 _STABLE_COMPARISON: Final = re.compile(
     r"(date|timestamp|timestamptz)_(eq|ne|lt|le|gt|ge|cmp)_(date|timestamp|timestamptz)"
 )
@@ -87,6 +92,8 @@ _SAFE: Final = frozenset(
     }
 )
 _SAFE_WITH_CONSTANT_FIELD: Final = frozenset({"date_part", "extract", "date_trunc"})
+_NETWORKS: Final = (650, 869)
+"""cidr, inet"""
 _REGEX: Final = re.compile(r"(text|bpchar|name)(ic)?regex(eq|ne)")
 _LIKE: Final = re.compile(r"(text|bpchar|name)(ic)?n?like|like|notlike")
 REG_TYPES: Final = frozenset(
@@ -173,6 +180,24 @@ def io_immutable(catalog: Catalog, source: int, target: int) -> bool:
 def is_reg_type(oid: int) -> bool:
     """Whether values of the type are names of catalog objects."""
     return oid in REG_TYPES
+
+
+def borrowed(
+    cast: tuple[int, str] | None, function: Function, args: tuple[Expr, ...], oid: int
+) -> bool:
+    """Whether a cast runs a function declared for other types of the same form.
+
+    int2 becomes oid by a function that gives int4, cidr becomes text by one that takes inet:
+    only the cast itself says that in SQL.
+    """
+    if cast is None or cast[0] != function.oid:
+        return False
+    return oid in (t.OID, t.BPCHAR, t.VARCHAR) or args[0].oid in _NETWORKS
+
+
+def populates_dates(catalog: Catalog, function: Function, oid: int) -> bool:
+    """Whether the function reads texts of a document into dates or times of a row."""
+    return function.name in _POPULATES and reads_clock(catalog, oid)
 
 
 def may_raise(function: Function, args: tuple[Expr, ...]) -> bool:

@@ -399,6 +399,8 @@ class Lowering:
             # The default would be computed when the query is planned, volatile or not.
             self.refuse(f'default arguments of function "{function.name}"', node)
         result = self.result(node, "funcresulttype", "funccollid")
+        if functions.populates_dates(self.catalog, function, result[0]):
+            self.refuse(f'function "{function.name}" over dates or times', node)
         cast = self.catalog.cast(args[0].oid, result[0]) if len(args) == 1 else None
         collation = node.number("inputcollid")
         marks = [f"{name} => {ARG}" if name else ARG for name in names]
@@ -417,10 +419,8 @@ class Lowering:
             marks[-1] = f"VARIADIC {ARG}"
             symbol += " variadic"
         sql = f"{function.quoted}({', '.join(marks)})"
-        if cast is not None and cast[0] == function.oid and result[0] == t.OID:
-            sql = (
-                f"({ARG})::{self.type_name(result[0])}"  # by a function that gives int4
-            )
+        if functions.borrowed(cast, function, args, result[0]):
+            sql = f"({ARG})::{self.type_name(result[0])}"
         return self.call(
             symbol,
             args,

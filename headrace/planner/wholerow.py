@@ -1,23 +1,26 @@
 """Whole rows: ``t``, ``t.*`` and ``to_jsonb(t)`` become row constructors of their columns.
 
 On the side of an outer join that may be missing, a whole row is NULL where its row is missing,
-which is not a row of NULLs (``to_jsonb(t)`` shows the difference).  A column that is NOT NULL in
-its table tells the two apart; where there is none, the whole row is refused.
+which is not a row of NULLs (``to_jsonb(t)`` shows the difference).  A mark, a column that is true
+in every row of the entry, tells the two apart: the binder makes it below the join.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from headrace.planner.lower import Lowering
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.rowtypes import RECORD, composite, record
 from headrace.planner.scalar import Const, Expr
 
+MARK: Final = 0
+"""The number of the mark among the columns of an entry."""
 Resolve = Callable[[int, int], Expr]
 """The expression of a column: range-table index, attribute number."""
 
-_RELATION, _JOIN = 0, 2
+_JOIN = 2
 _INNER, _LEFT, _FULL, _RIGHT = range(4)
 """JoinType."""
 
@@ -32,28 +35,35 @@ def whole_row(
     if kind not in ("c", "p"):
         # A function that gives one value per row: so is its whole row.
         return resolve(varno, 1)
-    missing = varno in _nullable(query.child("jointree"))
     if oid != RECORD:
-        attributes = lowering.catalog.attributes(oid)
-        exprs = [resolve(varno, a.number) for a in attributes]
+        exprs = [resolve(varno, a.number) for a in lowering.catalog.attributes(oid)]
         row = composite(lowering, oid, exprs)
-        sure = [e for e, a in zip(exprs, attributes, strict=True) if a.not_null]
     else:
         names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
         numbers = list(_columns(entry, len(names)))
         exprs = [resolve(varno, n) for n in numbers]
         row = record(lowering, exprs, [names[n - 1] for n in numbers])
-        sure = []
-    if not missing:
+    if varno not in _nullable(query.child("jointree")):
         return row
-    if entry.number("rtekind") != _RELATION or not sure:
+    if entry.number("rtekind") == _JOIN:
         alias = entry.child("eref").text("aliasname")
         lowering.refuse(
-            f'a whole-row reference to "{alias}" on the nullable side of an outer join'
+            f'a whole-row reference to join "{alias}" on the nullable side of a join'
         )
-    present = lowering.null_test("is_not_null", sure[0])
-    nothing = Const(None, row.oid)
-    return lowering.choice((present, row, nothing), (row.oid, -1, 0))
+    present = lowering.null_test("is_not_null", resolve(varno, MARK))
+    return lowering.choice((present, row, Const(None, row.oid)), (row.oid, -1, 0))
+
+
+def needs_mark(query: Tree, varno: int) -> bool:
+    """Whether a whole row of that entry of ``query`` may have to be told from a missing one."""
+    if varno not in _nullable(query.child("jointree")):
+        return False
+    return any(
+        node.kind == "VAR"
+        and node.number("varattno", 1) == 0
+        and node.number("varno") == varno
+        for node in query.walk()
+    )
 
 
 def _columns(entry: Tree, count: int) -> Iterator[int]:

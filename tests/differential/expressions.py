@@ -136,6 +136,7 @@ REFUSED: list[tuple[str, str]] = [
     ("s::timetz", "current time"),
     ("tags::date[]", "current time"),
     ("age(ts)", "time or session"),
+    ("jsonb_populate_record(NULL::t, jb)", "dates or times"),
     ("xmin", "system column"),
     ("s::regclass", "regclass"),
 ]

@@ -18,6 +18,8 @@ INSERT INTO b VALUES (1, 1, '{"v": 1.0}'), (2, 1, '{"v": 1}'), (3, 5, NULL);
 """
 VIEWS = {
     "whole": "SELECT a.id, to_jsonb(b) AS b, b IS NULL AS gone FROM a LEFT JOIN b ON a.k = b.k",
+    "sub_outer": "SELECT a.id, to_jsonb(x) AS x FROM a LEFT JOIN (SELECT k + 1 AS k2, j FROM b) x"
+    " ON x.k2 = a.k",
     "full_join": "SELECT to_jsonb(a) AS a, to_jsonb(b) AS b FROM a FULL JOIN b ON a.k = b.k",
     "sub": "SELECT row_to_json(x) AS r FROM (SELECT id AS \"An id\", s FROM a) x",
     "scalar": "SELECT id, (SELECT row_to_json(x) FROM (SELECT a.k, a.s) x) AS r FROM a",
