@@ -21,7 +21,7 @@ from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
 from headrace.kernels import numeric, order, rows, text
 from headrace.state.contract import IndexState, StateStore
-from headrace.types import INT8, Schema, arrow_type, diff_batch
+from headrace.types import BPCHAR, INT8, Schema, arrow_type, diff_batch
 
 _PARTITIONS_PER_STEP: Final = 1024
 _PAGE_ROWS: Final = 128
@@ -352,21 +352,23 @@ class Running(Collection):
                 return total
             if total is None:
                 return value
+            if value[0] == total[0]:
+                # As numeric_larger and its kin; that of char(n) alone keeps the first.
+                return total if self._is(spec, BPCHAR) else value
             less = value[0] < total[0]
-            more = value[0] > total[0]
-            return value if (less if spec.function == "min" else more) else total
+            return value if less == (spec.function == "min") else total
         if value is None:
             return total
         if spec.function == "count":
             return total + 1
-        if isinstance(value, str) or isinstance(total, tuple) or self._wide(spec):
+        if isinstance(value, str) or isinstance(total, tuple) or self._is(spec, INT8):
             number = numeric.read(str(value))
             return number if total is None else numeric.plus(total, number)
         return value if total is None else total + value
 
-    def _wide(self, spec: plan.Running) -> bool:
-        """Whether integers add up to a numeric."""
-        return spec.argument is not None and self._in_schema[spec.argument].oid == INT8
+    def _is(self, spec: plan.Running, oid: int) -> bool:
+        """Whether the argument is of type ``oid``."""
+        return spec.argument is not None and self._in_schema[spec.argument].oid == oid
 
     def _result(self, number: int, total: Any) -> Any:
         function = self._specs[number].function

@@ -19,6 +19,9 @@ from headrace.planner.scope import Scope
 
 _WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
 
+_ROWS_MAX: Final = 2**60
+"""More rows than there are."""
+
 _NOT_CONSTANT: Final = ("SUBLINK", "PARAM", "VAR")
 
 RequireKey = Callable[[Lowering, Expr, str], None]
@@ -103,9 +106,11 @@ class Ordering:
         ties = self._query.text("limitOption") in _WITH_TIES
         if ties and limit is None:
             self._lowering.refuse("WITH TIES without a number of rows")
+        if limit is not None and limit >= _ROWS_MAX:
+            limit, ties = None, False
         if limit is None and offset == 0:
             return node
-        return TopK(node, (), order, limit, offset, ties)
+        return TopK(node, (), order, limit, min(offset, _ROWS_MAX), ties)
 
     def _count(self, name: str, word: str, scope: Scope) -> int | None:
         tree = self._query.node(name)

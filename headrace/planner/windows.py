@@ -69,6 +69,7 @@ _EXCLUDES: Final = (
 """Bits of ``frameOptions`` (parsenodes.h)."""
 
 _NUMBERING: Final = ("row_number", "rank", "dense_rank")
+_FRAMELESS: Final = (*_NUMBERING, "percent_rank", "cume_dist", "ntile", "lag", "lead")
 _UP_TO_HERE: Final = (
     "",
     "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW",
@@ -124,6 +125,7 @@ class Windows:
                 for node in _own(entry):
                     if node.kind == "WINDOWFUNC":
                         self._collect(node)
+        self._gather()
 
     def targets(self) -> list[Tree]:
         """Target entries of what windows read: keys, arguments, filters."""
@@ -194,6 +196,34 @@ class Windows:
             )
             self._definitions[reference] = _Definition(clause, keys, order)
         return self._definitions[reference]
+
+    def _gather(self) -> None:
+        """Put calls without a frame beside others of the same partitions and order.
+
+        Where rows are equal in the order, functions of the same partitions and order see them in
+        the same one: Postgres promises that, and within one node it is so.
+        """
+        left = list(self._definitions.values())
+        while left:
+            alike = [d for d in left if _same_rows(d.clause, left[0].clause)]
+            left = [d for d in left if not any(d is a for a in alike)]
+            framed = [d for d in alike if not all(map(self._frameless, d.calls))]
+            by_row = [d for d in framed if d.clause.number("frameOptions") & _ROWS]
+            home = next(iter(by_row or framed or alike))
+            for definition in alike:
+                if definition is home:
+                    continue
+                home.calls += filter(self._frameless, definition.calls)
+                definition.calls = [
+                    c for c in definition.calls if not self._frameless(c)
+                ]
+                if not definition.calls:
+                    del self._definitions[definition.clause.number("winref")]
+
+    def _frameless(self, call: _Call) -> bool:
+        """Whether the frame has no meaning for the call."""
+        function = self._lowering.catalog.function(call.tree.number("winfnoid"))
+        return function.builtin and function.name in _FRAMELESS
 
     def _add(self, trees: list[Tree]) -> slice:
         start = len(self._trees)
@@ -451,6 +481,19 @@ def _own(tree: Tree) -> Iterator[Tree]:
             stack.extend(reversed(list(value.fields.values())))
         elif isinstance(value, list):
             stack.extend(reversed(value))
+
+
+def _same_rows(one: Tree, other: Tree) -> bool:
+    """Whether two window definitions have the same partitions and order."""
+
+    def items(clause: Tree, name: str) -> list[tuple[str | None, ...]]:
+        names = ("tleSortGroupRef", "sortop", "nulls_first")
+        return [tuple(c.text(n) for n in names) for c in clause.nodes(name)]
+
+    return all(
+        items(one, name) == items(other, name)
+        for name in ("partitionClause", "orderClause")
+    )
 
 
 def _same_call(one: Tree, other: Tree) -> bool:

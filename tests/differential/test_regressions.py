@@ -24,6 +24,59 @@ class Case:
 
 CASES = (
     Case(
+        "windows of one order, but other frames, saw rows equal in it in other orders",
+        (
+            "CREATE TABLE peers (x int, y int)",
+            "ALTER TABLE peers REPLICA IDENTITY FULL",
+            "INSERT INTO peers VALUES (1, 5), (1, -1), (1, 5), (2, 1), (2, 1)",
+        ),
+        (
+            "SELECT rn - c AS zero, count(*) FROM (SELECT row_number() OVER (ORDER BY x)"
+            " AS rn, count(*) OVER (ORDER BY x ROWS UNBOUNDED PRECEDING) AS c,"
+            " sum(y) OVER (ORDER BY x) AS s FROM peers) q GROUP BY 1",
+            "SELECT l = f AS same, count(*) FROM (SELECT lag(y) OVER w AS l, first_value(y)"
+            " OVER (w ROWS BETWEEN 1 PRECEDING AND 1 PRECEDING) AS f FROM peers"
+            " WINDOW w AS (PARTITION BY x)) q GROUP BY 1",
+        ),
+        (
+            "INSERT INTO peers VALUES (1, 3), (1, -7), (2, 0)",
+            "DELETE FROM peers WHERE y = 5",
+            "DELETE FROM peers",
+        ),
+    ),
+    Case(
+        "of equal values a running min and max kept the first, Postgres the last",
+        (
+            "CREATE TABLE forms (id int PRIMARY KEY, n numeric, c char(3), f float8)",
+            "INSERT INTO forms VALUES (1, 1.0, 'a', 0), (2, 1.00, 'a', '-0'),"
+            " (3, 2, 'b', 1), (4, 1, 'a', 0)",
+        ),
+        (
+            "SELECT id, min(n) OVER w AS a, max(n) OVER w AS b, min(f) OVER w AS c,"
+            " max(f) OVER w AS d, max(c) OVER w AS e FROM forms WINDOW w AS (ORDER BY id)",
+        ),
+        (
+            "UPDATE forms SET n = 1.000 WHERE id = 4",
+            "DELETE FROM forms WHERE id = 3",
+            "INSERT INTO forms VALUES (0, 1, 'a', '-0'), (5, 1, 'a', 0)",
+        ),
+    ),
+    Case(
+        "a limit near the end of bigint went beyond it",
+        (
+            "CREATE TABLE few (id int)",
+            "ALTER TABLE few REPLICA IDENTITY FULL",
+            "INSERT INTO few VALUES (1), (2), (3)",
+        ),
+        (
+            "SELECT id FROM few ORDER BY id LIMIT 9223372036854775807 OFFSET 1",
+            "SELECT id FROM few ORDER BY id OFFSET 9223372036854775807",
+            "SELECT id FROM few ORDER BY id"
+            " FETCH FIRST 9223372036854775807 ROWS WITH TIES",
+        ),
+        ("INSERT INTO few VALUES (0), (3)", "DELETE FROM few"),
+    ),
+    Case(
         "columns called as our own were looked up by name",
         (
             'CREATE TABLE own (id int PRIMARY KEY, "__weight" int, "__op" text,'
