@@ -131,7 +131,8 @@ def call(made: plan.WindowCall, spec: plan.Window, ordered, at: int) -> Any:  # 
         if name == "sum":
             return str(sum(numbers))
         best = min(numbers)
-        return next(v for v, d in zip(values, numbers, strict=True) if d == best)
+        # Of equal values Postgres keeps the last.
+        return [v for v, d in zip(values, numbers, strict=True) if d == best][-1]
     return {"sum": sum, "min": min, "max": max}[name](values)
 
 

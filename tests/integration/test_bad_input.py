@@ -92,20 +92,11 @@ def test_missing_privilege(engine, source):
 @pytest.mark.parametrize(
     ("query", "word"),
     [
-        ("SELECT a.id FROM t a LEFT JOIN t b ON a.id = b.k", "left"),
-        ("SELECT id, row_number() OVER (ORDER BY id) FROM t", "window"),
-        (
-            "SELECT id FROM t WHERE EXISTS (SELECT 1 FROM t b WHERE b.k = t.id)",
-            "subquer",
-        ),
-        ("SELECT id FROM t ORDER BY id LIMIT 3", "limit"),
-        ("SELECT id FROM t INTERSECT SELECT k FROM t", "intersect"),
-        ("SELECT DISTINCT ON (k) id FROM t", "distinct on"),
-        (
-            "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 3) SELECT n FROM r",
-            "recursive",
-        ),
-        ("SELECT generate_series(1, id) FROM t", "generate_series"),
+        ("SELECT id FROM t TABLESAMPLE BERNOULLI (50)", "tablesample"),
+        ("SELECT id FROM t LIMIT (SELECT count(*) FROM t)", "limit"),
+        ("SELECT id FROM t FOR UPDATE", "for update"),
+        ("SELECT relname FROM pg_class", "pg_class"),
+        ("SELECT tableoid FROM t", "tableoid"),
         ("SELECT ctid FROM t", "ctid"),
     ],
 )
