@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -238,6 +238,16 @@ def cut(
 def encode(columns: list[pa.Array], count: int) -> list[bytes]:
     """Exact identity of ``count`` rows (``kernels.rows``), also of rows without columns."""
     return rows.encode_rows(columns) if columns else [b""] * count
+
+
+def keys_of(
+    columns: Sequence[pa.Array], oids: Sequence[int], count: int
+) -> list[bytes]:
+    """Canonical keys of ``count`` rows, in which NULLs are equal; also without columns."""
+    if not columns:
+        return [b""] * count
+    keys: list[bytes] = rows.encode_keys(columns, oids, nulls=True)  # type: ignore[assignment]
+    return keys
 
 
 def decode(

@@ -11,10 +11,11 @@ from headrace.collections.base import (
     cut,
     decode,
     encode,
+    keys_of,
     weights_of,
 )
 from headrace.errors import BugError
-from headrace.kernels import distinct, rows
+from headrace.kernels import distinct
 from headrace.state.contract import IndexState, StateStore
 
 
@@ -47,10 +48,7 @@ class Distinct(Collection):
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
         columns = columns_of(batch)
-        keys = [b""] * batch.num_rows
-        if columns:
-            found = rows.encode_keys(columns, self._oids, nulls=True)
-            keys = [key for key in found if key is not None]
+        keys = keys_of(columns, self._oids, batch.num_rows)
         new = [key for key in dict.fromkeys(keys) if key not in self._before]
         if new:
             self._before.update(zip(new, self._shown(new), strict=True))

@@ -31,10 +31,10 @@ from headrace.collections.base import (
     cut,
     decode,
     encode,
+    keys_of,
     weights_of,
 )
 from headrace.errors import BugError, DefiniteFailure
-from headrace.kernels import rows
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, diff_batch
 
@@ -144,10 +144,7 @@ class Recursive(Collection):
             self._worked(iteration).add(batch)
             return
         columns = columns_of(batch)
-        keys = [b""] * batch.num_rows
-        if columns:
-            found = rows.encode_keys(columns, self._oids, nulls=True)
-            keys = [key for key in found if key is not None]
+        keys = keys_of(columns, self._oids, batch.num_rows)
         new = [key for key in dict.fromkeys(keys) if key not in self._counted]
         if new:
             self._counted.update(zip(new, self._first(new), strict=True))

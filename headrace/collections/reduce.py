@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from headrace.collections import aggregates, plan
 from headrace.collections.aggregates import Accumulator, Kept, Part, Unique
-from headrace.collections.base import Collection, columns_of, cut, encode
+from headrace.collections.base import Collection, columns_of, cut, encode, keys_of
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, rows, text
@@ -91,19 +91,12 @@ class Reduce(Collection):
             return []
         columns = columns_of(batch)
         weights = np.array(buffers.values(batch.columns[-1]), np.int64)
-        keys = self._group_keys(columns, n)
+        keys = keys_of([columns[i] for i in self._node.keys], self._key_oids, n)
         slots = self._number(keys, columns)
         self._counts.add(slots, np.ones(n, np.int64), weights, len(self._slots))
         for spec, part in zip(self._node.aggregates, self._parts, strict=True):
             self._feed(spec, part, columns, keys, slots, weights)
         return []
-
-    def _group_keys(self, columns: Sequence[pa.Array], n: int) -> list[bytes]:
-        if not self._node.keys:
-            return [b""] * n
-        chosen = [columns[i] for i in self._node.keys]
-        found = rows.encode_keys(chosen, self._key_oids, nulls=True)
-        return [key for key in found if key is not None]
 
     def _number(self, keys: list[bytes], columns: Sequence[pa.Array]) -> Int64s:
         """The slot of each row's group; groups that are new in this txid get one."""

@@ -16,7 +16,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import Collection, columns_of, cut, encode, weights_of
+from headrace.collections.base import (
+    Collection,
+    columns_of,
+    cut,
+    encode,
+    keys_of,
+    weights_of,
+)
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
 from headrace.kernels import numeric, order, rows, text
@@ -95,11 +102,7 @@ class Running(Collection):
         if count == 0:
             return []
         columns = columns_of(batch)
-        keys = [b""] * count
-        if self._oids:
-            chosen = [columns[i] for i in self._node.keys]
-            found = rows.encode_keys(chosen, self._oids, nulls=True)
-            keys = [key for key in found if key is not None]
+        keys = keys_of([columns[i] for i in self._node.keys], self._oids, count)
         entries = order.entries(
             self._sorter.orders(columns, count),
             self._sorter.rests(columns, count),
@@ -262,8 +265,7 @@ class Running(Collection):
     def _order_keys(self, spec: plan.Running, column: pa.Array) -> list[bytes]:
         assert spec.argument is not None, "min and max have one"
         oid = self._in_schema[spec.argument].oid
-        keys: list[bytes] = rows.encode_keys([column], [oid], nulls=True)  # type: ignore[assignment]
-        return keys
+        return keys_of([column], [oid], len(column))
 
     def _run(
         self,

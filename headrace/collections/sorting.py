@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.collections.base import keys_of
 from headrace.collections.plan import SortKey
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.expressions.windows import Over, Sorting
 from headrace.kernels import order as kernel
-from headrace.kernels import rows
 from headrace.types import INT8, Field, Schema
 
 Int64s = npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ class Sorter:
         for item in self._order:
             column, oid = columns[item.column], self._oids[item.column]
             part: list[bytes] = kernel.directed(
-                _whole(rows.encode_keys([column], [oid], nulls=True)),
+                keys_of([column], [oid], count),
                 descending=item.descending,
                 nulls_first=item.nulls_first,
             )
@@ -77,11 +77,8 @@ class Sorter:
 
     def rests(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
         """Canonical keys of the columns that are neither sorted nor grouped by."""
-        if not self._rest:
-            return [b""] * count
         chosen = [columns[i] for i in self._rest]
-        oids = [self._oids[i] for i in self._rest]
-        return _whole(rows.encode_keys(chosen, oids, nulls=True))
+        return keys_of(chosen, [self._oids[i] for i in self._rest], count)
 
     def ranks(self, columns: Sequence[pa.Array], groups: Int64s) -> list[bytes]:
         """Sort keys as Postgres ranks the rows within their groups, which stand together."""
@@ -95,8 +92,3 @@ class Sorter:
         ranks[at] = found.to_numpy()
         packed = ranks.astype(">i8").tobytes()
         return [packed[i : i + 8] for i in range(0, len(packed), 8)]
-
-
-def _whole(keys: list[bytes | None]) -> list[bytes]:
-    """Keys that were made with ``nulls=True``: each is there."""
-    return keys  # type: ignore[return-value]

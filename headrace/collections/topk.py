@@ -15,6 +15,7 @@ from headrace.collections.base import (
     cut,
     decode,
     encode,
+    keys_of,
     weights_of,
 )
 from headrace.collections.sorting import Sorter
@@ -86,11 +87,7 @@ class TopK(Collection):
         if count == 0:
             return []
         columns = columns_of(batch)
-        keys = [b""] * count
-        if self._node.keys:
-            chosen = [columns[i] for i in self._node.keys]
-            found = rows.encode_keys(chosen, self._oids, nulls=True)
-            keys = [key for key in found if key is not None]
+        keys = keys_of([columns[i] for i in self._node.keys], self._oids, count)
         encoded = encode(columns, count)
         self._front.add(keys, columns, encoded, weights_of(batch))
         if self._node.limit is not None:

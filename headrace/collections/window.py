@@ -14,6 +14,7 @@ from headrace.collections.base import (
     columns_of,
     cut,
     encode,
+    keys_of,
     weights_of,
 )
 from headrace.collections.sorting import Sorter
@@ -102,11 +103,7 @@ class Window(Collection):
         if count == 0:
             return []
         columns = columns_of(batch)
-        keys = [b""] * count
-        if self._oids:
-            chosen = [columns[i] for i in self._node.keys]
-            found = rows.encode_keys(chosen, self._oids, nulls=True)
-            keys = [key for key in found if key is not None]
+        keys = keys_of([columns[i] for i in self._node.keys], self._oids, count)
         self._state.add_many(keys, encode(columns, count), weights_of(batch))
         self._touched.update(dict.fromkeys(keys))
         return []
