@@ -18,7 +18,7 @@ from headrace.errors import BugError, RowError, UnsupportedError
 from headrace.expressions import windows
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import substitute
-from headrace.expressions.session import Session
+from headrace.expressions.session import Session, integers
 from headrace.kernels import copytext, rows, text
 from headrace.types import Field
 
@@ -77,17 +77,7 @@ class _Question:
 
 def unnested(session: Session, fields: Sequence[Field]) -> str:
     """FROM item ``t`` with columns ``a1`` …, typed and collated as ``fields``, and ``o``."""
-    names = session.type_names(f.oid for f in fields)
-    collations = session.collation_names(f.collation for f in fields)
-    arrays, columns = [], []
-    for i, f in enumerate(fields, 1):
-        name, plain = names[f.oid]
-        arrays.append(f"${i}::{name if plain else 'text'}[]")
-        value = f"u.a{i}" if plain else f"u.a{i}::{name}"
-        # COLLATE inside a subquery is implicit outside of it, as a table's column is.
-        if collation := collations.get(f.collation):
-            value = f"({value}) COLLATE {collation}"
-        columns.append(f"{value} AS a{i}")
+    arrays, columns = session.parameters(fields)
     listed = ", ".join(f"a{i}" for i in range(1, len(fields) + 1))
     return (
         f"(SELECT {', '.join(columns)}, u.o FROM unnest({', '.join(arrays)})"  # noqa: S608
@@ -203,8 +193,8 @@ class RemoteEvaluator:
                 high = int(np.searchsorted(ids, target, side="right"))
             params = [
                 *(copytext.array_literal(column[low:high]) for column in texts),
-                _integers(ids[low:high]),
-                _integers(weights[low:high]),
+                integers(ids[low:high]),
+                integers(weights[low:high]),
             ]
             answers = session.fetch(statement, params, [result])
             for group, (value,) in zip(
@@ -347,16 +337,7 @@ def _repeated(session: Session, fields: Sequence[Field]) -> str:
 
     It is ordered by ``o`` and ``i``, and so does every aggregate of a group see its rows.
     """
-    names = session.type_names(f.oid for f in fields)
-    collations = session.collation_names(f.collation for f in fields)
-    arrays, columns = [], []
-    for n, f in enumerate(fields, 1):
-        name, plain = names[f.oid]
-        arrays.append(f"${n}::{name if plain else 'text'}[]")
-        value = f"u.a{n}" if plain else f"u.a{n}::{name}"
-        if collation := collations.get(f.collation):
-            value = f"({value}) COLLATE {collation}"
-        columns.append(f"{value} AS a{n}")
+    arrays, columns = session.parameters(fields)
     count = len(fields)
     arrays += [f"${count + 1}::int8[]", f"${count + 2}::int8[]"]
     listed = ", ".join([*(f"a{n}" for n in range(1, count + 1)), "g", "w", "i"])
@@ -380,7 +361,3 @@ def _aggregate_statement(
     keys = ["t.o", *(f"t.a{n}" for n in range(first + 1, len(fields) + 1))]
     source = f"{_repeated(session, fields)} GROUP BY {', '.join(keys)}"
     return session.statement(source, [inner])
-
-
-def _integers(values: Int64s) -> str:
-    return "{" + ",".join(map(str, values.tolist())) + "}"

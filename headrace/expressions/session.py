@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ExecStatus
@@ -91,6 +93,25 @@ class Session:
             "FROM (SELECT count(*) AS c FROM r OFFSET 0) k) "
             f"SELECT {outs} FROM s CROSS JOIN r WHERE s.c >= 0 ORDER BY r.o"
         )
+
+    def parameters(self, fields: Sequence[Field]) -> tuple[list[str], list[str]]:
+        """Columns that travel as arrays, typed and collated as ``fields``.
+
+        Returns the arguments of ``unnest`` (``$1`` …), and the expressions over its columns
+        ``u.a1`` … that give columns ``a1`` ….
+        """
+        names = self.type_names(f.oid for f in fields)
+        collations = self.collation_names(f.collation for f in fields)
+        arrays, columns = [], []
+        for i, f in enumerate(fields, 1):
+            name, plain = names[f.oid]
+            arrays.append(f"${i}::{name if plain else 'text'}[]")
+            value = f"u.a{i}" if plain else f"u.a{i}::{name}"
+            # COLLATE inside a subquery is implicit outside of it, as a table's column is.
+            if collation := collations.get(f.collation):
+                value = f"({value}) COLLATE {collation}"
+            columns.append(f"{value} AS a{i}")
+        return arrays, columns
 
     def type_names(self, oids: Iterable[int]) -> dict[int, tuple[str, bool]]:
         """Per OID its SQL name, and whether arrays of it can be ``unnest``-ed to it."""
@@ -220,3 +241,8 @@ def _raise(error: psycopg.Error) -> NoReturn:
     if code.startswith(_GONE):
         raise DefiniteFailure(message, sqlstate=code) from error
     raise RowError(message, sqlstate=code) from error
+
+
+def integers(values: npt.NDArray[np.int64]) -> str:
+    """A parameter of type int8[]."""
+    return "{" + ",".join(map(str, values.tolist())) + "}"

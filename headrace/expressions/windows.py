@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.expressions.placeholders import substitute
-from headrace.expressions.session import Session
+from headrace.expressions.session import Session, integers
 from headrace.kernels import copytext, text
 from headrace.types import INT8, Field
 
@@ -74,7 +74,7 @@ def evaluate(
     numbers: list[int] = []
     for low, high in _pieces(partitions):
         params = [copytext.array_literal(column[low:high]) for column in texts]
-        params += [_integers(partitions[low:high]), _integers(weights[low:high])]
+        params += [integers(partitions[low:high]), integers(weights[low:high])]
         answers = session.fetch(statement, params, results)
         found.extend(row[:-1] for row in answers)
         numbers.extend(low + int(row[-1] or 0) - 1 for row in answers)
@@ -101,16 +101,7 @@ def _pieces(partitions: Int64s) -> Iterator[tuple[int, int]]:
 
 
 def _statement(session: Session, over: Over) -> str:
-    names = session.type_names(f.oid for f in over.fields)
-    collations = session.collation_names(f.collation for f in over.fields)
-    arrays, columns = [], []
-    for i, field in enumerate(over.fields, 1):
-        name, plain = names[field.oid]
-        arrays.append(f"${i}::{name if plain else 'text'}[]")
-        value = f"u.a{i}" if plain else f"u.a{i}::{name}"
-        if collation := collations.get(field.collation):
-            value = f"({value}) COLLATE {collation}"
-        columns.append(f"{value} AS a{i}")
+    arrays, columns = session.parameters(over.fields)
     count = len(over.fields)
     listed = ", ".join([*(f"a{i}" for i in range(1, count + 1)), "g", "w", "o"])
     arrays += [f"${count + 1}::int8[]", f"${count + 2}::int8[]"]
@@ -132,7 +123,3 @@ def _statement(session: Session, over: Over) -> str:
         for call in over.calls
     ]
     return session.statement(source, [*calls, "t.o"])
-
-
-def _integers(values: Int64s) -> str:
-    return "{" + ",".join(map(str, values.tolist())) + "}"
