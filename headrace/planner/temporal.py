@@ -319,12 +319,7 @@ def _only(node: lg.Node, columns: tuple[lg.Col, ...]) -> lg.Node:
 
 
 def _expressions(node: lg.Node) -> tuple[Expr, ...]:
-    if isinstance(node, lg.Aggregate):
-        keys_ = tuple(e for _, e in node.keys)
-        return (*keys_, *(e for a in node.aggs for e in a.inputs))
-    if isinstance(node, lg.Temporal):
-        return ()
-    return lg.expressions(node)
+    return () if isinstance(node, lg.Temporal) else lg.expressions(node)
 
 
 def _anywhere(node: lg.Node) -> bool:
