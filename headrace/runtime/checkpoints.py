@@ -95,8 +95,6 @@ class Checkpoints:
     @property
     def lagging(self) -> bool:
         """Whether so much is missing that no more may be taken."""
-        if self._underway is not None and self.pending >= self._txids:
-            self._underway.checkpoint.pace.hurried = True  # the next one is due
         return self.pending >= LAG_MAX * self._txids
 
     def due(self, *, ahead: bool, large: bool) -> float:
@@ -114,6 +112,12 @@ class Checkpoints:
         if ahead:
             return max(self._last + self._idle_s, self._retry_at)
         return _NEVER
+
+    def count(self) -> None:
+        """A txid was committed that no checkpoint has begun to hold."""
+        self.pending += 1
+        if self._underway is not None and self.pending >= self._txids:
+            self._underway.checkpoint.pace.hurried = True  # the next one is due
 
     def begin(
         self,

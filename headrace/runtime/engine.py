@@ -478,7 +478,7 @@ class Engine:
             self.position = Position(job.txid, max(job.lsn, self.position.lsn))
         self._arrive()
         self.batches += 1
-        self.checkpoints.pending += 1
+        self.checkpoints.count()
         for view_id, error in answer.failed.items():
             if view_id in self.views:
                 self.lifecycle.fail(self.views[view_id], error)
