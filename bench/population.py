@@ -40,8 +40,7 @@ class Population(Scenario):
         name = f"{how}_{run}"
         options = f'{{"population": "{how}"}}'
         took_s = on.create_view(name, shop.VIEWS[0].query, options)
-        with psycopg.connect(on.engine.dsn, autocommit=True) as conn:
-            conn.execute("CALL headrace.drop_view(%s)", (name,))
+        on.drop_view(name)
         return _line(how, run, orders, took_s)
 
 

@@ -61,6 +61,11 @@ class Bed:
             )
         return time.monotonic() - begin
 
+    def drop_view(self, name: str) -> None:
+        """Drop a view through the engine."""
+        with psycopg.connect(self.engine.dsn, autocommit=True) as conn:
+            conn.execute("CALL headrace.drop_view(%s)", (name,))
+
 
 @contextlib.contextmanager
 def bed(options: Options, **env: str) -> Iterator[Bed]:

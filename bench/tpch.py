@@ -68,7 +68,7 @@ class TpchQueries(Scenario):
         _, differing = differing_rows(on.source, View(view, query, ""))
         if differing:
             raise BugError(f"{name}: the view differs by {differing} rows")
-        drop(on, view)
+        on.drop_view(view)
         return _line(
             name,
             created_s=created_s,
@@ -76,12 +76,6 @@ class TpchQueries(Scenario):
             change_us=spent_s / max(changed, 1) * 1e6,
             query_ms=query_s * 1e3,
         )
-
-
-def drop(on: Bed, view: str) -> None:
-    """Drop the view, so that the next one is measured alone."""
-    with psycopg.connect(on.engine.dsn, autocommit=True) as conn:
-        conn.execute("CALL headrace.drop_view(%s)", (view,))
 
 
 def _line(
