@@ -8,14 +8,13 @@ compared at nine digits.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 
-from tests.differential.test_random import FLOAT_OIDS, difference
-from tests.waiting import bump, create_marker, wait_for
+from tests.differential.harness import commit, create_view, difference, multiset
+from tests.waiting import create_marker
 
 TRANSACTIONS = 7
 
@@ -70,36 +69,8 @@ UNTESTABLE = {
 }
 
 
-def multiset(conn: psycopg.Connection, query: str) -> Counter:
-    result = conn.execute(query).pgresult
-    out: Counter = Counter()
-    for i in range(result.ntuples):
-        row = []
-        for j in range(result.nfields):
-            found = result.get_value(i, j)
-            text = None if found is None else found.decode()
-            if text is not None and result.ftype(j) in FLOAT_OIDS:
-                text = f"{round(float(text), 9) + 0.0:.9g}"
-            row.append(text)
-        out[tuple(row)] += 1
-    return out
-
-
-@pytest.fixture
-def source(shared_engine):
-    with psycopg.connect(
-        shared_engine.source, autocommit=True, prepare_threshold=None
-    ) as conn:
-        conn.execute("SET timezone = 'UTC'")
-        yield conn
-
-
-@pytest.fixture
-def commander(shared_engine):
-    with psycopg.connect(
-        shared_engine.dsn, autocommit=True, prepare_threshold=None
-    ) as conn:
-        yield conn
+def nine_digits(value: float) -> str:
+    return f"{round(value, 9) + 0.0:.9g}"
 
 
 class Player:
@@ -118,7 +89,7 @@ class Player:
 
     def view(self, query: str, judge: str | None = None) -> None:
         name = f"view{len(self.views)}"
-        self.commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+        create_view(self.commander, name, query)
         self.views[name] = query, judge or query
 
     def value(self, name: str) -> str:
@@ -149,8 +120,8 @@ class Player:
 
     def check(self, where: str) -> None:
         for name, (query, judge) in self.views.items():
-            want = multiset(self.source, judge)
-            got = multiset(self.source, f"SELECT * FROM {name}")
+            want = multiset(self.source, judge, nine_digits)
+            got = multiset(self.source, f"SELECT * FROM {name}", nine_digits)
             assert want == got, f"{where}\n{query}\n{difference(want, got)}"
 
     def play(self, transactions: int = TRANSACTIONS) -> None:
@@ -159,11 +130,7 @@ class Player:
             statements = [self.statement() for _ in range(self.rng.randint(1, 4))]
             if number == transactions - 2:
                 statements = ["DELETE FROM t"]
-            with self.source.transaction():
-                for statement in statements:
-                    self.source.execute(statement)
-                marker = bump(self.source)
-            wait_for(self.source, marker)
+            commit(self.source, statements)
             self.check(f"transaction {number}: {statements}")
 
 

@@ -11,10 +11,7 @@ import psycopg
 import pytest
 
 from tests.differential.expressions import CASES, DDL, change, insert
-from tests.differential.test_random import check
-from tests.differential.test_random import commander as commander
-from tests.differential.test_random import engine as engine
-from tests.differential.test_random import source as source
+from tests.differential.harness import check
 from tests.waiting import bump, create_marker, wait_for
 
 PER_VIEW = 10

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import random
 
-import psycopg
 import pytest
 
-from tests.differential.test_random import check
-from tests.waiting import bump, create_marker, wait_for
+from tests.differential.harness import create_view, follow, numbered
+from tests.waiting import create_marker
 
 TABLES = ("r", "s", "w", "bag")
 DDL = """
@@ -156,23 +155,6 @@ FIXED = (
 )
 
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        yield c
-
-
-@pytest.fixture
-def commander(engine):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        yield c
-
-
 def run(source, commander, seed: int, queries: list[str], writer: Writer) -> None:
     """Create the views over some rows, then change the rows."""
     source.execute(DDL)
@@ -180,20 +162,11 @@ def run(source, commander, seed: int, queries: list[str], writer: Writer) -> Non
     for _ in range(14):
         for statement in writer.transaction():
             source.execute(statement)
-    views = {}
-    for number, query in enumerate(queries):
-        name = f"public.j{number}"
-        commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
-        views[name] = query
-    check(source, views, f"seed {seed}, population")
-    for number in range(TRANSACTIONS):
-        statements = writer.transaction()
-        with source.transaction():
-            for statement in statements:
-                source.execute(statement)
-            marker = bump(source)
-        wait_for(source, marker)
-        check(source, views, f"seed {seed}, transaction {number}: {statements}")
+    views = numbered(queries)
+    for name, query in views.items():
+        create_view(commander, name, query)
+    transactions = (writer.transaction() for _ in range(TRANSACTIONS))
+    follow(source, views, transactions, f"seed {seed}")
 
 
 def test_joins_of_every_kind(source, commander):

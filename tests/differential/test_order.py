@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import random
 
-import psycopg
 import pytest
 
-from tests.differential.test_random import check
-from tests.waiting import bump, create_marker, wait_for
+from tests.differential.harness import create_view, follow, numbered
+from tests.waiting import create_marker
 
 DDL = """
     CREATE TYPE mood AS ENUM ('sad', 'ok', 'glad');
@@ -249,47 +248,17 @@ INSIDE = (
 )
 
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(
-        engine.source, autocommit=True, prepare_threshold=None
-    ) as conn:
-        conn.execute("SET timezone = 'UTC'")
-        conn.execute("SET extra_float_digits = 1")
-        yield conn
-
-
-@pytest.fixture
-def commander(engine):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
-        yield conn
-
-
 def run(seed: int, source, commander, queries: list[str], writer: Writer) -> None:
     """Create the views and hold them against their queries after every transaction."""
     source.execute(DDL)
     for _ in range(writer.rng.choice([0, 15, 15])):
         source.execute(writer.statement())
     create_marker(source, commander)
-    views = {}
-    for number, query in enumerate(queries):
-        name = f"v{number}"
-        commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
-        views[name] = query
-    check(source, views, f"seed {seed}, population")
-    for number in range(TRANSACTIONS):
-        statements = writer.transaction()
-        with source.transaction():
-            for statement in statements:
-                source.execute(statement)
-            marker = bump(source)
-        wait_for(source, marker)
-        check(source, views, f"seed {seed}, transaction {number}: {statements}")
+    views = numbered(queries)
+    for name, query in views.items():
+        create_view(commander, name, query)
+    transactions = (writer.transaction() for _ in range(TRANSACTIONS))
+    follow(source, views, transactions, f"seed {seed}")
 
 
 @pytest.mark.parametrize("seed", range(30, 32))

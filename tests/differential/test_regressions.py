@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from tests.differential.test_random import check
-from tests.waiting import bump, create_marker, wait_for
+from tests.differential.harness import check, commit, create_view
+from tests.waiting import create_marker
 
 
 @dataclass(frozen=True)
@@ -140,29 +140,6 @@ ACCEPTED = (
 )
 
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        c.execute("SET timezone = 'UTC'")
-        c.execute("SET extra_float_digits = 1")
-        yield c
-
-
-@pytest.fixture
-def commander(engine):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        yield c
-
-
-def create(commander, name: str, query: str) -> None:
-    commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
-
-
 def test_once_wrong(source, commander):
     create_marker(source, commander)
     for number, case in enumerate(CASES):
@@ -170,13 +147,10 @@ def test_once_wrong(source, commander):
             source.execute(statement)
         views = {f"v{number}_{i}": query for i, query in enumerate(case.views)}
         for name, query in views.items():
-            create(commander, name, query)
+            create_view(commander, name, query)
         check(source, views, f"{case.why}: population")
         for statement in case.transactions:
-            with source.transaction():
-                source.execute(statement)
-                marker = bump(source)
-            wait_for(source, marker)
+            commit(source, [statement])
             check(source, views, f"{case.why}: {statement}")
 
 
@@ -184,11 +158,11 @@ def test_what_depends_on_the_clock_is_refused(source, commander):
     source.execute("CREATE TABLE plain (id int PRIMARY KEY, t text, d timestamp)")
     for query in REFUSED:
         with pytest.raises(psycopg.errors.FeatureNotSupported):
-            create(commander, "refused", query)
+            create_view(commander, "refused", query)
     if source.info.server_version >= 170000:
         return  # keeps no locations: one such word in the text is enough to refuse
     for number, query in enumerate(ACCEPTED):
-        create(commander, f"accepted{number}", query)
+        create_view(commander, f"accepted{number}", query)
 
 
 SHADOWS = """
@@ -233,12 +207,12 @@ def test_session_settings_give_the_query_its_meaning(source, commander):
         "public.lengths": "SELECT id, pg_catalog.upper(t) AS u FROM public.words",
     }
     for name, query in views.items():
-        create(commander, name, query)
+        create_view(commander, name, query)
     check(source, views, "population")
-    with source.transaction():
-        source.execute("UPDATE public.words SET t = 'x' WHERE id = 2")
-        source.execute("UPDATE public.words SET t = NULL WHERE id = 1")
-        source.execute("INSERT INTO public.words VALUES (3, 'a b')")
-        marker = bump(source)
-    wait_for(source, marker)
+    changes = [
+        "UPDATE public.words SET t = 'x' WHERE id = 2",
+        "UPDATE public.words SET t = NULL WHERE id = 1",
+        "INSERT INTO public.words VALUES (3, 'a b')",
+    ]
+    commit(source, changes)
     check(source, views, "changes")

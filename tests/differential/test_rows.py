@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from tests.differential.test_random import check
-from tests.differential.test_random import commander as commander
-from tests.differential.test_random import engine as engine
-from tests.differential.test_random import source as source
-from tests.waiting import bump, create_marker, wait_for, wait_until
+from tests.differential.harness import check, create_view, follow
+from tests.waiting import create_marker, wait_until
 
 DDL = """
 CREATE TABLE a (id int PRIMARY KEY, k int, s text, n numeric);
@@ -47,16 +44,10 @@ TRANSACTIONS = (
 def test_rows(source, commander):
     source.execute(DDL)
     for name, query in VIEWS.items():
-        commander.execute(f"CALL headrace.create_view('v_{name}', $q${query}$q$)")
+        create_view(commander, f"v_{name}", query)
     views = {f"v_{name}": query for name, query in VIEWS.items()}
     create_marker(source, commander)
-    check(source, views, "population")
-    for statement in TRANSACTIONS:
-        with source.transaction():
-            source.execute(statement)
-            number = bump(source)
-        wait_for(source, number)
-        check(source, views, statement)
+    follow(source, views, ([s] for s in TRANSACTIONS), "rows")
 
 
 def test_a_text_that_stands_for_the_current_time_stops_the_view(source, commander):

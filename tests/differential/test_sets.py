@@ -10,8 +10,14 @@ import random
 import psycopg
 import pytest
 
-from tests.differential.test_random import check
-from tests.waiting import bump, create_marker, wait_for, wait_until
+from tests.differential.harness import (
+    check,
+    commit,
+    create_view,
+    follow,
+    numbered,
+)
+from tests.waiting import bump, create_marker, wait_until
 
 DDL = """
     CREATE TABLE edges (id int PRIMARY KEY, a int, b int, w text, tags int[], j jsonb);
@@ -114,23 +120,6 @@ class Writer:
         return f"(({left}) {op} ({right}))"
 
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        yield c
-
-
-@pytest.fixture
-def commander(engine):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        yield c
-
-
 def run(source, commander, seed: int, queries: list[str], writer: Writer) -> None:
     """Create the views over some rows, then change the rows."""
     source.execute(DDL)
@@ -138,20 +127,11 @@ def run(source, commander, seed: int, queries: list[str], writer: Writer) -> Non
     for _ in range(10):
         for statement in writer.transaction():
             source.execute(statement)
-    views = {}
-    for number, query in enumerate(queries):
-        name = f"public.s{number}"
-        commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
-        views[name] = query
-    check(source, views, f"seed {seed}, population")
-    for number in range(TRANSACTIONS):
-        statements = writer.transaction()
-        with source.transaction():
-            for statement in statements:
-                source.execute(statement)
-            marker = bump(source)
-        wait_for(source, marker)
-        check(source, views, f"seed {seed}, transaction {number}: {statements}")
+    views = numbered(queries)
+    for name, query in views.items():
+        create_view(commander, name, query)
+    transactions = (writer.transaction() for _ in range(TRANSACTIONS))
+    follow(source, views, transactions, f"seed {seed}")
 
 
 @pytest.mark.parametrize("seed", seeds(0, 3))
@@ -294,10 +274,7 @@ def test_a_recursion_without_an_end_is_refused_and_later_stops_the_view(
     )
     commander.execute(f"CALL headrace.create_view('walks', $q${walks}$q$)")
     commander.execute("CALL headrace.create_view('plain', 'SELECT a FROM edges')")
-    with source.transaction():
-        source.execute("INSERT INTO edges VALUES (1, 1, 2), (2, 2, 3)")
-        marker = bump(source)
-    wait_for(source, marker)
+    commit(source, ["INSERT INTO edges VALUES (1, 1, 2), (2, 2, 3)"])
     check(source, {"walks": walks}, "a path")
     source.execute("INSERT INTO edges VALUES (3, 3, 1)")
     with source.transaction():

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import psycopg
 import pytest
 
+from tests.differential.harness import create_view, difference, multiset
 from tests.differential.shapes import Shapes
-from tests.differential.test_random import difference, multiset
 from tests.waiting import PATIENCE_S, bump, create_marker
 
 SCHEMAS = int(os.environ.get("HEADRACE_SHAPES", "3"))
@@ -45,25 +45,6 @@ class Outcome:
     examples: dict[str, str] = field(default_factory=dict)
     """A query refused for that reason."""
     wrong: list[str] = field(default_factory=list)
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        c.execute("SET timezone = 'UTC'")
-        c.execute("SET extra_float_digits = 1")
-        yield c
-
-
-@pytest.fixture
-def commander(engine):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        yield c
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + SCHEMAS))
@@ -140,7 +121,7 @@ def create(source, commander, shapes, number, views, outcome) -> None:
     except psycopg.errors.QueryCanceled:
         return
     try:
-        commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+        create_view(commander, name, query)
     except psycopg.errors.FeatureNotSupported as error:
         reason = re.sub(r"[a-z]*x\d+\w*|\(.*\)|\d+", "…", str(error).splitlines()[0])
         outcome.refused[reason] += 1

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import random
 
-import psycopg
 import pytest
 
-from tests.differential.test_random import check
-from tests.waiting import bump, create_marker, wait_for
+from tests.differential.harness import create_view, follow
+from tests.waiting import create_marker
 
 DDL = """
 CREATE TABLE sales (id int, region text, day date, amount numeric(8,2),
@@ -64,23 +63,6 @@ REGIONS = ("de", "fr", "us", "jp")
 ROUNDS = 25
 
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        yield c
-
-
-@pytest.fixture
-def commander(engine):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        yield c
-
-
 def change(rng: random.Random) -> str:
     region, other = rng.choice(REGIONS), rng.choice(REGIONS)
     day = rng.choice(("2023-05-01", "2023-12-31", "2024-01-01", "2025-02-02"))
@@ -124,13 +106,8 @@ def test_tables_equal_their_queries(seed, source, commander):
         source.execute(change(rng))
     create_marker(source, commander)
     for name, query in VIEWS.items():
-        commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
-    check(source, VIEWS, f"seed {seed}, population")
-    for number in range(ROUNDS):
-        statements = [change(rng) for _ in range(rng.randint(1, 4))]
-        with source.transaction():
-            for statement in statements:
-                source.execute(statement)
-            marker = bump(source)
-        wait_for(source, marker)
-        check(source, VIEWS, f"seed {seed}, transaction {number}: {statements}")
+        create_view(commander, name, query)
+    transactions = (
+        [change(rng) for _ in range(rng.randint(1, 4))] for _ in range(ROUNDS)
+    )
+    follow(source, VIEWS, transactions, f"seed {seed}")

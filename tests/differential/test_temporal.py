@@ -13,8 +13,8 @@ import time
 import psycopg
 import pytest
 
-from tests.differential.test_random import difference, multiset
-from tests.waiting import bump, create_marker, wait_for, wait_until
+from tests.differential.harness import commit, create_view, difference, multiset
+from tests.waiting import create_marker, wait_until
 
 DDL = """
     CREATE TABLE events (id int PRIMARY KEY, k int, ts timestamptz, l timestamp, d date);
@@ -120,22 +120,13 @@ def create(engine, source, views: dict[str, str]) -> None:
         c.execute(f"SET timezone = '{TIMEZONE}'")
         create_marker(source, c)
         for name, query in views.items():
-            c.execute(f"CALL headrace.create_view('{name}', $q${written(query)}$q$)")
+            create_view(c, name, written(query))
 
 
 def source_rows(engine, query: str) -> list[tuple]:
     """Rows of a call to the commander."""
     with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
         return c.execute(query).fetchall()
-
-
-def commit(source, statements: list[str]) -> None:
-    """One transaction that all views cover afterwards."""
-    with source.transaction():
-        for statement in statements:
-            source.execute(statement)
-        marker = bump(source)
-    wait_for(source, marker)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -12,11 +12,8 @@ import psycopg
 import pytest
 
 from tests.differential.expressions import DDL, VALUES, change, insert
-from tests.differential.test_random import check
-from tests.differential.test_random import commander as commander
-from tests.differential.test_random import engine as engine
-from tests.differential.test_random import source as source
-from tests.waiting import bump, create_marker, wait_for
+from tests.differential.harness import follow
+from tests.waiting import create_marker
 
 POSITIONS = {
     "shown": "SELECT id, {c} FROM t",
@@ -97,7 +94,6 @@ def run(queries, seed, source, commander):
             continue
         views[name] = query
     create_marker(source, commander)
-    check(source, views, "population")
     statements = [
         insert(rng, range(30, 40)),
         change(rng),
@@ -106,9 +102,4 @@ def run(queries, seed, source, commander):
         insert(rng, range(50, 55)),
         "DELETE FROM t",
     ]
-    for statement in statements:
-        with source.transaction():
-            source.execute(statement)
-            number = bump(source)
-        wait_for(source, number)
-        check(source, views, statement)
+    follow(source, views, ([s] for s in statements), f"seed {seed}")

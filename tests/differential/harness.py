@@ -1,0 +1,85 @@
+"""What differential tests share: views beside their queries, at every transaction.
+
+The fixtures that go with it (``engine``, ``source``, ``commander``) stand in ``conftest.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import psycopg
+
+from tests.waiting import bump, wait_for
+
+FLOAT_OIDS = {700, 701}
+
+
+def twelve_digits(value: float) -> str:
+    return f"{value:.12g}"
+
+
+def multiset(
+    conn: psycopg.Connection, sql: str, shown: Callable[[float], str] = twelve_digits
+) -> Counter[tuple[str | None, ...]]:
+    """Rows of ``sql`` as text; floats as ``shown``, since their sums depend on the order."""
+    result = conn.execute(sql).pgresult
+    assert result is not None
+    out: Counter[tuple[str | None, ...]] = Counter()
+    for i in range(result.ntuples):
+        row: list[str | None] = []
+        for j in range(result.nfields):
+            value = result.get_value(i, j)
+            text = None if value is None else value.decode()
+            if text is not None and result.ftype(j) in FLOAT_OIDS:
+                text = shown(float(text))
+            row.append(text)
+        out[tuple(row)] += 1
+    return out
+
+
+def difference(want: Counter, got: Counter) -> str:
+    missing, extra = list((want - got).items())[:5], list((got - want).items())[:5]
+    return f"missing {missing}\nextra {extra}"
+
+
+def check(source: psycopg.Connection, views: dict[str, str], where: str) -> None:
+    """Every view (name: query) shows what its query does; a failure says ``where``."""
+    for name, query in views.items():
+        want = multiset(source, query)
+        got = multiset(source, f"SELECT * FROM {name}")
+        assert want == got, f"{where}\n{name}: {query}\n{difference(want, got)}"
+
+
+def create_view(commander: psycopg.Connection, name: str, query: str) -> None:
+    commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+
+
+def numbered(queries: Iterable[str]) -> dict[str, str]:
+    """Queries by names of views: ``v0``, ``v1``, …"""
+    return {f"v{number}": query for number, query in enumerate(queries)}
+
+
+def commit(source: psycopg.Connection, statements: Iterable[str]) -> None:
+    """One transaction of the statements, which all views cover afterwards."""
+    with source.transaction():
+        for statement in statements:
+            source.execute(statement)
+        marker = bump(source)
+    wait_for(source, marker)
+
+
+def follow(
+    source: psycopg.Connection,
+    views: dict[str, str],
+    transactions: Iterable[list[str]],
+    what: str,
+) -> None:
+    """Check the views as they are, and after each transaction; a failure begins with ``what``.
+
+    Needs the marker (``create_marker``).
+    """
+    check(source, views, f"{what}, population")
+    for number, statements in enumerate(transactions):
+        commit(source, statements)
+        check(source, views, f"{what}, transaction {number}: {statements}")
