@@ -228,7 +228,8 @@ class Running:
 class WindowCall:
     """One window function: ``sql`` is the call, with ``$n`` for input columns ``args``.
 
-    FILTER is part of it, OVER is not.  ``running``: the same for the collection ``Running``.
+    FILTER is part of it, OVER is not.  ``frame`` is the frame clause (empty: the default).
+    ``running``: the same for the collection ``Running``.
     """
 
     sql: str
@@ -236,21 +237,21 @@ class WindowCall:
     result: Field
     trusted: bool = True
     running: Running | None = None
+    frame: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Each row of the input, then the values of ``calls`` over one window definition.
+    """Each row of the input, then the values of ``calls`` over the same partitions and order.
 
-    The window is PARTITION BY columns ``keys`` ORDER BY ``order`` with the clause ``frame`` (empty:
-    the default).  Peers stand in one canonical order.
+    The windows are PARTITION BY columns ``keys`` ORDER BY ``order``, each call with a frame of its
+    own.  Peers stand in one canonical order, the same for all calls.
     """
 
     id: str
     input: str
     keys: tuple[int, ...]
     order: tuple[SortKey, ...]
-    frame: str
     calls: tuple[WindowCall, ...]
     schema: Schema = ()
 
@@ -489,7 +490,16 @@ def from_json(data: Any) -> Any:
     """Inverse of ``to_json``; lists become tuples."""
     if isinstance(data, dict):
         kind = _KINDS[data["kind"]]
+        if kind is Window and "frame" in data:
+            data = _frame_per_call(data)
         return kind(**{k: from_json(v) for k, v in data.items() if k != "kind"})
     if isinstance(data, list):
         return tuple(from_json(v) for v in data)
     return data
+
+
+def _frame_per_call(data: dict[str, Any]) -> dict[str, Any]:
+    """A window as written when all its calls had one frame."""
+    rest = {k: v for k, v in data.items() if k != "frame"}
+    calls = [{**call, "frame": data["frame"]} for call in data["calls"]]
+    return {**rest, "calls": calls}

@@ -65,7 +65,7 @@ class Running(Collection):
             raise BugError("a window that is not computed here")
         self._specs = [spec for spec in specs if spec is not None]
         self._in_schema = in_schema
-        self._by_row = node.frame.startswith("ROWS")
+        self._by_row = [c.frame.startswith("ROWS") for c in node.calls]
         self._numbered = any(s.function in ("row_number", "rank") for s in self._specs)
         distances = {
             name: max(
@@ -330,22 +330,26 @@ class Running(Collection):
                 return [part.sums[number]] * count
             case "last_value":
                 last = column[group[-1]]
-                return [column[i] for i in group] if self._by_row else [last] * count
+                return (
+                    [column[i] for i in group]
+                    if self._by_row[number]
+                    else [last] * count
+                )
             case _:
                 return self._aggregated(part, number, group, column)
 
     def _aggregated(
         self, part: _Part, number: int, group: list[int], column: Any
     ) -> list[Any]:
-        out = []
+        out, by_row = [], self._by_row[number]
         total = part.sums[number]
         for i in group:
             value = True if column is None else column[i]
             if value is not _NOTHING:
                 total = self._plus(self._specs[number], total, value)
-            out.append(self._result(number, total) if self._by_row else None)
+            out.append(self._result(number, total) if by_row else None)
         part.sums[number] = total
-        return out if self._by_row else [self._result(number, total)] * len(group)
+        return out if by_row else [self._result(number, total)] * len(group)
 
     def _plus(self, spec: plan.Running, total: Any, value: Any) -> Any:
         """What an aggregate keeps after one more value."""

@@ -56,7 +56,7 @@ class Sorter:
                 Sorting(i, item.operator, item.nulls_first)
                 for i, item in enumerate(order, 1)
             ),
-            "",
+            ("",),
             fields,
             (_RANK,),
         )

@@ -66,7 +66,7 @@ class Window(Collection):
                 Sorting(self._number(item.column), item.operator, item.nulls_first)
                 for item in node.order
             ),
-            node.frame,
+            tuple(call.frame for call in node.calls),
             tuple(in_schema[i] for i in self._places),
             tuple(call.result for call in node.calls),
         )

@@ -2,7 +2,7 @@
 
 The rows of some partitions travel as arrays, each with its weight; what comes back are the values of
 the calls for every row.  Postgres is handed the rows sorted by partition, ORDER BY and ordinal, which is
-the order of its window sort: so peers keep the order in which they were given.
+the order of its window sort: so peers keep the order in which they were given, whatever the frames.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ class Sorting:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Calls over one window definition; ``$i`` is the argument of ``fields[i - 1]``."""
+    """Calls over the same partitions and order; ``$i`` is the argument of ``fields[i - 1]``.
+
+    ``frames``: the frame clause of each call, empty for the default.
+    """
 
     calls: tuple[str, ...]
     order: tuple[Sorting, ...]
-    frame: str
+    frames: tuple[str, ...]
     fields: tuple[Field, ...]
     results: tuple[Field, ...]
 
@@ -117,9 +120,8 @@ def _statement(session: Session, over: Over) -> str:
         f" ORDER BY {given} OFFSET 0) t"
     )
     window = "PARTITION BY t.g" + (f" ORDER BY {order}" if order else "")
-    window += f" {over.frame}" if over.frame else ""
     calls = [
-        f"{substitute(call, lambda n: f'(t.a{n})')} OVER ({window})"
-        for call in over.calls
+        f"{substitute(call, lambda n: f'(t.a{n})')} OVER ({f'{window} {frame}'.rstrip()})"
+        for call, frame in zip(over.calls, over.frames, strict=True)
     ]
     return session.statement(source, [*calls, "t.o"])

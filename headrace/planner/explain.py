@@ -119,12 +119,13 @@ def _topk(node: TopK) -> str:
 
 
 def _window(node: Window) -> str:
-    text = f"Window [{', '.join(c.show for c in node.calls)}]"
+    calls = ", ".join(f"{c.show} {c.frame}".rstrip() for c in node.calls)
+    text = f"Window [{calls}]"
     if node.keys:
         text += f" by [{', '.join(map(show, node.keys))}]"
     if node.order:
         text += f" order [{_order(node.order)}]"
-    return text + (f" {node.frame}" if node.frame else "")
+    return text
 
 
 def _names(node: Node) -> str:
@@ -256,8 +257,8 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
             if node.keys:
                 text += f" by [{', '.join(map(str, node.keys))}]"
             if isinstance(node, physical.Window):
-                calls = ", ".join(call.sql for call in node.calls)
-                return f"[{calls}] {text} {node.frame}".rstrip()
+                calls = ", ".join(f"{c.sql} {c.frame}".rstrip() for c in node.calls)
+                return f"[{calls}] {text}"
             if node.limit is not None:
                 text += f" limit {node.limit}" + (" with ties" if node.ties else "")
             return text + (f" offset {node.offset}" if node.offset else "")

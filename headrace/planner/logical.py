@@ -248,7 +248,8 @@ class WindowCall:
     """One window function.
 
     ``sql`` is the call with ``$n`` for ``args`` (columns of the input), FILTER included, OVER and
-    what follows excluded.  ``trusted``: only built-in functions take part.  ``running``: the same
+    what follows excluded.  ``frame`` is its frame clause as SQL, offsets as constants (empty for the
+    default, and where it means nothing).  ``trusted``: only built-in functions take part.  ``running``: the same
     for the collection ``Running``; its columns are places in ``args``.
     """
 
@@ -259,19 +260,19 @@ class WindowCall:
     show: str = ""
     trusted: bool = True
     running: Running | None = None
+    frame: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Every row of ``input`` with the values of ``calls`` over one window definition.
+    """Every row of ``input`` with the values of ``calls`` over the same partitions and order.
 
-    ``frame`` is the frame clause as SQL, offsets as constants (empty for the default).
+    Rows that are equal in the order stand alike for all calls, each of which has its own frame.
     """
 
     input: Node
     keys: tuple[Ref, ...]
     order: tuple[Order, ...]
-    frame: str
     calls: tuple[WindowCall, ...]
 
     @property

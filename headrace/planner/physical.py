@@ -529,6 +529,7 @@ class Builder:
                 _field(c.column),
                 c.trusted,
                 _running(c, places),
+                c.frame,
             )
             for c in node.calls
         )
@@ -539,7 +540,6 @@ class Builder:
                 below,
                 tuple(places[key.id] for key in node.keys),
                 self._sort_keys(node.order, places),
-                node.frame,
                 calls,
                 schema(columns),
             )

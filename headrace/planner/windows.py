@@ -1,7 +1,8 @@
 """Window functions of one query level: from WINDOWFUNC and WINDOW clauses to ``Window`` nodes.
 
-Calls over one window definition become one node; several definitions are nodes over each other.  What
-a call reads is a column below it.  An argument that may fail on a row becomes part of the call's SQL
+Calls over the same partitions and order become one node, whatever their frames: where rows are equal in
+the order, Postgres promises that all of them see the rows in the same one, and within a node it is so.
+Others are nodes over each other.  What a call reads is a column below it.  An argument that may fail on a row becomes part of the call's SQL
 instead, so that Postgres computes it where, and only where, the function asks for it (lag reads other
 rows than its own, FILTER keeps rows away).
 
@@ -77,6 +78,7 @@ _UP_TO_HERE: Final = (
 )
 """Frames that end at the row or its peers."""
 _DISTANCE_MAX: Final = 64
+_OFFSETS: Final = ("startOffset", "endOffset")
 _CLAUSE_FIELDS: Final = ("startInRangeFunc", "endInRangeFunc")
 _CALL_FIELDS: Final = ("winfnoid", "wintype", "wincollid", "inputcollid", "winstar")
 
@@ -91,11 +93,12 @@ class _Call:
     column: Col
     args: slice
     condition: int | None
+    clause: Tree
 
 
 @dataclass(slots=True)
 class _Definition:
-    """One window definition: its clause, its calls, its keys among the targets."""
+    """Window definitions that differ by their frames only: a clause of them, calls, keys among the targets."""
 
     clause: Tree
     keys: slice
@@ -118,14 +121,13 @@ class Windows:
         self._query = query
         self._require_key = require_key
         self._trees: list[Tree] = []
-        self._definitions: dict[int, _Definition] = {}
+        self._definitions: list[_Definition] = []
         self._calls: list[_Call] = []
         if query.flag("hasWindowFuncs"):
             for entry in query.nodes("targetList"):
                 for node in _own(entry):
                     if node.kind == "WINDOWFUNC":
                         self._collect(node)
-        self._gather()
 
     def targets(self) -> list[Tree]:
         """Target entries of what windows read: keys, arguments, filters."""
@@ -149,7 +151,7 @@ class Windows:
         """Windows over ``node``, and the expressions without those of ``targets``."""
         count = len(exprs) - len(self._trees)
         mine = exprs[count:]
-        for definition in self._definitions.values():
+        for definition in self._definitions:
             node = self._window(node, definition, mine)
         return node, exprs[:count]
 
@@ -161,7 +163,12 @@ class Windows:
     def _collect(self, node: Tree) -> None:
         if self._known(node) is not None:
             return
-        definition = self._definition(node.number("winref"))
+        [clause] = [
+            c
+            for c in self._query.nodes("windowClause")
+            if c.number("winref") == node.number("winref")
+        ]
+        definition = self._definition(clause)
         args = self._add(node.nodes("args"))
         condition = node.node("aggfilter")
         place = self._add([condition]).start if condition is not None else None
@@ -172,58 +179,32 @@ class Windows:
             node.number("wincollid"),
         )
         name = self._lowering.catalog.function(node.number("winfnoid")).name
-        call = _Call(node, self._column(name, result), args, place)
+        call = _Call(node, self._column(name, result), args, place, clause)
         self._calls.append(call)
         definition.calls.append(call)
 
-    def _definition(self, reference: int) -> _Definition:
-        if reference not in self._definitions:
-            [clause] = [
-                c
-                for c in self._query.nodes("windowClause")
-                if c.number("winref") == reference
-            ]
-            by_ref = {
-                e.number("ressortgroupref"): e.child("expr")
-                for e in self._query.nodes("targetList")
-                if e.number("ressortgroupref")
-            }
-            keys, order = (
-                self._add(
-                    [by_ref[c.number("tleSortGroupRef")] for c in clause.nodes(n)]
-                )
-                for n in ("partitionClause", "orderClause")
-            )
-            self._definitions[reference] = _Definition(clause, keys, order)
-        return self._definitions[reference]
-
-    def _gather(self) -> None:
-        """Put calls without a frame beside others of the same partitions and order.
-
-        Where rows are equal in the order, functions of the same partitions and order see them in
-        the same one: Postgres promises that, and within one node it is so.
-        """
-        left = list(self._definitions.values())
-        while left:
-            alike = [d for d in left if _same_rows(d.clause, left[0].clause)]
-            left = [d for d in left if not any(d is a for a in alike)]
-            framed = [d for d in alike if not all(map(self._frameless, d.calls))]
-            by_row = [d for d in framed if d.clause.number("frameOptions") & _ROWS]
-            home = next(iter(by_row or framed or alike))
-            for definition in alike:
-                if definition is home:
-                    continue
-                home.calls += filter(self._frameless, definition.calls)
-                definition.calls = [
-                    c for c in definition.calls if not self._frameless(c)
-                ]
-                if not definition.calls:
-                    del self._definitions[definition.clause.number("winref")]
+    def _definition(self, clause: Tree) -> _Definition:
+        for known in self._definitions:
+            if _same_rows(known.clause, clause):
+                return known
+        by_ref = {
+            e.number("ressortgroupref"): e.child("expr")
+            for e in self._query.nodes("targetList")
+            if e.number("ressortgroupref")
+        }
+        keys, order = (
+            self._add([by_ref[c.number("tleSortGroupRef")] for c in clause.nodes(n)])
+            for n in ("partitionClause", "orderClause")
+        )
+        made = _Definition(clause, keys, order)
+        self._definitions.append(made)
+        return made
 
     def _frameless(self, call: _Call) -> bool:
-        """Whether the frame has no meaning for the call."""
+        """Whether the frame has no meaning for the call: one with offsets may fail."""
         function = self._lowering.catalog.function(call.tree.number("winfnoid"))
-        return function.builtin and function.name in _FRAMELESS
+        offsets = any(call.clause.node(name) for name in _OFFSETS)
+        return function.builtin and function.name in _FRAMELESS and not offsets
 
     def _add(self, trees: list[Tree]) -> slice:
         start = len(self._trees)
@@ -244,15 +225,14 @@ class Windows:
         order = orders(
             self._lowering, clauses, dict(zip(references, columns, strict=True))
         )
-        frame = self._frame(definition.clause)
-        made = [self._call(c, below, exprs, frame) for c in definition.calls]
+        made = [self._call(c, below, exprs) for c in definition.calls]
         calls = tuple(call for call, _ in made)
-        window = Window(below.node(), tuple(keys), order, frame, calls)
+        window = Window(below.node(), tuple(keys), order, calls)
         self._prove(definition, window, [parts for _, parts in made])
         return window
 
     def _call(
-        self, call: _Call, below: _Below, exprs: list[Expr], frame: str
+        self, call: _Call, below: _Below, exprs: list[Expr]
     ) -> tuple[WindowCall, list[Expr]]:
         """The call, and its arguments and filter as its SQL has them."""
         lowering = self._lowering
@@ -285,6 +265,7 @@ class Windows:
             lowering.plain_type(oid)
             for oid in (call.column.oid, *(e.oid for e in every))
         )
+        frame = "" if self._frameless(call) else self._frame(call.clause)
         made = WindowCall(
             call.column,
             function.name,
@@ -293,6 +274,7 @@ class Windows:
             f"{function.name}({shown})",
             built_in and all(map(trusted, every)),
             self._running(call, parts, used, frame),
+            frame,
         )
         return made, parts
 
@@ -309,6 +291,8 @@ class Windows:
             if not isinstance(filter_, Ref):
                 return None
             condition = used.index(filter_)
+        if frame and name in _FRAMELESS:
+            return None
         if name in _NUMBERING:
             return Running(name)
         argument = used.index(parts[0]) if parts and isinstance(parts[0], Ref) else None
@@ -386,16 +370,17 @@ class Windows:
         calls = []
         for i, made in enumerate(window.calls):
             names = [f"s.a{places[ref.id]}" for ref in made.args]
-            calls.append(f"{_named(made.sql, names)} OVER w AS c{i}")
+            over = f"w {self._frame(definition.calls[i].clause)}".rstrip()
+            calls.append(f"{_named(made.sql, names)} OVER ({over}) AS c{i}")
         items = ", ".join(
             f"{lowering.sql(o.column, lambda r: f's.a{places[r.id]}')} USING {o.operator}"
             f" NULLS {'FIRST' if o.nulls_first else 'LAST'}"
             for o in window.order
         )
-        over = (f"ORDER BY {items} " if items else "") + window.frame
+        order = f"ORDER BY {items}" if items else ""
         # Our own text over names that are quoted where they come from.
         query = (
-            f"SELECT {', '.join(calls)} FROM (SELECT {inputs}) s WINDOW w AS ({over})"  # noqa: S608
+            f"SELECT {', '.join(calls)} FROM (SELECT {inputs}) s WINDOW w AS ({order})"  # noqa: S608
         )
         try:
             tree = lowering.analysed(query)
@@ -405,14 +390,15 @@ class Windows:
                 detail=error.diag.message_primary,
             ) from error
         scope = Scope(lambda _, attno: columns[attno - 1].ref)
-        [clause] = tree.nodes("windowClause")
+        clauses = {c.number("winref"): c for c in tree.nodes("windowClause")}
         targets = [e for e in tree.nodes("targetList") if not e.flag("resjunk")]
-        equal = self._same_clause(clause, definition.clause)
+        equal = True
         for target, call, parts in zip(targets, definition.calls, meant, strict=True):
             again = target.child("expr")
             trees = [*again.nodes("args"), *filter(None, [again.node("aggfilter")])]
             equal = equal and (
                 again.kind == "WINDOWFUNC"
+                and self._same_clause(clauses[again.number("winref")], call.clause)
                 and _same_call(again, call.tree)
                 and [plain(lowering.lower(t, scope)) for t in trees]
                 == [plain(part) for part in parts]
@@ -422,7 +408,7 @@ class Windows:
 
     def _same_clause(self, one: Tree, other: Tree) -> bool:
         def offsets(clause: Tree) -> list[Expr]:
-            found = [clause.node("startOffset"), clause.node("endOffset")]
+            found = [clause.node(name) for name in _OFFSETS]
             scope = Scope(_no_column)
             return [plain(self._lowering.lower(t, scope)) for t in found if t]
 

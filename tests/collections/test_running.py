@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from decimal import Decimal
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -46,13 +47,15 @@ CALLS = {
 }
 
 
-def node(names, order=(UP,), frame="", keys=(0,)) -> plan.Window:
+def node(names, order=(UP,), frames=("",), keys=(0,)) -> plan.Window:
     calls = tuple(
-        plan.WindowCall("", (), Field(name, CALLS[name][1]), True, CALLS[name][0])
-        for name in names
+        plan.WindowCall(
+            "", (), Field(name, CALLS[name][1]), True, CALLS[name][0], frame
+        )
+        for name, frame in zip(names, cycle(frames), strict=False)
     )
     schema = (*SCHEMA, *(c.result for c in calls))
-    return plan.Window("w", "i", keys, order, frame, calls, schema)
+    return plan.Window("w", "i", keys, order, calls, schema)
 
 
 def make(spec: plan.Window) -> tuple[Running, MemoryStore]:
@@ -111,7 +114,7 @@ def call(made: plan.WindowCall, spec: plan.Window, ordered, at: int) -> Any:  # 
         if 0 <= other < len(ordered):
             return ordered[other][column]
         return int(one.default) if one.default is not None else None
-    end = at if spec.frame else last
+    end = at if made.frame else last
     if name == "first_value":
         return ordered[0][column]
     if name == "last_value":
@@ -152,13 +155,13 @@ txids = st.lists(
 @given(
     stream=txids,
     names=st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3, unique=True),
-    frame=st.sampled_from(["", ROWS]),
+    frames=st.sampled_from([("",), (ROWS,), ("", ROWS), (ROWS, "")]),
     order=st.sampled_from([(), (UP,), (UP,)]),
     keys=st.sampled_from([(), (0,)]),
     page=st.sampled_from([1, 2, 3, 128]),
 )
-def test_equals_the_whole(stream, names, frame, order, keys, page) -> None:
-    spec = node(names, order, frame, keys)
+def test_equals_the_whole(stream, names, frames, order, keys, page) -> None:
+    spec = node(names, order, frames, keys)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "_PAGE_ROWS", page)
         patch.setattr(running, "_PAGE_ROWS_MAX", max(page, 2))
@@ -237,13 +240,13 @@ def test_errors() -> None:
         made.time_end(0)
     big = plan.WindowCall("", (), Field("s", INT8), True, plan.Running("sum", 0))
     wide = (Field("k", INT4), Field("x", INT4))
-    made = Running(plan.Window("w", "i", (), (), "", (big,), (*wide, big.result)), wide)
+    made = Running(plan.Window("w", "i", (), (), (big,), (*wide, big.result)), wide)
     made.open(MemoryStore())
     made.apply(0, diffs(wide, f"+{2**33} 2147483647 1"))
     monstrous = made._touched
     assert monstrous
     other = plan.WindowCall("x", (), Field("s", INT8))
     with pytest.raises(BugError, match="not computed here"):
-        Running(plan.Window("w", "i", (), (), "", (other,), wide), wide)
+        Running(plan.Window("w", "i", (), (), (other,), wide), wide)
     with pytest.raises(RowError, match="out of range"):
         made._result(0, 2**63)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import cycle
 
 import psycopg
 import pytest
@@ -22,7 +23,10 @@ CALLS = (
     ("pg_catalog.rank()", (), INT8),
     ("pg_catalog.lag($1, 1)", (3,), TEXT),
     ("pg_catalog.sum($1) FILTER (WHERE $2 > 0)", (2, 1), NUMERIC),
+    ("pg_catalog.string_agg($1::text, ',')", (2,), TEXT),
 )
+LAST_TWO = "ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"
+FROM_HERE = "ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
 ORDER = (
     plan.SortKey(1, "OPERATOR(pg_catalog.>)", True, True, True),
     plan.SortKey(3, "OPERATOR(pg_catalog.<)", False, False, False),
@@ -36,13 +40,15 @@ def remote(postgres):
     evaluator.close()
 
 
-def node(keys=(0,), order=ORDER, frame="", calls=CALLS) -> plan.Window:
+def node(keys=(0,), order=ORDER, frames=("",), calls=CALLS) -> plan.Window:
     made = tuple(
-        plan.WindowCall(sql, args, Field(f"c{i}", oid))
-        for i, (sql, args, oid) in enumerate(calls)
+        plan.WindowCall(sql, args, Field(f"c{i}", oid), frame=frame)
+        for (i, (sql, args, oid)), frame in zip(
+            enumerate(calls), cycle(frames), strict=False
+        )
     )
     schema = (*SCHEMA, *(c.result for c in made))
-    return plan.Window("w", "i", keys, order, frame, made, schema)
+    return plan.Window("w", "i", keys, order, made, schema)
 
 
 def make(spec: plan.Window, remote) -> tuple[Window, MemoryStore]:
@@ -59,11 +65,10 @@ def expected(dsn: str, now: Counter, spec: plan.Window) -> Counter:
         sql.replace("$1", names[args[0]] if args else "").replace(
             "$2", names[args[-1]] if args else ""
         )
-        + f" OVER (PARTITION BY g ORDER BY k DESC NULLS FIRST, v, n {spec.frame})"
-        for sql, args, _ in CALLS
-    ).replace(
-        "rank() OVER (PARTITION BY g ORDER BY k DESC NULLS FIRST, v, n",
-        "rank() OVER (PARTITION BY g ORDER BY k DESC NULLS FIRST, v",
+        + " OVER (PARTITION BY g ORDER BY k DESC NULLS FIRST, v"
+        + (", n" if "rank" not in sql and (made.frame or args != (2, 1)) else "")
+        + f" {made.frame})"
+        for (sql, args, _), made in zip(CALLS, spec.calls, strict=True)
     )
     rows = [row for row in now.elements()]
     values = ", ".join(["(%s::int, %s::int, %s::numeric, %s::text)"] * len(rows))
@@ -75,9 +80,12 @@ def expected(dsn: str, now: Counter, spec: plan.Window) -> Counter:
     return Counter(tuple(None if x is None else str(x) for x in row) for row in found)
 
 
-def test_partitions_follow_random_changes(postgres, remote) -> None:
+@pytest.mark.parametrize(
+    "frames", [(LAST_TWO,), ("", LAST_TWO, FROM_HERE), (FROM_HERE, LAST_TWO)]
+)
+def test_partitions_follow_random_changes(postgres, remote, frames) -> None:
     rng = random.Random(7)
-    spec = node(frame="ROWS BETWEEN 1 PRECEDING AND CURRENT ROW")
+    spec = node(frames=frames)
     made, store = make(spec, remote)
     now: Counter = Counter()
     shown: Counter = Counter()
@@ -150,3 +158,11 @@ def test_errors(remote) -> None:
         made.time_end(0)
     with pytest.raises(BugError, match="evaluator"):
         make(node(), None)
+
+
+def test_a_plan_of_earlier_has_one_frame_for_all_calls() -> None:
+    now = node(frames=(LAST_TWO,))
+    earlier = plan.to_json(now)
+    for call in earlier["calls"]:
+        del call["frame"]
+    assert plan.from_json({**earlier, "frame": LAST_TWO}) == now

@@ -24,6 +24,38 @@ class Case:
 
 CASES = (
     Case(
+        "windows of one order and two ROWS frames saw rows equal in it in two orders",
+        (
+            "CREATE TABLE ties (x int, y int, n numeric)",
+            "ALTER TABLE ties REPLICA IDENTITY FULL",
+            "INSERT INTO ties VALUES (1, -5, 1.0), (1, -5, 1.00), (1, 3, 1), (1, -5, 1.0),"
+            " (1, NULL, NULL), (2, -1, NULL), (2, -1, NULL), (NULL, 7, 2), (NULL, -7, 2.0)",
+        ),
+        (
+            "SELECT x, a + b - coalesce(y, 0) AS whole, count(*) FROM (SELECT x, y,"
+            " sum(coalesce(y, 0)) OVER (w ROWS UNBOUNDED PRECEDING) AS a,"
+            " sum(coalesce(y, 0)) OVER (w ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS b"
+            " FROM ties WINDOW w AS (ORDER BY x)) q GROUP BY 1, 2",
+            'SELECT x, (SELECT array_agg(e ORDER BY e COLLATE "C") FROM unnest(a || b) e) AS every,'
+            " count(*) FROM (SELECT x,"
+            " array_agg(n::text) OVER (w ROWS UNBOUNDED PRECEDING) AS a,"
+            " array_agg(n::text) OVER (w ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS b"
+            " FROM ties WINDOW w AS (PARTITION BY x)) q GROUP BY 1, 2",
+            "SELECT x, l IS NOT DISTINCT FROM p AS same, f = c AS last, count(*) FROM (SELECT x,"
+            " lag(n::text) OVER w AS l,"
+            " max(n::text) OVER (w ROWS BETWEEN 1 PRECEDING AND 1 PRECEDING) AS p,"
+            " count(*) OVER (w GROUPS CURRENT ROW) AS c,"
+            " count(*) OVER (w ROWS BETWEEN CURRENT ROW AND 1 FOLLOWING EXCLUDE CURRENT ROW) AS f"
+            " FROM ties WINDOW w AS (PARTITION BY x ORDER BY n DESC NULLS LAST)) q GROUP BY 1, 2, 3",
+        ),
+        (
+            "INSERT INTO ties VALUES (1, -9, 1.000), (2, -3, 4), (NULL, 7, 2)",
+            "DELETE FROM ties WHERE n::text = '1.0'",
+            "UPDATE ties SET x = 1",
+            "DELETE FROM ties",
+        ),
+    ),
+    Case(
         "windows of one order, but other frames, saw rows equal in it in other orders",
         (
             "CREATE TABLE peers (x int, y int)",

@@ -31,7 +31,7 @@ def apply(node: Node) -> Node:
     if not isinstance(node, Filter) or not isinstance(node.input, Window):
         return node
     window = node.input
-    if window.frame or not all(map(_backward, window.calls)):
+    if not all(map(_backward, window.calls)):
         return node
     functions = {c.column.id: c.function for c in window.calls}
     found = [
@@ -45,13 +45,13 @@ def apply(node: Node) -> Node:
     limit, ties = min(found)
     below = TopK(window.input, window.keys, window.order, limit, 0, ties)
     return Filter(
-        Window(below, window.keys, window.order, window.frame, window.calls),
+        Window(below, window.keys, window.order, window.calls),
         node.predicates,
     )
 
 
 def _backward(call: WindowCall) -> bool:
-    if not call.sql.startswith("pg_catalog.") or "FILTER (" in call.sql:
+    if call.frame or not call.sql.startswith("pg_catalog.") or "FILTER (" in call.sql:
         return False
     if call.function == "lag":
         # A negative distance looks forward.
