@@ -9,7 +9,7 @@ there is one, and SQL that means exactly this to the user's Postgres under
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -170,10 +170,51 @@ def plain(expr: Expr) -> Expr:
 
 
 def conjuncts(expr: Expr) -> list[Expr]:
-    """The parts of a conjunction, in order."""
+    """The parts of the condition ``expr``, in order: they are true together when it is.
+
+    As Postgres does, what all arms of a disjunction ask for is a part of its own, so that it
+    can join: (a AND b) OR (a AND c) = a AND (b OR c).  Not if it may fail on a row.
+    """
     if isinstance(expr, Call) and expr.symbol == "and":
         return [c for a in expr.args for c in conjuncts(a)]
-    return [expr]
+    if not isinstance(expr, Call) or expr.symbol != "or":
+        return [expr]
+    arms = [conjuncts(a) for a in expr.args]
+    shared = [p for p in arms[0] if all(p in arm for arm in arms) and not raises(p)]
+    rest = [[p for p in arm if p not in shared] for arm in arms]
+    if not shared or not all(rest):
+        return shared or [expr]
+    return [*shared, disjunction(expr, [conjunction(expr, parts) for parts in rest])]
+
+
+def conjunction(like: Call, parts: Sequence[Expr]) -> Expr:
+    """AND of ``parts``, one at least; ``like`` is some AND or OR."""
+    return _junction(like, "and", parts)
+
+
+def disjunction(like: Call, parts: Sequence[Expr]) -> Expr:
+    """OR of ``parts``, one at least; ``like`` is some AND or OR."""
+    return _junction(like, "or", parts)
+
+
+def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
+    if len(parts) == 1:
+        return parts[0]
+    # Flat, as Postgres' grammar makes it of our SQL.
+    flat = tuple(
+        e
+        for p in parts
+        for e in (p.args if isinstance(p, Call) and p.symbol == symbol else (p,))
+    )
+    text = f" {symbol.upper()} ".join([ARG] * len(flat))
+    return dataclasses.replace(
+        like,
+        symbol=symbol,
+        args=flat,
+        sql=f"({text})",
+        show=text,
+        native=like.native and symbol,
+    )
 
 
 def fill(template: str, args: Iterable[str]) -> str:

@@ -79,6 +79,9 @@ class Writer:
             f"{mine}.a > 1",
             f"{right}.b IS NOT NULL",
             f"({mine}.a = 1 OR {right}.n > 1)",
+            f"({mine}.b = 1 AND {right}.b > 1 OR {mine}.b IS NULL AND {right}.a = 2)",
+            f"({mine}.a = {right}.a AND {mine}.b > 1"
+            f" OR {right}.n = 2 AND {mine}.a = {right}.a)",
             f"12 / (coalesce({mine}.b, 0) + 9) > {right}.a",
             f"{mine}.n IS NULL",
             "true",
@@ -152,6 +155,15 @@ FIXED = (
     "SELECT r.id FROM r LEFT JOIN s ON r.a = s.a WHERE s.id IS NULL",
     "SELECT r.id, s.one FROM r LEFT JOIN (SELECT 1 AS one, a FROM s) s ON r.a = s.a",
     "SELECT count(*) AS c FROM r FULL JOIN s ON false WHERE r.a = 1",
+    # TPC-H 19 and TPC-DS 41: what all arms of an OR ask for is the key.
+    "SELECT r.id, s.id AS i FROM r, s WHERE (r.a = s.a AND r.b IN (1, 2) AND s.t = 'x')"
+    " OR (s.b > 1 AND r.a = s.a AND r.b = 3) OR (r.a = s.a AND r.b IS NULL)",
+    "SELECT id FROM r WHERE (SELECT count(*) FROM s WHERE (s.a = r.a AND s.b > 1 AND"
+    " (s.t = 'x' OR s.n = 2)) OR (s.a = r.a AND s.id > 5) OR (s.b IS NULL AND s.a = r.a)) > 1",
+    "SELECT r.id, s.id AS i FROM r LEFT JOIN s ON r.id = s.a"
+    " AND (r.a = 1 AND s.b > 1 AND s.n = 1 OR r.b = 2 AND s.b IS NULL)",
+    "SELECT r.id FROM r WHERE NOT EXISTS (SELECT FROM s WHERE r.a = s.a"
+    " AND (r.b = 1 AND s.b > 1 OR r.b IS NULL AND s.t = 'x'))",
 )
 
 

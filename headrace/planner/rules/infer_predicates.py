@@ -2,11 +2,15 @@
 
 Join[a = b](Filter[a > 30](l), r) = Join[a = b](Filter[a > 30](l), Filter[b > 30](r))
 
-Of a LEFT JOIN or an anti-join, only what is known of the left side is inferred for the right
-one: other rows there have no partner.
+Join[(a = 1 and b = 2) or (a = 3 and b = 4)](l, r)
+    = the same of Filter[a = 1 or a = 3](l) and Filter[b = 2 or b = 4](r)
 
-Counter-examples: for a LEFT JOIN nothing is inferred onto the preserved side.  ``a::text < 'x'`` says nothing of ``b`` when equal values may look
-different.  Under another collation ``b > 'x'`` is another predicate.
+Of a LEFT JOIN or an anti-join, only what is known of the left side is inferred for the right
+one: other rows there have no partner.  The same goes for what the arms of a disjunction say of
+one side.
+
+Counter-examples: for a LEFT JOIN nothing is inferred onto the preserved side.
+``a::text < 'x'`` says nothing of ``b`` when equal values may look different.  Under another collation ``b > 'x'`` is another predicate.
 """
 
 from __future__ import annotations
@@ -21,7 +25,11 @@ from headrace.planner.scalar import (
     Const,
     Expr,
     Ref,
+    conjunction,
+    conjuncts,
     core,
+    disjunction,
+    native,
     raises,
     refs,
     substitute,
@@ -57,9 +65,31 @@ def apply(node: Node) -> Node:
             )
             if found:
                 sides[target] = Filter(sides[target], found)
+    for target in {target for _, target in ways}:
+        told = [_of_side(p, ids(sides[target])) for p in node.condition]
+        found = tuple(p for p in told if p and not entails(sides[target], p))
+        if found:
+            sides[target] = Filter(sides[target], found)
     if sides == [node.left, node.right]:
         return node
     return dataclasses.replace(node, left=sides[0], right=sides[1])
+
+
+def _of_side(predicate: Expr, columns: frozenset[int]) -> Expr | None:
+    """What follows from a disjunction for the side with ``columns``."""
+    if not isinstance(predicate, Call) or predicate.symbol != "or":
+        return None
+    arms = [
+        [p for p in conjuncts(a) if refs(p) and refs(p) <= columns and _cheap(p)]
+        for a in predicate.args
+    ]
+    if not all(arms):
+        return None
+    return disjunction(predicate, [conjunction(predicate, arm) for arm in arms])
+
+
+def _cheap(predicate: Expr) -> bool:
+    return native(predicate) and not raises(predicate)
 
 
 def _comparison(predicate: Expr, source: Ref, target: Ref, equality: Equality) -> bool:
