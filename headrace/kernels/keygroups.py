@@ -77,6 +77,77 @@ def logical(found: list[bytes]) -> list[bytes]:
     return out
 
 
+@cython.locals(prefix=bytes, keys=list, out=list, i=cython.Py_ssize_t, key=bytes)
+def prefixed(prefix: bytes, keys: list[bytes]) -> list[bytes]:
+    """``prefix`` before each key."""
+    out: list[bytes] = [b""] * len(keys)
+    for i in range(len(keys)):
+        key = keys[i]
+        out[i] = prefix + key
+    return out
+
+
+@cython.cclass
+class Within:
+    """An iterator over the keys between a prefix and ``end`` of another one, without the prefix.
+
+    ``end`` is above every key with the prefix, and no key itself.
+    """
+
+    _base = cython.declare(object)
+    _prefix = cython.declare(bytes)
+    _end = cython.declare(bytes)
+    _key = cython.declare(object)
+
+    def __init__(self, base: Any, prefix: bytes, end: bytes) -> None:
+        self._base = base
+        self._prefix = prefix
+        self._end = end
+        self._key = None
+
+    def seek(self, key: bytes) -> None:
+        """Go to the first key that is not below ``key``."""
+        self._base.seek(self._prefix + key)
+
+    def seek_for_prev(self, key: bytes) -> None:
+        """Go to the last key that is not above ``key``."""
+        self._base.seek_for_prev(self._prefix + key)
+
+    def seek_to_last(self) -> None:
+        """Go to the last key."""
+        self._base.seek_for_prev(self._end)
+
+    def valid(self) -> bool:
+        """Whether it stands on a key; otherwise ``status`` tells whether that is an error."""
+        if not self._base.valid():
+            return False
+        key: bytes = self._base.key()
+        if not key.startswith(self._prefix):
+            return False
+        self._key = key[len(self._prefix) :]
+        return True
+
+    def key(self) -> bytes:
+        """The key; REQUIRES: ``valid`` was asked since it moved, and True."""
+        return self._key
+
+    def value(self) -> bytes:
+        """The value; REQUIRES: as ``key``."""
+        return self._base.value()
+
+    def next(self) -> None:
+        """Go one on."""
+        self._base.next()
+
+    def prev(self) -> None:
+        """Go one back."""
+        self._base.prev()
+
+    def status(self) -> None:
+        """Raise what reading met, if it met anything."""
+        self._base.status()
+
+
 @cython.locals(items=list, order=list, out=list, i=cython.Py_ssize_t)
 def gather(items: list[Any], order: list[int]) -> list[Any]:
     """``items[order[0]], items[order[1]], …``."""
@@ -226,21 +297,27 @@ def pair_bytes(keys: list[bytes], values: list[bytes | None]) -> int:
     return total
 
 
-@cython.locals(keys=list, values=list, i=cython.Py_ssize_t)
+@cython.locals(prefix=bytes, keys=list, values=list, i=cython.Py_ssize_t, key=bytes)
 def write_batch(
-    batch: Any, handle: Any, keys: list[bytes], values: list[bytes | None]
+    batch: Any,
+    handle: Any,
+    prefix: bytes,
+    keys: list[bytes],
+    values: list[bytes | None],
 ) -> None:
-    """Put each pair into a write batch; None deletes."""
+    """Put each pair into a write batch, ``prefix`` before its key; None deletes."""
     put = batch.put
     delete = batch.delete
     for i in range(len(keys)):
+        key = keys[i]
         if values[i] is None:
-            delete(keys[i], handle)
+            delete(prefix + key, handle)
         else:
-            put(keys[i], values[i], handle)
+            put(prefix + key, values[i], handle)
 
 
 @cython.locals(
+    prefix=bytes,
     keys=list,
     values=list,
     valid=cython.const_uchar[::1],
@@ -250,18 +327,20 @@ def write_batch(
 )
 def write_file(
     file: Any,
+    prefix: bytes,
     keys: list[bytes],
     values: list[bytes],
     valid: memoryview,
     previous: bytes,
 ) -> bytes:
-    """Put each pair into a sorted file; where not ``valid``: a removal.
+    """Put each pair into a sorted file, ``prefix`` before its key; where not ``valid``: a removal.
 
     Keys ascend; one that equals the one before it (``previous`` before the first) stands for the
-    same change and is left out.  Returns the last key.
+    same change and is left out.  Returns the last key, with the prefix.
     """
     for i in range(len(keys)):
         key = keys[i]
+        key = prefix + key
         if key == previous:
             continue
         if valid[i]:

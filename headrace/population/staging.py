@@ -61,7 +61,7 @@ class Staging:
             folder = self.path / "state" / name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._renamed(folder / f"{part}.sst") as draft:
-                if not write_run(draft, pairs):
+                if not write_run(draft, name, pairs):
                     draft.touch()
 
     def write_rows(self, part: str, pieces: Iterable[tuple[int, bytes]]) -> int:

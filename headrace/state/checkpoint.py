@@ -31,13 +31,13 @@ import pyarrow.compute as pc
 from headrace.errors import BugError, HeadraceError, StateDamaged, TransientError
 from headrace.kernels import buffers, keygroups
 from headrace.state import columns, files
-from headrace.state.columns import Column
+from headrace.state.columns import Family, Section
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
 Meta = Mapping[bytes, bytes | None]
 """Small metadata to write; None deletes."""
-Changed = tuple[Column, list[bytes], list[bytes | None]]
+Changed = tuple[Section, list[bytes], list[bytes | None]]
 
 BATCH_PAIRS_MAX: Final = 1024
 """Largest checkpoint that is one write batch: about 3 ms under the interpreter lock."""
@@ -67,7 +67,7 @@ class Database(Protocol):
     def write(self, pairs: Iterable[Changed], meta: Meta, *, sync: bool) -> None:
         """One atomic write batch."""
 
-    def known(self, name: str) -> Column | None:
+    def known(self, name: str) -> Family | None:
         """The column family of that name, if there is one."""
 
     def get_meta(self, key: bytes) -> bytes | None:
@@ -117,7 +117,7 @@ class Checkpoint:
     def _changes(self) -> Iterator[Changed]:
         for tier, snapshot in self.parts:
             for keys, values in tier.map.changes(snapshot):
-                yield tier.column, keys, values
+                yield tier.section, keys, values
 
     def _write_files(self, changes: Iterator[Changed]) -> None:
         database = self._database
@@ -140,8 +140,8 @@ class Checkpoint:
         with columns.writing():
             folder.mkdir(exist_ok=True)
             made = [
-                (column.name, path.name)
-                for column, path in _files(self._database, folder, changes, self.pace)
+                (family.name, path.name)
+                for family, path in _files(self._database, folder, changes, self.pace)
             ]
             for _, name in made:
                 files.sync(folder / name)
@@ -184,16 +184,16 @@ def finish(database: Database, pace: Pace | None = None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _take_in(column: Column | None, path: Path, pace: Pace) -> None:
-    if column is None:
+def _take_in(family: Family | None, path: Path, pace: Pace) -> None:
+    if family is None:
         return  # its view was dropped since
     if not path.exists():
         raise StateDamaged(f'"{path.name}" of the last checkpoint is gone')
     # RocksDB would write the memtable under the interpreter lock.
-    if column.in_memtable:
-        column.flush_soon()
+    if family.in_memtable:
+        family.flush_soon()
         until = time.monotonic() + _FLUSH_S_MAX
-        while column.in_memtable:
+        while family.in_memtable:
             if time.monotonic() > until:
                 raise TransientError(
                     "the state cannot be written to disk", sqlstate="58030"
@@ -202,51 +202,89 @@ def _take_in(column: Column | None, path: Path, pace: Pace) -> None:
     link = path.with_suffix(".link")
     link.unlink(missing_ok=True)
     os.link(path, link)
-    column.ingest(link, move=True)
+    family.ingest(link, move=True)
     pace.rest()
 
 
 def _files(
     database: Database, folder: Path, changes: Iterator[Changed], pace: Pace
-) -> Iterator[tuple[Column, Path]]:
+) -> Iterator[tuple[Family, Path]]:
     """Sorted files of ``changes``; a key that is in several has the same value in all."""
+    file: _File | None = None
     number = 0
-    for column, keys, values in _sortable(changes, pace):
+    for section, keys, values in _sortable(changes, pace):
         order = pc.sort_indices(keys)
         per_pair = (keys.nbytes + values.nbytes) // len(keys) + 1
         step = max(1, min(_SLICE_PAIRS, _SLICE_BYTES // per_pair))
-        per_file = max(step, _FILE_BYTES // per_pair)
-        for start in range(0, len(order), per_file):
-            path = folder / f"{number}.sst"
-            number += 1
-            path.unlink(missing_ok=True)
-            file = database.file_writer()
-            file.open(str(path))
-            previous = b""
-            for at in range(start, min(start + per_file, len(order)), step):
-                part = order.slice(at, min(step, start + per_file - at))
-                content = values.take(part)
-                valid = buffers.view(buffers.validity(content))
-                previous = keygroups.write_file(
-                    file, _cut(keys.take(part)), _cut(content), valid, previous
-                )
-                pace.rest()
-            file.finish()
-            yield column, path
+        for at in range(0, len(order), step):
+            part = order.slice(at, step)
+            part_keys = _cut(keys.take(part))
+            if file is not None and not file.takes(section, part_keys[0]):
+                yield file.finish()
+                file = None
+            if file is None:
+                file = _File(database, section.family, folder / f"{number}.sst")
+                number += 1
+            content = values.take(part)
+            valid = buffers.view(buffers.validity(content))
+            file.add(section, part_keys, _cut(content), valid, per_pair * len(part))
+            pace.rest()
+    if file is not None:
+        yield file.finish()
+
+
+class _File:
+    """A sorted file under way; sections that follow each other share one."""
+
+    def __init__(self, database: Database, family: Family, path: Path) -> None:
+        self._family = family
+        self._path = path
+        self._previous = b""
+        self._bytes = 0
+        path.unlink(missing_ok=True)
+        self._writer = database.file_writer()
+        self._writer.open(str(path))
+
+    def takes(self, section: Section, key: bytes) -> bool:
+        """Whether pairs of ``section`` from ``key`` on may follow here."""
+        return (
+            section.family is self._family
+            and self._bytes < _FILE_BYTES
+            and section.prefix + key >= self._previous
+        )
+
+    def add(
+        self,
+        section: Section,
+        keys: list[bytes],
+        values: list[bytes],
+        valid: memoryview,
+        size: int,
+    ) -> None:
+        """Append pairs in order, ``size`` bytes of them; where not ``valid``: removals."""
+        self._bytes += size
+        self._previous = keygroups.write_file(
+            self._writer, section.prefix, keys, values, valid, self._previous
+        )
+
+    def finish(self) -> tuple[Family, Path]:
+        """Close the file."""
+        self._writer.finish()
+        return self._family, self._path
 
 
 def _sortable(
     changes: Iterator[Changed], pace: Pace
-) -> Iterator[tuple[Column, pa.Array, pa.Array]]:
-    """Changes of one column family together, as far as they may be in memory."""
+) -> Iterator[tuple[Section, pa.Array, pa.Array]]:
+    """Changes of one state together, as far as they may be in memory."""
     held: list[tuple[pa.Array, pa.Array]] = []
-    of: Column | None = None
+    of: Section | None = None
     size = 0
-    for column, keys, values in changes:
-        if of is not None and (column is not of or size >= _SORT_BYTES):
+    for section, keys, values in changes:
+        if of is not None and (section is not of or size >= _SORT_BYTES):
             yield of, *_joined(held)
             held, size = [], 0
-        of = column
+        of = section
         held.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
         size += held[-1][0].nbytes + held[-1][1].nbytes
         pace.rest()

@@ -16,14 +16,11 @@ import rocksdict
 
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.kernels import keygroups
+from headrace.state import layout
 
 MIB: Final = 1024 * 1024
-POINTS: Final = "points"
-"""Options for maps: read by key."""
-ORDERED: Final = "ordered"
-"""Options for indexes: read by prefix and in order."""
-
 _WAL_BYTES_MAX: Final = 64 * MIB
+_BLOCK_BYTES: Final = 4 * 1024
 _BLOOM_BITS: Final = 10
 _ARENA_BYTES: Final = 64 * 1024
 _PAIRS_PER_READ: Final = 4096
@@ -55,53 +52,33 @@ class Memory:
         return cls(cache, memtables, min(16 * MIB, max(MIB, cache_bytes // 8)))
 
 
-class Column:
-    """One column family as it is on disk: states as of the last checkpoint."""
+class Family:
+    """One column family, which holds all states of a view, as of the last checkpoint."""
 
     def __init__(self, name: str, db: Any) -> None:
         self.name: Final = name
-        self._column: Any = db.get_column_family(name)
+        self.rows: Any = db.get_column_family(name)
+        """RocksDB's own handle for reading."""
         self.handle: Any = db.get_column_family_handle(name)
-        self._iterator: Any = None
+        """The one that write batches take."""
 
-    def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """Values of physical ``keys``, which should be in order."""
-        if not keys:
-            return []
+    def states(self) -> list[str]:
+        """Names of the states that have a pair, in order."""
+        out: list[str] = []
         with reading(self.name):
-            values: list[bytes | None] = self._column.get(keys)
-        return values
-
-    def iterator(self) -> Any:
-        """An iterator shared by scans until ``refresh``; it sees no later write."""
-        if self._iterator is None:
-            with reading(self.name):
-                self._iterator = self._column.iter()
-        return self._iterator
-
-    def own_iterator(self) -> Any:
-        """A new iterator over what is there now."""
-        with reading(self.name):
-            return self._column.iter()
-
-    def empty(self) -> bool:
-        """Whether there is no pair."""
-        with reading(self.name):
-            iterator = self._column.iter()
+            iterator = self.rows.iter()
             iterator.seek_to_first()
-            if iterator.valid():
-                return False
+            while iterator.valid():
+                name, _ = layout.split(iterator.key())
+                out.append(name)
+                iterator.seek(layout.section_end(name))
             iterator.status()
-        return True
-
-    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """All pairs in key order, by an iterator of their own."""
-        yield from pairs_from(self._column, self.name, b"")
+        return out
 
     def estimate(self) -> tuple[int, int]:
         """About how many pairs there are, and how many bytes they take on disk."""
-        count = self._column.property_int_value("rocksdb.estimate-num-keys") or 0
-        size = self._column.property_int_value("rocksdb.estimate-live-data-size") or 0
+        count = self.rows.property_int_value("rocksdb.estimate-num-keys") or 0
+        size = self.rows.property_int_value("rocksdb.estimate-live-data-size") or 0
         return int(count), int(size)
 
     def ingest(self, path: Path, *, move: bool) -> None:
@@ -109,12 +86,12 @@ class Column:
         options = rocksdict.IngestExternalFileOptions()
         options.set_move_files(move)
         with writing():
-            self._column.ingest_external_file([str(path)], options)
+            self.rows.ingest_external_file([str(path)], options)
 
     def flush_soon(self) -> None:
         """Begin to write the memtable into a file, in the background."""
         with writing():
-            self._column.flush(wait=False)
+            self.rows.flush(wait=False)
 
     @property
     def in_memtable(self) -> bool:
@@ -122,18 +99,69 @@ class Column:
         names = ("num-entries-active-mem-table", "num-immutable-mem-table")
         with reading(self.name):
             return any(
-                self._column.property_int_value(f"rocksdb.{name}") for name in names
+                self.rows.property_int_value(f"rocksdb.{name}") for name in names
             )
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.handle = None
+        close(self.rows)
+
+
+class Section:
+    """One state on disk: the keys of its view's column family that begin with its name.
+
+    Keys go in and come out without that beginning.
+    """
+
+    def __init__(self, family: Family, state: str) -> None:
+        self.family: Final = family
+        self.name: Final = f"{family.name}/{state}"
+        """For messages."""
+        self.prefix: Final = layout.section(state)
+        self._end: Final = layout.section_end(state)
+        self._iterator: Any = None
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """Values of physical ``keys``, which should be in order."""
+        if not keys:
+            return []
+        with reading(self.name):
+            values: list[bytes | None] = self.family.rows.get(
+                keygroups.prefixed(self.prefix, keys)
+            )
+        return values
+
+    def iterator(self) -> Any:
+        """An iterator shared by scans until ``refresh``; it sees no later write."""
+        if self._iterator is None:
+            self._iterator = self.own_iterator()
+        return self._iterator
+
+    def own_iterator(self) -> Any:
+        """A new iterator over what is there now."""
+        with reading(self.name):
+            return keygroups.Within(self.family.rows.iter(), self.prefix, self._end)
+
+    def empty(self) -> bool:
+        """Whether there is no pair."""
+        with reading(self.name):
+            iterator = self.own_iterator()
+            iterator.seek(b"")
+            if iterator.valid():
+                return False
+            iterator.status()
+        return True
+
+    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
+        """All pairs in key order, by an iterator of their own."""
+        iterator = self.own_iterator()
+        iterator.seek(b"")
+        yield from pairs_from(iterator, self.name)
 
     def refresh(self) -> None:
         """Let the next scan see the latest checkpoint; an old iterator pins files."""
         self._iterator = None
-
-    def close(self) -> None:
-        """Give everything back."""
-        self._iterator = None
-        self.handle = None
-        close(self._column)
 
 
 def close(database: Any) -> None:
@@ -200,11 +228,9 @@ def opening_error(path: Path, error: Exception) -> Exception:
     return OSError(f'cannot open the state database "{path}": {error}')
 
 
-def pairs_from(column: Any, name: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Pairs from key ``start`` on; the binding's own ``items`` ends silently at an error."""
+def pairs_from(iterator: Any, name: str) -> Iterator[tuple[bytes, bytes]]:
+    """Pairs from where it stands; the binding's own ``items`` ends silently at an error."""
     with reading(name):
-        iterator = column.iter()
-        iterator.seek(start)
         while True:
             keys, values = keygroups.read_pairs(
                 iterator, _PAIRS_PER_READ, _BYTES_PER_READ, -1
@@ -215,17 +241,14 @@ def pairs_from(column: Any, name: str, start: bytes) -> Iterator[tuple[bytes, by
         iterator.status()
 
 
-def options(memory: Memory | None, use: str) -> Any:
+def options(memory: Memory | None) -> Any:
     """Options of a column family; the reasons are in ``state/README.md``."""
     table = rocksdict.BlockBasedOptions()
     table.set_bloom_filter(_BLOOM_BITS, False)
     table.set_format_version(5)
-    if use == POINTS:
-        table.set_block_size(4 * 1024)
-        table.set_data_block_index_type(rocksdict.DataBlockIndexType.binary_and_hash())
-        table.set_data_block_hash_ratio(0.75)
-    else:
-        table.set_block_size(16 * 1024)
+    table.set_block_size(_BLOCK_BYTES)
+    table.set_data_block_index_type(rocksdict.DataBlockIndexType.binary_and_hash())
+    table.set_data_block_hash_ratio(0.75)
     table.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
     table.set_partition_filters(True)
     table.set_metadata_block_size(4 * 1024)
@@ -244,6 +267,6 @@ def options(memory: Memory | None, use: str) -> Any:
     if memory is not None:
         out.set_write_buffer_size(memory.memtable_bytes)
         out.set_write_buffer_manager(memory.memtables)
-        # Hundreds of column families, most of them with a few pairs in memory.
+        # Many column families, most of them with a few pairs in memory.
         out.set_arena_block_size(_ARENA_BYTES)
     return out

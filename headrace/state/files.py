@@ -1,8 +1,7 @@
-"""Files beside RocksDB's: what format the state has, what each state is for, how long the manifest was.
+"""Files beside RocksDB's: what format the state has, how long the manifest was.
 
 ========================  ==================================================================
 ``FORMAT``                version of ``layout``: state of another version is refused
-``USES``                  use of each column family, a line each; lost, reads are only slower
 ``MANIFEST.length``       RocksDB opens a manifest that was cut: this notices
 ========================  ==================================================================
 """
@@ -21,7 +20,6 @@ from headrace.state import columns, layout
 
 _NOTE: Final = "MANIFEST.length"
 _FORMAT: Final = "FORMAT"
-_USES: Final = "USES"
 
 
 def check_format(path: Path) -> None:
@@ -41,24 +39,6 @@ def check_format(path: Path) -> None:
             f'the state at "{path}" has format "{shown}"',
             detail=f"This version of Headrace reads format {layout.FORMAT}.",
         )
-
-
-def read_uses(path: Path) -> dict[str, str]:
-    """The use of each column family, as far as it is known."""
-    file = path / _USES
-    if not file.exists():
-        return {}
-    lines = file.read_text(errors="replace").splitlines()
-    words = [line.split(" ", 1) for line in lines]
-    return {word[1]: word[0] for word in words if len(word) == 2}
-
-
-def write_uses(path: Path, uses: dict[str, str]) -> None:
-    """Write down the use of each column family."""
-    lines = "".join(f"{use} {name}\n" for name, use in sorted(uses.items()))
-    draft = path / f"{_USES}.new"
-    draft.write_text(lines)
-    draft.replace(path / _USES)
 
 
 def _manifest(path: Path) -> tuple[str, int]:
@@ -140,18 +120,19 @@ def replace(path: Path, data: bytes) -> None:
     draft.replace(path)
 
 
-def write_run(path: Path, pairs: Iterable[tuple[bytes, bytes]]) -> int:
-    """Write an SST file of ``pairs`` in ascending key order; returns how many.
+def write_run(path: Path, state: str, pairs: Iterable[tuple[bytes, bytes]]) -> int:
+    """Write an SST file of ``pairs`` of a state, in ascending key order; returns how many.
 
     Without pairs no file is written (RocksDB knows no empty one) and the answer is 0.
     """
     writer: Any = None
+    prefix = layout.section(state)
     count = 0
     for key, value in pairs:
         if writer is None:
-            writer = rocksdict.SstFileWriter(columns.options(None, columns.ORDERED))
+            writer = rocksdict.SstFileWriter(columns.options(None))
             writer.open(str(path))
-        writer[key] = value
+        writer[prefix + key] = value
         count += 1
     if writer is not None:
         writer.finish()

@@ -1,6 +1,6 @@
 """Byte layout of states, shared by memory and disk (and so by population and the worker).
 
-One column family per state; keys are ordered as unsigned bytes.
+Keys are ordered as unsigned bytes.
 
 =============  =============================  ==========================================
 state          physical key                   value
@@ -12,9 +12,14 @@ state          physical key                   value
 The key group is one byte, a hash of the key (``kernels.keygroups``): it is the unit that is kept in
 memory or not.  Everything about a key is in one group, whatever its rows.
 
+On disk all states of a view share one column family (RocksDB's cost of making or dropping one
+grows with their number): there the state's name and a NUL stand before the physical key, and
+those keys are the state's *section*.  Blocks store what neighbours have in common only once.
+
 Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.rows.encode_keys``), so
 key and row need no separator and a scan by the prefix ``key`` finds exactly that key's rows, in
 byte order of the rows.  The one empty key of a cross product is prefix-free as the only key.
+Invariant 2: no name of a state has a byte below 2, so sections do not overlap.
 """
 
 from __future__ import annotations
@@ -22,10 +27,10 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of this layout and of the key encoding, and of what collections keep in it.
 
-1 had no key groups, 2 one state per aggregate.
+1 had no key groups, 2 one state per aggregate, 3 one column family per state.
 """
 
 GROUPS: Final = 256
@@ -34,6 +39,22 @@ _WEIGHT: Final = struct.Struct("<q")
 
 Pairs = list[tuple[bytes, bytes]]
 """(physical key, value) in ascending key order: what ``dump`` yields and ``ingest`` takes."""
+
+
+def section(state: str) -> bytes:
+    """What the keys of a state begin with on disk."""
+    return state.encode() + b"\x00"
+
+
+def section_end(state: str) -> bytes:
+    """The least bytes above every key of a state on disk."""
+    return state.encode() + b"\x01"
+
+
+def split(key: bytes) -> tuple[str, bytes]:
+    """The name of the state, and the physical key, of a key on disk."""
+    name, _, physical = key.partition(b"\x00")
+    return name.decode(), physical
 
 
 def encode_weight(weight: int) -> bytes:

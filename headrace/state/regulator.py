@@ -40,8 +40,6 @@ INTERVAL_S: Final = 1.0
 SPILL_RATIO: Final = 0.2
 LOAD_BELOW: Final = 0.6
 LOAD_UP_TO: Final = 0.8
-_NEVER: Final = 1 << 62
-"""The size of a group that could not be read: it fits nowhere."""
 _STEP_S: Final = 0.003
 _CLEAN_NODES: Final = 4096
 _SPILL_NODES: Final = 4096
@@ -141,7 +139,7 @@ class Load:
                 tier.map.begin_load(self.group)
                 self.before = tier.map.live_bytes
                 # Only now: it must show whatever the map does not keep.
-                self.iterator = tier.column.own_iterator()
+                self.iterator = tier.section.own_iterator()
                 self.iterator.seek(bytes((self.group,)))
             keys, values = keygroups.read_pairs(
                 self.iterator, _LOAD_PAIRS, _LOAD_BYTES, self.group
@@ -152,6 +150,7 @@ class Load:
             tier.map.load(keys, values)
             return False
         self.iterator = None
+        tier.learn(self.group, tier.map.live_bytes - self.before)
         tier.make_resident(self.group)
         return True
 
@@ -218,7 +217,7 @@ class Regulator:
             # Nobody has asked for this group just now: who reads it will meet the error himself.
             assert isinstance(job, Load), "only loading reads files"
             self._work[0] = job.give_up()
-            job.tier.learn(job.group, _NEVER)
+            job.tier.forbid(job.group)
             return
         if done:
             self._work.popleft()

@@ -1,4 +1,4 @@
-"""State in RocksDB: one database per worker, one column family per state of each view.
+"""State in RocksDB: one database per worker, one column family per view.
 
 What the txids write is in memory (``tiers``) until a checkpoint makes it durable, for all views
 together with metadata, at once (``checkpoint``).  Killing the process at any moment leaves the
@@ -24,7 +24,7 @@ from headrace.errors import HeadraceError, StateDamaged
 from headrace.kernels import keygroups
 from headrace.state import checkpoint, columns, files
 from headrace.state.checkpoint import Changed, Checkpoint, Meta
-from headrace.state.columns import ORDERED, Column, Memory, reading, writing
+from headrace.state.columns import Family, Memory, reading, writing
 from headrace.state.files import write_run
 from headrace.state.regulator import Regulator
 from headrace.state.store import RocksStore
@@ -61,7 +61,7 @@ class RocksDatabase:
         budget = max(memory_bytes, _BUDGET_BYTES_MIN)
         self._memory = Memory.of(int(budget * _CACHE_SHARE))
         self._regulator = Regulator(int(budget * _MAPS_SHARE))
-        self._columns: dict[str, Column] = {}
+        self._families: dict[str, Family] = {}
         self._stores: dict[str, RocksStore] = {}
         self._checkpoint: Checkpoint | None = None
         self._noting = threading.Lock()
@@ -69,7 +69,6 @@ class RocksDatabase:
         path.mkdir(parents=True, exist_ok=True)
         files.check_format(path)
         self._noted = files.check_manifest(path)
-        self._uses = files.read_uses(path)
         self._db = self._open()
         checkpoint.finish(self)
 
@@ -83,17 +82,14 @@ class RocksDatabase:
             names = [name for name in names if name != "default"]
             db = rocksdict.Rdict(
                 str(self.path),
-                columns.options(self._memory, ORDERED),
-                column_families={
-                    name: columns.options(self._memory, self._uses.get(name, ORDERED))
-                    for name in names
-                },
+                columns.options(self._memory),
+                column_families={name: columns.options(self._memory) for name in names},
             )
         except Exception as error:
             # rocksdict raises bare Exception whatever RocksDB says.
             raise columns.opening_error(self.path, error) from error
         for name in names:
-            self._columns[name] = Column(name, db)
+            self._families[name] = Family(name, db)
         return db
 
     # --- views
@@ -105,27 +101,28 @@ class RocksDatabase:
         checkpoint is under way (so for ``drop_view`` and ``ingest``).
         """
         checkpoint.finish(self)
-        prefix = f"v{view_id}/"
-        self._retract(prefix)
-        store = self._stores[prefix] = RocksStore(self, prefix, txid)
+        name = f"v{view_id}"
+        self._retract(name)
+        store = self._stores[name] = RocksStore(self, name, txid)
         return store
 
     def drop_view(self, view_id: int | str) -> None:
         """Drop all states of a view; nothing happens if it has none."""
         checkpoint.finish(self)
-        prefix = f"v{view_id}/"
-        self._retract(prefix)
-        for name in [name for name in self._columns if name.startswith(prefix)]:
-            self._columns[name].close()
-            try:
-                with writing():
-                    self._db.drop_column_family(name)
-            except BaseException:
-                # It is still there (a full disk), and must be found when this is tried again.
-                self._columns[name] = Column(name, self._db)
-                raise
-            del self._columns[name]
-            self._uses.pop(name, None)
+        name = f"v{view_id}"
+        self._retract(name)
+        family = self._families.get(name)
+        if family is None:
+            return
+        family.close()
+        try:
+            with writing():
+                self._db.drop_column_family(name)
+        except BaseException:
+            # It is still there (a full disk), and must be found when this is tried again.
+            self._families[name] = Family(name, self._db)
+            raise
+        del self._families[name]
 
     def ingest(self, view_id: int | str, runs: dict[str, list[Path]]) -> None:
         """Make the states of a view out of runs of ``write_run``.
@@ -135,9 +132,8 @@ class RocksDatabase:
         """
         self.drop_view(view_id)
         for name in sorted(runs):
-            column = self.column(f"v{view_id}/{name}", "")
             for path in runs[name]:
-                column.ingest(path, move=False)
+                self.family(f"v{view_id}").ingest(path, move=False)
 
     def regulate(self) -> bool:
         """Keep memory within the budget: a few milliseconds of work, between batches.
@@ -169,11 +165,11 @@ class RocksDatabase:
         """These tiers are going away."""
         self._regulator.forget(tiers)
 
-    def _retract(self, prefix: str) -> None:
-        if prefix not in self._stores:
+    def _retract(self, name: str) -> None:
+        if name not in self._stores:
             return
         self.demand_rest()
-        store = self._stores.pop(prefix)
+        store = self._stores.pop(name)
         self._regulator.forget(store.tiers.values())
         store.close()
 
@@ -214,11 +210,12 @@ class RocksDatabase:
         self.write([], meta, sync=sync)
 
     def write(self, pairs: Iterable[Changed], meta: Meta, *, sync: bool) -> None:
-        """One atomic write batch of pairs per column family and ``meta``; from any thread."""
+        """One atomic write batch of pairs per state and ``meta``; from any thread."""
         batch = rocksdict.WriteBatch(raw_mode=True)
-        for column, keys, values in pairs:
-            keygroups.write_batch(batch, column.handle, keys, values)
-        keygroups.write_batch(batch, None, [*meta], [*meta.values()])
+        for section, keys, values in pairs:
+            handle = section.family.handle
+            keygroups.write_batch(batch, handle, section.prefix, keys, values)
+        keygroups.write_batch(batch, None, b"", [*meta], [*meta.values()])
         with writing():
             self._db.write(batch)
             if sync:
@@ -248,49 +245,38 @@ class RocksDatabase:
     def scan_meta(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """All entries whose key starts with ``prefix``, in key order."""
         out: list[tuple[bytes, bytes]] = []
-        for key, value in columns.pairs_from(self._db, "metadata", prefix):
+        with reading("metadata"):
+            iterator = self._db.iter()
+            iterator.seek(prefix)
+        for key, value in columns.pairs_from(iterator, "metadata"):
             if not key.startswith(prefix):
                 break
             out.append((key, value))
         return out
 
-    def column(self, name: str, use: str) -> Column:
-        """The column family of that full name, made when missing.
-
-        ``use`` decides the options of a new one, and from the next start on of this one;
-        '' if it is not known.
-        """
+    def family(self, name: str) -> Family:
+        """The column family of that name, made when missing."""
         # Views whose first batch this is come from several threads.
         with self._making:
-            if use and self._uses.get(name) != use:
-                self._uses[name] = use
+            family = self._families.get(name)
+            if family is None:
                 with writing():
-                    files.write_uses(self.path, self._uses)
-            column = self._columns.get(name)
-            if column is None:
-                with writing():
-                    self._db.create_column_family(
-                        name, columns.options(self._memory, use or ORDERED)
-                    )
-                column = self._columns[name] = Column(name, self._db)
-            return column
+                    self._db.create_column_family(name, columns.options(self._memory))
+                family = self._families[name] = Family(name, self._db)
+            return family
 
-    def known(self, name: str) -> Column | None:
-        """The column family of that full name, if there is one."""
-        return self._columns.get(name)
-
-    def names(self, prefix: str) -> list[str]:
-        """Rests of the names of the column families that start with ``prefix``."""
-        return [n.removeprefix(prefix) for n in self._columns if n.startswith(prefix)]
+    def known(self, name: str) -> Family | None:
+        """The column family of that name, if there is one."""
+        return self._families.get(name)
 
     def views(self) -> set[int]:
-        """Ids of the views that have a state here, whether or not a checkpoint counts it."""
-        found = (name.removeprefix("v").split("/")[0] for name in self._columns)
+        """Ids of the views that have states here, whether or not a checkpoint counts them."""
+        found = (name.removeprefix("v") for name in self._families)
         return {int(view_id) for view_id in found if view_id.isdigit()}
 
     def file_writer(self) -> Any:
-        """A writer of a sorted file for ``Column.ingest``."""
-        return rocksdict.SstFileWriter(columns.options(None, ORDERED))
+        """A writer of a sorted file for ``Family.ingest``."""
+        return rocksdict.SstFileWriter(columns.options(None))
 
     def close(self) -> None:
         """Close; nothing made from this database may be used any more.
@@ -299,12 +285,12 @@ class RocksDatabase:
         """
         if self._checkpoint is not None:
             self.end_checkpoint(self._checkpoint)
-        for prefix in list(self._stores):
-            self._retract(prefix)
+        for name in list(self._stores):
+            self._retract(name)
         # The lock of the database is released only when its last iterator and handle are gone.
-        for column in self._columns.values():
-            column.close()
-        self._columns.clear()
+        for family in self._families.values():
+            family.close()
+        self._families.clear()
         columns.close(self._db)
         # Where closing failed, the lock is released with the last reference.
         del self._db

@@ -7,18 +7,18 @@ from typing import Final, Protocol, TypeVar
 
 from headrace.errors import BugError
 from headrace.state import layout
-from headrace.state.columns import ORDERED, POINTS, Column
+from headrace.state.columns import Family, Section
 from headrace.state.tiers import Tier, TieredIndex, TieredMap
 
 
-class Columns(Protocol):
+class Families(Protocol):
     """Where column families come from: the database."""
 
-    def column(self, name: str, use: str) -> Column:
-        """The column family of that full name, made when missing."""
+    def family(self, name: str) -> Family:
+        """The column family of a view, made when missing."""
 
-    def names(self, prefix: str) -> list[str]:
-        """Rests of the names of the column families that start with ``prefix``."""
+    def known(self, name: str) -> Family | None:
+        """The column family of a view, if there is one."""
 
     def demand_rest(self) -> None:
         """Raise BugError if a checkpoint is under way."""
@@ -30,25 +30,26 @@ class Columns(Protocol):
 class RocksStore:
     """All states of one view; made by ``RocksDatabase.view``."""
 
-    def __init__(self, columns: Columns, prefix: str, txid: int) -> None:
-        self.prefix: Final = prefix
+    def __init__(self, families: Families, name: str, txid: int) -> None:
+        self.name: Final = name
+        """Of its column family."""
         self.txid = txid
         """The last txid committed."""
         self.durable = txid
         """The txid of the last checkpoint."""
         self.tiers: Final[dict[str, Tier]] = {}
-        self._columns = columns
+        self._families = families
         self._states: dict[str, TieredMap | TieredIndex] = {}
         self._in_flight: list[int] = []
         self._closed = False
 
     def map(self, name: str) -> TieredMap:
         """See ``StateStore``."""
-        return self._state(name, TieredMap, POINTS)
+        return self._state(name, TieredMap)
 
     def index(self, name: str) -> TieredIndex:
         """See ``StateStore``."""
-        return self._state(name, TieredIndex, ORDERED)
+        return self._state(name, TieredIndex)
 
     # --- txids
 
@@ -66,7 +67,7 @@ class RocksStore:
         for name, tier in self.tiers.items():
             if tier.map.negatives:
                 raise BugError(
-                    f'{tier.map.negatives} rows in state "{self.prefix}{name}"'
+                    f'{tier.map.negatives} rows in state "{self.name}/{name}"'
                     " have a negative weight"
                 )
 
@@ -95,14 +96,14 @@ class RocksStore:
 
     def _reopen(self) -> None:
         """Forget everything that is in no checkpoint."""
-        self._columns.demand_rest()
+        self._families.demand_rest()
         self._in_flight = []
         self.txid = self.durable
         for name, state in self._states.items():
             old = self.tiers[name]
-            self._columns.forget([old])
+            self._families.forget([old])
             old.close()
-            state.tier = self.tiers[name] = self._tier(old.column)
+            state.tier = self.tiers[name] = self._tier(old.section)
 
     # --- checkpoints
 
@@ -115,9 +116,11 @@ class RocksStore:
 
     def dump(self) -> dict[str, layout.Pairs]:
         """Every checkpointed pair of every state, in physical key order (for tests)."""
+        family = self._families.known(self.name)
+        found = set(family.states()) if family else set()
         return {
-            name: list(self._columns.column(self.prefix + name, "").pairs())
-            for name in sorted(self._columns.names(self.prefix))
+            name: list(Section(family, name).pairs()) if family else []
+            for name in sorted(found | self.tiers.keys())
         }
 
     def close(self) -> None:
@@ -130,20 +133,20 @@ class RocksStore:
 
     _State = TypeVar("_State", TieredMap, TieredIndex)
 
-    def _state(self, name: str, kind: type[_State], use: str) -> _State:
+    def _state(self, name: str, kind: type[_State]) -> _State:
         if self._closed:
-            raise BugError(f'state "{self.prefix}{name}" of a view that is gone')
+            raise BugError(f'state "{self.name}/{name}" of a view that is gone')
         state = self._states.get(name)
         if state is None:
-            tier = self._tier(self._columns.column(self.prefix + name, use))
+            tier = self._tier(Section(self._families.family(self.name), name))
             self.tiers[name] = tier
             state = self._states[name] = kind(tier)
         if not isinstance(state, kind):
             raise BugError(f'state "{name}" is used both as a map and as an index')
         return state
 
-    def _tier(self, column: Column) -> Tier:
-        tier = Tier(column, self.txid)
+    def _tier(self, section: Section) -> Tier:
+        tier = Tier(section, self.txid)
         for txid in self._in_flight:
             tier.map.begin(txid)
         return tier

@@ -1,12 +1,12 @@
-"""One state in two tiers: a versioned map in memory over a column family.
+"""One state in two tiers: a versioned map in memory over a section of a column family.
 
-    reads ──► state map (SkipList) ──missing──► column family (as of the last checkpoint)
-    writes ─► state map ──changes──► checkpoint ──► column family
+    reads ──► state map (SkipList) ──missing──► section (on disk, as of the last checkpoint)
+    writes ─► state map ──changes──► checkpoint ──► section
 
 The keys of a state form 256 groups.  The map holds every entry of a *resident* group, and of a
-*spilled* one only those that are not in a checkpoint yet.  So the map is always right over the column
-family: what it knows (removals too) counts; what it does not know is absent in a resident
-group, and in a spilled one the column family says.
+*spilled* one only those that are not in a checkpoint yet.  So the map is always right over the section:
+what it knows (removals too) counts; what it does not know is absent in a resident group, and
+in a spilled one the section says.
 
 Batches are brought into physical order first: neighbours in the map and on disk are read together.
 """
@@ -20,22 +20,25 @@ from headrace.errors import BugError
 from headrace.kernels import keygroups
 from headrace.kernels.skiplist import SkipList
 from headrace.state import layout
-from headrace.state.columns import Column, reading
+from headrace.state.columns import Section, reading
 
 _CLEAN_PER_WRITE: Final = 2
 """Superfluous entries dropped for each one written, so that they never pile up."""
 _NODE_BYTES: Final = 64
 """About what an entry takes in memory besides key and value, before one is known."""
+_SAMPLE_PAIRS: Final = 256
+_SAMPLE_BYTES: Final = 64 * 1024
+_NEVER: Final = 1 << 62
 
 
 class Tier:
     """The two tiers of one state, below ``TieredMap`` and ``TieredIndex``."""
 
-    def __init__(self, column: Column, txid: int) -> None:
-        """``txid`` is of the checkpoint that ``column`` holds."""
-        self.column: Final = column
+    def __init__(self, section: Section, txid: int) -> None:
+        """``txid`` is of the checkpoint that ``section`` holds."""
+        self.section: Final = section
         self.map = SkipList(txids=True, durable=txid)
-        self.name: Final = column.name
+        self.name: Final = section.name
         self.resident = [True] * layout.GROUPS
         """Per group: whether all its entries are in the map."""
         self.spilled = 0
@@ -47,7 +50,9 @@ class Tier:
         self.closed = False
         self._written_before = 0
         self._known: dict[int, int] = {}
-        if not column.empty():
+        self._typical: int | None = None
+        """About how many bytes a group has, once one was met."""
+        if not section.empty():
             for group in range(layout.GROUPS):
                 self.make_spilled(group)
 
@@ -59,7 +64,7 @@ class Tier:
         ordered = keygroups.gather(keys, order)
         values, missing = self.map.get_many(ordered)
         if missing:
-            found = self.column.get(keygroups.gather(ordered, missing))
+            found = self.section.get(keygroups.gather(ordered, missing))
             keygroups.place(values, missing, found)
         out: list[bytes | None] = keygroups.scatter(values, order)
         return out
@@ -80,7 +85,7 @@ class Tier:
         bases: list[bytes | None] = []
         if self.spilled:
             missing = self.map.missing(ordered)
-            bases = self.column.get(keygroups.gather(ordered, missing))
+            bases = self.section.get(keygroups.gather(ordered, missing))
         self.written += len(keys)
         self.map.add_many(ordered, keygroups.gather(weights, order), missing, bases)
 
@@ -132,12 +137,12 @@ class Tier:
 
     def items(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """All entries in physical order, in bounded chunks."""
-        base = self.column.own_iterator() if self.spilled else None
+        base = self.section.own_iterator() if self.spilled else None
         with reading(self.name):
             yield from self.map.items(base)
 
     def _base(self) -> Any:
-        return self.column.iterator() if self.spilled else None
+        return self.section.iterator() if self.spilled else None
 
     # --- residence, for the regulator
 
@@ -152,15 +157,36 @@ class Tier:
         known = self._known.get(group)
         if known is not None:
             return known
-        count, size = self.column.estimate()
-        return (2 * size + _NODE_BYTES * count) // layout.GROUPS
+        if self._typical is None:
+            self._typical = self._sample(group)
+        return self._typical
+
+    def _sample(self, group: int) -> int:
+        """Look at the beginning of a group: the groups of a state are about equally large."""
+        iterator = self.section.own_iterator()
+        iterator.seek(bytes((group,)))
+        keys, values = keygroups.read_pairs(
+            iterator, _SAMPLE_PAIRS, _SAMPLE_BYTES, group
+        )
+        seen: int = keygroups.pair_bytes(keys, values) + _NODE_BYTES * len(keys)
+        if len(keys) < _SAMPLE_PAIRS and seen < _SAMPLE_BYTES:
+            return seen
+        # As if the whole column family were this state.
+        count, size = self.section.family.estimate()
+        return max(seen, (2 * size + _NODE_BYTES * count) // layout.GROUPS)
 
     def learn(self, group: int, size: int) -> None:
         """Note how many bytes a group takes in memory."""
         self._known[group] = size
+        before = size if self._typical is None else self._typical
+        self._typical = (before + size) // 2
+
+    def forbid(self, group: int) -> None:
+        """Note that a group cannot be read: it fits nowhere."""
+        self._known[group] = _NEVER
 
     def make_spilled(self, group: int) -> None:
-        """Say that the column family must be asked for the group."""
+        """Say that the section must be asked for the group."""
         self.map.set_resident(group, False)
         self.resident[group] = False
         self.spilled += 1
@@ -197,8 +223,8 @@ class Tier:
         self.cleaning = True
 
     def retire(self, snapshot: int) -> None:
-        """The checkpoint of ``snapshot`` is in the column family."""
-        self.column.refresh()
+        """The checkpoint of ``snapshot`` is in the section."""
+        self.section.refresh()
         self.map.retire(snapshot)
         self.cleaning = True
 
@@ -210,6 +236,7 @@ class Tier:
         """Free the map; REQUIRES: no checkpoint of it is under way."""
         if not self.closed:
             self.closed = True
+            self.section.refresh()
             self.map.close()
 
 

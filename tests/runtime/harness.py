@@ -169,7 +169,7 @@ def create_view(
     folder.mkdir(parents=True)
     runs = {}
     for state, pairs in store.dump().items():
-        if write_run(folder / f"{state}.sst", pairs):
+        if write_run(folder / f"{state}.sst", state, pairs):
             runs[state] = [f"{state}.sst"]
         else:
             runs[state] = []

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import BugError, StateDamaged
 from headrace.state import files
-from headrace.state.columns import Column
+from headrace.state.columns import Family
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase, write_run
 
@@ -98,14 +98,13 @@ def test_dropping_a_view_leaves_the_others(tmp_path: Path) -> None:
 def test_ingested_runs_equal_the_memory_store(tmp_path: Path) -> None:
     memory = MemoryStore()
     fill(memory, 0, 1000)
-    memory.map("empty")
     dumped = memory.dump()
     runs: dict[str, list[Path]] = {}
     for name, pairs in dumped.items():
         # Two runs whose key ranges overlap, as two Spark partitions write them.
         for part in range(2):
             path = tmp_path / f"{name}.{part}.sst"
-            if write_run(path, pairs[part::2]):
+            if write_run(path, name, pairs[part::2]):
                 runs.setdefault(name, []).append(path)
             else:
                 runs.setdefault(name, [])
@@ -240,8 +239,8 @@ def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
 
         with monkeypatch.context() as patch:
             patch.setattr(database, "write", dying(database.write))
-            patch.setattr(Column, "ingest", dying(Column.ingest))
-            patch.setattr(Column, "flush_soon", dying(Column.flush_soon))
+            patch.setattr(Family, "ingest", dying(Family.ingest))
+            patch.setattr(Family, "flush_soon", dying(Family.flush_soon))
             patch.setattr(files, "sync", dying(files.sync))
             patch.setattr("shutil.rmtree", dying(shutil.rmtree))
             patch.setattr("os.link", dying(os.link))
