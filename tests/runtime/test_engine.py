@@ -383,6 +383,11 @@ def test_slot_advanced_by_somebody_else_stops_the_views(
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     running.stop()
     source.execute("DELETE FROM items WHERE id = 1")
+    slot = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+    # Its sender may not have noticed yet that nobody listens.
+    wait_until(
+        lambda: not source.execute(slot, (running.settings.slot_name,)).fetchone()[0]
+    )
     source.execute(
         "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())",
         (running.settings.slot_name,),
