@@ -105,6 +105,8 @@ class Settings:
     """Bytes of WAL a blocked view may hold back before it is given up; 0: any number."""
     max_recursion_iterations: int = 1_000
     """Iterations after which a WITH RECURSIVE is taken to have no end (views keep it)."""
+    max_recursion_rows: int = 10_000_000
+    """Rows of one iteration that one txid may change (views keep it): they are in memory."""
     eval_dsn: str = ""
     """DSN of the powerless role for functions that are not built in; empty: refuse them."""
 

@@ -346,6 +346,8 @@ class Recursive:
     distinct: bool
     iterations_max: int
     schema: Schema = ()
+    rows_max: int = 10_000_000
+    """Rows of one iteration that a txid may change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ class Recursive(Collection):
     State: those of the step's collections; ``id`` if distinct: canonical key -> iteration, row ->
         weight, one entry per row and iteration that yields it.
     Time: emits on TimeEnd.  Work is proportional to the changes in all iterations.
-    Errors: DefiniteFailure (54001) beyond ``iterations_max`` iterations; those of the step.
+    Errors: DefiniteFailure (54001) beyond ``iterations_max`` iterations or ``rows_max`` changed rows
+        in one; those of the step.
     Source: the iteration as a part of the time, as in McSherry et al., Differential dataflow (CIDR
         2013): deletions in cycles end, because a row never supports itself in its own iteration.
     """
@@ -125,6 +126,15 @@ class Recursive(Collection):
             sqlstate="54001",
         )
 
+    def _too_wide(self) -> None:
+        raise DefiniteFailure(
+            "an iteration of a recursive query gives more than"
+            f" {self._node.rows_max} rows",
+            hint="Follow each row once (UNION instead of UNION ALL) or bound the depth in"
+            " the query, or raise the setting max_recursion_rows.",
+            sqlstate="54001",
+        )
+
     def _numbered(self, batch: pa.RecordBatch, iteration: int) -> pa.RecordBatch:
         number = pa.repeat(pa.scalar(iteration, pa.int32()), batch.num_rows)
         columns = [*columns_of(batch), number]
@@ -132,6 +142,8 @@ class Recursive(Collection):
 
     def _advance(self, batches: list[pa.RecordBatch], now: int) -> None:
         """Diffs of the step, made in round ``now``."""
+        if sum(batch.num_rows for batch in batches) > self._node.rows_max:
+            self._too_wide()
         for batch in batches:
             if now == _OUTSIDE:
                 raise BugError(f'the step of "{self.id}" gave rows out of no iteration')

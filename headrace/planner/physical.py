@@ -24,7 +24,7 @@ from headrace.planner import logical as lg
 from headrace.planner import recursion
 from headrace.planner.estimates import Size, size, table_size
 from headrace.planner.lower import RECORDS, Lowering
-from headrace.planner.request import ITERATIONS_MAX
+from headrace.planner.request import RECURSIONS
 from headrace.planner.scalar import (
     CLOCK,
     Call,
@@ -92,9 +92,9 @@ class Builder:
     """Builds one physical plan."""
 
     def __init__(
-        self, lowering: Lowering, *, iterations_max: int = ITERATIONS_MAX
+        self, lowering: Lowering, recursions: tuple[int, int] = RECURSIONS
     ) -> None:
-        """``iterations_max`` bounds every recursive query."""
+        """``recursions``: iterations at most of a recursive query, and rows in each."""
         self._lowering = lowering
         self._nodes: list[p.Node] = []
         self._counts: dict[str, itertools.count[int]] = defaultdict(
@@ -108,7 +108,7 @@ class Builder:
         self.sets: list[tuple[Call, ...]] = []
         """Every list of functions in FROM (or set-returning ones) that it will run."""
         self._step: _Step | None = None
-        self._iterations_max = iterations_max
+        self._iterations_max, self._rows_max = recursions
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
         """The plan whose sink has ``columns``."""
@@ -368,6 +368,7 @@ class Builder:
                 node.distinct,
                 self._iterations_max,
                 schema(node.columns),
+                self._rows_max,
             )
         )
         return _Chain(node_id, node.columns, node.columns)

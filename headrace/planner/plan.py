@@ -83,7 +83,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
         logical = decorrelate(bound_plan, lowering)
         columns = _columns(catalog, bound)
         optimised = temporal.extract(optimise(logical), lowering)
-        builder = Builder(lowering, iterations_max=request.iterations_max)
+        builder = Builder(lowering, request.recursions)
         physical = builder.build(place_singles(optimised, lowering), columns)
         _prove(conn, lowering, constants, builder.remotes)
         functions_in_from.prove(conn, lowering, constants, builder.sets, plain)

@@ -9,8 +9,8 @@ from headrace.collections.plan import PhysicalPlan
 from headrace.planner.logical import Node
 from headrace.types import Schema
 
-ITERATIONS_MAX: Final = 1_000
-"""Iterations of a recursive query unless the setting ``max_recursion_iterations`` says otherwise."""
+RECURSIONS: Final = (1_000, 10_000_000)
+"""Bounds of a recursive query unless the settings ``max_recursion_…`` say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class PlanRequest:
     caller: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
     stats: bool = True
-    iterations_max: int = ITERATIONS_MAX
-    """Iterations after which a recursive query is an error."""
+    recursions: tuple[int, int] = RECURSIONS
+    """Iterations after which a recursive query is an error, and rows of one iteration."""
 
 
 @dataclass(frozen=True, slots=True)

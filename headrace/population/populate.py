@@ -52,8 +52,8 @@ def plan_with_facts(
     with conn.transaction(force_rollback=True):
         # One snapshot: an alteration after the facts shows when they are read again.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        limit = settings.max_recursion_iterations
-        planned = plan(conn, replace(request, iterations_max=limit))
+        bounds = settings.max_recursion_iterations, settings.max_recursion_rows
+        planned = plan(conn, replace(request, recursions=bounds))
         used = uses.of_planned(conn, planned, request.caller)
         return planned, fingerprint.take(conn, used, settings.publication_name)
 

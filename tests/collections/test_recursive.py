@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -202,6 +203,15 @@ def test_without_an_end_it_is_an_error(distinct) -> None:
     flow.send(["+ 1 2", "+ 2 3", "+ 3 4", "+ 4 5"])
     with pytest.raises(DefiniteFailure, match="5 iterations") as caught:
         flow.send(["+ 5 1"] if not distinct else ["+ 5 6", "+ 6 7"])
+    assert caught.value.code == "54001"
+
+
+def test_an_iteration_with_too_many_rows_is_an_error() -> None:
+    flow = Harness(replace(closure(distinct=False), rows_max=3))
+    flow.send(["+ 1 2", "+ 1 3", "+ 2 4", "+ 3 4"])
+    with pytest.raises(DefiniteFailure, match="more than 3 rows") as caught:
+        # Each of the two ways to 4 goes on to two more, and their beginnings do.
+        flow.send(["+ 4 5", "+ 4 6"])
     assert caught.value.code == "54001"
 
 
