@@ -17,11 +17,14 @@ import psycopg
 _ORDERS: Final = 1_500_000
 """Orders at scale 1."""
 
-_HELPERS: Final = """
+DRAWS: Final = """
 CREATE FUNCTION pg_temp.r(i bigint, salt int, n bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS
     $$ SELECT (hashint8extended(i, salt) & 9223372036854775807) % n $$;
 CREATE FUNCTION pg_temp.pick(i bigint, salt int, words text[]) RETURNS text IMMUTABLE LANGUAGE sql
     AS $$ SELECT words[1 + pg_temp.r(i, salt, cardinality(words))] $$;
+"""
+"""Draws of a row: a number below ``n``, one of ``words``; other ones for each ``salt``."""
+_HELPERS: Final = """
 CREATE FUNCTION pg_temp.phone(i bigint, nation bigint) RETURNS text IMMUTABLE LANGUAGE sql AS
     $$ SELECT format('%s-%s-%s-%s', 10 + nation, 100 + pg_temp.r(i, 1, 900),
         100 + pg_temp.r(i, 2, 900), 1000 + pg_temp.r(i, 3, 9000)) $$;
@@ -195,7 +198,7 @@ class Tpch:
             "parts": max(int(200_000 * scale), 20),
             "customers": max(int(150_000 * scale), 15),
         }
-        self._run(_HELPERS)
+        self._run(DRAWS + _HELPERS)
 
     def load(self) -> None:
         """Make the tables and fill them."""
