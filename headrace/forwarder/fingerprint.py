@@ -58,10 +58,13 @@ class Uses:
     views: frozenset[int] = frozenset()
     results: frozenset[int] = frozenset()
     """Tables of views of Headrace."""
+    casts: bool = True
+    """Whether Postgres evaluates something, so that the casts of the types count."""
 
 
-# Types whose values change their text when the type is altered: enums and composites, also
-# inside of domains, arrays and ranges.
+# Types that are not built in, also inside of domains, arrays and ranges: values of enums and
+# composites change their text when the type is altered, and a cast of any of them, which its
+# owner may make, gives what Postgres evaluates for us another meaning.
 _TYPES: Final = """
 WITH RECURSIVE used (oid) AS (
   SELECT unnest(%(types)s::oid[])
@@ -77,7 +80,7 @@ WITH RECURSIVE used (oid) AS (
         WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid)
    WHERE x.oid <> 0)
 SELECT t.oid::bigint FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid
- WHERE t.typtype IN ('e', 'c')"""
+ WHERE t.typtype IN ('e', 'c') OR t.oid >= %(user)s"""
 
 # What a function calls: by its dependencies, else by any function whose name is in its text.
 _FUNCTIONS: Final = r"""
@@ -133,7 +136,11 @@ SELECT
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
    WHERE c.oid = ANY (%(tables)s::oid[])),
  (SELECT jsonb_object_agg(t.oid::bigint, jsonb_build_object(
-    'name', format('%%I.%%I', n.nspname, t.typname),
+    'name', format('%%I.%%I', n.nspname, t.typname), 'kind', t.typtype::text,
+    'casts', (SELECT jsonb_agg(jsonb_build_array(k.castsource::bigint,
+        k.casttarget::bigint, k.castfunc::bigint, k.castcontext::text, k.castmethod::text)
+        ORDER BY k.castsource, k.casttarget) FROM pg_catalog.pg_cast k
+       WHERE k.oid >= %(user)s AND t.oid IN (k.castsource, k.casttarget)),
     'labels', (SELECT jsonb_agg(jsonb_build_array(e.oid::bigint, e.enumlabel)
         ORDER BY e.enumsortorder) FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid),
     'attributes', (SELECT jsonb_agg(jsonb_build_array(a.attnum, a.attname,
@@ -207,6 +214,11 @@ def take(conn: Connection, uses: Uses, publication: str) -> Facts:
         publication,
     )
     known: Facts = {"owner": uses.owner, **{kind: found[kind] for kind in _KINDS}}
+    if not uses.casts:
+        known["types"] = {
+            oid: {name: fact for name, fact in facts.items() if name != "casts"}
+            for oid, facts in found["types"].items()
+        }
     known["relations"] = {
         oid: {
             "readers": sorted({r for o, r, _ in uses.relations if str(o) == oid}),
@@ -303,6 +315,7 @@ def _read(
             "attnums": [attnum for _, attnum in columns],
             "owners": owners,
             "publication": publication,
+            "user": _FIRST_USER_OID,
         },
         prepare=True,
     ).fetchone()
@@ -324,6 +337,9 @@ def _narrow(found: Facts, known: Facts) -> Facts:
         out[kind] = {
             oid: dict(found[kind][oid]) for oid in known[kind] if oid in found[kind]
         }
+    for oid, facts in out["types"].items():
+        if "casts" not in known["types"][oid]:
+            del facts["casts"]
     for oid, table in out["tables"].items():
         had = known["tables"][oid]["columns"] or {}
         table["columns"] = {
@@ -430,6 +446,10 @@ def _column_changed(
 
 
 def _type_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    if "casts" in old and (new or old)["casts"] != old["casts"]:
+        yield _stop(f"a cast of type {old['name']} was created or dropped")
+    if old.get("kind", "e") not in ("e", "c"):
+        return  # as the columns of it say
     if new is None:
         yield _stop(f"type {old['name']} was dropped")
         return

@@ -253,7 +253,9 @@ class Calls:
             call.function.builtin
             and self._operators_trusted(node)
             and all(map(self._plain_type, users))
-            and all(map(trusted, call.args)),
+            and all(
+                map(trusted, (*call.args, *(e for e, _ in call.order), *call.direct))
+            ),
         )
         self._prove(node, agg)
         return agg

@@ -161,6 +161,9 @@ SELECT EXISTS (
     SELECT FROM pg_range r JOIN pg_opclass o ON o.oid = r.rngsubopc
      WHERE %(t)s IN (r.rngtypid, r.rngmultitypid)
        AND (r.rngcanonical::oid >= %(first)s OR o.oid >= %(first)s))"""
+# Who owns a type may give it a cast, a domain a check, a composite a column, at any time.
+_OWNED: Final = """
+SELECT pg_has_role(t.typowner, session_user, 'MEMBER') FROM pg_type t WHERE t.oid = %s"""
 _SUBTYPE: Final = """
 SELECT rngsubtype, rngcollation FROM pg_range WHERE %(t)s IN (rngtypid, rngmultitypid)"""
 _PARTS: Final = """
@@ -206,6 +209,7 @@ class Catalog:
         self._collations: dict[int, Collation] = {}
         self._casts: dict[tuple[int, int], tuple[int, str] | None] = {}
         self._attributes: dict[int, tuple[Attribute, ...]] = {}
+        self._plain: dict[int, bool] = {}
         self._trusted: dict[int, bool] = {}
 
     def preload(self, trees: list[Node]) -> None:
@@ -299,26 +303,56 @@ class Catalog:
         assert row is not None, "every range has a subtype"
         return int(row[0]), int(row[1])
 
-    def trusted(self, oid: int) -> bool:
-        """Whether reading, writing and comparing values of the type runs no code of a user.
+    def plain(self, oid: int) -> bool:
+        """Whether reading, writing and comparing values of the type runs no code of a user now.
 
         Enums, composites, ranges and domains do not, unless a domain's check, a range's
         canonical function or a cast from the type (``to_json`` looks for one) is a user's.
-        A base type that did not come with Postgres is never trusted.
+        A base type that did not come with Postgres never counts as plain.
+        """
+        if oid < FIRST_USER_OID:
+            return True
+        if oid not in self._plain:
+            kind = self.type(oid)
+            good = kind.kind != "b" or bool(kind.element)
+            if good:
+                self._plain[oid] = True  # while its parts are looked at: rows nest
+                more = {"t": oid, "first": FIRST_USER_OID}
+                row = self._conn.execute(_USER_CODE, more).fetchone()
+                assert row is not None, "EXISTS gives a row"
+                good = not row[0] and all(self.plain(p) for p in self.parts(oid))
+            self._plain[oid] = good
+        return self._plain[oid]
+
+    def trusted(self, oid: int) -> bool:
+        """Whether values of the type may be handled where the engine's rights are.
+
+        They run no code of a user, and whoever could change that has our rights anyway: each
+        type that has a part in it belongs to our role, to a member of it or to a superuser.
         """
         if oid < FIRST_USER_OID:
             return True
         if oid not in self._trusted:
-            kind = self.type(oid)
-            good = kind.kind != "b" or bool(kind.element)
+            good = self.plain(oid)
             if good:
                 self._trusted[oid] = True  # while its parts are looked at: rows nest
-                more = {"t": oid, "first": FIRST_USER_OID}
-                row = self._conn.execute(_USER_CODE, more).fetchone()
-                assert row is not None, "EXISTS gives a row"
-                good = not row[0] and all(self.trusted(p) for p in self.parts(oid))
+                row = self._conn.execute(_OWNED, (oid,)).fetchone()
+                good = bool(row and row[0]) and all(map(self.trusted, self.parts(oid)))
             self._trusted[oid] = good
         return self._trusted[oid]
+
+    def writable(self, oid: int) -> bool:
+        """Whether reading a value of the type from text may run with the engine's rights.
+
+        As ``trusted``, but enums of anyone may be read, also inside of arrays and ranges: labels
+        are all that they have.
+        """
+        if oid < FIRST_USER_OID or self.type(oid).kind == "e":
+            return True
+        found = self.type(oid)
+        if found.element or found.kind in ("r", "m"):
+            return self.plain(oid) and all(map(self.writable, self.parts(oid)))
+        return self.trusted(oid)
 
     def collation(self, oid: int) -> Collation | None:
         """The collation of that OID; ``None`` for 0."""

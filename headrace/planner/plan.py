@@ -129,6 +129,14 @@ def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
             raise UnsupportedError(
                 f'column "{name}" of type {kind.name} is not supported'
             )
+        if not catalog.writable(kind.oid):
+            raise UnsupportedError(
+                f'column "{name}" of type {kind.name} is not supported',
+                detail="Writing its values could run code of the type's owner with the"
+                " rights of Headrace.",
+                hint="Select its parts, or let a superuser own the type, or a member of"
+                " Headrace's role.",
+            )
         out.append(Field(name, kind.oid, typmod, collation))
     return tuple(out)
 

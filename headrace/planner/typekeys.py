@@ -26,7 +26,7 @@ def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
         parts = [(kind.element, collation)]
     elif kind.kind == "c":
         parts = [(a.oid, a.collation) for a in catalog.attributes(oid)]
-    elif kind.kind in ("r", "m") and catalog.trusted(oid):
+    elif kind.kind in ("r", "m") and catalog.plain(oid):
         parts = [catalog.subtype(oid)]
     else:
         return None

@@ -66,7 +66,7 @@ def make_table(
             conn,
             target.schema,
             target.name,
-            planned.canonical_sql.rstrip().removesuffix(";"),
+            table.shape(conn, planned.columns),
             columns=[field.name for field in planned.columns],
             reader=reader,
         )

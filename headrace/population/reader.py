@@ -6,6 +6,7 @@ Used alike by the builder itself and by every Spark task, each on a connection o
   ``pg_current_snapshot()`` after it has joined (reliability.md E5, H4).
 * Invariant 2: a value has the same text here and in the stream: same output functions, same
   pinned settings, never a cast to text (H5).
+* Invariant 3: what is read is the planned table itself, not what has its name now.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from headrace.collections.plan import Source, SourceColumn
 from headrace.collections.source import load_columns
 from headrace.errors import BugError, DefiniteFailure, TransientError
 from headrace.kernels import copytext, text
+from headrace.population import tables
 from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.snapshot import SnapshotLost, SnapshotRef
 
@@ -94,10 +96,14 @@ def read(
     """Typed columns of ``load_columns(source)``, batch by batch.
 
     REQUIRES: ``conn`` comes from ``joined``.
+
+    Raises:
+        TableChanged: the table has lost its name to another.
     """
     columns = load_columns(source)
     if not columns:
         raise BugError(f'source "{source.id}" reads no column')
+    tables.hold(conn, source)
     statement = copy_statement(source, columns, blocks).as_string(conn)
     for data in _copy(conn, statement.encode()):
         arrays = copytext.split(data, len(columns))

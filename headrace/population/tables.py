@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import psycopg
 from psycopg import sql
 
 from headrace.collections.plan import Source
@@ -41,6 +42,30 @@ class Size:
 Shape = tuple[object, ...]
 
 
+def hold(conn: Connection, source: Source) -> None:
+    """Keep its name for the table of ``source`` until the end of the transaction.
+
+    A view put in its place would run its owner's functions with our rights.
+
+    Raises:
+        TableChanged: the name means another table, or none, by now.
+    """
+    name = sql.Identifier(source.schema_name, source.table_name)
+    try:
+        conn.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
+    except (
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.InvalidSchemaName,
+        psycopg.errors.WrongObjectType,
+    ) as error:
+        raise _changed(source) from error
+    row = conn.execute(
+        "SELECT to_regclass(%s)::oid::bigint", (name.as_string(conn),)
+    ).fetchone()
+    if row is None or row[0] != source.table_oid:
+        raise _changed(source)
+
+
 def size(conn: Connection, source: Source) -> Size:
     """Size of the table of ``source`` now."""
     row = conn.execute(
@@ -53,11 +78,13 @@ def size(conn: Connection, source: Source) -> Size:
     if blocks == 0:
         return Size(0, 0)
     # The planner's estimate: rows per page of the last ANALYZE times the pages of today.
-    plan = conn.execute(
-        sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM ONLY {}").format(
-            sql.Identifier(source.schema_name, source.table_name)
-        )
-    ).fetchone()
+    with conn.transaction():
+        hold(conn, source)
+        plan = conn.execute(
+            sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM ONLY {}").format(
+                sql.Identifier(source.schema_name, source.table_name)
+            )
+        ).fetchone()
     assert plan is not None, "EXPLAIN answers one row"
     data = plan[0] if isinstance(plan[0], list) else json.loads(plan[0])
     return Size(int(data[0]["Plan"]["Plan Rows"]), blocks)

@@ -23,15 +23,17 @@ def of(
     functions: frozenset[int] = frozenset(),
 ) -> Uses:
     """Columns of its sources, and every type in the plan besides those of the query."""
+    data = to_json(physical)
     return Uses(
         frozenset(
             (source.table_oid, column.attnum)
             for source in physical.sources
             for column in load_columns(source)
         ),
-        types | frozenset(_types(to_json(physical))),
+        types | frozenset(_types(data)),
         functions,
         owner,
+        casts=_evaluates(data),
     )
 
 
@@ -97,6 +99,15 @@ def _changed(message: str, detail: str | None = None) -> TableChanged:
         detail=detail,
         hint="Create the view again.",
     )
+
+
+def _evaluates(data: Any) -> bool:
+    """Whether Postgres evaluates anything of a plan as JSON."""
+    if isinstance(data, dict):
+        if data.get("sql") or data.get("native") is False:
+            return True
+        data = list(data.values())
+    return isinstance(data, list) and any(map(_evaluates, data))
 
 
 def _types(data: Any) -> Iterator[int]:

@@ -46,6 +46,7 @@ from headrace.population.names import ViewRow
 from headrace.population.pause import Request, check_not_live
 from headrace.population.reader import prove
 from headrace.population.snapshot import SnapshotRef
+from headrace.sink import table
 from headrace.types import FLOAT4, FLOAT8, NUMERIC, PINNED_SETTINGS
 
 _log = structlog.get_logger(__name__)
@@ -141,6 +142,7 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
             f"view {view.shown} was created by an earlier version of headrace"
         )
     _check_functions(conn, view)
+    _check_trusted(view, physical)
     rebuilt = plan.from_json(physical)
     assert isinstance(rebuilt, plan.PhysicalPlan), "the catalog has plans"
     # What it reads of ours is a moment behind: its query is asked instead.
@@ -166,6 +168,25 @@ def _check_functions(conn: Connection, view: ViewRow) -> None:
             hint=f"CALL headrace.resync_view('{view.schema}.{view.name}')"
             " says how many rows it had to change.",
         )
+
+
+def _check_trusted(view: ViewRow, physical: Any) -> None:
+    """As ``_check_functions``: a type's owner may add a check, a cast or a column any time."""
+    left = [physical]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            if part.get("trusted") is False:
+                raise UnsupportedError(
+                    f"verifying view {view.shown} is not supported: it computes with values"
+                    " of a user's type",
+                    detail="Code of users runs only where it has no rights.",
+                    hint="Let a superuser own the type, or a member of Headrace's role, and"
+                    " create the view again.",
+                )
+            left.extend(part.values())
+        elif isinstance(part, list):
+            left.extend(part)
 
 
 @contextlib.contextmanager
@@ -268,7 +289,7 @@ class _Proof:
         scratch.execute("CREATE TEMPORARY TABLE images (image text, weight bigint)")
         scratch.execute(
             sql.SQL("CREATE TEMPORARY TABLE typed ({}) AS {} WITH NO DATA").format(
-                self._names(), sql.SQL(self._subject.canonical)
+                self._names(), table.shape(scratch, self._subject.physical.sink.schema)
             )
         )
         scratch.execute(
@@ -389,7 +410,7 @@ class _Proof:
             return
         keys = [
             sql.SQL("trim_scale({})::text").format(_field(c)) if o == NUMERIC
-            else sql.SQL("{}::text").format(_field(c))
+            else _field(c)  # no cast: it could be a user's
             for c, o in self._typed
             if o not in _CLOSE
         ]  # fmt: skip

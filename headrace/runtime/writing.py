@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from headrace import clock, pinned
 from headrace.errors import (
-    RESYNC,
     BugError,
     FencedError,
     HeadraceError,
@@ -32,7 +31,7 @@ from headrace.errors import (
 )
 from headrace.runtime import faults
 from headrace.runtime.pipeline import Closed, Pipeline
-from headrace.sink import commit, table
+from headrace.sink import commit
 from headrace.sink.commit import Progress
 from headrace.sink.table import Target
 from headrace.types import Lsn, Txid
@@ -205,9 +204,6 @@ class _Group:
                 conn.execute("ROLLBACK")
                 return
             faults.point(faults.ROWS_SENT)
-            if self._swapped(changing):
-                conn.execute("ROLLBACK")
-                continue
             moving = self._left()
             try:
                 missing = commit.advance(
@@ -241,20 +237,6 @@ class _Group:
             for p in self._parts
             if p.view_id not in answer.failed and p.view_id not in answer.gone
         ]
-
-    def _swapped(self, changing: Sequence[Part]) -> bool:
-        """Whether a table was replaced by another of its name; its view fails then."""
-        written = [p for p in changing if p.view_id not in self._answer.failed]
-        found = table.replaced(self._conn, [p.target for p in written])
-        for part in written:
-            if part.view_id in found:
-                self._owner.writer.forget(part.view_id)
-                self._answer.failed[part.view_id] = SinkTableError(
-                    f"result table {part.target.shown} was replaced by another table",
-                    hint=RESYNC,
-                    sqlstate="55000",
-                )
-        return bool(found)
 
     def _write_view(self, part: Part) -> int:
         conn, writer = self._conn, self._owner.writer

@@ -2,6 +2,8 @@
 
 * Invariant 3 (architecture.md 4): the table holds exactly the query's columns.
 * The table belongs to the engine's role; its creator may read it and pass that on (E16).
+* No column is of a domain, but of its base type: a domain's check would run with our rights,
+  and the values have passed it where they come from.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import RESYNC, SinkTableError, UnsupportedError
-from headrace.types import Oid, Schema
+from headrace.types import Field, Oid, Schema
 
 Connection = psycopg.Connection[Any]
 
@@ -56,7 +58,8 @@ def create(
 ) -> Oid:
     """Make an empty result table with the names and types of ``query``; returns its OID.
 
-    Runs in the caller's transaction and under the caller's settings (search_path).
+    Runs in the caller's transaction and under the caller's settings (search_path).  The query
+    is analysed with our rights: make it by ``shape``, not of a user's text.
     ``columns`` renames the columns; ``reader`` gets SELECT WITH GRANT OPTION.
 
     Raises:
@@ -89,6 +92,36 @@ def create(
     return oid
 
 
+def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
+    """A query of the types and collations of ``fields`` for ``create``; nothing in it runs."""
+    rows = conn.execute(
+        "SELECT pg_catalog.format_type(f.oid, f.typmod),"
+        " CASE WHEN f.coll NOT IN (0, t.typcollation) THEN"
+        "   pg_catalog.format('%%I.%%I', n.nspname, c.collname) END"
+        " FROM unnest(%s::bigint[]::pg_catalog.oid[], %s::int[],"
+        "   %s::bigint[]::pg_catalog.oid[])"
+        "   WITH ORDINALITY AS f (oid, typmod, coll, place)"
+        " JOIN pg_catalog.pg_type t ON t.oid = f.oid"
+        " LEFT JOIN pg_catalog.pg_collation c ON c.oid = f.coll"
+        " LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.collnamespace"
+        " ORDER BY f.place",
+        (
+            [f.oid for f in fields],
+            [f.typmod for f in fields],
+            [f.collation for f in fields],
+        ),
+    ).fetchall()
+    values = [
+        sql.SQL("NULL::{}{} AS {}").format(
+            sql.SQL(kind),
+            sql.SQL(f" COLLATE {collation}" if collation else ""),
+            sql.Identifier(f"a{place}"),
+        )
+        for place, (kind, collation) in enumerate(rows, 1)
+    ]
+    return sql.SQL("SELECT {}").format(sql.SQL(", ").join(values))
+
+
 @dataclass(frozen=True, slots=True)
 class Attribute:
     """A column of a result table as the catalog has it."""
@@ -97,9 +130,11 @@ class Attribute:
     type_name: str
     """With typmod, as format_type spells it."""
     array_name: str | None
-    """Name of the array type whose literal carries the values; None: go through text."""
+    """Name of the array type whose literal carries the values; None: there is none."""
     base_oid: int
     """Type OID, domains resolved."""
+    base_name: str
+    """``type_name`` with domains resolved."""
     hashable: bool = False
 
 
@@ -107,22 +142,23 @@ def attributes(conn: Connection, oid: int) -> list[Attribute]:
     """Columns in table order; ``hashable`` is left false (see ``hashable``)."""
     rows = conn.execute(
         "WITH RECURSIVE a AS ("
-        " SELECT attnum, attname, atttypid AS typ, atttypid, atttypmod"
+        " SELECT attnum, attname, atttypid AS typ, atttypmod AS mod, atttypid, atttypmod"
         "   FROM pg_catalog.pg_attribute"
         "  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
         " UNION ALL"
-        " SELECT a.attnum, a.attname, t.typbasetype, a.atttypid, a.atttypmod"
+        " SELECT a.attnum, a.attname, t.typbasetype, t.typtypmod, a.atttypid, a.atttypmod"
         "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype = 'd')"
         " SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),"
         # An array's elements cannot be arrays, unnest spreads composites over columns, and
         # a box's delimiter is not a comma.
         "        CASE WHEN t.typcategory <> 'A' AND t.typtype <> 'c' AND t.typarray <> 0 AND t.typdelim = ','"
-        "             THEN pg_catalog.format_type(t.typarray, -1) END, t.oid"
+        "             THEN pg_catalog.format_type(t.typarray, -1) END, t.oid,"
+        "        pg_catalog.format_type(t.oid, a.mod)"
         "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype <> 'd'"
         "  ORDER BY a.attnum",
         (oid,),
     ).fetchall()
-    return [Attribute(r[0], r[1], r[2], int(r[3])) for r in rows]
+    return [Attribute(r[0], r[1], r[2], int(r[3]), r[4]) for r in rows]
 
 
 def hashable(conn: Connection, found: Sequence[Attribute]) -> list[bool]:
@@ -236,24 +272,6 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
         row_security=row[6],
         published=tuple(row[7]),
     )
-
-
-def replaced(conn: Connection, targets: Sequence[Target]) -> set[int]:
-    """Views whose result table's name now means another table.
-
-    Asked after writing: the locks that writing took keep the answer true until the commit.
-    """
-    rows = conn.execute(
-        "SELECT u.view_id FROM unnest(%s::bigint[], %s::bigint[], %s::text[])"
-        "   AS u(view_id, oid, name)"
-        " WHERE pg_catalog.to_regclass(u.name)::bigint IS DISTINCT FROM u.oid",
-        (
-            [t.view_id for t in targets],
-            [t.oid for t in targets],
-            [t.identifier.as_string(conn) for t in targets],
-        ),
-    ).fetchall()
-    return {int(row[0]) for row in rows}
 
 
 def check(conn: Connection, target: Target, publication: str) -> None:

@@ -3,6 +3,13 @@
 Inserts go in by COPY.  A delete finds its row by the indexed hash of the row, compares every
 column exactly (two numerics of different scale are different rows), and deletes as many copies
 as the weight says, which is checked against the count.
+
+Nothing of a user runs here, where it would have our rights (reliability.md E16):
+
+* Invariant 1: before a row is written the table is locked and known to be ours by its OID, so no
+  other of its name, with a trigger, can take its place.
+* Invariant 2: values become text, and text values, by input and output functions alone, never by
+  a cast, which the owner of a type may define at any time.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from typing import Any, Final, LiteralString
 import numpy as np
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 
 from headrace.errors import RESYNC, SinkBlocked, SinkTableError
@@ -67,8 +75,12 @@ _TABLE_CHANGED: Final = ("42", "0A", "23", "44", "22")
 
 @dataclass(frozen=True, slots=True)
 class _Statements:
+    hold: sql.Composed
+    """Locks the table; then says whether it is ours."""
     copy: sql.Composed
     delete: sql.Composed
+    by_row: bool
+    """Whether the delete takes rows as literals of the table's row type, or an array per column."""
 
 
 class SinkWriter:
@@ -103,7 +115,8 @@ class SinkWriter:
 
         Raises:
             SinkBlocked: the table is locked by somebody else.
-            SinkTableError: it is gone, altered, or does not hold the rows to delete.
+            SinkTableError: it is gone, altered, replaced by another of its name, or does not hold
+                the rows to delete.
         """
         if diffs.num_rows == 0:
             return 0
@@ -126,6 +139,7 @@ class SinkWriter:
 
     def _write(self, target: Target, diffs: pa.RecordBatch) -> int:
         statements = self._prepared(target)
+        self._hold(target, statements)
         # By place: a view may have a column of that name.
         weights = diffs.column(len(target.schema)).to_numpy()
         gone = np.flatnonzero(weights < 0)
@@ -137,6 +151,18 @@ class SinkWriter:
             take = come if (weights[come] == 1).all() else come.repeat(weights[come])
             self._insert(target, statements, diffs, take)
         return int(np.abs(weights).sum())
+
+    def _hold(self, target: Target, made: _Statements) -> None:
+        # Without parameters the simple protocol: both statements in one round trip.
+        cursor = self._conn.execute(made.hold)
+        cursor.nextset()
+        row = cursor.fetchone()
+        if row is None or not row[0]:
+            raise SinkTableError(
+                f"result table {target.shown} was replaced by another table",
+                hint=RESYNC,
+                sqlstate="55000",
+            )
 
     def _insert(
         self, target: Target, made: _Statements, diffs: pa.RecordBatch, take: np.ndarray
@@ -157,7 +183,10 @@ class SinkWriter:
         for start in range(0, len(gone), _ROWS_PER_DELETE):
             rows = gone[start : start + _ROWS_PER_DELETE]
             part = diffs.take(pa.array(rows))
-            literals = [copytext.array_literal(c) for c in _texts(target, part)]
+            texts = _texts(target, part)
+            if made.by_row:
+                texts = [_row_literals(texts)]
+            literals = [copytext.array_literal(c) for c in texts]
             copies = (-weights[rows]).tolist()
             # Numbered parameters: a "%" in a column's name is no placeholder.
             with psycopg.RawCursor(self._conn) as cursor:
@@ -204,20 +233,13 @@ def _compose(conn: Connection, target: Target) -> _Statements:
     copy = sql.SQL("COPY {} ({}) FROM STDIN").format(
         target.identifier, sql.SQL(", ").join(map(sql.Identifier, names))
     )
-    arrays: list[sql.Composed] = []
-    columns: list[sql.Composed] = []
-    equal: list[sql.Composed] = []
-    for attribute in found:
-        name = attribute.name
-        kind = sql.SQL(attribute.type_name)
-        array = sql.SQL(attribute.array_name or "pg_catalog.text[]")
-        arrays.append(sql.SQL("${}::{}").format(len(arrays) + 1, array))
-        columns.append(
-            sql.SQL("u.{0}::{1} AS {0}").format(sql.Identifier(name), kind)
-            if attribute.array_name is None
-            else sql.SQL("u.{}").format(sql.Identifier(name))
-        )
-        equal.append(_same(attribute))
+    # A row type's array holds every kind of column, an array's elements only some.
+    by_row = any(a.array_name is None for a in found)
+    kinds: list[sql.Composable] = [sql.SQL(a.array_name or "") for a in found]
+    if by_row:
+        kinds = [target.identifier + sql.SQL("[]")]
+    arrays = [sql.SQL("${}::{}").format(n, kind) for n, kind in enumerate(kinds, 1)]
+    equal = [_same(attribute) for attribute in found]
     flags = table.hashable(conn, found)
     hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
     if hashed:
@@ -230,19 +252,27 @@ def _compose(conn: Connection, target: Target) -> _Statements:
     weight = _free_name(names)
     delete = sql.SQL(
         "DELETE FROM {table} WHERE ctid = ANY (ARRAY("
-        "SELECT x.ctid FROM (SELECT {columns}, u.{weight} FROM unnest({arrays},"
-        " ${last}::bigint[]) AS u({names}, {weight}) OFFSET 0) g CROSS JOIN LATERAL ("
+        "SELECT x.ctid FROM (SELECT * FROM unnest({arrays}, ${last}::bigint[])"
+        " AS u({names}, {weight}) OFFSET 0) g CROSS JOIN LATERAL ("
         "SELECT t.ctid FROM {table} t WHERE {equal} LIMIT g.{weight}) x))"
     ).format(
         table=target.identifier,
-        columns=sql.SQL(", ").join(columns),
         arrays=sql.SQL(", ").join(arrays),
         last=len(arrays) + 1,
         names=sql.SQL(", ").join(map(sql.Identifier, names)),
         weight=sql.Identifier(weight),
         equal=sql.SQL(" AND ").join(equal),
     )
-    return _Statements(copy, delete)
+    hold = sql.SQL(
+        "LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE;"
+        " SELECT pg_catalog.to_regclass({})::pg_catalog.oid"
+        " IS NOT DISTINCT FROM {}::pg_catalog.oid"
+    ).format(
+        target.identifier,
+        sql.Literal(target.identifier.as_string(conn)),
+        sql.Literal(target.oid),
+    )
+    return _Statements(hold, copy, delete, by_row)
 
 
 def _same(attribute: table.Attribute) -> sql.Composed:
@@ -258,8 +288,8 @@ def _same(attribute: table.Attribute) -> sql.Composed:
         form = '{} COLLATE "C" IS NOT DISTINCT FROM {} COLLATE "C"'
     elif attribute.base_oid not in _IDENTICAL:
         form = (
-            '{}::pg_catalog.text COLLATE "C" IS NOT DISTINCT FROM'
-            ' {}::pg_catalog.text COLLATE "C"'
+            "pg_catalog.format('%L', {}) COLLATE \"C\""
+            " = pg_catalog.format('%L', {}) COLLATE \"C\""
         )
     return sql.SQL(form).format(sql.Identifier("t", name), sql.Identifier("g", name))
 
@@ -269,6 +299,19 @@ def _free_name(names: Sequence[str]) -> str:
     while name in names:
         name += "_"
     return name
+
+
+def _row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
+    """Rows as literals of a composite type; one without a value between its commas is NULL."""
+    fields = []
+    for column in columns:
+        escaped = pc.replace_substring(column, "\\", "\\\\")
+        escaped = pc.replace_substring(escaped, '"', '""')
+        fields.append(pc.binary_join_element_wise('"', escaped, '"', ""))
+    inner = pc.binary_join_element_wise(
+        *fields, ",", null_handling="replace", null_replacement=""
+    )
+    return pc.binary_join_element_wise("(", inner, ")", "")
 
 
 def _texts(target: Target, diffs: pa.RecordBatch) -> list[pa.StringArray]:
