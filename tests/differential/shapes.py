@@ -8,13 +8,13 @@ Postgres, so a query must have one answer only:
 * values that are equal but look different (``LOOSE`` kinds) are shown, never ordered or grouped;
 * no expression raises on any value of the pools.
 
-A query depends on the seed and its number only: ``Shapes(seed).query(number)``.
+A query depends on the seed, its number and the views of Headrace that it may read.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from tests.differential.generate import POOLS, Generator, Table
@@ -62,10 +62,13 @@ class Shapes(Generator):
             *(f"CREATE VIEW {name} AS {sql}" for name, sql, _ in self.views()),
         ]
 
-    def query(self, number: int) -> str:
-        """The query of that number."""
+    def query(
+        self, number: int, results: Sequence[tuple[str, list[str]]] = ()
+    ) -> tuple[str, list[str]]:
+        """The query of that number and its columns' kinds; it may read ``results``, too."""
         made = Query(random.Random(f"{self.tables}/{number}"), self.tables)
         made.own = [(name, shown) for name, _, shown in self.views()]
+        made.results = list(results)
         return made.text()
 
 
@@ -79,14 +82,16 @@ class Query:
         """CTEs in scope: name and kinds of c0, c1, …"""
         self.own: list[tuple[str, list[str]]] = []
         """The user's own views likewise."""
+        self.results: list[tuple[str, list[str]]] = []
+        """Views of Headrace likewise."""
         self._aliases = 0
 
-    def text(self) -> str:
-        """The whole statement."""
+    def text(self) -> tuple[str, list[str]]:
+        """The whole statement, and the kinds of its columns."""
         sql, kinds = self.block(self.rng.choice([0, 1, 1, 2, 2, 3]), [])
         if self.rng.random() < 0.1 and not any(k in LOOSE for k in kinds):
-            return f"SELECT * FROM ({sql}) q ORDER BY 1 DESC"
-        return sql
+            sql = f"SELECT * FROM ({sql}) q ORDER BY 1 DESC"
+        return sql, kinds
 
     # ---- choosing
 
@@ -497,7 +502,7 @@ class Query:
                 (f"{name}.c1", "text"),
             ]
         if self.own and self.maybe(0.08):
-            view, shown = self.rng.choice(self.own)
+            view, shown = self.rng.choice([*self.own, *self.results[-4:]])
             return f"{view} {name}", [(f"{name}.c{i}", k) for i, k in enumerate(shown)]
         table = self.rng.choice(self.tables)
         return f"{table.name} {name}", [

@@ -82,13 +82,18 @@ def run(seed: int, source, commander, only: set[int] | None = None) -> Outcome:
     create_marker(source, commander)
     source.execute("SET statement_timeout = '5s'")
     views: dict[str, str] = {}
+    shown: list[tuple[str, list[str]]] = []
     for number in range(QUERIES):
         if only is None or number in only:
-            create(source, commander, shapes, number, views, outcome)
+            query, kinds = shapes.query(number, shown)
+            name = f"v{number}"
+            if create(source, commander, name, query, outcome):
+                views[name] = query
+                shown.append((name, kinds))
     outcome.made = len(views)
     made = list(views)
     follow(source, shapes, views, f"seed {seed}", setup, outcome)
-    for name in made:
+    for name in reversed(made):  # later ones may read earlier ones
         commander.execute(f"CALL headrace.drop_view('{name}')")
     return outcome
 
@@ -108,15 +113,14 @@ def follow(source, shapes, views, where, setup, outcome) -> None:
         check(source, views, f"{where}, transaction {number}", done, outcome)
 
 
-def create(source, commander, shapes, number, views, outcome) -> None:
+def create(source, commander, name, query, outcome) -> bool:
     """Create the view, or count why not."""
-    query, name = shapes.query(number), f"v{number}"
     try:
         result = source.execute(query).pgresult
         if result.ntuples > ROWS_MAX:
-            return
+            return False
     except psycopg.errors.QueryCanceled:
-        return
+        return False
     try:
         create_view(commander, name, query)
     except psycopg.errors.FeatureNotSupported as error:
@@ -126,7 +130,8 @@ def create(source, commander, shapes, number, views, outcome) -> None:
     except psycopg.Error as error:
         outcome.wrong.append(f"{name}: {query}\ncreate_view: {error}")
     else:
-        views[name] = query
+        return True
+    return False
 
 
 def check(source, views, where, done, outcome) -> None:
