@@ -15,32 +15,14 @@ import pyarrow.compute as pc
 from headrace.collections import plan
 from headrace.collections.base import Collection, Diffed, columns_of, cut
 from headrace.errors import RowError
-from headrace.expressions import native
+from headrace.expressions.conditional import may_raise
 from headrace.expressions.evaluate import FailingRow, Program
-from headrace.expressions.ir import Column as ColumnRef
-from headrace.expressions.ir import Expr, Literal, Native, Remote
+from headrace.expressions.ir import Expr
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import text
 from headrace.types import Schema, arrow_schema
 
 _VALUE_CHARACTERS_MAX: Final = 64
-
-
-def may_raise(expr: Expr) -> bool:
-    """Whether evaluating ``expr`` may fail on some row; true when in doubt."""
-    match expr:
-        case ColumnRef() | Literal():
-            return False
-        case Native(op=op, args=args):
-            types = [native.TypeRef(arg.oid, arg.typmod) for arg in args]
-            if op == "cast":
-                target = native.TypeRef(expr.oid, expr.typmod)
-                known = native.resolve_cast(types[0], target)
-            else:
-                known = native.resolve(op, types)
-            return known is None or known.may_raise or any(map(may_raise, args))
-        case Remote():
-            return True
 
 
 def run_program(program: Program, batch: pa.RecordBatch) -> list[pa.Array]:

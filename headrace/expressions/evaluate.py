@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError
-from headrace.expressions import kernels
-from headrace.expressions.ir import Column, Expr, Literal, Native, Remote
+from headrace.expressions import conditional, kernels
+from headrace.expressions.ir import Column, Expr, Literal, Native, Remote, remap
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.native import common_number
 from headrace.expressions.placeholders import renumber
@@ -105,7 +105,8 @@ class Program:
         """Slot of ``expr``, made (with all it needs) if it is new."""
         if expr in self._slots:
             return self._slots[expr]
-        args = [self._add(arg) for arg in getattr(expr, "args", ())]
+        kernel, needed = _needs(expr, self._remote)
+        args = [self._add(arg) for arg in needed]
         slot = self._slots[expr] = len(self._slots)
         level = max((self._levels[i] for i in args), default=0)
         match expr:
@@ -114,7 +115,8 @@ class Program:
             case Literal():
                 self._literals.append((slot, _scalar(expr)))
             case Native():
-                self._native.append((level, _Step(_kernel(expr), args, slot)))
+                assert kernel is not None, "of every native expression"
+                self._native.append((level, _Step(kernel, args, slot)))
             case Remote():
                 self._add_remote(expr, args, slot, level)
                 level += 1
@@ -153,6 +155,60 @@ def _field(expr: Expr) -> Field:
 def _scalar(literal: Literal) -> pa.Scalar:
     column = pa.array([literal.text], pa.string())
     return text.parse(column, literal.oid)[0]
+
+
+def _needs(
+    expr: Expr, remote: RemoteEvaluator | None
+) -> tuple[Kernel | None, Sequence[Expr]]:
+    """The kernel of a native expression, and what must be computed before."""
+    match expr:
+        case Native() if conditional.runs_in_turn(expr):
+            return _in_turn(expr, remote)
+        case Native():
+            return _kernel(expr), expr.args
+        case Remote(args=args):
+            return None, args
+        case _:
+            return None, ()
+
+
+def _in_turn(
+    expr: Native, remote: RemoteEvaluator | None
+) -> tuple[Kernel, Sequence[Expr]]:
+    needed: dict[Expr, int] = {}
+    parts = []
+    for arg in expr.args:
+        if not conditional.may_raise(arg):
+            place = needed.setdefault(arg, len(needed))
+            parts.append(conditional.Part((place,)))
+            continue
+        columns = sorted(_columns(arg), key=lambda c: c.index)
+        places = tuple(needed.setdefault(c, len(needed)) for c in columns)
+        here = remap(arg, {c.index: i for i, c in enumerate(columns)})
+        parts.append(conditional.Part(places, Program([here], remote)))
+    if not needed:
+        raise BugError("a conditional that reads nothing is folded, or remote")
+    return partial(_run_in_turn, expr, parts), list(needed)
+
+
+def _columns(expr: Expr) -> set[Column]:
+    if isinstance(expr, Column):
+        return {expr}
+    return {c for arg in getattr(expr, "args", ()) for c in _columns(arg)}
+
+
+def _run_in_turn(
+    expr: Native, parts: Sequence[conditional.Part], columns: list[pa.Array]
+) -> pa.Array:
+    if expr.op in kernels.LOGIC:
+        return conditional.logic(expr.op, parts, columns)
+
+    def moved(place: int, values: pa.Array) -> pa.Array:
+        return _moved([values], [expr.args[place].oid], expr.oid)[0]
+
+    if expr.op == "case":
+        return conditional.case(parts, columns, moved)
+    return conditional.coalesce(parts, columns, moved)
 
 
 def _kernel(expr: Native) -> Kernel:

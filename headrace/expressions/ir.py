@@ -2,9 +2,8 @@
 
 Four node kinds.  ``Column`` and ``Literal`` are leaves, ``Native`` is computed by our kernels
 (equality with Postgres is proven by test), ``Remote`` is evaluated by the user's Postgres in
-batches.  A ``Native`` conditional (``case``, ``coalesce``, ``and``, ``or``) never has an argument
-that may raise: the planner makes the whole conditional ``Remote`` instead, because natively all
-arguments are computed for all rows.
+batches.  An argument of a ``Native`` conditional (``case``, ``coalesce``, ``and``, ``or``) that may
+raise is computed for the rows that ask for it (``expressions.conditional``), all else for all rows.
 """
 
 from __future__ import annotations

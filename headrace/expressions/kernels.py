@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import RowError
-from headrace.expressions.native import FLOATS, INTS
+from headrace.expressions.signature import FLOATS, INTS
 from headrace.kernels import buffers, numeric, text
 from headrace.types import (
     BOOL,

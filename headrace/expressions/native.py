@@ -12,11 +12,17 @@ takes the number of rows of a scalar subquery and its value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from headrace.expressions.keys import order_native
+from headrace.expressions.signature import (
+    FLOATS,
+    INTS,
+    Args,
+    NativeOp,
+    Resolver,
+    TypeRef,
+)
 from headrace.types import (
     BOOL,
     BPCHAR,
@@ -39,38 +45,17 @@ from headrace.types import (
     VARCHAR,
 )
 
+__all__ = [
+    "FLOATS",
+    "INTS",
+    "NativeOp",
+    "TypeRef",
+    "common_number",
+    "resolve",
+    "resolve_aggregate",
+    "resolve_cast",
+]
 
-@dataclass(frozen=True, slots=True)
-class TypeRef:
-    """Type of an argument.
-
-    Attributes:
-        oid: Postgres type (domains resolved).
-        typmod: Its modifier, -1 if none.
-        bytewise: Its collation sorts by bytes ("C", "POSIX"), or it has no collation.
-        deterministic: Its collation calls texts equal only if their bytes are.
-    """
-
-    oid: int
-    typmod: int = -1
-    bytewise: bool = True
-    deterministic: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class NativeOp:
-    """An operator of ours: its name for ``ir.Native``, its result type, and its temper."""
-
-    name: str
-    oid: int
-    typmod: int = -1
-    may_raise: bool = False
-
-
-Args = Sequence[TypeRef]
-
-INTS: Final = (INT2, INT4, INT8)
-FLOATS: Final = (FLOAT4, FLOAT8)
 _TEXTS: Final = (TEXT, VARCHAR)
 _EQUALITY: Final = frozenset({"=", "<>"})
 _ORDER: Final = frozenset({"<", "<=", ">", ">="})
@@ -238,7 +223,7 @@ def _single(name: str, args: Args) -> NativeOp | None:
     return NativeOp(name, args[1].oid, args[1].typmod, may_raise=True) if good else None
 
 
-_RESOLVERS: Final[dict[str, Callable[[str, Args], NativeOp | None]]] = {
+_RESOLVERS: Final[dict[str, Resolver]] = {
     "and": _logic,
     "or": _logic,
     "not": _logic,

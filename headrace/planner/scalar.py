@@ -136,7 +136,8 @@ def immutable(expr: Expr) -> bool:
 def native(expr: Expr) -> bool:
     """Whether kernels can compute all of ``expr``.
 
-    Natively every argument of a conditional is computed for every row, so none may fail.
+    A conditional's part without a column that fails is Postgres' business: when it fails (at
+    planning, for any row, for those that ask) is not a matter of the rows.
     """
     match expr:
         case Ref() | Const():
@@ -144,7 +145,11 @@ def native(expr: Expr) -> bool:
         case Call():
             if expr.native is None or not all(native(a) for a in expr.args):
                 return False
-            return expr.symbol not in CONDITIONAL or not any(map(raises, expr.args))
+            return expr.symbol not in CONDITIONAL or not any_call(expr, _fixed_failure)
+
+
+def _fixed_failure(call: Call) -> bool:
+    return call.raises and not refs(call)
 
 
 def core(expr: Expr) -> Expr:

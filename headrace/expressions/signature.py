@@ -1,0 +1,46 @@
+"""How an operator of ours is described: its argument types, its name, its temper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.types import FLOAT4, FLOAT8, INT2, INT4, INT8
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRef:
+    """Type of an argument.
+
+    Attributes:
+        oid: Postgres type (domains resolved).
+        typmod: Its modifier, -1 if none.
+        bytewise: Its collation sorts by bytes ("C", "POSIX"), or it has no collation.
+        deterministic: Its collation calls texts equal only if their bytes are.
+        literal: The argument's text if it is a constant, None if it is not, or NULL.
+    """
+
+    oid: int
+    typmod: int = -1
+    bytewise: bool = True
+    deterministic: bool = True
+    literal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOp:
+    """An operator of ours: its name for ``ir.Native``, its result type, and its temper."""
+
+    name: str
+    oid: int
+    typmod: int = -1
+    may_raise: bool = False
+
+
+Args = Sequence[TypeRef]
+
+INTS: Final = (INT2, INT4, INT8)
+FLOATS: Final = (FLOAT4, FLOAT8)
+Resolver = Callable[[str, Args], NativeOp | None]
+"""Of an operator's name and arguments: what we make of it, None if Postgres computes it."""
