@@ -17,6 +17,7 @@ from headrace.collections.running import Running
 from headrace.errors import BugError, RowError
 from headrace.state.memory import MemoryStore
 from headrace.types import BOOL, INT4, INT8, NUMERIC, TEXT, Field
+from tests.disturbed import WAYS, Disturbed, fitting, line
 from tests.ledger import diffs, lines
 
 SCHEMA = (
@@ -147,7 +148,11 @@ row = st.tuples(
     st.sampled_from([None, True, False]),
 )
 txids = st.lists(
-    st.lists(st.tuples(row, st.sampled_from([-2, -1, 1, 1, 2])), max_size=5), max_size=7
+    st.tuples(
+        st.lists(st.tuples(row, st.sampled_from([-2, -1, 1, 1, 2])), max_size=5),
+        st.sampled_from(WAYS),
+    ),
+    max_size=7,
 )
 
 
@@ -165,40 +170,18 @@ def test_equals_the_whole(stream, names, frames, order, keys, page) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "_PAGE_ROWS", page)
         patch.setattr(running, "_PAGE_ROWS_MAX", max(page, 2))
-        made, store = make(spec)
+        made = Disturbed(lambda: Running(spec, SCHEMA), SCHEMA)
         now: Counter = Counter()
         shown: Counter = Counter()
-
-        def step(txid: int, changes) -> None:
-            for one, weight in changes:
-                now[one] += weight
-                words = " ".join(
-                    "."
-                    if x is None
-                    else str(x)[0].lower()
-                    if isinstance(x, bool)
-                    else str(x)
-                    for x in one
-                )
-                assert made.apply(0, diffs(SCHEMA, f"{weight:+d} {words}")) == []
-            for batch in made.time_end(txid):
-                for found in zip(*(c.to_pylist() for c in batch.columns), strict=True):
-                    shown[found[:-1]] += found[-1]
+        for txid, (changes, way) in enumerate(stream):
+            rows = [(0, line(*one)) for one in fitting(now, changes)]
+            shown.update(made.txid(txid, rows, way))
             assert not -shown
             assert +shown == expected(now, spec)
-            store.checkpoint()
-
-        for txid, changes in enumerate(stream):
-            left = Counter(now)
-            fitting = []
-            for one, weight in changes:
-                fits = max(weight, -left[one])
-                left[one] += fits
-                if fits:
-                    fitting.append((one, fits))
-            step(txid, fitting)
-        step(99, [(one, -weight) for one, weight in now.items() if weight])
-        assert not any(store.dump().values())
+        back = [(0, line(one, -weight)) for one, weight in now.items() if weight]
+        shown.update(made.txid(99, back, "rows"))
+        assert not any(shown.values())
+        assert made.left() == {}
 
 
 class Counting:

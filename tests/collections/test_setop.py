@@ -13,6 +13,7 @@ from headrace.collections.setop import SetOp
 from headrace.errors import BugError
 from headrace.state.memory import MemoryStore
 from headrace.types import INT4, NUMERIC, TEXT, Field
+from tests.disturbed import WAYS, Disturbed, fitting
 from tests.ledger import diffs, lines
 
 SCHEMA = (Field("k", INT4), Field("v", TEXT))
@@ -99,30 +100,27 @@ def wanted(kind: str, every: bool, left: Counter, right: Counter) -> Counter:
 
 
 @pytest.mark.parametrize(("kind", "every"), KINDS)
-@given(txids=st.lists(sides, max_size=5))
+@given(txids=st.lists(st.tuples(sides, st.sampled_from(WAYS)), max_size=5))
 def test_equals_python_multisets_after_every_txid(kind, every, txids) -> None:
-    made, store = make(kind, every)
-    tables = (Counter[str](), Counter[str]())
+    node = plan.SetOp("s", "l", "r", kind, every, SCHEMA)
+    made = Disturbed(lambda: SetOp(node), SCHEMA, SCHEMA)
+    now: Counter[tuple[int, str]] = Counter()
     shown: Counter[str] = Counter()
-    for txid, chosen in enumerate(txids):
-        for port, place, weight in chosen:
-            row = ROWS[place]
-            change = max(weight, -tables[port][row])
-            tables[port][row] += change
-            if change:
-                assert made.apply(port, diffs(SCHEMA, f"{change:+d} {row}")) == []
-        made = reopened(made, store) if not chosen else made
-        for batch in made.time_end(txid):
-            for line in lines(batch):
-                sign, _, row = line.partition(" ")
-                shown[row] += int(sign + "1" if sign in {"+", "-"} else sign)
-        store.checkpoint()
-        assert +shown == wanted(kind, every, +tables[0], +tables[1])
 
+    def step(txid: int, changes, way: str) -> None:
+        rows = [(port, f"{weight:+d} {row}") for (port, row), weight in changes]
+        for found, weight in made.txid(txid, rows, way).items():
+            shown[" ".join("." if x is None else str(x) for x in found)] += weight
+        left, right = (
+            Counter({row: w for (p, row), w in now.items() if p == port and w})
+            for port in (0, 1)
+        )
+        assert not -shown
+        assert +shown == wanted(kind, every, left, right)
 
-def reopened(made: SetOp, store: MemoryStore) -> SetOp:
-    """Another one over the same state: nothing is held outside of it."""
-    node = plan.SetOp("s", "l", "r", made._kind, made._all, SCHEMA)
-    again = SetOp(node)
-    again.open(store)
-    return again
+    for txid, (chosen, way) in enumerate(txids):
+        step(txid, fitting(now, [((p, ROWS[at]), w) for p, at, w in chosen]), way)
+    back = [(at, -weight) for at, weight in now.items() if weight]
+    now.clear()
+    step(99, back, "rows")
+    assert made.left() == {}

@@ -15,6 +15,7 @@ from headrace.collections.topk import TopK
 from headrace.errors import BugError
 from headrace.state.memory import MemoryStore
 from headrace.types import FLOAT8, INT4, NUMERIC, TEXT, Field
+from tests.disturbed import WAYS, Disturbed, fitting, line
 from tests.ledger import diffs, lines
 from tests.reference import evaluate
 from tests.streams import Table
@@ -147,7 +148,7 @@ changes = st.lists(
 
 @settings(max_examples=150)
 @given(
-    txids=st.lists(changes, max_size=6),
+    txids=st.lists(st.tuples(changes, st.sampled_from(WAYS)), max_size=6),
     keys=st.sampled_from([(), (0,)]),
     limit=st.sampled_from([None, 0, 1, 2, 3]),
     offset=st.integers(0, 2),
@@ -167,32 +168,15 @@ def test_equals_the_reference(txids, keys, limit, offset, ties, flags, native) -
             plan.Sink("s", "t", SCHEMA),
         )
     )
-    made, store = make(node, Ranks())
+    made = Disturbed(lambda: TopK(node, SCHEMA, Ranks()), SCHEMA)
     now: Counter = Counter()
     shown: Counter = Counter()
-
-    def step(txid: int, rows) -> None:
-        out = []
-        for g, n, v, weight in rows:
-            words = ["." if x is None else str(x) for x in (g, n, v)]
-            now[g, n, v] += weight
-            out += made.apply(0, diffs(SCHEMA, f"{weight:+d} " + " ".join(words)))
-        for batch in [*out, *made.time_end(txid)]:
-            for row in zip(*(c.to_pylist() for c in batch.columns), strict=True):
-                shown[row[:-1]] += row[-1]
-        want = evaluate(physical, {1: list(now.elements())})
-        assert +shown == want
+    for txid, (rows, way) in enumerate(txids):
+        fits = fitting(now, [(row[:-1], row[-1]) for row in rows])
+        shown.update(made.txid(txid, [(0, line(*one)) for one in fits], way))
         assert not -shown
-        store.checkpoint()
-
-    for txid, rows in enumerate(txids):
-        fitting = []
-        left = Counter(now)
-        for g, n, v, weight in rows:
-            fits = max(weight, -left[g, n, v])
-            left[g, n, v] += fits
-            fitting.append((g, n, v, fits))
-        step(txid, [row for row in fitting if row[-1]])
-    step(99, [(*row, -weight) for row, weight in now.items() if weight])
+        assert +shown == evaluate(physical, {1: list(now.elements())})
+    back = [(0, line(row, -weight)) for row, weight in now.items() if weight]
+    shown.update(made.txid(99, back, "rows"))
     assert not any(shown.values())
-    assert not any(store.dump().values())
+    assert made.left() == {}

@@ -1,0 +1,97 @@
+"""A collection's txids as a run may send them: in any cut, undone and repeated, reopened.
+
+Whatever way is chosen, the diffs of a txid add up to the same, so a test compares them with its
+reference as ever.  It chooses among ``WAYS`` (with hypothesis, or at random).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.collections.base import Collection
+from headrace.state.memory import MemoryStore
+from headrace.types import Schema
+from tests.ledger import diffs
+
+WAYS = ("whole", "rows", "reopened", "undone")
+"""One batch per port; a batch per row; another object over the same state; twice in vain."""
+
+
+class Disturbed:
+    """One collection over a store in memory; ``build`` makes it, ``schemas`` are its ports'."""
+
+    def __init__(self, build: Callable[[], Collection], *schemas: Schema) -> None:
+        self.store = MemoryStore()
+        self._build = build
+        self._schemas = schemas
+        self._open()
+
+    def txid(
+        self, number: int, rows: Sequence[tuple[int, str]], way: str
+    ) -> Counter[tuple[Any, ...]]:
+        """The sum of what goes out for (port, line) ``rows``, followed by a checkpoint."""
+        if way == "undone":
+            for part in (rows[: len(rows) // 2], rows):
+                self._send(number, part, "rows")
+                self.store.rollback()
+                self._open()
+        if way == "reopened":
+            self._open()
+        out = self._send(number, rows, way)
+        self.store.checkpoint()
+        return out
+
+    def left(self) -> dict[str, Any]:
+        """States that are not empty."""
+        return {name: pairs for name, pairs in self.store.dump().items() if pairs}
+
+    def _open(self) -> None:
+        self.made = self._build()
+        self.made.open(self.store)
+
+    def _send(
+        self, number: int, rows: Sequence[tuple[int, str]], way: str
+    ) -> Counter[tuple[Any, ...]]:
+        batches = []
+        if way == "rows":
+            batches = [(port, diffs(self._schemas[port], row)) for port, row in rows]
+        else:
+            for port, schema in enumerate(self._schemas):
+                mine = [row for p, row in rows if p == port]
+                batches += [(port, diffs(schema, *mine))] if mine else []
+        sent = [b for port, batch in batches for b in self.made.apply(port, batch)]
+        out: Counter[tuple[Any, ...]] = Counter()
+        for batch in [*sent, *self.made.time_end(number)]:
+            for *row, weight in zip(
+                *(c.to_pylist() for c in batch.columns), strict=True
+            ):
+                out[tuple(row)] += weight
+        return out
+
+
+def fitting(
+    now: Counter[Any], changes: Sequence[tuple[Any, int]]
+) -> list[tuple[Any, int]]:
+    """``changes`` cut down to weights that never take away more than there is; ``now`` follows."""
+    out = []
+    for row, weight in changes:
+        fits = max(weight, -now[row])
+        now[row] += fits
+        if fits:
+            out.append((row, fits))
+    return out
+
+
+def line(row: Sequence[Any], weight: int) -> str:
+    """A row as ``diffs`` reads it."""
+    words = [
+        "."
+        if value is None
+        else str(value)[0].lower()
+        if isinstance(value, bool)
+        else str(value)
+        for value in row
+    ]
+    return " ".join([f"{weight:+d}", *words])
