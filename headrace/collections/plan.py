@@ -376,6 +376,8 @@ class TimeTest:
     """``oid`` is date, timestamp or timestamptz; else only equality matters."""
     ranged: bool = True
     """Rows between two bounds may change; false: only rows equal to one of them."""
+    slack: int | None = None
+    """How far the bound may ever fall behind one it has had, in units of ``shift``; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from headrace.types import DATE, TIMESTAMPTZ, Field, Schema, arrow_schema
 
 _CLOCK: Final = Field("now()", TIMESTAMPTZ)
 _INSTANT: Final = struct.Struct(">q")
+_LIMIT: Final = struct.Struct(">Q")
 _AT: Final = struct.Struct(">BQ")
 _PLACE: Final = struct.Struct(">Q")
 _FINE: Final = 22
@@ -54,7 +55,9 @@ class Temporal(Collection):
         before: the same txid has the same T however often it is replayed.
     Shape: input -> input columns, then the tests.  Key: none; any division of the rows will do.
     State: ``id``: per test the rows by the value that they are compared by, in buckets, that
-        value before each row; ``id.pages``: which buckets there are, and how many rows in each; ``id.clock``: T.
+        value before each row; ``id.pages``: which buckets there are, and how many rows in each;
+        ``id.clock``: T, and per test the value from which on rows are kept: those that the bound
+        has left behind for good (``TimeTest.slack``) are not.
     Time: holds the txid's diffs until TimeEnd.  A test is a function of how the row's ``key``
         stands to ``bound``(T), so only rows between the bounds of the T before and of this T,
         both included, can change.  That holds of any function of the clock, monotone or not (a month
@@ -75,6 +78,8 @@ class Temporal(Collection):
         self._keys = Program([t.key for t in node.tests], remote)
         self._bounds = Program([t.bound for t in node.tests], remote)
         self._held = Diffed(in_schema)
+        self._first: list[int] | None = None
+        """``_limits`` of the first contents."""
         self._rows: IndexState
         self._pages: IndexState
         self._clock: MapState
@@ -93,7 +98,31 @@ class Temporal(Collection):
     def now(self) -> int | None:
         """The instant of its output; None before the first."""
         [value] = self._clock.get_many([_NOW])
-        return None if value is None else int(_INSTANT.unpack(value)[0])
+        return None if value is None else int(_INSTANT.unpack_from(value)[0])
+
+    def _limits(self) -> list[int]:
+        """Per test the least place of rows that are kept."""
+        [value] = self._clock.get_many([_NOW])
+        if value is None:
+            return self._passed(self.instant, [0] * len(self._tests))
+        kept = [at for (at,) in _LIMIT.iter_unpack(value[_INSTANT.size :])]
+        return kept or [0] * len(self._tests)
+
+    def _passed(self, instant: int, before: list[int]) -> list[int]:
+        """``_limits`` at ``instant``; they never go back."""
+        if all(test.slack is None for test in self._tests):
+            return before
+        bounds = self._bounds.run([pa.array([instant], pa.int64())], 1)
+        out = []
+        for test, bound, limit in zip(self._tests, bounds, before, strict=True):
+            [value] = bound.to_pylist()
+            known = test.slack is not None and value is not None
+            shifted = _shifted(value, test) if known else None
+            if test.slack is None or shifted is None:
+                out.append(limit)
+            else:
+                out.append(max(limit, shifted + _BIAS - test.slack))
+        return out
 
     def near(self, instant: int) -> int:
         """How many rows stand between the bounds of now and of ``instant``."""
@@ -114,7 +143,9 @@ class Temporal(Collection):
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
         if self.insert_only:
-            return self._enter(batch, self.instant)
+            if self._first is None:
+                self._first = self._limits()
+            return self._enter(batch, self.instant, self._first)
         self._held.add(batch)
         return []
 
@@ -125,11 +156,33 @@ class Temporal(Collection):
         out: list[pa.RecordBatch] = []
         if before is not None and now > before:
             out = self._pass(before, now)
+        limits = self._limits()
         if now != before:
-            self._clock.put_many([_NOW], [_INSTANT.pack(now)])
+            limits = self._leave_behind(limits, now)
         for batch in self._held.take():
-            out += self._enter(batch, now)
+            out += self._enter(batch, now, limits)
         return out
+
+    def _leave_behind(self, before: list[int], now: int) -> list[int]:
+        """Make ``now`` the instant; the rows that can change no more go out of the state."""
+        limits = self._passed(now, before)
+        for number, (old, new) in enumerate(zip(before, limits, strict=True)):
+            if 0 < old < new:
+                self._forget(number, old, new)
+        packed = b"".join(map(_LIMIT.pack, limits))
+        self._clock.put_many([_NOW], [_INSTANT.pack(now) + packed])
+        return limits
+
+    def _forget(self, number: int, first: int, end: int) -> None:
+        """Remove the rows that stand from ``first`` to before ``end``."""
+        names = [n for n, _ in self._buckets(number, first, end, ranged=True)]
+        at, stamped, weights = self._rows.scan_many(names)
+        limit = _PLACE.pack(end)
+        gone = [i for i, row in enumerate(stamped) if row[: _PLACE.size] < limit]
+        buckets = [names[at[i]] for i in gone]
+        counts = [-weights[i] for i in gone]
+        self._rows.add_many(buckets, [stamped[i] for i in gone], counts)
+        self._pages.add_many([_page(name) for name in buckets], buckets, counts)
 
     def _pass(self, before: int, now: int) -> list[pa.RecordBatch]:
         """Diffs of the rows that stand otherwise to ``now`` than to ``before``."""
@@ -161,13 +214,20 @@ class Temporal(Collection):
             out += cut(self._wide(batch, new).filter(mask))
         return out
 
-    def _enter(self, batch: pa.RecordBatch, now: int) -> list[pa.RecordBatch]:
-        """Take up diffs of the input."""
+    def _enter(
+        self, batch: pa.RecordBatch, now: int, limits: list[int]
+    ) -> list[pa.RecordBatch]:
+        """Take up diffs of the input; only rows from ``limits`` on are kept."""
         columns, weights = columns_of(batch), weights_of(batch)
         encoded = encode(columns, batch.num_rows)
         keys = self._keys.run(columns, batch.num_rows)
         for number, places in enumerate(self._places(keys)):
-            known = [(i, place) for i, place in enumerate(places) if place is not None]
+            limit = limits[number]
+            known = [
+                (i, place)
+                for i, place in enumerate(places)
+                if place is not None and place >= limit
+            ]
             names = [self._bucket(number, place) for _, place in known]
             counts = [weights[i] for i, _ in known]
             stamped = [_PLACE.pack(place) + encoded[i] for i, place in known]
@@ -223,10 +283,10 @@ class Temporal(Collection):
 
     def _between(self, number: int, first: int, last: int) -> dict[bytes, int]:
         """Rows that stand from ``first`` to ``last``, or at one of them."""
-        names = [name for name, _ in self._buckets(number, first, last)]
+        ranged = self._tests[number].ranged
+        names = [n for n, _ in self._buckets(number, first, last, ranged=ranged)]
         _, stamped, weights = self._rows.scan_many(names)
         low, high = _PLACE.pack(first), _PLACE.pack(last)
-        ranged = self._tests[number].ranged
         return {
             row[_PLACE.size :]: weight
             for row, weight in zip(stamped, weights, strict=True)
@@ -237,9 +297,10 @@ class Temporal(Collection):
     def _count(self, number: int, first: int, last: int) -> int:
         """How many rows ``_between`` would give, rows that are equal counted one by one."""
         ends = {self._bucket(number, first), self._bucket(number, last)}
+        ranged = self._tests[number].ranged
         inside = sum(
             count
-            for name, count in self._buckets(number, first, last)
+            for name, count in self._buckets(number, first, last, ranged=ranged)
             if name not in ends
         )
         _, stamped, weights = self._rows.scan_many(list(ends))
@@ -256,11 +317,15 @@ class Temporal(Collection):
         fine = test.ordered and test.oid != DATE
         return _AT.pack(number, place >> _FINE if fine else place)
 
-    def _buckets(self, number: int, first: int, last: int) -> list[tuple[bytes, int]]:
-        """The buckets that may have rows of ``_between``, and how many are in each."""
-        test = self._tests[number]
+    def _buckets(
+        self, number: int, first: int, last: int, *, ranged: bool
+    ) -> list[tuple[bytes, int]]:
+        """Buckets of places from ``first`` to ``last`` (not ``ranged``: of these two only).
+
+        And how many rows are in each.
+        """
         low, high = self._bucket(number, first), self._bucket(number, last)
-        if not (test.ordered and test.ranged):
+        if not (ranged and self._tests[number].ordered):
             names = list({low, high})
             at, _, counts = self._rows.scan_many(names)
             totals = [0] * len(names)

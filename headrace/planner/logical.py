@@ -335,6 +335,7 @@ class TimeTest:
     shift: int
     ordered: bool
     ranged: bool
+    slack: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -582,6 +582,7 @@ class Builder:
                 x.shift,
                 x.ordered,
                 x.ranged,
+                x.slack,
             )
             for x in node.tests
         )

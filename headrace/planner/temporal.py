@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from typing import Final, NoReturn
 
 from headrace import types as t
@@ -54,6 +55,14 @@ _WORDS: Final = (
     r"\bnow\s*\(|\btransaction_timestamp\s*\(|\bcurrent_(date|timestamp)\b"
     r"|\blocaltimestamp\b"
 )
+_DAY: Final = 86_400_000_000
+_WEEK: Final = 7 * _DAY
+_TIME_ONLY: Final = re.compile(r"-?\d+:\d\d:\d\d(\.\d+)?")
+_UNITS: Final = {
+    "microseconds": 1, "milliseconds": 1, "second": 1, "minute": 1, "hour": 1, "day": 2,
+    "week": 8, "month": 32, "quarter": 93, "year": 367,
+}  # fmt: skip
+"""Days that are more than the unit has."""
 _MICROS: Final = """
     SELECT ((extract(year FROM i) * 12 + extract(month FROM i)) * 30 * 86400000000
             + extract(day FROM i) * 86400000000 + extract(hour FROM i) * 3600000000
@@ -256,7 +265,10 @@ class _Extraction:
             return None
         column = lg.Col(0, "when", t.BOOL)
         ranged = expr.symbol not in _EQUAL
-        return lg.TimeTest(column, expr, row, clock, shift, ordered, ranged)
+        slack = _slack(clock) if ordered else None
+        if slack is not None and row.oid == t.DATE:
+            slack = -(-slack // _DAY)
+        return lg.TimeTest(column, expr, row, clock, shift, ordered, ranged, slack)
 
     def _equated(self, expr: Call, row: Expr, clock: Expr) -> bool:
         """Whether only rows equal to one of two values of the clock can change."""
@@ -298,6 +310,41 @@ class _Extraction:
 
     def _refuse(self, what: str) -> NoReturn:
         self._lowering.refuse(what, pattern=_WORDS, detail=_DETAIL)
+
+
+def _slack(clock: Expr) -> int | None:
+    """How many microseconds ``clock`` may ever fall behind a value it has had; None: unknown.
+
+    A time zone's clocks are put back, and a month before the 31st may be a month before the 28th:
+    a week is more than all that comes to.  What is cut off to a unit may fall back by the unit.
+    """
+    if clock == CLOCK:
+        return 0
+    if not isinstance(clock, Call) or not clock.trusted or clock.oid not in _TIMES:
+        return None
+    inner = [a for a in clock.args if reads_clock(a)]
+    rest = [a for a in clock.args if not reads_clock(a)]
+    if len(inner) != 1 or inner[0].oid not in _TIMES:
+        return None
+    slack = _slack(inner[0])
+    if slack is None:
+        return None
+    if not rest:
+        return slack + _WEEK
+    if len(rest) > 1 or not isinstance(rest[0], Const) or rest[0].text is None:
+        return None
+    if clock.symbol in ("+", "-") and "OPERATOR(pg_catalog." in clock.sql:
+        if clock.symbol == "-" and clock.args[0] != inner[0]:
+            return None
+        if rest[0].oid == t.INTERVAL and _TIME_ONLY.fullmatch(rest[0].text):
+            return slack
+        return slack + _WEEK if rest[0].oid in (t.INTERVAL, t.INT2, t.INT4) else None
+    if clock.symbol == "pg_catalog.timezone":
+        return slack + _WEEK
+    unit = rest[0].text.lower()
+    if clock.symbol == "pg_catalog.date_trunc" and unit in _UNITS:
+        return slack + _UNITS[unit] * _DAY + _WEEK
+    return None
 
 
 def _is_subtle(call: Call) -> bool:

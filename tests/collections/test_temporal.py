@@ -51,8 +51,14 @@ def comparisons() -> tuple[plan.TimeTest, ...]:
 
     now, alone = Column(3, TIMESTAMPTZ), Column(0, TIMESTAMPTZ)
     return (
-        plan.TimeTest(call("<", now, later), ts, alone, TIMESTAMPTZ, -SHIFT),
-        plan.TimeTest(call("<", ts, back(now)), ts, back(alone), TIMESTAMPTZ),
+        plan.TimeTest(call("<", now, later), ts, alone, TIMESTAMPTZ, -SHIFT, slack=0),
+        plan.TimeTest(
+            call("<", ts, back(now)),
+            ts,
+            back(alone),
+            TIMESTAMPTZ,
+            slack=TURN - 1 - BACK,
+        ),
         plan.TimeTest(
             call("=", k, era(now)), k, era(alone), INT4, ordered=False, ranged=False
         ),
@@ -164,6 +170,46 @@ def test_equals_comparing_every_row_at_every_instant(stream, first) -> None:
     assert not +shown
     assert store.dump()["t"] == []
     assert store.dump()["t.pages"] == []
+
+
+def test_rows_that_can_change_no_more_are_not_kept() -> None:
+    store = MemoryStore()
+    now = Column(2, TIMESTAMPTZ)
+    test = plan.TimeTest(
+        call("<", Column(0, TIMESTAMPTZ), now), Column(0, TIMESTAMPTZ),
+        Column(0, TIMESTAMPTZ), TIMESTAMPTZ, slack=5,
+    )  # fmt: skip
+    schema = (*IN[:2], Field("test", BOOL))
+
+    def opened() -> Temporal:
+        made = Temporal(plan.Temporal("t", "in", (test,), schema), IN[:2], None)
+        made.open(store)
+        return made
+
+    def rows_kept() -> int:
+        return len(store.dump()["t"])
+
+    def send(made: Temporal, instant: int, changes: dict[int, int]) -> int:
+        columns = [
+            pa.array(list(changes), pa.int64()),
+            pa.array([1] * len(changes), pa.int32()),
+        ]
+        weights = pa.array(list(changes.values()), pa.int64())
+        made.instant = instant
+        assert made.apply(0, diff_batch(IN[:2], columns, weights)) == []
+        return sum(b.num_rows for b in made.time_end(instant))
+
+    made = opened()
+    assert send(made, 1000, dict.fromkeys((10, 994, 995, 1000, 1 << 40), 1)) == 5
+    assert rows_kept() == 3
+    made = opened()
+    assert send(made, 1006, {}) == 2  # 1000 is before now from now on
+    assert rows_kept() == 1
+    assert send(made, 1006, {10: -1, 994: -1, 1000: -1, 995: -1}) == 4
+    assert send(made, 1 << 41, {7: 1}) == 3
+    assert rows_kept() == 0
+    assert store.dump()["t.pages"] == []
+    assert send(made, 1 << 41, {7: -1, 1 << 40: -1}) == 2
 
 
 def test_time_never_goes_back() -> None:
