@@ -83,16 +83,24 @@ def classify(error: psycopg.Error) -> HeadraceError:
 
 
 def translate(
-    error: psycopg.Error, otherwise: type[HeadraceError], *, shift: int | None = None
+    error: psycopg.Error,
+    otherwise: type[HeadraceError],
+    *,
+    shift: int | None = None,
+    inner: str | None = None,
 ) -> HeadraceError:
     """Postgres' error in our tree, with its words and its SQLSTATE.
 
     A ``TransientError`` where trying again may help, else an ``otherwise``.  The position
     counts in the user's text, before which ``shift`` characters of the statement stand; without
-    ``shift`` the statement is ours, and a position in it says nothing.
+    ``shift`` the statement is ours, and a position in it says nothing.  ``inner`` is the statement
+    that counts, where a function of ours carries it out.
     """
     diag = error.diag
-    position = 0 if shift is None else int(diag.statement_position or 0) - shift
+    at = diag.statement_position
+    if inner is not None and diag.internal_query == inner:
+        at = diag.internal_position
+    position = 0 if shift is None else int(at or 0) - shift
     transient = is_transient(error)
     kind = TransientError if transient else otherwise
     return kind(

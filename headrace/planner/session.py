@@ -1,5 +1,10 @@
 """The transaction in which a query is bound: role, settings, the temporary view.
 
+To analyse a query can run code of a user: a literal of a composite type is read at once, and with it
+the check of a domain inside.  ``SET ROLE`` alone does not keep that code from our rights, since it
+may reset the role; inside of a SECURITY DEFINER function nobody may.  So the caller's query is only
+ever analysed in a temporary function that belongs to the caller.
+
 Postgres' own errors come back with SQLSTATE, message, detail and hint as they are, and
 with the position moved to the user's text.
 """
@@ -31,6 +36,10 @@ _VIEW: Final = "headrace_bind"
 _LITERAL: Final = r"((?:E)?'(?:[^']|'')*')::([a-z][\w .]*)"
 _MARKS: Final = re.compile(f"( SET \\S+ TO ){_LITERAL}( DEFAULT ){_LITERAL}( USING )")
 _PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
+_PARSE: Final = f"PREPARE {_VIEW} AS "
+_ANALYSE: Final = """
+CREATE FUNCTION pg_temp.headrace_analyse(pg_catalog.text) RETURNS pg_catalog.void
+LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN EXECUTE $1; END'"""
 
 CAPTURED: Final = (
     *("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output"),
@@ -49,10 +58,16 @@ The search path comes last: from then on a name may mean what a user has created
 """
 
 
-def to_error(error: psycopg.Error, *, shift: int = 0) -> HeadraceError:
-    """Postgres' error as ours; ``shift`` characters of the statement are not the user's."""
+def to_error(
+    error: psycopg.Error, *, shift: int = 0, inner: str | None = None
+) -> HeadraceError:
+    """Postgres' error as ours; ``shift`` characters of the statement are not the user's.
+
+    ``inner`` as for ``pinned.translate``.
+    """
     denied = error.sqlstate == PrivilegeError.sqlstate
-    return pinned.translate(error, PrivilegeError if denied else UserError, shift=shift)
+    kind = PrivilegeError if denied else UserError
+    return pinned.translate(error, kind, shift=shift, inner=inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +146,15 @@ def captured_settings(conn: Connection) -> dict[str, str]:
 def bind_query(conn: Connection, query: str, caller: str | None) -> None:
     """Let Postgres analyse ``query`` and make the temporary view of it.
 
-    First as a prepared statement: the extended protocol takes exactly one statement, and a
-    text that is one by itself cannot smuggle a clause of CREATE VIEW in.
+    First its syntax, without analysis: the extended protocol takes exactly one statement, and
+    a text that can be prepared cannot smuggle a clause of CREATE VIEW in.
     """
     if "\0" in query:
         raise SyntaxUserError("the query contains a zero byte")
-    _send(conn, query, prepare=True, shift=0)
+    text = (_PARSE + query).encode(conn.info.encoding)
+    _check(conn, conn.pgconn.prepare(b"", text), shift=len(_PARSE))
     try:
-        _send(conn, _PREFIX + query, prepare=False, shift=len(_PREFIX))
+        _check(conn, conn.pgconn.exec_params(_ANALYSE.encode(), None))
     except PrivilegeError as error:
         if "temporary" not in error.message:
             raise
@@ -146,16 +162,23 @@ def bind_query(conn: Connection, query: str, caller: str | None) -> None:
             "checking the query needs the right to create temporary tables",
             hint="Run: " + _grant_temporary(conn, caller or conn.info.user),
         ) from error
+    made = _PREFIX + query
+    call = b"SELECT pg_temp.headrace_analyse($1)"
+    result = conn.pgconn.exec_params(call, [made.encode(conn.info.encoding)])
+    _check(conn, result, shift=len(_PREFIX), inner=made)
 
 
-def _send(conn: Connection, text: str, *, prepare: bool, shift: int) -> None:
-    encoded = text.encode(conn.info.encoding)
-    pg = conn.pgconn
-    result = pg.prepare(b"", encoded) if prepare else pg.exec_params(encoded, None)
-    if result.status == pq.ExecStatus.COMMAND_OK:
+def _check(
+    conn: Connection,
+    result: pq.abc.PGresult,
+    *,
+    shift: int = 0,
+    inner: str | None = None,
+) -> None:
+    if result.status in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
         return
     error = psycopg.errors.error_from_result(result, conn.info.encoding)
-    raise to_error(error, shift=shift) from error
+    raise to_error(error, shift=shift, inner=inner) from error
 
 
 def _grant_temporary(conn: Connection, role: str) -> str:
@@ -169,6 +192,8 @@ def pin_settings(conn: Connection) -> None:
     for name, value in PINNED_SETTINGS.items():
         if name != "client_encoding":
             _set(conn, name, value)
+    # Temporary objects stand before all schemas unless they are named: they may be a user's.
+    _set(conn, "search_path", "pg_catalog, pg_temp")
 
 
 def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:

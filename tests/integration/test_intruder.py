@@ -7,6 +7,8 @@ The catalog watch is off: what it would stop a second later may not be a way in 
 
 from __future__ import annotations
 
+import contextlib
+
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -31,6 +33,7 @@ CREATE DOMAIN small AS int;
 CREATE DOMAIN checked AS int CHECK (m.evil('check'));
 CREATE TYPE mood AS ENUM ('sad', 'ok', 'glad');
 CREATE TYPE pair AS (n int, t text);
+CREATE TYPE nested AS (n checked);
 CREATE TABLE t (id int PRIMARY KEY, e mood, es mood[], p pair, n int);
 CREATE FUNCTION mood_text(mood) RETURNS text IMMUTABLE LANGUAGE sql
     AS $f$ SELECT CASE WHEN m.evil('mood_text') THEN 'same' END $f$;
@@ -64,6 +67,19 @@ REFUSED = {
     "smalls": "SELECT id, ARRAY[n]::m.small[] AS n FROM m.t",
     "checks": "SELECT id, ARRAY[n]::m.checked[] AS n FROM m.t",
 }
+
+
+LITERALS = (
+    # Read as soon as the query is analysed.
+    "SELECT '(1)'::m.nested AS n",
+    "SELECT id FROM m.t WHERE ARRAY[n]::m.checked[] = '{1}'",
+    "SELECT id FROM m.t WHERE ROW(n)::m.nested IN ('(1)', '(2)')",
+)
+CALLS = (
+    "CALL headrace.create_view('literal', %s)",
+    "CALL headrace.check_view(%s)",
+    "SELECT * FROM headrace.explain_view(%s)",
+)
 
 
 def refused(conn: psycopg.Connection, statement: str, *params: str) -> str:
@@ -136,6 +152,10 @@ def test_code_of_a_user_has_no_rights_of_ours(server, traces, engine, login):
     for name, query in REFUSED.items():
         why = refused(relayed, "CALL headrace.create_view(%s, %s)", name, query)
         assert "with the rights of Headrace" in why
+    for query in LITERALS:
+        for call in CALLS:
+            with contextlib.suppress(psycopg.errors.FeatureNotSupported):
+                relayed.execute(call, (query,))
     assert traces() == []
     own.execute(LATER)
     for change in (
