@@ -22,7 +22,7 @@ from headrace.expressions import ir
 from headrace.expressions.keys import order_native
 from headrace.planner import logical as lg
 from headrace.planner import recursion
-from headrace.planner.estimates import Size, size, table_size
+from headrace.planner.estimates import Estimates, Size, table_size
 from headrace.planner.lower import RECORDS, Lowering
 from headrace.planner.request import RECURSIONS
 from headrace.planner.scalar import (
@@ -103,6 +103,7 @@ class Builder:
         self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
         self.sizes: dict[str, Size] = {}
         """Per node what its rows are expected to be, where that is known."""
+        self._estimates = Estimates()
         self.remotes: list[Expr] = []
         """Every expression that Postgres will evaluate."""
         self.sets: list[tuple[Call, ...]] = []
@@ -164,7 +165,7 @@ class Builder:
 
     def _chain(self, node: lg.Node) -> _Chain:
         chain = self._made(node)
-        chain.size = size(node)
+        chain.size = self._estimates.size(node)
         if not chain.steps and chain.size is not None:
             self.sizes.setdefault(chain.base, chain.size)
         return chain

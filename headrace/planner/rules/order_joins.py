@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final, TypeGuard
 
-from headrace.planner.estimates import rows
+from headrace.planner.estimates import Estimates
 from headrace.planner.logical import Join, Node, Project, ids
 from headrace.planner.rules.push_filters import merge
 from headrace.planner.scalar import Call, Expr, raises, refs
@@ -33,9 +33,12 @@ def apply(node: Node) -> Node:
     if not _movable(node):
         return node
     leaves, conditions = _flatten(node)
-    if len(leaves) <= _LEAVES_MAX and all(rows(leaf) is not None for leaf in leaves):
-        result = _cheapest(leaves, conditions)
-        if not _better(result, node):
+    sizes = Estimates()
+    if len(leaves) <= _LEAVES_MAX and all(
+        sizes.rows(leaf) is not None for leaf in leaves
+    ):
+        result = _cheapest(leaves, conditions, sizes)
+        if not _better(result, node, sizes):
             return node
     elif _crosses(node):
         result = _as_written(leaves, conditions)
@@ -72,12 +75,12 @@ def _as_written(leaves: list[Node], conditions: list[Expr]) -> Node:
     return result
 
 
-def _cheapest(leaves: list[Node], conditions: list[Expr]) -> Node:
+def _cheapest(leaves: list[Node], conditions: list[Expr], sizes: Estimates) -> Node:
     """Always the two connected trees whose join is expected to be smallest."""
     trees = list(leaves)
     while len(trees) > 1:
         every = [
-            (_size(x, y, conditions), i, j)
+            (sizes.rows(_join(x, y, conditions)[0]) or 0.0, i, j)
             for i, x in enumerate(trees)
             for j, y in enumerate(trees[i + 1 :], i + 1)
             if any(_connects(p, ids(x), ids(y)) for p in conditions)
@@ -89,22 +92,19 @@ def _cheapest(leaves: list[Node], conditions: list[Expr]) -> Node:
     return trees[0]
 
 
-def _better(new: Node, old: Node) -> bool:
+def _better(new: Node, old: Node, sizes: Estimates) -> bool:
     """Fewer cross products, or as many and smaller joins: each step makes one of them less."""
     if _crosses(new) != _crosses(old):
         return _crosses(new) < _crosses(old)
-    return _total(new) < _GAIN * _total(old)
+    return _total(new, sizes) < _GAIN * _total(old, sizes)
 
 
-def _size(left: Node, right: Node, conditions: list[Expr]) -> float:
-    return rows(_join(left, right, conditions)[0]) or 0.0
-
-
-def _total(node: Node) -> float:
+def _total(node: Node, sizes: Estimates) -> float:
     """The rows of all joins of a tree, summed up."""
     if not _movable(node):
         return 0.0
-    return (rows(node) or 0.0) + _total(node.left) + _total(node.right)
+    below = _total(node.left, sizes) + _total(node.right, sizes)
+    return (sizes.rows(node) or 0.0) + below
 
 
 def _flatten(node: Node) -> tuple[list[Node], list[Expr]]:
