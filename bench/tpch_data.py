@@ -175,6 +175,13 @@ UPDATE partsupp SET ps_availqty = ps_availqty / 2, ps_supplycost = ps_supplycost
     WHERE ps_partkey %% 53 = %(number)s %% 53
 """
 
+_AMEND: Final = """
+UPDATE lineitem SET l_quantity = 1 + l_quantity::int %% 50, l_receiptdate = l_receiptdate + 1
+    WHERE l_orderkey = pg_temp.orderkey(%(order)s, 0);
+UPDATE orders SET o_totalprice = o_totalprice + 1
+    WHERE o_orderkey = pg_temp.orderkey(%(order)s, 0)
+"""
+
 
 def queries() -> dict[str, str]:
     """The 22 queries by name, in order."""
@@ -229,6 +236,11 @@ class Tpch:
             with self._conn.transaction():
                 changed = self._run(text, **values, **self._values)
             yield changed
+
+    def amend(self, number: int) -> int:
+        """A small transaction: one order and its lines; returns the rows that changed."""
+        with self._conn.transaction():
+            return self._run(_AMEND, order=number % self._orders)
 
     def _run(self, text: str, **values: object) -> int:
         """Run statements; returns the rows they changed."""
