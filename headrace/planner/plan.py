@@ -45,6 +45,17 @@ _PROOF_CHUNK: Final = 500
 
 def plan(conn: Connection, request: PlanRequest) -> Planned:
     """Plan ``request``; raises UserErrors with positions in its query text."""
+    try:
+        return _plan(conn, request)
+    except RecursionError as error:
+        raise UnsupportedError(
+            "a query nested this deeply is not supported",
+            detail="Some 200 operators inside each other are, and any number side by side"
+            " in AND, OR, IN, CASE or a list.",
+        ) from error
+
+
+def _plan(conn: Connection, request: PlanRequest) -> Planned:
     with session.binding(conn, request.caller, request.settings):
         session.bind_query(conn, request.query, request.caller)
         settings = session.captured_settings(conn)

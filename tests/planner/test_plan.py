@@ -132,6 +132,8 @@ UNSUPPORTED = [
     ("SELECT relname FROM pg_class", "system relation", None),
     ("SELECT tablename FROM pg_tables", "system relation", None),
     ("SELECT FROM t", "without columns", None),
+    (f"SELECT {'+'.join(['k'] * 1000)} AS c FROM t", "this deeply", None),
+    (f"SELECT id FROM t WHERE {'abs(' * 1000}k{')' * 1000} > 1", "this deeply", None),
 ]
 
 
@@ -231,6 +233,8 @@ ACCEPTED = [
     "SELECT interval '1 day 2 h' AS i, date '0044-03-15 BC' AS d, 'infinity'::date AS f FROM t",
     "SELECT '{1,NULL,\"3\"}'::text[] AS a, '[1,5)'::int4range AS r, '(1,2)'::point AS p FROM t",
     "TABLE example_table",
+    f"SELECT {'||'.join(['s'] * 150)} AS c FROM t",
+    f"SELECT id FROM t WHERE k IN ({','.join(map(str, range(2000)))})",
     "VALUES (1, 'a'), (2, 'b')",
 ]
 
