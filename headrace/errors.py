@@ -108,6 +108,12 @@ class DefiniteFailure(HeadraceError):
     sqlstate = "55000"
 
 
+class StructureChanged(DefiniteFailure):
+    """What the view reads was altered; its query stands, and a resync makes it right by itself."""
+
+    sqlstate = "55H01"
+
+
 class RowError(DefiniteFailure):
     """An expression failed on one row (division by zero, bad cast): SQLSTATE class 22."""
 

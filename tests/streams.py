@@ -10,11 +10,21 @@ import pyarrow as pa
 from headrace.collections.plan import Source, SourceColumn
 from headrace.collections.source import load_columns
 from headrace.kernels import text
+from headrace.kernels.pgoutput import Changes
 from headrace.types import Field
 from tests.reference import Row, value
 
 Texts = tuple[str | None, ...]
 INSERT, UPDATE, DELETE, TRUNCATE = range(4)
+
+
+def numbered(changes: Changes) -> pa.RecordBatch:
+    """A decoded change batch with columns by number, of a table that never lost one."""
+    numbers = {c.name: n for n, c in enumerate(changes.relation.columns, 1)}
+    kinds = [name.partition(":") for name in changes.batch.schema.names]
+    return changes.batch.rename_columns(
+        [f"{kind}:{numbers[column]}" if column else kind for kind, _, column in kinds]
+    )
 
 
 @dataclass(frozen=True)
@@ -93,17 +103,17 @@ class Table:
             pa.array([lsn] * len(ops), pa.int64()),
             pa.array([kind for kind, _ in olds], pa.int8()),
         ]
-        for i, (name, _) in enumerate(self.columns):
+        for i in range(len(self.columns)):
             new = [
                 None if op.new is None or i in op.unchanged else op.new[i] for op in ops
             ]
             arrays.append(pa.array(new, pa.string()))
             arrays.append(pa.array([old[i] for _, old in olds], pa.string()))
-            names += [f"n:{name}", f"o:{name}"]
+            names += [f"n:{i + 1}", f"o:{i + 1}"]
             flags = [i in op.unchanged for op in ops]
             if any(flags):
                 arrays.append(pa.array(flags, pa.bool_()))
-                names.append(f"u:{name}")
+                names.append(f"u:{i + 1}")
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _old(self, op: Op) -> tuple[int, Texts]:

@@ -17,7 +17,7 @@ from headrace.types import Field, Schema
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column of a base table: bound by ``attnum``, found in the stream by ``name``."""
+    """A column of a base table: ``attnum``; ``name`` is what it was called when it was planned."""
 
     attnum: int
     name: str

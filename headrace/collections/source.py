@@ -17,7 +17,13 @@ import pyarrow.compute as pc
 from headrace.collections import plan
 from headrace.collections.base import Collection, cut, decode, encode
 from headrace.collections.plan import SourceColumn
-from headrace.errors import RESYNC, BugError, DefiniteFailure, UnsupportedError
+from headrace.errors import (
+    RESYNC,
+    BugError,
+    DefiniteFailure,
+    StructureChanged,
+    UnsupportedError,
+)
 from headrace.kernels import rows, source, text
 from headrace.state import layout
 from headrace.state.contract import MapState, StateStore
@@ -74,8 +80,8 @@ class Source(Collection):
     State: ``id``: canonical key -> row; with REPLICA IDENTITY FULL row -> weight.  As large as
         the needed columns of the table.
     Time: emits on apply.
-    Errors: DefiniteFailure when the table no longer has a needed column, or its replica identity
-        changed; BugError when the stream does not fit the rows kept.
+    Errors: StructureChanged when a needed column has no number in the batch; DefiniteFailure when
+        the replica identity changed; BugError when the stream does not fit the rows kept.
     """
 
     def __init__(self, node: plan.Source, start_lsn: int) -> None:
@@ -346,10 +352,11 @@ class Source(Collection):
         return cut(decode(net, self.schema, weights))
 
     def _text(self, batch: pa.RecordBatch, kind: str, column: SourceColumn) -> pa.Array:
-        place = batch.schema.get_field_index(f"{kind}:{column.name}")
+        place = batch.schema.get_field_index(f"{kind}:{column.attnum}")
         if place < 0:
-            raise DefiniteFailure(
-                f'column "{column.name}" of table {self._table} was renamed or dropped',
+            raise StructureChanged(
+                f'column "{column.name}" of table {self._table} cannot be told from others',
+                detail="The table was altered several times while rows were written.",
                 hint=RESYNC,
             )
         return batch.column(place)
@@ -357,7 +364,7 @@ class Source(Collection):
     def _unchanged(
         self, batch: pa.RecordBatch, column: SourceColumn
     ) -> np.ndarray | None:
-        place = batch.schema.get_field_index(f"u:{column.name}")
+        place = batch.schema.get_field_index(f"u:{column.attnum}")
         if place < 0:
             return None
         flags = pc.fill_null(batch.column(place), fill_value=False)

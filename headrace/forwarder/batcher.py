@@ -287,13 +287,14 @@ class Batcher:
             )
         self._tx_open = False
         if self._tx_late:
-            # What is left of it (Begin, Relations) must still be fed to the decoder, in a
-            # transaction of its own that has no rows.
+            # Tables that it describes are not described again: that stays, without the rows.
             self._tx_late = False
             self.duplicates += 1
-            relations = [m for m in self._tx if m[0] in (_R, _Y)]
-            self._tx = relations
-            self._tx_bytes = sum(map(len, relations))
+            if self._tx and self._tx[-1][0] == _B:
+                self._tx_bytes -= len(self._tx.pop()) + _MESSAGE_BYTES
+            else:
+                self._tx.append(message)
+                self._tx_bytes += len(message) + _MESSAGE_BYTES
             return
         self._tx.append(message)
         self._tx_bytes += len(message) + _MESSAGE_BYTES

@@ -7,7 +7,13 @@ statement, hence of one moment; ``difference`` says what stands against going on
 
 Objects are known by OID, never by name: a renamed table is the same table, one that was
 dropped and made again is not.  Harmless: a new column or index, ANALYZE, SET STATISTICS, VACUUM
-FULL, CLUSTER, TRUNCATE, new enum labels, another name or schema of a table, another default.
+FULL, CLUSTER, TRUNCATE, new enum labels, another name or schema of a table, another name or
+default of a column.
+
+Other things stop a view in one of two ways.  Where its query stands, only over other values
+(``StructureChanged``: a column is wider, a row type has more attributes, a table more partitions, a
+function or view another body), a resync is right, and the server does it by itself.  Where what
+the query reads is gone, or of another type, somebody has to decide.
 
 *Tables* are those whose changes are read, *relations* what the query names: row security counts
 there, and a table that is read with its children has the members it had.  *Views* and *results*
@@ -27,18 +33,31 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, HeadraceError
+from headrace.errors import (
+    RESYNC,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    StructureChanged,
+)
+from headrace.forwarder.numbering import Attribute, Observation, Snapshot
+from headrace.forwarder.widening import widens
 
 Connection = psycopg.Connection[Any]
 
 Facts = dict[str, Any]
-"""JSON: ``owner``, ``publication``, and by OID the ``_KINDS``.
+"""JSON: ``owner``, ``publication``, ``seen`` (the snapshot they are of), and by OID the ``_KINDS``.
+
+``earlier`` are observations of tables (see ``numbering``) before these, oldest first: by OID, pairs
+of snapshot and attributes.  They are what rows still to come may have been written under.
 
 ``relations``, ``views`` and ``results`` are missing from facts that an earlier version took: a table
 was then what it is named as.
 """
 
 _FIRST_USER_OID: Final = 16384
+_EARLIER_MAX: Final = 16
+"""Observations that are kept of a table; a column of one altered more often may find no number."""
 _KINDS: Final = ("tables", "types", "functions", "relations", "views", "results")
 
 
@@ -98,7 +117,7 @@ WITH RECURSIVE used (oid) AS (
 SELECT oid::bigint FROM used"""
 
 _READ: Final = """
-SELECT
+SELECT pg_catalog.pg_current_snapshot()::text,
  (SELECT jsonb_build_object('oid', p.oid::bigint, 'written', p.xmin::text,
     'whole', p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
              AND NOT p.pubviaroot)
@@ -132,7 +151,10 @@ SELECT
         'not_null', a.attnotnull, 'written', a.xmin::text))
         FROM unnest(%(tables)s::oid[], %(attnums)s::int2[]) u (t, n)
         JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
-       WHERE u.t = c.oid AND NOT a.attisdropped)))
+       WHERE u.t = c.oid AND NOT a.attisdropped),
+    'attributes', (SELECT jsonb_agg(jsonb_build_array(a.attnum, a.attname,
+        NOT a.attisdropped AND a.attgenerated = '', a.xmin::text) ORDER BY a.attnum)
+        FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0)))
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
    WHERE c.oid = ANY (%(tables)s::oid[])),
  (SELECT jsonb_object_agg(t.oid::bigint, jsonb_build_object(
@@ -285,7 +307,10 @@ def difference(
         for oid, facts in before.get("results", {}).items():
             yield from _result_changed(facts, now["results"].get(oid))
 
-    return next(errors(), None)
+    found = list(errors())
+    # What no resync mends by itself says more than what one would.
+    found.sort(key=lambda error: isinstance(error, StructureChanged))
+    return found[0] if found else None
 
 
 def rewritten(before: Facts, now: Facts) -> str | None:
@@ -295,6 +320,34 @@ def rewritten(before: Facts, now: Facts) -> str | None:
         if new is None or new["storage"] != old["storage"]:
             return _table(old)
     return None
+
+
+def followed(before: Facts, now: Facts) -> Facts | None:
+    """What to keep of a view that goes on from ``before`` to ``now``; None: nothing is new."""
+    unlike = {"seen": before.get("seen"), "earlier": before.get("earlier")}
+    if now | unlike == before | unlike:
+        return None
+    earlier = {oid: list(past) for oid, past in before.get("earlier", {}).items()}
+    for oid, facts in before["tables"].items():
+        attributes = facts.get("attributes")
+        if attributes and attributes != now["tables"][oid]["attributes"]:
+            past = earlier.setdefault(oid, [])
+            past.append([before["seen"], attributes])
+            # Never the first one: before it there are no rows to be read.
+            del past[1 : len(past) - _EARLIER_MAX + 1]
+    return now | {"earlier": earlier}
+
+
+def observations(facts: Facts, table: int) -> Iterator[Observation]:
+    """What is known of the columns that a table has and had."""
+    oid = str(table)
+    past = facts.get("earlier", {}).get(oid, ())
+    present = facts["tables"].get(oid, {}).get("attributes")
+    for seen, attributes in (*past, (facts.get("seen"), present)):
+        if seen and attributes:
+            yield Observation(
+                Snapshot.of(seen), tuple(Attribute(*entry) for entry in attributes)
+            )
 
 
 # --- reading
@@ -320,8 +373,8 @@ def _read(
         prepare=True,
     ).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
-    out = {"publication": row[0]}
-    out |= {kind: part or {} for kind, part in zip(_KINDS[:-1], row[1:], strict=True)}
+    out = {"seen": row[0], "publication": row[1]}
+    out |= {kind: part or {} for kind, part in zip(_KINDS[:-1], row[2:], strict=True)}
     results = None
     if oids["results"]:
         results = conn.execute(_READ_RESULTS, (oids["results"],)).fetchone()
@@ -332,7 +385,11 @@ def _read(
 def _narrow(found: Facts, known: Facts) -> Facts:
     """``found`` as far as it concerns the one view that ``known`` is of."""
     owner = known["owner"]
-    out: Facts = {"owner": owner, "publication": found["publication"]}
+    out: Facts = {
+        "owner": owner,
+        "seen": found["seen"],
+        "publication": found["publication"],
+    }
     for kind in (kind for kind in _KINDS if kind in known):
         out[kind] = {
             oid: dict(found[kind][oid]) for oid in known[kind] if oid in found[kind]
@@ -359,8 +416,14 @@ def _narrow(found: Facts, known: Facts) -> Facts:
 # --- comparing
 
 
-def _stop(message: str, detail: str | None = None) -> HeadraceError:
-    return DefiniteFailure(message, detail=detail, hint=RESYNC)
+def _stop(message: str) -> HeadraceError:
+    """What the query reads is no more there, or of another kind."""
+    return DefiniteFailure(message, hint=RESYNC)
+
+
+def _refill(message: str, detail: str | None = None) -> HeadraceError:
+    """The query stands as it is, over other values."""
+    return StructureChanged(message, detail=detail, hint=RESYNC)
 
 
 def _lost(message: str) -> HeadraceError:
@@ -407,11 +470,8 @@ def _table_changed(
     for name, what in (
         ("kind", "is of another kind now"),
         ("persistence", "is unlogged now"),
-        ("parent", "has partitions or inheritance children now"),
-        ("identity", "has another replica identity now"),
-        ("key", "has another key now"),
     ):
-        if old[name] != new[name] and (named or name != "parent"):
+        if old[name] != new[name]:
             yield _stop(f"{table} {what}")
     if named and new["secured"]:
         yield _stop(f"row security of {table} is active now for the view's owner")
@@ -419,8 +479,15 @@ def _table_changed(
     for number, column in old["columns"].items():
         known = int(number) in (old["key"] or ())
         yield from _column_changed(
-            column, new["columns"].get(number), table, key=known, moved=moved
+            column, (new["columns"] or {}).get(number), table, key=known, moved=moved
         )
+    for name, what in (
+        ("parent", "has partitions or inheritance children now"),
+        ("identity", "has another replica identity now"),
+        ("key", "has another key now"),
+    ):
+        if old[name] != new[name] and (named or name != "parent"):
+            yield _refill(f"{table} {what}")
 
 
 def _column_changed(
@@ -430,16 +497,24 @@ def _column_changed(
     if new is None:
         yield _stop(f"{column} was dropped")
         return
-    if old["name"] != new["name"]:
-        yield _stop(f'{column} was renamed to "{new["name"]}"')
     if old.get("expression") != new.get("expression"):
-        yield _stop(f"{column} is generated in another way now")
-    if any(old[f] != new[f] for f in ("type", "typmod", "collation", "generated")):
+        yield _refill(f"{column} is generated in another way now")
+    had, has = ((c["type"], c["typmod"]) for c in (old, new))
+    if old["collation"] != new["collation"] and 0 not in (
+        old["collation"],
+        new["collation"],
+    ):
+        yield _stop(f"{column} has another collation now")
+    elif had != has and not widens(had, has):
         yield _stop(f"{column} has another type now")
+    elif had != has:
+        yield _refill(f"{column} has a wider type now")
+    if old["generated"] != new["generated"]:
+        yield _refill(f"{column} is generated no more")
     if key and not new["not_null"]:
-        yield _stop(f"{column}, part of its key, may be NULL now")
+        yield _refill(f"{column}, part of its key, may be NULL now")
     if moved and old["written"] != new["written"]:
-        yield _stop(
+        yield _refill(
             f"{column} was rewritten",
             "ALTER TABLE may have changed its values, which the stream does not tell.",
         )
@@ -454,26 +529,26 @@ def _type_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
         yield _stop(f"type {old['name']} was dropped")
         return
     if old["name"] != new["name"]:
-        yield _stop(f"type {old['name']} was renamed to {new['name']}")
+        yield _refill(f"type {old['name']} was renamed to {new['name']}")
     had = old["labels"] or []
     have = dict(new["labels"] or ())
     for oid, label in had:
         if have.get(oid) != label:
-            yield _stop(f'label "{label}" of enum {old["name"]} was renamed')
+            yield _refill(f'label "{label}" of enum {old["name"]} was renamed')
     kept = {oid for oid, _ in had}
     if [oid for oid in have if oid in kept] != [oid for oid, _ in had]:
-        yield _stop(f"the order of enum {old['name']} has changed")
+        yield _refill(f"the order of enum {old['name']} has changed")
     if old["attributes"] != new["attributes"]:
-        yield _stop(f"the attributes of type {old['name']} have changed")
+        yield _refill(f"the attributes of type {old['name']} have changed")
 
 
 def _function_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     if new is None:
         yield _stop(f"function {old['name']} was dropped")
     elif old["name"] != new["name"]:
-        yield _stop(f"function {old['name']} was renamed to {new['name']}")
+        yield _refill(f"function {old['name']} was renamed to {new['name']}")
     elif old["body"] != new["body"]:
-        yield _stop(f"function {old['name']} was replaced")
+        yield _refill(f"function {old['name']} was replaced")
 
 
 def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
@@ -487,7 +562,7 @@ def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
             what = "has more partitions or children"
         elif have < had:
             what = "has fewer partitions or children"
-        yield _stop(f"table {old['name']} {what} now")
+        yield _refill(f"table {old['name']} {what} now")
     for role in new["secured"]:
         yield _stop(f'row security of table {new["name"]} is active now for "{role}"')
 
@@ -497,13 +572,13 @@ def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     if new is None:
         yield _stop(f"view {name} was dropped")
     elif old["definition"] != new["definition"]:
-        yield _stop(f"view {name} was replaced")
+        yield _refill(f"view {name} was replaced")
     elif (old["owner"], old["invoker"]) != (new["owner"], new["invoker"]):
-        yield _stop(f"view {name} is read with the rights of another role now")
+        yield _refill(f"view {name} is read with the rights of another role now")
 
 
 def _result_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     if new is None:
         yield _stop(f"view {old['name']} was dropped")
     elif old["revision"] != new["revision"]:
-        yield _stop(f"view {old['name']} was altered")
+        yield _refill(f"view {old['name']} was altered")

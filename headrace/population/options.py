@@ -10,7 +10,7 @@ from headrace.errors import UserError
 
 _MODES: Final = ("auto", "local", "spark")
 _KNOWN: Final = ("population", "threshold_rows", "block", "commit_group", "on_change")
-_ON_CHANGE: Final = ("stop", "resync")
+_ON_CHANGE: Final = ("follow", "stop", "resync")
 _GROUP_MAX: Final = 63
 
 
@@ -27,9 +27,10 @@ class Options:
     commit_group: str = ""
     """Views of one group appear changed together; '': with all that name none."""
 
-    on_change: str = "stop"
-    """What follows when a change of its tables' structure has stopped the view: ``stop``, or
-    ``resync`` by itself (server/resumer.py)."""
+    on_change: str = "follow"
+    """What follows when a change of its tables' structure has stopped the view: ``follow`` has it
+    resynced by itself where its query stands as it is, ``resync`` wherever that may mend it,
+    ``stop`` nowhere (server/resumer.py)."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -63,7 +64,7 @@ class Options:
             raise UserError(
                 f'option "commit_group" must be a text of at most {_GROUP_MAX} characters'
             )
-        on_change = given.get("on_change", "stop")
+        on_change = given.get("on_change", "follow")
         if on_change not in _ON_CHANGE:
             raise UserError(
                 f'invalid value for option "on_change": "{on_change}"',

@@ -16,6 +16,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
+from headrace.collections.plan import Source
 from headrace.config import Settings
 from headrace.errors import (
     HeadraceError,
@@ -148,7 +149,8 @@ class Population:
         raise AssertionError("the last attempt returns or raises")
 
     def _populate(self, attempt: int, staged: Staging, position: dict[str, Any]) -> int:
-        job, sources = self._job, self._planned.physical.sources
+        job = self._job
+        sources = self._rename()
         mode = self._mode()
         if mode == "spark":
             # Before the snapshot: it should not be held while Spark starts.
@@ -163,6 +165,7 @@ class Population:
             wait_ms=self._settings.population_lock_wait_ms,
         ) as snapshot:
             taken = self._facts_of(snapshot)
+            sources = self._rename()
             with self._connect() as conn:
                 before = tables.shape(conn, sources)
                 sizes = {source.id: tables.size(conn, source) for source in sources}
@@ -175,6 +178,8 @@ class Population:
                 # What went wrong may be a consequence of one of these, which say more.
                 job.check()
                 snapshot.check()
+                with self._connect() as conn:
+                    tables.check_same(before, tables.shape(conn, sources))
                 raise
             snapshot.check()
             faults.point(faults.POPULATION_LOADED)
@@ -190,6 +195,13 @@ class Population:
         faults.point(faults.POPULATION_SEALED)
         self._publish(staged, facts, taken)
         return rows
+
+    def _rename(self) -> tuple[Source, ...]:
+        """Give the plan the names of now, which rows are read by; its sources."""
+        with self._connect() as conn:
+            physical = tables.renamed(conn, self._planned.physical)
+        self._planned = replace(self._planned, physical=physical)
+        return physical.sources
 
     def _facts_of(self, snapshot: Snapshot) -> Facts:
         """What the view relies on, as its snapshot has it; the plan must fit it."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
 from psycopg import sql
 
-from headrace.collections.plan import Source
+from headrace.collections.plan import Node, PhysicalPlan, Source
 from headrace.collections.source import load_columns
 from headrace.errors import TransientError
 from headrace.population.connect import Connection
@@ -67,7 +67,11 @@ def hold(conn: Connection, source: Source) -> None:
 
 
 def size(conn: Connection, source: Source) -> Size:
-    """Size of the table of ``source`` now."""
+    """Size of the table of ``source`` now.
+
+    Raises:
+        TableChanged: there is no such table any more, or it has another name.
+    """
     row = conn.execute(
         "SELECT pg_relation_size(%s::oid::regclass), current_setting('block_size')::int",
         (source.table_oid,),
@@ -90,6 +94,44 @@ def size(conn: Connection, source: Source) -> Size:
     return Size(int(data[0]["Plan"]["Plan Rows"]), blocks)
 
 
+def renamed(conn: Connection, physical: PhysicalPlan) -> PhysicalPlan:
+    """``physical`` with the names that its tables and columns have now.
+
+    Raises:
+        TableChanged: one of them is gone.
+    """
+    nodes: list[Node] = []
+    for node in physical.nodes:
+        if not isinstance(node, Source):
+            nodes.append(node)
+            continue
+        row = conn.execute(
+            "SELECT n.nspname, c.relname, (SELECT jsonb_object_agg(a.attnum, a.attname)"
+            "  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0"
+            "   AND NOT a.attisdropped)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE c.oid = %s",
+            (node.table_oid,),
+        ).fetchone()
+        names = (row[2] if row else None) or {}
+        if row is None or any(str(c.attnum) not in names for c in load_columns(node)):
+            raise _changed(node)
+        columns, key = (
+            tuple(replace(c, name=names[str(c.attnum)]) for c in part)
+            for part in (node.columns, node.key)
+        )
+        nodes.append(
+            replace(
+                node,
+                schema_name=row[0],
+                table_name=row[1],
+                columns=columns,
+                key=key,
+            )
+        )
+    return replace(physical, nodes=tuple(nodes))
+
+
 def shape(conn: Connection, sources: Sequence[Source]) -> dict[str, Shape]:
     """What may not change while the tables are read.
 
@@ -104,7 +146,9 @@ def shape(conn: Connection, sources: Sequence[Source]) -> dict[str, Shape]:
             " (SELECT i.indexrelid FROM pg_index i WHERE i.indrelid = c.oid"
             "  AND i.indisreplident),"
             " (SELECT i.indexrelid FROM pg_index i WHERE i.indrelid = c.oid"
-            "  AND i.indisprimary)"
+            "  AND i.indisprimary),"
+            " (SELECT array_agg(a.attnum || ':' || a.xmin::text ORDER BY a.attnum)"
+            "  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0)"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE c.oid = %s",
             (source.table_oid,),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 import structlog
@@ -20,11 +20,13 @@ from headrace.errors import (
     HeadraceError,
     RowsLost,
     StateDamaged,
+    StructureChanged,
     TransientError,
 )
 from headrace.forwarder.batcher import Batch
-from headrace.kernels.pgoutput import Changes, Decoder, RelationChanged
+from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
 from headrace.runtime import culprit
+from headrace.runtime.columns import Description
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.runtime.views import View
 from headrace.types import Diffs, TimeEnd
@@ -45,6 +47,16 @@ class Outcome:
     failed: dict[int, HeadraceError] = field(default_factory=dict)
 
 
+class Describer(Protocol):
+    """Who knows tables (``runtime.watch``)."""
+
+    def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
+        """The stream describes tables; the views, by id, that must not take rows after it."""
+
+    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
+        """A change batch with columns by number, ``n:<attnum>``; ``xid`` is its last one."""
+
+
 class Frames:
     """The change batches of one batch, in chunks; may be read again (for one that failed)."""
 
@@ -54,10 +66,10 @@ class Frames:
         decoder: Decoder,
         txid: int,
         attempt: int,
-        described: Callable[[set[int]], dict[int, HeadraceError]] | None = None,
+        describer: Describer,
         instant: int = 0,
     ) -> None:
-        """``described`` is told which tables the stream describes anew, before their rows.
+        """``describer`` is told which tables the stream describes anew, before their rows.
 
         ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC: every
         view that reads the clock takes part, also where none of its tables has changed.
@@ -65,7 +77,9 @@ class Frames:
         self.instant: Final = instant
         self.stopped: dict[int, HeadraceError] = {}
         """What it answered: views that must not take the rows, by id."""
-        self._described = described
+        self._describer = describer
+        self._xids: dict[int, int] = {}
+        """Transactions by the LSN that their rows have."""
         self._batch = batch
         self._decoder = decoder
         self._txid = txid
@@ -77,14 +91,22 @@ class Frames:
         if self._kept is not None:
             yield from self._kept
             return
-        kept = []
+        kept, xid = [], 0
         for messages in self._batch.chunks():
             events = [*self._decoder.feed(messages), *self._decoder.flush()]
-            tables = {e.relation.oid for e in events if isinstance(e, RelationChanged)}
-            if tables and self._described is not None:
-                self.stopped |= self._described(tables)
+            found = []
+            for event in events:
+                if isinstance(event, Begin):
+                    self._xids[event.final_lsn] = xid = event.xid
+                elif isinstance(event, RelationChanged):
+                    found.append(Description(xid, event.relation))
+            if found:
+                self.stopped |= self._describer.described(found)
             chunk = [
-                TableDiffs(e.relation.oid, Diffs(self._txid, self._attempt, e.batch))
+                TableDiffs(
+                    e.relation.oid,
+                    Diffs(self._txid, self._attempt, self._numbered(e)),
+                )
                 for e in events
                 if isinstance(e, Changes)
             ]
@@ -93,6 +115,10 @@ class Frames:
             yield chunk
         if not self._batch.spooled:
             self._kept = kept
+
+    def _numbered(self, changes: Changes) -> pa.RecordBatch:
+        lsns = changes.batch.column("__lsn")
+        return self._describer.numbered(changes, self._xids[lsns[-1].as_py()])
 
     def all(self) -> list[TableDiffs] | None:
         """Every frame; None when they do not fit into memory."""
@@ -231,7 +257,7 @@ class Processor:
         """
         everything = frames.all()
         by_row = isinstance(error, DefiniteFailure) and not isinstance(
-            error, StateDamaged
+            error, StateDamaged | StructureChanged
         )
         view.back(txid)
         if everything is None or not by_row or view.id in frames.stopped:

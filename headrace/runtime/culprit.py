@@ -62,7 +62,7 @@ def _name(physical: PhysicalPlan, frame: TableDiffs, row: int) -> str:
     values = []
     for column in source.key:
         for kind in ("n", "o"):
-            place = batch.schema.get_field_index(f"{kind}:{column.name}")
+            place = batch.schema.get_field_index(f"{kind}:{column.attnum}")
             if place < 0:
                 continue
             value = batch.column(place)[row].as_py()

@@ -341,7 +341,7 @@ class Engine:
             self._decoder,
             txid,
             attempt,
-            self.watch.described,
+            self.watch,
             record.commit_time_us,
         )
         outcome = self._processor.run(behind, frames, txid, attempt)

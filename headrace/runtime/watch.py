@@ -11,10 +11,12 @@ change in one transaction, and they must not add up over years.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+import pyarrow as pa
 import structlog
 from psycopg.types.json import Jsonb
 
@@ -28,12 +30,17 @@ from headrace.errors import (
 )
 from headrace.forwarder import fingerprint
 from headrace.forwarder.fingerprint import Facts
+from headrace.forwarder.numbering import Observation, Snapshot
+from headrace.kernels.pgoutput import Changes
+from headrace.runtime.columns import Columns, Description
 from headrace.runtime.views import View
 
 if TYPE_CHECKING:
     from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
+_VISIBLE_S: Final = 2.0
+_LOOK_S: Final = 0.005
 
 
 class Watch:
@@ -42,6 +49,9 @@ class Watch:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._facts: dict[int, Facts] = {}
+        self._now: dict[int, Facts] = {}
+        """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
+        self._columns = Columns(self._observations)
         self.due = 0.0
         """When to poll next, on the monotonic clock."""
 
@@ -62,13 +72,56 @@ class Watch:
         for view_id, error in errors.items():
             self._engine.lifecycle.fail(self._engine.views[view_id], error)
 
-    def described(self, tables: Collection[int]) -> dict[int, HeadraceError]:
-        """The stream describes ``tables`` anew: the views that cannot take their rows."""
-        return self.check(
+    def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
+        """The stream describes tables anew: the views that cannot take the rows that follow.
+
+        Raises:
+            TransientError: transactions are in the stream that nobody else sees yet (they wait
+                for a standby): what they have altered is not known.
+        """
+        self._columns.describe(found)
+        tables = {description.relation.oid for description in found}
+        return self._check_with(self._readers(tables), {d.xid for d in found})
+
+    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
+        """See ``Columns``."""
+        return self._columns.numbered(changes, xid)
+
+    def _observations(self, table: int, xid: int) -> Iterator[Observation]:
+        views = self._readers({table})
+        if not any(self._shows(view, {xid}) for view in views):
+            self._check_with(views, {xid})
+        for view in views:
+            for known in (self._facts, self._now):
+                if view.id in known:
+                    yield from fingerprint.observations(known[view.id], table)
+
+    def _readers(self, tables: set[int]) -> list[View]:
+        return [
             v
             for v in self._engine.views.values()
             if v.owned and any(s.table_oid in tables for s in v.plan.sources)
-        )
+        ]
+
+    def _check_with(
+        self, views: Sequence[View], xids: set[int]
+    ) -> dict[int, HeadraceError]:
+        """``check`` with facts that show ``xids``, which have committed."""
+        until = clock.monotonic() + _VISIBLE_S
+        while True:
+            errors = self.check(views)
+            if all(self._shows(v, xids) for v in views if v.id in self._now):
+                return errors
+            if clock.monotonic() >= until:
+                raise TransientError("a transaction of the stream is not visible yet")
+            time.sleep(_LOOK_S)
+
+    def _shows(self, view: View, xids: set[int]) -> bool:
+        now = self._now.get(view.id)
+        if now is None:
+            return False
+        snapshot = Snapshot.of(now["seen"])
+        return all(map(snapshot.shows, xids))
 
     def check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
         """Compare with the present; what stands against views going on, by view id.
@@ -117,13 +170,14 @@ class Watch:
             self._conn, known.values(), self._engine.settings.publication_name
         )
         for (view_id, before), now in zip(known.items(), found, strict=True):
+            self._now[view_id] = now
             error = fingerprint.difference(before, now)
             if error is not None:
                 lost = isinstance(error, ContinuityLost)
                 _log.warning("catalog changed", view=view_id, lost=lost)
                 errors[view_id] = error
-            elif now != before:
-                self._keep(view_id, before, now)
+            elif (kept := fingerprint.followed(before, now)) is not None:
+                self._keep(view_id, before, kept)
         return errors
 
     def _load(self, wanted: list[int]) -> None:
@@ -131,6 +185,7 @@ class Watch:
         for view_id in self._facts.keys() - self._engine.views.keys():
             if view_id not in wanted:
                 del self._facts[view_id]
+                self._now.pop(view_id, None)
         new = [view_id for view_id in wanted if view_id not in self._facts]
         if new:
             rows = self._conn.execute(

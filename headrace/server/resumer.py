@@ -1,9 +1,11 @@
-"""Fills views anew that a change of their tables' structure has stopped, where that was asked for.
+"""Fills views anew that a change of their tables' structure has stopped.
 
-Option ``on_change`` of create_view is ``stop`` (the view keeps its last consistent contents until
-somebody resyncs it) or ``resync``: then this does what its message says, once per stop.  Whoever
-adds a partition each month need not think of it.  What a resync does not mend (a column that is
-gone) stays stopped, with the reason.
+Option ``on_change`` of create_view is ``follow``: where the query stands as it is, only over other
+values (``StructureChanged``: a wider column, a new partition), this does what the view's message
+says.  So nobody need think of it.  With ``resync`` it is tried after any change, with ``stop``
+after none: the view keeps its last consistent contents until somebody resyncs it.  An attempt that
+fails is told in the message, and made again after a while, ever more rarely: a key that was
+dropped may have come back.
 """
 
 from __future__ import annotations
@@ -18,19 +20,25 @@ from psycopg.rows import dict_row
 
 from headrace import clock
 from headrace.config import Settings
-from headrace.errors import HeadraceError, TransientError
+from headrace.errors import HeadraceError
 from headrace.server.commands import Commands
 from headrace.server.context import Context
 from headrace.server.procedures import Invocation
 
 _LOOK_S: Final = 1.0
-_AGAIN_S: Final = 60.0
-"""Pause before another attempt where the first failed for a moment's reason."""
+_AGAIN_S_MIN: Final = 2.0
+_AGAIN_S_MAX: Final = 300.0
 _STOPPED: Final = """
-SELECT v.id, pg_catalog.format('%I.%I', v.schema_name, v.view_name) AS name, v.owner
+SELECT v.id, pg_catalog.format('%I.%I', v.schema_name, v.view_name) AS name, v.owner, v.message
   FROM headrace.views v
- WHERE v.owner IS NOT NULL AND v.status = 'error' AND v.sqlstate = '55000' AND v.options ->> 'on_change' = 'resync'
+ WHERE v.owner IS NOT NULL AND v.status = 'error'
+   AND CASE v.options ->> 'on_change' WHEN 'stop' THEN false
+         WHEN 'resync' THEN v.sqlstate IN ('55000', '55H01') ELSE v.sqlstate = '55H01' END
  ORDER BY v.id"""
+_FAILED: Final = " A resync failed: "
+_TELL: Final = """
+UPDATE headrace.views SET message = %(told)s
+ WHERE id = %(id)s AND status = 'error' AND message = %(message)s"""
 
 _log = structlog.get_logger(__name__)
 
@@ -41,8 +49,9 @@ class Resumer:
     def __init__(self, settings: Settings, commands: Commands) -> None:
         self._settings = settings
         self._commands = commands
-        self._next: dict[int, float] = {}
-        """Views that were tried, by id: when to try again, on the monotonic clock."""
+        self._next: dict[int, tuple[float, float]] = {}
+        """Views that were tried, by id: when to try again, on the monotonic clock, and the
+        pause after that."""
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -75,12 +84,18 @@ class Resumer:
         stopped = {int(row["id"]) for row in rows}
         self._next = {i: due for i, due in self._next.items() if i in stopped}
         for row in rows:
-            if clock.monotonic() >= self._next.get(int(row["id"]), 0.0):
-                await self._resync(int(row["id"]), row["name"], row["owner"])
+            due, pause = self._next.get(int(row["id"]), (0.0, _AGAIN_S_MIN))
+            if clock.monotonic() < due:
+                continue
+            error = await self._resync(row["name"], row["owner"])
+            if error is not None:
+                due = clock.monotonic() + pause
+                self._next[int(row["id"])] = due, min(2 * pause, _AGAIN_S_MAX)
+                await self._tell(conn, row, error)
 
-    async def _resync(self, view_id: int, name: str, owner: str) -> None:
+    async def _resync(self, name: str, owner: str) -> HeadraceError | None:
+        """Why it failed, if it did."""
         invocation = Invocation("resync_view", {"name": name})
-        self._next[view_id] = float("inf")
         try:
             await self._commands.run(
                 invocation,
@@ -88,6 +103,18 @@ class Resumer:
                 lambda line: _log.info("resync", view=name, line=line),
             )
         except HeadraceError as error:
-            if isinstance(error, TransientError):
-                self._next[view_id] = clock.monotonic() + _AGAIN_S
             _log.warning("view stays stopped", view=name, reason=error.message)
+            return error
+        return None
+
+    async def _tell(
+        self,
+        conn: psycopg.AsyncConnection[dict[str, Any]],
+        row: dict[str, Any],
+        error: HeadraceError,
+    ) -> None:
+        """Add the failure to the view's message, in the place of an earlier one."""
+        message = str(row["message"])
+        why = "; ".join(filter(None, (error.message, error.detail)))
+        told = message.partition(_FAILED)[0] + _FAILED + why
+        await conn.execute(_TELL, {"id": row["id"], "message": message, "told": told})

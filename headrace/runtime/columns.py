@@ -1,0 +1,77 @@
+"""Descriptions of tables in the stream, and change batches with columns by number.
+
+The decoder names columns as the stream does; views know them by number (forwarder/numbering.py).
+A description holds until the table's next one on the same connection, over any number of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from headrace.errors import BugError
+from headrace.forwarder.numbering import Observation, number
+from headrace.kernels.pgoutput import Changes, Relation
+
+_HEAD: Final = 3
+"""Columns before those of the table: ``__op``, ``__lsn``, ``__old``."""
+
+Observe = Callable[[int, int], Iterable[Observation]]
+"""What is known of a table's columns, with a transaction in view; nothing while nobody reads it."""
+
+
+@dataclass(slots=True)
+class Description:
+    """A Relation message, and the transaction that it came in."""
+
+    xid: int
+    relation: Relation
+    numbers: dict[str, int] = field(default_factory=dict)
+    """By name, as far as they are known."""
+
+
+class Columns:
+    """The descriptions that hold, of one connection after the other."""
+
+    def __init__(self, observe: Observe) -> None:
+        self._observe = observe
+        self._known: dict[int, list[Description]] = {}
+
+    def describe(self, found: Sequence[Description]) -> None:
+        """Take what the next changes of tables may be under, in stream order."""
+        for oid in {d.relation.oid for d in found}:
+            del self._known.get(oid, [])[:-1]
+        for description in found:
+            self._known.setdefault(description.relation.oid, []).append(description)
+
+    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
+        """A change batch with ``n:<attnum>`` for ``n:<name>``, as o and u.
+
+        ``xid`` is a transaction in it.  A column whose number is not known is left out.
+        """
+        numbers = self._numbers(changes.relation, xid)
+        batch = changes.batch
+        names, arrays = batch.schema.names[:_HEAD], batch.columns[:_HEAD]
+        for name, array in zip(
+            batch.schema.names[_HEAD:], batch.columns[_HEAD:], strict=True
+        ):
+            kind, _, column = name.partition(":")
+            if column in numbers:
+                names.append(f"{kind}:{numbers[column]}")
+                arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, names)
+
+    def _numbers(self, relation: Relation, xid: int) -> dict[str, int]:
+        found = self._known.get(relation.oid, ())
+        description = next((d for d in found if d.relation is relation), None)
+        if description is None:
+            raise BugError(f"table {relation.oid} was not described")
+        if len(description.numbers) < len(relation.columns):
+            # Nothing was altered since, so any transaction that it holds for will do.
+            names = [column.name for column in relation.columns]
+            known = self._observe(relation.oid, xid)
+            description.numbers |= number(names, xid, known) or {}
+        return description.numbers
