@@ -295,12 +295,13 @@ class Builder:
         )
 
     async def _resync_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = _pause_request(params)
+        request, of = _pause_request(params), params.get("of")
         if self._populations.locked():
             progress({"phase": "pending"})
         async with self._populations:
             return await self._run(
-                lambda job: resync.resync_view(self._context, job, request), progress
+                lambda job: resync.resync_view(self._context, job, request, of),
+                progress,
             )
 
     async def _verify_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:

@@ -54,8 +54,12 @@ class Stored:
     name: str
 
 
-def resync_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
+def resync_view(
+    context: Context, job: Job, request: Request, of: int | None = None
+) -> dict[str, Any]:
     """Fill a view anew, whatever state it is in, and let it run.
+
+    ``of``: only if its id is still that, hence nobody has filled it meanwhile.
 
     Raises:
         UndefinedError: 42P01, no such view.
@@ -70,6 +74,8 @@ def resync_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
             view = names.find_owned(
                 conn, request.name, request.caller, request.settings
             )
+            if of not in (None, view.id):
+                raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
             check_not_live(context, view)
             stored = read(conn, view)
             planned, planned_under = plan_with_facts(

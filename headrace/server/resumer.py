@@ -87,19 +87,21 @@ class Resumer:
             due, pause = self._next.get(int(row["id"]), (0.0, _AGAIN_S_MIN))
             if clock.monotonic() < due:
                 continue
-            error = await self._resync(row["name"], row["owner"])
+            error = await self._resync(row)
             if error is not None:
                 due = clock.monotonic() + pause
                 self._next[int(row["id"])] = due, min(2 * pause, _AGAIN_S_MAX)
                 await self._tell(conn, row, error)
 
-    async def _resync(self, name: str, owner: str) -> HeadraceError | None:
+    async def _resync(self, row: dict[str, Any]) -> HeadraceError | None:
         """Why it failed, if it did."""
-        invocation = Invocation("resync_view", {"name": name})
+        name = row["name"]
+        # Somebody else may have done it while this waited for other jobs.
+        invocation = Invocation("resync_view", {"name": name, "of": row["id"]})
         try:
             await self._commands.run(
                 invocation,
-                Context(owner, {}),
+                Context(row["owner"], {}),
                 lambda line: _log.info("resync", view=name, line=line),
             )
         except HeadraceError as error:
