@@ -38,6 +38,8 @@ STEPS = (
     ("ALTER TABLE q RENAME id TO v; ALTER TABLE q RENAME w TO id", None, None),
     ("INSERT INTO q VALUES (13, 3, 'z')", None, None),
     ("ALTER TABLE q RENAME id TO w; ALTER TABLE q RENAME v TO id", None, None),
+    # Seen together, a rename and other storage could be a rewrite with USING.
+    ("INSERT INTO q VALUES (14, 3, 'zz')", None, None),
     ("TRUNCATE q", None, None),
     ("INSERT INTO q VALUES (12, 3, 'twelve')", None, None),
     ("ALTER TABLE a RENAME TO b", None, None),
