@@ -24,6 +24,7 @@ from headrace.kernels.pgoutput import Changes, Decoder
 from headrace.runtime import views
 from headrace.state.rocks import RocksDatabase
 from headrace.types import parse_lsn
+from tests.streams import numbered
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERIES = [
@@ -154,7 +155,7 @@ def check(
     store.begin(8)
     flow = Dataflow(physical, store, remote, manifest.lsn)
     for event in stream:
-        flow.ingest(event.relation.oid, event.batch)
+        flow.ingest(event.relation.oid, numbered(event))
     diffs = flow.end(8)
     remote.close()
     database.close()
@@ -279,7 +280,7 @@ def test_settings_of_the_database_do_not_reach_values(bench, tmp_path, setting):
     store.begin(8)
     flow = Dataflow(plan.from_json(row[0]), store, None, manifest.lsn)
     for event in stream:
-        flow.ingest(event.relation.oid, event.batch)
+        flow.ingest(event.relation.oid, numbered(event))
     assert flow.end(8).num_rows == 0
     database.close()
     assert bench.rows("TABLE v") == bench.rows("TABLE vals")
