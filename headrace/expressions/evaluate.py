@@ -15,18 +15,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError
-from headrace.expressions import conditional, kernels
+from headrace.expressions import (
+    arrays,
+    conditional,
+    kernels,
+    moments,
+    rounding,
+    texts,
+)
 from headrace.expressions.ir import Column, Expr, Literal, Native, Remote, remap
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.native import common_number
 from headrace.expressions.placeholders import renumber
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.expressions.signature import Builder, Kernel
 from headrace.kernels import text
-from headrace.types import DATE, TEXT, Field, arrow_type
+from headrace.types import DATE, TEXT, TIMESTAMP, Field, arrow_type
 
 __all__ = ["FailingRow", "Program"]
-
-Kernel = Callable[[list[pa.Array]], pa.Array]
 
 
 @dataclass(slots=True)
@@ -164,6 +170,8 @@ def _needs(
     match expr:
         case Native() if conditional.runs_in_turn(expr):
             return _in_turn(expr, remote)
+        case Native() if expr.op in _BOUND:
+            return _BOUND[expr.op](expr)
         case Native():
             return _kernel(expr), expr.args
         case Remote(args=args):
@@ -248,6 +256,12 @@ def _compare(op: str, oids: list[int]) -> Kernel:
     common = _common(oids)
 
     def run(args: list[pa.Array]) -> pa.Array:
+        if oids[0] != oids[1] and DATE in oids:
+            left, right = (
+                kernels.date_to_moment(a) if oid == DATE else a
+                for a, oid in zip(args, oids, strict=True)
+            )
+            return kernels.compare(op, left, right, TIMESTAMP)
         if common is None:
             return kernels.compare(op, args[0], args[1], oids[0])
         left, right = _widened(args, oids, common)
@@ -337,6 +351,22 @@ def _single(op: str, oids: list[int], oid: int) -> Kernel:
     return lambda args: kernels.single(args[0], args[1])
 
 
+def _extreme(op: str, oids: list[int], oid: int) -> Kernel:
+    better = _compare(">" if op == "greatest" else "<", [oid, oid])
+
+    def larger(best: pa.Array, other: pa.Array) -> pa.Array:
+        wins = pc.fill_null(better([other, best]), False)
+        return pc.if_else(pc.or_(wins, pc.is_null(best)), other, best)
+
+    return partial(reduce, larger)
+
+
+_BOUND: Final[dict[str, Builder]] = {
+    **arrays.BUILDERS,
+    **moments.BUILDERS,
+    **rounding.BUILDERS,
+    **texts.BUILDERS,
+}
 _BUILDERS: Final[dict[str, Callable[[str, list[int], int], Kernel]]] = {
     "is_distinct_from": _distinct,
     "is_not_distinct_from": _distinct,
@@ -347,5 +377,7 @@ _BUILDERS: Final[dict[str, Callable[[str, list[int], int], Kernel]]] = {
     "||": _concat,
     "abs": _unary,
     "single": _single,
+    "greatest": _extreme,
+    "least": _extreme,
     **dict.fromkeys("+-*/%", _arithmetic),
 }

@@ -55,7 +55,8 @@ class FailingRow(RowError):
         self.row = row
 
 
-def _fail(bad: Mask, message: str, code: str) -> None:
+def fail(bad: Mask, message: str, code: str) -> None:
+    """Raise FailingRow for the first row of ``bad``, if there is one."""
     if bad.any():
         raise FailingRow(message, int(np.argmax(bad)), code)
 
@@ -63,7 +64,7 @@ def _fail(bad: Mask, message: str, code: str) -> None:
 def single(count: pa.Array, value: pa.Array) -> pa.Array:
     """``value``; error where ``count`` is more than one."""
     many = pc.fill_null(pc.greater(count, 1), False)
-    _fail(
+    fail(
         many.to_numpy(zero_copy_only=False),
         "more than one row returned by a subquery used as an expression",
         CARDINALITY,
@@ -71,7 +72,8 @@ def single(count: pa.Array, value: pa.Array) -> pa.Array:
     return value
 
 
-def _valid(*columns: pa.Array) -> npt.NDArray[np.uint8]:
+def valid_rows(*columns: pa.Array) -> npt.NDArray[np.uint8]:
+    """One byte per row: 1 where no column is NULL."""
     valid = buffers.validity(columns[0])
     for column in columns[1:]:
         if column.null_count:
@@ -87,7 +89,7 @@ def compare(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
     if oid == NUMERIC:
         order = numeric.compare(a, b)
         return buffers.make_fixed(
-            _ORDERED[op](order).astype(np.uint8), _valid(a, b), pa.bool_()
+            _ORDERED[op](order).astype(np.uint8), valid_rows(a, b), pa.bool_()
         )
     if oid in FLOATS:
         return _compare_floats(op, a, b)
@@ -109,7 +111,7 @@ def _compare_floats(op: str, a: pa.Array, b: pa.Array) -> pa.Array:
     order[~nan_x & nan_y] = -1
     order[nan_x & nan_y] = 0
     return buffers.make_fixed(
-        _ORDERED[op](order).astype(np.uint8), _valid(a, b), pa.bool_()
+        _ORDERED[op](order).astype(np.uint8), valid_rows(a, b), pa.bool_()
     )
 
 
@@ -151,8 +153,8 @@ def arithmetic(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
 
 def _integers(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
     if op in "/%":
-        zero = (buffers.values(b) == 0) & (_valid(a, b) == 1)
-        _fail(zero, "division by zero", DIVISION_BY_ZERO)
+        zero = (buffers.values(b) == 0) & (valid_rows(a, b) == 1)
+        fail(zero, "division by zero", DIVISION_BY_ZERO)
         if op == "%":
             return _remainder(a, b)
     function = _CHECKED[op]
@@ -182,7 +184,7 @@ def _remainder(a: pa.Array, b: pa.Array) -> pa.Array:
     x, y = buffers.values(a), buffers.values(b)
     # Anything % 1 is 0, as is anything % -1 (which overflows in C for the least integer).
     safe = np.where((y == 0) | (y == -1), np.ones_like(y), y)
-    return buffers.make_fixed(np.fmod(x, safe), _valid(a, b), a.type)
+    return buffers.make_fixed(np.fmod(x, safe), valid_rows(a, b), a.type)
 
 
 _CHECKED: Final[dict[str, Callable[..., pa.Array]]] = {
@@ -212,8 +214,8 @@ def absolute(a: pa.Array, oid: int) -> pa.Array:
 def _least(a: pa.Array, oid: int) -> None:
     values = buffers.values(a)
     if len(values):
-        bad = (values == np.iinfo(values.dtype).min) & (_valid(a) == 1)
-        _fail(bad, f"{_INT_NAMES[oid]} out of range", OUT_OF_RANGE)
+        bad = (values == np.iinfo(values.dtype).min) & (valid_rows(a) == 1)
+        fail(bad, f"{_INT_NAMES[oid]} out of range", OUT_OF_RANGE)
 
 
 # --- floats and numerics
@@ -221,22 +223,22 @@ def _least(a: pa.Array, oid: int) -> None:
 
 def _floats(op: str, a: pa.Array, b: pa.Array) -> pa.Array:
     x, y = buffers.values(a), buffers.values(b)
-    valid = _valid(a, b)
+    valid = valid_rows(a, b)
     present = valid == 1
     if op == "/":
         zero = present & (y == 0) & ~np.isnan(x)
-        _fail(zero, "division by zero", DIVISION_BY_ZERO)
+        fail(zero, "division by zero", DIVISION_BY_ZERO)
     with np.errstate(all="ignore"):
         out = _FLOAT[op](x, y)
     if not np.isfinite(out).all():
         over = present & np.isinf(out) & ~np.isinf(x)
         if op != "/":
             over &= ~np.isinf(y)
-        _fail(over, "value out of range: overflow", OUT_OF_RANGE)
+        fail(over, "value out of range: overflow", OUT_OF_RANGE)
     if op in "*/":
         under = present & (out == 0) & (x != 0)
         under &= ~np.isinf(y) if op == "/" else y != 0
-        _fail(under, "value out of range: underflow", OUT_OF_RANGE)
+        fail(under, "value out of range: underflow", OUT_OF_RANGE)
     return buffers.make_fixed(out, valid, a.type)
 
 
@@ -279,11 +281,11 @@ _NUMERIC: Final[dict[str, Callable[..., pa.Array]]] = {
 def shift_date(days: pa.Array, by: pa.Array, sign: int) -> pa.Array:
     """Date plus (``sign`` 1) or minus (-1) a number of days; infinite dates stay."""
     x = buffers.values(days)
-    valid = _valid(days, by)
+    valid = valid_rows(days, by)
     out = x.astype(np.int64) + sign * buffers.values(by).astype(np.int64)
     finite = (x != _DATE_MINUS_INF) & (x != _DATE_PLUS_INF)
     bad = (valid == 1) & finite & ((out < _DATE_MIN) | (out >= _DATE_END))
-    _fail(bad, "date out of range", DATETIME_OVERFLOW)
+    fail(bad, "date out of range", DATETIME_OVERFLOW)
     # NULL slots hold anything, so they are cleared before the narrowing.
     out = np.where(finite, np.where(valid == 1, out, 0), x)
     return buffers.make_fixed(out.astype(np.int32), valid, pa.int32())
@@ -292,10 +294,10 @@ def shift_date(days: pa.Array, by: pa.Array, sign: int) -> pa.Array:
 def days_between(a: pa.Array, b: pa.Array) -> pa.Array:
     """``a - b`` of dates, in days."""
     x, y = buffers.values(a), buffers.values(b)
-    valid = _valid(a, b)
+    valid = valid_rows(a, b)
     endless = np.isin(x, (_DATE_MINUS_INF, _DATE_PLUS_INF))
     endless |= np.isin(y, (_DATE_MINUS_INF, _DATE_PLUS_INF))
-    _fail(endless & (valid == 1), "cannot subtract infinite dates", DATETIME_OVERFLOW)
+    fail(endless & (valid == 1), "cannot subtract infinite dates", DATETIME_OVERFLOW)
     out = x.astype(np.int64) - y.astype(np.int64)
     return buffers.make_fixed(out.astype(np.int32), valid, pa.int32())
 
@@ -337,7 +339,7 @@ def _between_ints(a: pa.Array, target: int) -> pa.Array:
         values = buffers.values(a)
         bad = (values < limits.min) | (values > limits.max)
         message = f"{_INT_NAMES[target]} out of range"
-        _fail(bad & (_valid(a) == 1), message, OUT_OF_RANGE)
+        fail(bad & (valid_rows(a) == 1), message, OUT_OF_RANGE)
         raise
 
 
@@ -346,12 +348,24 @@ def _date_to_timestamp(a: pa.Array) -> pa.Array:
     valid = buffers.validity(a)
     low, high = days == _DATE_MINUS_INF, days == _DATE_PLUS_INF
     bad = (days >= _DATE_END_OF_TIMESTAMP) & ~high & (valid == 1)
-    _fail(bad, "date out of range for timestamp", DATETIME_OVERFLOW)
+    fail(bad, "date out of range for timestamp", DATETIME_OVERFLOW)
     inside = ~(low | high) & (valid == 1)
     out = np.where(inside, days, 0) * _DAY
     out[low] = _STAMP_MINUS_INF
     out[high] = _STAMP_PLUS_INF
     return buffers.make_fixed(out, valid, pa.int64())
+
+
+def date_to_moment(a: pa.Array) -> pa.Array:
+    """Dates as timestamps to be compared: what is after the last one is before infinity."""
+    days = buffers.values(a).astype(np.int64)
+    low, high = days == _DATE_MINUS_INF, days == _DATE_PLUS_INF
+    late = (days >= _DATE_END_OF_TIMESTAMP) & ~high
+    out = np.where(low | high | late, 0, days) * _DAY
+    out[low] = _STAMP_MINUS_INF
+    out[high] = _STAMP_PLUS_INF
+    out[late] = _DATE_END_OF_TIMESTAMP * _DAY
+    return buffers.make_fixed(out, buffers.validity(a), pa.int64())
 
 
 def _timestamp_to_date(a: pa.Array) -> pa.Array:

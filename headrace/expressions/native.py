@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from headrace.expressions import arrays, moments, rounding, texts
 from headrace.expressions.keys import order_native
 from headrace.expressions.signature import (
     FLOATS,
@@ -102,6 +103,8 @@ def comparable(op: str, left: TypeRef, right: TypeRef) -> bool:
         return _text_comparable(op, left, right)
     if left.oid == right.oid == BPCHAR:
         return _text_comparable(op, left, right)
+    if {left.oid, right.oid} == {DATE, TIMESTAMP}:
+        return op in _ORDER  # as keys they would differ
     return left.oid == right.oid and left.oid in _SAME_TYPE
 
 
@@ -179,6 +182,12 @@ def _nullif(name: str, args: Args) -> NativeOp | None:
     return NativeOp(name, args[0].oid, args[0].typmod)
 
 
+def _extreme(name: str, args: Args) -> NativeOp | None:
+    if not args or len({a.oid for a in args}) != 1:
+        return None
+    return NativeOp(name, args[0].oid) if comparable("<", args[0], args[-1]) else None
+
+
 def _concat(name: str, args: Args) -> NativeOp | None:
     good = len(args) == 2 and all(a.oid in _TEXTS for a in args)
     return NativeOp(name, TEXT, may_raise=True) if good else None
@@ -206,7 +215,7 @@ def _arithmetic(name: str, args: Args) -> NativeOp | None:
         return NativeOp(name, DATE, may_raise=True)
     if left == right == DATE and name == "-":
         return NativeOp(name, INT4, may_raise=True)
-    return None
+    return moments.shift(name, args) if name in "+-" else None
 
 
 def _unary(name: str, args: Args) -> NativeOp | None:
@@ -241,6 +250,12 @@ _RESOLVERS: Final[dict[str, Resolver]] = {
     "abs": _unary,
     "single": _single,
     **dict.fromkeys("+-*/%", _arithmetic),
+    "greatest": _extreme,
+    "least": _extreme,
+    **arrays.RESOLVERS,
+    **moments.RESOLVERS,
+    **rounding.RESOLVERS,
+    **texts.RESOLVERS,
 }
 
 

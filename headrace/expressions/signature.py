@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+
+from headrace.expressions.ir import Expr, Native
 from headrace.types import FLOAT4, FLOAT8, INT2, INT4, INT8
 
 
@@ -44,3 +47,6 @@ INTS: Final = (INT2, INT4, INT8)
 FLOATS: Final = (FLOAT4, FLOAT8)
 Resolver = Callable[[str, Args], NativeOp | None]
 """Of an operator's name and arguments: what we make of it, None if Postgres computes it."""
+Kernel = Callable[[list[pa.Array]], pa.Array]
+Builder = Callable[[Native], tuple[Kernel, Sequence[Expr]]]
+"""Of an expression: its kernel, and the arguments that this takes (constants may be in it)."""

@@ -134,8 +134,12 @@ def known(node: Node) -> list[Expr]:
 
 
 _STRICT: Final = frozenset(
-    {"=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "abs", "length", "cast"}
-)
+    {
+        "=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "abs", "cast", "~~", "!~~",
+        "substring", "left", "right", "strpos", "starts_with", "replace", "split_part",
+        "extract", "date_part", "date_trunc", "to_char", "round", "trunc", "ceil", "floor", "numeric", "interval_+", "interval_-", "btrim", "ltrim", "rtrim", "ascii", "length", "octet_length",
+    }
+)  # fmt: skip
 """Kernels that give NULL for any NULL."""
 _STRICT_OPERATORS: Final = frozenset(
     {

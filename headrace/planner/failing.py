@@ -7,7 +7,17 @@ from typing import Final
 from headrace.planner.logical import Node, children, expressions
 from headrace.planner.scalar import Call, Const, Expr, any_call, reads_clock, refs
 
-_OVERFLOW: Final = frozenset({"+", "-", "*", "||", "abs"})
+_OVERFLOW: Final = frozenset(
+    {
+        *("+", "-", "*", "||", "abs", "pg_catalog.date_trunc", "pg_catalog.date_part"),
+        *(
+            "pg_catalog.round",
+            "pg_catalog.ceil",
+            "pg_catalog.ceiling",
+            "pg_catalog.floor",
+        ),
+    }
+)
 _ZERO: Final = frozenset("0.-")
 
 

@@ -34,6 +34,7 @@ from headrace.planner.scalar import (
     Const,
     Expr,
     Ref,
+    constant,
     immutable,
     refs,
     to_sql,
@@ -50,13 +51,8 @@ _BOOLEAN_TESTS: Final = (
     ("is_not_unknown", "IS NOT UNKNOWN"),
 )
 _SYSTEM_COLUMNS: Final = {
-    -1: "ctid",
-    -2: "xmin",
-    -3: "cmin",
-    -4: "xmax",
-    -5: "cmax",
-    -6: "tableoid",
-}
+    -1: "ctid", -2: "xmin", -3: "cmin", -4: "xmax", -5: "cmax", -6: "tableoid",
+}  # fmt: skip
 _MONEY_ANYWHERE: Final = frozenset(
     {*_COMPARISONS, "is_null", "is_not_null", "is_distinct_from", "coalesce", "case"}
 )
@@ -175,10 +171,11 @@ class Lowering:
 
     def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
         """Types of ``args`` under an input collation, for ``native.resolve``."""
-        found = self.catalog.collation(collation)
-        bytewise = found is None or found.bytewise
-        deterministic = found is None or found.deterministic
-        return [TypeRef(a.oid, a.typmod, bytewise, deterministic) for a in args]
+        order = (
+            self.catalog.bytewise(collation),
+            self.catalog.deterministic(collation),
+        )
+        return [TypeRef(a.oid, a.typmod, *order, constant(a)) for a in args]
 
     def call(
         self,
@@ -357,9 +354,6 @@ class Lowering:
         collation: int,
     ) -> Expr:
         """``operator``, which runs ``function``, applied to ``args``."""
-        native = None
-        if operator.builtin:
-            native = resolve(operator.name, self.types(args, collation))
         infix = len(args) == 2
         return self.call(
             operator.name,
@@ -369,11 +363,16 @@ class Lowering:
             if infix
             else f"({operator.quoted} {ARG})",
             f"{ARG} {operator.name} {ARG}" if infix else f"{operator.name} {ARG}",
-            native=native,
+            native=self._kernel(operator, operator.name, args, collation),
             remote_raises=self._operator_raises(operator.name, function, args),
             input_collation=collation,
             function=function,
         )
+
+    def _kernel(
+        self, operator: Operator, name: str, args: tuple[Expr, ...], collation: int
+    ) -> NativeOp | None:
+        return resolve(name, self.types(args, collation)) if operator.builtin else None
 
     def _operator_raises(
         self, name: str, function: Function, args: tuple[Expr, ...]
@@ -573,15 +572,15 @@ class Lowering:
         left = self.lower(left_node, scope)
         if (chain := self._in_list(node, scope, left, right_node)) is not None:
             return chain
-        right = self.lower(right_node, scope)
+        args = (left, self.lower(right_node, scope))
         word = "ANY" if anyone else "ALL"
         return self.call(
             f"{operator.name} {word}",
-            (left, right),
+            args,
             (t.BOOL, -1, 0),
             f"({ARG} {operator.quoted} {word} ({ARG}))",
             f"{ARG} {operator.name} {word} ({ARG})",
-            native=None,
+            native=self._kernel(operator, f"{operator.name} {word}", args, collation),
             remote_raises=operator.name not in _COMPARISONS or not function.builtin,
             input_collation=collation,
             function=function,
@@ -665,6 +664,7 @@ class Lowering:
 
     def _min_max(self, node: Node, scope: Scope) -> Expr:
         args = self._all(node.nodes("args"), scope)
+        collation = node.number("inputcollid")
         word = "LEAST" if node.text("op") in ("1", "IS_LEAST") else "GREATEST"
         text = f"{word}({', '.join([ARG] * len(args))})"
         return self.call(
@@ -673,9 +673,9 @@ class Lowering:
             self.result(node, "minmaxtype", "minmaxcollid"),
             text,
             text,
-            native=None,
+            native=resolve(word.lower(), self.types(args, collation)),
             remote_raises=False,
-            input_collation=node.number("inputcollid"),
+            input_collation=collation,
         )
 
     def _relabel(self, node: Node, scope: Scope) -> Expr:

@@ -73,6 +73,12 @@ class Call:
 
 Expr = Ref | Const | Call
 
+
+def constant(expr: Expr) -> str | None:
+    """The text of a constant that is not NULL."""
+    return expr.text if isinstance(expr, Const) else None
+
+
 CLOCK: Final = Ref(-1_000_000, TIMESTAMPTZ, -1, 0, "now()")
 """``now()``, a column of no node: ``refs`` does not name it (see ``planner/temporal.py``)."""
 

@@ -69,6 +69,8 @@ BINARY = {
     "and": "$1 AND $2",
     "or": "$1 OR $2",
     "mod": "mod($1, $2)",
+    "greatest": "GREATEST($1, $2)",
+    "least": "LEAST($1, $2)",
 }
 UNARY = {
     "-": "- $1", "+": "+ $1", "abs": "abs($1)", "not": "NOT $1", "is_null": "$1 IS NULL",

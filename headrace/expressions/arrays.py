@@ -1,0 +1,117 @@
+"""``x = ANY (…)`` and ``x <> ALL (…)`` over a constant array: IN and NOT IN lists of any length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.expressions.ir import Expr, Literal, Native
+from headrace.expressions.signature import (
+    INTS,
+    Args,
+    Builder,
+    Kernel,
+    NativeOp,
+    Resolver,
+    TypeRef,
+)
+from headrace.kernels import buffers, text
+from headrace.types import (
+    BOOL,
+    BPCHAR,
+    DATE,
+    INT2,
+    INT4,
+    INT8,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    VARCHAR,
+)
+
+_ELEMENTS: Final = {
+    1000: BOOL, 1005: INT2, 1007: INT4, 1016: INT8, 1009: TEXT, 1015: VARCHAR, 1014: BPCHAR,
+    1182: DATE, 1183: TIME, 1115: TIMESTAMP, 1185: TIMESTAMPTZ, 2951: UUID,
+}  # fmt: skip
+"""Array types by OID, where equality of the elements is that of their Arrow values."""
+_TEXTS: Final = (TEXT, VARCHAR)
+_ITEM: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
+
+
+def elements(array: str) -> list[str | None] | None:
+    """Elements of a one-dimensional array with the usual bounds, from Postgres' text of it."""
+    if not array.startswith("{") or array == "{}":
+        return [] if array == "{}" else None
+    out: list[str | None] = []
+    at = 1
+    while (found := _ITEM.match(array, at)) is not None:
+        quoted, bare = found.groups()
+        if bare is None:
+            out.append(re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
+        else:
+            out.append(None if bare == "NULL" else bare)
+        at = found.end()
+        if array[at] == "}":
+            return out
+        at += 1
+    return None
+
+
+def _membership(name: str, args: Args) -> NativeOp | None:
+    if len(args) != 2 or args[1].literal is None:
+        return None
+    left, array = args
+    element = _ELEMENTS.get(array.oid)
+    if element is None or not _same(left, element):
+        return None
+    return NativeOp(name, BOOL) if elements(array.literal or "") else None
+
+
+def _same(left: TypeRef, element: int) -> bool:
+    if left.oid in (*_TEXTS, BPCHAR) and not left.deterministic:
+        return False
+    if left.oid in INTS or left.oid in _TEXTS:
+        return element in (INTS if left.oid in INTS else _TEXTS)
+    return left.oid == element
+
+
+def _build(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+    array = expr.args[1]
+    assert isinstance(array, Literal), "resolved with a constant"
+    parts = elements(array.text or "")
+    assert parts, "resolved with elements"
+    element = _ELEMENTS[array.oid]
+    oid = INT8 if element in INTS else element
+    texts = pa.array([p for p in parts if p is not None], pa.string())
+    known, wanted = _keys(text.parse(texts, oid), oid), oid
+    has_null = None in parts
+
+    def run(args: list[pa.Array]) -> pa.Array:
+        column = _keys(args[0], wanted)
+        found = pc.is_in(column, value_set=known)
+        if expr.op == "<> ALL":
+            found = pc.invert(found)
+        valid = buffers.validity(column)
+        if has_null:
+            # An element that is unknown may be equal.
+            valid = valid & (buffers.values(found) == (expr.op == "= ANY"))
+        return buffers.make_fixed(buffers.values(found), valid, pa.bool_())
+
+    return run, expr.args[:1]
+
+
+def _keys(column: pa.Array, oid: int) -> pa.Array:
+    """Values that are equal if and only if Postgres says so."""
+    if oid == INT8:
+        return pc.cast(column, pa.int64())
+    return pc.ascii_rtrim(column, characters=" ") if oid == BPCHAR else column
+
+
+RESOLVERS: Final[dict[str, Resolver]] = {"= ANY": _membership, "<> ALL": _membership}
+BUILDERS: Final[dict[str, Builder]] = {"= ANY": _build, "<> ALL": _build}

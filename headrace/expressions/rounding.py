@@ -1,0 +1,195 @@
+"""round, trunc, ceil, floor of numeric and float8, and the cast to numeric(p, s).
+
+Source: ``numeric.c`` (``numeric_round``, ``numeric_trunc``, ``apply_typmod``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.expressions.ir import Expr, Literal, Native
+from headrace.expressions.kernels import OUT_OF_RANGE, FailingRow
+from headrace.expressions.signature import Args, Builder, Kernel, NativeOp, Resolver
+from headrace.kernels import buffers, numeric
+from headrace.types import FLOAT8, INT4, NUMERIC
+
+Int64s = npt.NDArray[np.int64]
+
+_PLACES_MAX: Final = 17
+"""Most decimal places, on either side of the point, that are rounded in 64 bits."""
+_HEADER: Final = 4
+_FIELD_OVERFLOW: Final = "numeric field overflow"
+
+
+# --- which are ours
+
+
+def _round(name: str, args: Args) -> NativeOp | None:
+    if len(args) == 1 and args[0].oid == FLOAT8:
+        return NativeOp(name, FLOAT8)
+    if not args or args[0].oid != NUMERIC or len(args) > 2:
+        return None
+    if len(args) == 2 and (name not in ("round", "trunc") or _places(args) is None):
+        return None
+    # 131072 digits before the point may become one more.
+    return NativeOp(name, NUMERIC, may_raise=name != "trunc" and args[0].typmod == -1)
+
+
+def _places(args: Args) -> int | None:
+    if args[1].oid != INT4 or args[1].literal is None:
+        return None
+    places = int(args[1].literal)
+    return places if abs(places) <= _PLACES_MAX else None
+
+
+def _sized(name: str, args: Args) -> NativeOp | None:
+    if len(args) != 2 or args[0].oid != NUMERIC or args[1].oid != INT4:
+        return None
+    if args[1].literal is None or _precision(int(args[1].literal)) is None:
+        return None
+    return NativeOp(name, NUMERIC, may_raise=True)
+
+
+def _precision(typmod: int) -> tuple[int, int] | None:
+    """(precision, scale) of a modifier, if they are of the usual kind."""
+    precision, scale = (typmod - _HEADER) >> 16, (typmod - _HEADER) & 0x7FF
+    return (precision, scale) if 0 <= scale <= min(_PLACES_MAX, precision) else None
+
+
+RESOLVERS: Final[dict[str, Resolver]] = {
+    **dict.fromkeys(("round", "trunc", "floor"), _round),
+    **dict.fromkeys(("ceil", "ceiling"), lambda _, args: _round("ceil", args)),
+    "numeric": _sized,
+}
+
+
+# --- their kernels
+
+_FLOATS: Final[dict[str, Callable[..., npt.NDArray[Any]]]] = {
+    "round": np.rint,
+    "trunc": np.trunc,
+    "ceil": np.ceil,
+    "floor": np.floor,
+}
+
+
+def _constant(expr: Expr) -> int:
+    assert isinstance(expr, Literal), "resolved with a constant"
+    assert expr.text is not None, "resolved with a constant that is not NULL"
+    return int(expr.text)
+
+
+def _build_round(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+    if expr.oid == FLOAT8:
+        function = _FLOATS[expr.op]
+
+        def run(args: list[pa.Array]) -> pa.Array:
+            out = function(buffers.values(args[0]))
+            return buffers.make_fixed(out, buffers.validity(args[0]), pa.float64())
+
+        return run, expr.args
+    places = _constant(expr.args[1]) if len(expr.args) == 2 else 0
+    return (lambda args: _rounded(expr.op, args[0], places)), expr.args[:1]
+
+
+def _build_sized(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+    known = _precision(_constant(expr.args[1]))
+    assert known is not None, "resolved with a modifier of the usual kind"
+    precision, scale = known
+    limit = 10**precision
+    return (lambda args: _rounded("round", args[0], scale, limit)), expr.args[:1]
+
+
+def _rounded(
+    op: str, column: pa.StringArray, places: int, limit: int | None = None
+) -> pa.StringArray:
+    """``column`` with ``places`` digits after the point; mantissas stay below ``limit``."""
+    parsed = numeric.parse(column)
+    scales = parsed.scales.astype(np.int64)
+    kinds = parsed.kinds.copy()
+    cut = np.clip(scales - places, 0, 18)
+    unit = np.power(10, cut)
+    out = _ROUND[op](parsed.mantissas, unit)
+    out[scales - places > 18] = 0
+    if op in ("ceil", "floor"):
+        assert places == 0, "and a mantissa has 18 digits at most after the point"
+    grown = np.power(10, np.clip(places - scales, 0, 18))
+    fits = np.abs(out) <= np.int64(10**18) // grown
+    out = np.where(fits, out, 0) * grown
+    kinds[(kinds == numeric.SMALL) & ~fits] = numeric.BIG
+    if places < 0:
+        out *= 10**-places
+    if limit is not None and limit <= 2**63 - 1:
+        kinds[(kinds == numeric.SMALL) & (np.abs(out) >= limit)] = numeric.BIG
+    shown = np.full(len(out), max(places, 0), np.int32)
+    done = numeric.render(kinds, out, shown)
+    rest = np.flatnonzero(kinds > numeric.SMALL)
+    if not len(rest):
+        return done
+    texts = [_slowly(op, column[i].as_py(), places, limit, i) for i in rest.tolist()]
+    mask = pa.array(kinds > numeric.SMALL)
+    return pc.replace_with_mask(done, mask, pa.array(texts, pa.string()))
+
+
+def _half_away(mantissas: Int64s, unit: Int64s) -> Int64s:
+    size: Int64s = (np.abs(mantissas) + unit // 2) // unit
+    return np.sign(mantissas) * size
+
+
+def _towards_zero(mantissas: Int64s, unit: Int64s) -> Int64s:
+    size: Int64s = np.abs(mantissas) // unit
+    return np.sign(mantissas) * size
+
+
+_ROUND: Final[dict[str, Callable[[Int64s, Int64s], Int64s]]] = {
+    "round": _half_away,
+    "trunc": _towards_zero,
+    "floor": lambda mantissas, unit: mantissas // unit,
+    "ceil": lambda mantissas, unit: -(-mantissas // unit),
+}
+
+
+def _slowly(op: str, text: str, places: int, limit: int | None, row: int) -> str:
+    """One value, of any size."""
+    kind, mantissa, scale = numeric.read(text)
+    if kind != numeric.SMALL:
+        if limit is not None and kind != numeric.NAN:
+            raise FailingRow(_FIELD_OVERFLOW, row, OUT_OF_RANGE)
+        return text
+    if scale > places:
+        mantissa = _IN_PYTHON[op](mantissa, 10 ** (scale - places))
+    else:
+        mantissa *= 10 ** (places - scale)
+    if limit is not None and abs(mantissa) >= limit:
+        raise FailingRow(_FIELD_OVERFLOW, row, OUT_OF_RANGE)
+    if places < 0:
+        mantissa *= 10**-places
+    try:
+        return numeric.write((kind, mantissa, max(places, 0)))
+    except OverflowError as error:
+        raise FailingRow(str(error), row, OUT_OF_RANGE) from None
+
+
+def _cut(mantissa: int, unit: int, *, half: int) -> int:
+    size = (abs(mantissa) * 2 + half * unit) // (2 * unit)
+    return -size if mantissa < 0 else size
+
+
+_IN_PYTHON: Final[dict[str, Callable[[int, int], int]]] = {
+    "round": partial(_cut, half=1),
+    "trunc": partial(_cut, half=0),
+    "floor": lambda mantissa, unit: mantissa // unit,
+    "ceil": lambda mantissa, unit: -(-mantissa // unit),
+}
+
+BUILDERS: Final[dict[str, Builder]] = {
+    **dict.fromkeys(("round", "trunc", "ceil", "floor"), _build_round),
+    "numeric": _build_sized,
+}

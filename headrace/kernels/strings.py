@@ -1,0 +1,494 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Functions over UTF-8 texts, by characters as Postgres counts them in a UTF8 database.
+
+Positions and lengths come as int64 columns that hold int4 values, so that sums of two never wrap.
+What a function cuts out of a text is first a span of bytes per row, then one copy of all of them.
+"""
+
+from __future__ import annotations
+
+import cython
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.kernels import buffers
+
+Tokens = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+ONE, MANY = 256, 257
+"""Tokens of a pattern: ``_`` and ``%``; anything less is a byte."""
+
+
+def compile_like(pattern: str) -> Tokens | None:
+    """The tokens of a LIKE pattern; None if it ends in its escape character."""
+    tokens: list[int] = []
+    escaped = False
+    for byte in pattern.encode():
+        if escaped or byte not in b"\\%_":
+            tokens.append(byte)
+            escaped = False
+        elif byte == ord("\\"):
+            escaped = True
+        elif byte == ord("_"):
+            tokens.append(ONE)
+        elif not tokens or tokens[len(tokens) - 1] != MANY:
+            tokens.append(MANY)
+    return None if escaped else np.array(tokens, np.int32)
+
+
+def like(column: pa.StringArray, tokens: Tokens) -> pa.Array:
+    """``column LIKE`` the pattern of ``compile_like``."""
+    out = np.zeros(len(column), np.uint8)
+    _like(
+        buffers.view(buffers.data(column)),
+        buffers.view(buffers.offsets(column)),
+        buffers.view(tokens),
+        buffers.view(out),
+    )
+    return buffers.make_fixed(out, buffers.validity(column), pa.bool_())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    tokens=cython.const_int[::1],
+    out=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    count=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    mark=cython.Py_ssize_t,
+    hold=cython.Py_ssize_t,
+)
+def _like(
+    data: memoryview, offsets: memoryview, tokens: memoryview, out: memoryview
+) -> None:
+    n = len(out)
+    count = len(tokens)
+    for i in range(n):
+        at = offsets[i]
+        end = offsets[i + 1]
+        p = 0
+        mark = -1  # the token after the last %, which has matched up to ``hold``
+        hold = 0
+        while True:
+            if p < count and tokens[p] == 257:
+                p += 1
+                if p == count:
+                    out[i] = 1
+                    break
+                mark = p
+                hold = at
+            elif at == end:
+                out[i] = p == count
+                break
+            elif p < count and tokens[p] == data[at]:
+                at += 1
+                p += 1
+            elif p < count and tokens[p] == 256:
+                at += 1
+                while at < end and data[at] & 192 == 128:
+                    at += 1
+                p += 1
+            elif mark >= 0:
+                hold += 1
+                if tokens[mark] < 256:
+                    # Only there can the rest begin; a character's bytes are never another's.
+                    while hold < end and data[hold] != tokens[mark]:
+                        hold += 1
+                while hold < end and data[hold] & 192 == 128:
+                    hold += 1
+                at = hold
+                p = mark
+            else:
+                break
+
+
+# --- parts of a text
+
+
+def substring(column: pa.StringArray, start: pa.Array, size: pa.Array) -> pa.Array:
+    """``substring(column, start, size)``; a size that is NULL in a valid row goes to the end.
+
+    The caller has made the other NULLs of ``size``, and all of ``start``, NULLs of ``column``.
+    REQUIRES: no size is negative.
+    """
+    n = len(column)
+    begins, ends = np.zeros(n, np.int32), np.zeros(n, np.int32)
+    _substring(
+        buffers.view(buffers.data(column)),
+        buffers.view(buffers.offsets(column)),
+        buffers.view(buffers.values(start)),
+        buffers.view(buffers.values(size)),
+        buffers.view(buffers.validity(size)),
+        buffers.view(begins),
+        buffers.view(ends),
+    )
+    return _copied(column, begins, ends)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    start=cython.const_longlong[::1],
+    size=cython.const_longlong[::1],
+    limited=cython.const_uchar[::1],
+    begins=cython.int[::1],
+    ends=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    skip=cython.longlong,
+    last=cython.longlong,
+)
+def _substring(
+    data: memoryview,
+    offsets: memoryview,
+    start: memoryview,
+    size: memoryview,
+    limited: memoryview,
+    begins: memoryview,
+    ends: memoryview,
+) -> None:
+    n = len(begins)
+    for i in range(n):
+        at = offsets[i]
+        end = offsets[i + 1]
+        skip = start[i] - 1 if start[i] > 1 else 0
+        while skip > 0 and at < end:
+            at += 1
+            while at < end and data[at] & 192 == 128:
+                at += 1
+            skip -= 1
+        begins[i] = at
+        if limited[i]:
+            last = start[i] + size[i] - (start[i] if start[i] > 1 else 1)
+            while last > 0 and at < end:
+                at += 1
+                while at < end and data[at] & 192 == 128:
+                    at += 1
+                last -= 1
+            ends[i] = at
+        else:
+            ends[i] = end
+
+
+def edge(column: pa.StringArray, size: pa.Array, *, right: bool) -> pa.Array:
+    """``left(column, size)`` or ``right(column, size)``; negative: all but so many."""
+    n = len(column)
+    begins, ends = np.zeros(n, np.int32), np.zeros(n, np.int32)
+    _edge(
+        buffers.view(buffers.data(column)),
+        buffers.view(buffers.offsets(column)),
+        buffers.view(buffers.values(size)),
+        right,
+        buffers.view(begins),
+        buffers.view(ends),
+    )
+    return _copied(column, begins, ends)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    size=cython.const_longlong[::1],
+    right=cython.bint,
+    begins=cython.int[::1],
+    ends=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    wanted=cython.longlong,
+)
+def _edge(
+    data: memoryview,
+    offsets: memoryview,
+    size: memoryview,
+    right: bool,
+    begins: memoryview,
+    ends: memoryview,
+) -> None:
+    n = len(begins)
+    for i in range(n):
+        begins[i] = offsets[i]
+        ends[i] = offsets[i + 1]
+        wanted = size[i]
+        if (wanted >= 0) == right:
+            # From the end: right(s, 2), or left(s, -2) which stops there.
+            if wanted < 0:
+                wanted = -wanted
+            at = offsets[i + 1]
+            end = offsets[i]
+            while wanted > 0 and at > end:
+                at -= 1
+                while at > end and data[at] & 192 == 128:
+                    at -= 1
+                wanted -= 1
+        else:
+            if wanted < 0:
+                # Postgres negates -2147483648 to itself, and skips nothing.
+                wanted = -wanted if wanted > -2147483648 else 0
+            at = offsets[i]
+            end = offsets[i + 1]
+            while wanted > 0 and at < end:
+                at += 1
+                while at < end and data[at] & 192 == 128:
+                    at += 1
+                wanted -= 1
+        if right:
+            begins[i] = at
+        else:
+            ends[i] = at
+
+
+def split_part(column: pa.StringArray, separator: bytes, fields: pa.Array) -> pa.Array:
+    """``split_part(column, separator, fields)``, neither empty nor zero; negative: from the end."""
+    n = len(column)
+    begins, ends = np.zeros(n, np.int32), np.zeros(n, np.int32)
+    _split_part(
+        buffers.view(buffers.data(column)),
+        buffers.view(buffers.offsets(column)),
+        buffers.view(np.frombuffer(separator, np.uint8)),
+        buffers.view(buffers.values(fields)),
+        buffers.view(begins),
+        buffers.view(ends),
+    )
+    return _copied(column, begins, ends)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    at=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    needle=cython.const_uchar[::1],
+    first=cython.Py_ssize_t,
+    size=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+)
+def _find(
+    data: memoryview, at: int, end: int, needle: memoryview, first: int, size: int
+) -> int:
+    """Where ``needle[first:first + size]`` begins in ``data[at:end]``, -1 if it does not."""
+    while at + size <= end:
+        k = 0
+        while k < size and data[at + k] == needle[first + k]:
+            k += 1
+        if k == size:
+            return at
+        at += 1
+    return -1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    needle=cython.const_uchar[::1],
+    fields=cython.const_longlong[::1],
+    begins=cython.int[::1],
+    ends=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    size=cython.Py_ssize_t,
+    found=cython.Py_ssize_t,
+    wanted=cython.longlong,
+    count=cython.longlong,
+)
+def _split_part(
+    data: memoryview,
+    offsets: memoryview,
+    needle: memoryview,
+    fields: memoryview,
+    begins: memoryview,
+    ends: memoryview,
+) -> None:
+    n = len(begins)
+    size = len(needle)
+    for i in range(n):
+        at = offsets[i]
+        end = offsets[i + 1]
+        wanted = fields[i]
+        if wanted < 0:
+            count = 1
+            found = _find(data, at, end, needle, 0, size)
+            while found >= 0:
+                count += 1
+                found = _find(data, found + size, end, needle, 0, size)
+            wanted += count + 1
+        begins[i] = ends[i] = at
+        while wanted > 0:
+            found = _find(data, at, end, needle, 0, size)
+            wanted -= 1
+            if wanted == 0:
+                begins[i] = at
+                ends[i] = found if found >= 0 else end
+            elif found < 0:
+                break
+            else:
+                at = found + size
+
+
+def _copied(
+    column: pa.StringArray, begins: npt.NDArray[np.int32], ends: npt.NDArray[np.int32]
+) -> pa.Array:
+    """The bytes ``begins[i]`` … ``ends[i]`` of each row, as texts."""
+    valid = buffers.validity(column)
+    starts = np.zeros(len(begins) + 1, np.int32)
+    np.cumsum(np.where(valid == 1, ends - begins, 0), out=starts[1:])
+    content = np.empty(starts[len(begins)], np.uint8)
+    _copy(
+        buffers.view(buffers.data(column)),
+        buffers.view(begins),
+        buffers.view(starts),
+        buffers.view(content),
+    )
+    return buffers.make_text(starts, content, valid, pa.string())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    begins=cython.const_int[::1],
+    starts=cython.const_int[::1],
+    content=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    shift=cython.Py_ssize_t,
+)
+def _copy(
+    data: memoryview, begins: memoryview, starts: memoryview, content: memoryview
+) -> None:
+    n = len(begins)
+    for i in range(n):
+        shift = begins[i] - starts[i]
+        for k in range(starts[i], starts[i + 1]):
+            content[k] = data[k + shift]
+
+
+# --- numbers about a text
+
+
+def position(column: pa.StringArray, needle: pa.StringArray) -> pa.Array:
+    """``strpos(column, needle)``: the character where it begins, 0 if it does not."""
+    out = np.zeros(len(column), np.int32)
+    _position(
+        buffers.view(buffers.data(column)),
+        buffers.view(buffers.offsets(column)),
+        buffers.view(buffers.data(needle)),
+        buffers.view(buffers.offsets(needle)),
+        buffers.view(out),
+    )
+    valid = buffers.validity(column) & buffers.validity(needle)
+    return buffers.make_fixed(out, valid, pa.int32())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    needle=cython.const_uchar[::1],
+    places=cython.const_int[::1],
+    out=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    found=cython.Py_ssize_t,
+    count=cython.int,
+)
+def _position(
+    data: memoryview,
+    offsets: memoryview,
+    needle: memoryview,
+    places: memoryview,
+    out: memoryview,
+) -> None:
+    n = len(out)
+    for i in range(n):
+        found = _find(
+            data,
+            offsets[i],
+            offsets[i + 1],
+            needle,
+            places[i],
+            places[i + 1] - places[i],
+        )
+        if found >= 0:
+            count = 1
+            for k in range(offsets[i], found):
+                if data[k] & 192 != 128:
+                    count += 1
+            out[i] = count
+
+
+def first_point(column: pa.StringArray) -> pa.Array:
+    """``ascii(column)``: the code point of the first character, 0 of an empty text."""
+    out = np.zeros(len(column), np.int32)
+    _first_point(
+        buffers.view(buffers.data(column)),
+        buffers.view(buffers.offsets(column)),
+        buffers.view(out),
+    )
+    return buffers.make_fixed(out, buffers.validity(column), pa.int32())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    out=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    c=cython.int,
+)
+def _first_point(data: memoryview, offsets: memoryview, out: memoryview) -> None:
+    n = len(out)
+    for i in range(n):
+        at = offsets[i]
+        end = offsets[i + 1]
+        if at == end:
+            continue
+        c = data[at]
+        if c >= 240:
+            c &= 7
+        elif c >= 224:
+            c &= 15
+        elif c >= 192:
+            c &= 31
+        at += 1
+        while at < end and data[at] & 192 == 128:
+            c = c << 6 | (data[at] & 63)
+            at += 1
+        out[i] = c
