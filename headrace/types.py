@@ -36,6 +36,9 @@ Txid = NewType("Txid", int)
 Oid = NewType("Oid", int)
 Weight = NewType("Weight", int)
 
+FIRST_USER_OID: Final = 16384
+"""Objects below were made by initdb (``FirstNormalObjectId``)."""
+
 WEIGHT: Final = "__weight"
 
 # Postgres type OIDs the code names.

@@ -19,6 +19,7 @@ from headrace.expressions import native
 from headrace.expressions.ir import Column, Expr, Literal, Native, Remote
 from headrace.expressions.kernels import FailingRow
 from headrace.kernels import buffers
+from headrace.types import FIRST_USER_OID
 
 Rows = npt.NDArray[np.int64]
 Moved = Callable[[int, pa.Array], pa.Array]
@@ -53,7 +54,9 @@ def may_raise(expr: Expr) -> bool:
 
 def _type(expr: Expr) -> native.TypeRef:
     literal = expr.text if isinstance(expr, Literal) else None
-    return native.TypeRef(expr.oid, expr.typmod, literal=literal)
+    # What the planner made native over a type that is not built in is an enum.
+    enum = expr.oid >= FIRST_USER_OID
+    return native.TypeRef(expr.oid, expr.typmod, literal=literal, enum=enum)
 
 
 def runs_in_turn(expr: Native) -> bool:

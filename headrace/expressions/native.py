@@ -105,6 +105,8 @@ def comparable(op: str, left: TypeRef, right: TypeRef) -> bool:
         return _text_comparable(op, left, right)
     if {left.oid, right.oid} == {DATE, TIMESTAMP}:
         return op in _ORDER  # as keys they would differ
+    if left.enum and op in _EQUALITY:
+        return left.oid == right.oid
     return left.oid == right.oid and left.oid in _SAME_TYPE
 
 
@@ -271,6 +273,8 @@ def resolve_cast(source: TypeRef, target: TypeRef) -> NativeOp | None:
         return None  # a length or precision is applied: Postgres' business
     if left in INTS and right in INTS:
         return NativeOp("cast", right, may_raise=INTS.index(left) > INTS.index(right))
+    if source.enum and right in _TEXTS:
+        return NativeOp("cast", right)
     if (left, right) in _CASTS or (left in INTS and right in _FROM_INTS):
         return NativeOp("cast", right)
     if (left, right) == (DATE, TIMESTAMP):

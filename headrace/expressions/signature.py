@@ -22,6 +22,7 @@ class TypeRef:
         bytewise: Its collation sorts by bytes ("C", "POSIX"), or it has no collation.
         deterministic: Its collation calls texts equal only if their bytes are.
         literal: The argument's text if it is a constant, None if it is not, or NULL.
+        enum: It is an enum: equal exactly if its labels are, which are its texts.
     """
 
     oid: int
@@ -29,6 +30,7 @@ class TypeRef:
     bytewise: bool = True
     deterministic: bool = True
     literal: str | None = None
+    enum: bool = False
 
 
 @dataclass(frozen=True, slots=True)

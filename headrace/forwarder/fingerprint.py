@@ -42,6 +42,7 @@ from headrace.errors import (
 )
 from headrace.forwarder.numbering import Attribute, Observation, Snapshot
 from headrace.forwarder.widening import widens
+from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
 
@@ -55,7 +56,6 @@ of snapshot and attributes.  They are what rows still to come may have been writ
 was then what it is named as.
 """
 
-_FIRST_USER_OID: Final = 16384
 _EARLIER_MAX: Final = 16
 """Observations that are kept of a table; a column of one altered more often may find no number."""
 _KINDS: Final = ("tables", "types", "functions", "relations", "views", "results")
@@ -215,7 +215,7 @@ def take(conn: Connection, uses: Uses, publication: str) -> Facts:
         "attnums": [attnum for _, attnum in columns],
         "types": sorted(uses.types),
         "functions": sorted(uses.functions),
-        "user": _FIRST_USER_OID,
+        "user": FIRST_USER_OID,
     }
     types = [int(row[0]) for row in conn.execute(_TYPES, asked).fetchall()]
     functions = []
@@ -368,7 +368,7 @@ def _read(
             "attnums": [attnum for _, attnum in columns],
             "owners": owners,
             "publication": publication,
-            "user": _FIRST_USER_OID,
+            "user": FIRST_USER_OID,
         },
         prepare=True,
     ).fetchone()

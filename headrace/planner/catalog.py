@@ -6,16 +6,16 @@ Everything a query mentions is fetched in four statements (``preload``); what tu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 
 from headrace.errors import UnsupportedError
+from headrace.expressions.signature import TypeRef
 from headrace.planner.nodetree import Node
-
-FIRST_USER_OID: Final = 16384
-"""Objects below were made by initdb (``FirstNormalObjectId``)."""
+from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
 
@@ -371,6 +371,26 @@ class Catalog:
         """Whether equal under that collation (or none) means equal bytes."""
         found = self.collation(collation)
         return found is None or found.deterministic
+
+    def type_refs(
+        self, types: Sequence[tuple[int, int, str | None]], collation: int
+    ) -> list[TypeRef]:
+        """(type, modifier, literal) of arguments under a collation, for ``native.resolve``."""
+        bytewise, deterministic = (
+            self.bytewise(collation),
+            self.deterministic(collation),
+        )
+        return [
+            TypeRef(
+                oid,
+                typmod,
+                bytewise,
+                deterministic,
+                literal,
+                self.type(oid).kind == "e",
+            )
+            for oid, typmod, literal in types
+        ]
 
     def declaration(self, oid: int, typmod: int) -> str:
         """SQL for the type with its modifier."""

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from headrace import types as t
-from headrace.planner.catalog import FIRST_USER_OID, Catalog, Function
+from headrace.planner.catalog import Catalog, Function
 from headrace.planner.scalar import Const, Expr
 
 _STABLE: Final = frozenset(
@@ -164,7 +164,7 @@ def reads_clock(catalog: Catalog, oid: int) -> bool:
         return True
     if kind.element:
         return reads_clock(catalog, kind.element)
-    if oid < FIRST_USER_OID or kind.kind == "e":
+    if oid < t.FIRST_USER_OID or kind.kind == "e":
         return False
     # What a user's base type reads is not looked into.
     parts = catalog.parts(oid)

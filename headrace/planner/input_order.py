@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from headrace.planner import functions
-from headrace.planner.catalog import FIRST_USER_OID, Catalog
+from headrace.planner.catalog import Catalog
 from headrace.planner.check import CTE, SUBQUERY
 from headrace.planner.nodetree import Node
+from headrace.types import FIRST_USER_OID
 
 Env = tuple[dict[str, Node], ...]
 """WITH queries by name, per query level, outermost first."""

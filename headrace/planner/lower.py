@@ -171,11 +171,8 @@ class Lowering:
 
     def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
         """Types of ``args`` under an input collation, for ``native.resolve``."""
-        order = (
-            self.catalog.bytewise(collation),
-            self.catalog.deterministic(collation),
-        )
-        return [TypeRef(a.oid, a.typmod, *order, constant(a)) for a in args]
+        described = [(a.oid, a.typmod, constant(a)) for a in args]
+        return self.catalog.type_refs(described, collation)
 
     def call(
         self,

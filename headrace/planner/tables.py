@@ -13,7 +13,8 @@ from typing import Any, Final
 from psycopg import sql
 
 from headrace.errors import PrerequisiteError, UnsupportedError
-from headrace.planner.catalog import FIRST_USER_OID, Catalog, Connection
+from headrace.planner.catalog import Catalog, Connection
+from headrace.types import FIRST_USER_OID
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.sink import table
+from headrace.types import FIRST_USER_OID
 
-_FIRST_USER_OID: Final = 16_384
 _DEFINITION_BYTES_MAX: Final = 8_192
 _PROBE: Final = "headrace_index_probe"
 
@@ -224,7 +224,7 @@ def _check_built_in(conn: Connection, oid: int) -> None:
         " AND NOT (refclassid = 'pg_type'::regclass AND EXISTS"
         "   (SELECT FROM pg_type t WHERE t.oid = refobjid AND t.typtype = 'e'))"
         " ORDER BY 1",
-        (oid, _FIRST_USER_OID, oid),
+        (oid, FIRST_USER_OID, oid),
     ).fetchall()
     if rows:
         raise UnsupportedError(

@@ -28,7 +28,7 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.forwarder import fingerprint, publication
 from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, PlanRequest, plan
-from headrace.population import catalog, local, reader, staging, tables, uses
+from headrace.population import catalog, local, reader, rights, staging, tables, uses
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.context import Context
@@ -55,6 +55,7 @@ def plan_with_facts(
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         bounds = settings.max_recursion_iterations, settings.max_recursion_rows
         planned = plan(conn, replace(request, recursions=bounds))
+        rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)
         return planned, fingerprint.take(conn, used, settings.publication_name)
 

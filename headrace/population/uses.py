@@ -30,7 +30,7 @@ def of(
             for source in physical.sources
             for column in load_columns(source)
         ),
-        types | frozenset(_types(data)),
+        types | frozenset(types_of(data)),
         functions,
         owner,
         casts=_evaluates(data),
@@ -110,7 +110,7 @@ def _evaluates(data: Any) -> bool:
     return isinstance(data, list) and any(map(_evaluates, data))
 
 
-def _types(data: Any) -> Iterator[int]:
+def types_of(data: Any) -> Iterator[int]:
     """Values of every ``oid`` in a plan as JSON."""
     if isinstance(data, dict):
         if isinstance(data.get("oid"), int):
@@ -118,4 +118,4 @@ def _types(data: Any) -> Iterator[int]:
         data = list(data.values())
     if isinstance(data, list):
         for part in data:
-            yield from _types(part)
+            yield from types_of(part)

@@ -37,7 +37,7 @@ from headrace.errors import (
 )
 from headrace.planner.present import inlined
 from headrace.planner.session import CAPTURED
-from headrace.population import clocks, names
+from headrace.population import clocks, names, rights
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import Connection, as_headrace, become
 from headrace.population.context import Context
@@ -172,21 +172,14 @@ def _check_functions(conn: Connection, view: ViewRow) -> None:
 
 def _check_trusted(view: ViewRow, physical: Any) -> None:
     """As ``_check_functions``: a type's owner may add a check, a cast or a column any time."""
-    left = [physical]
-    while left:
-        part = left.pop()
-        if isinstance(part, dict):
-            if part.get("trusted") is False:
-                raise UnsupportedError(
-                    f"verifying view {view.shown} is not supported: it computes with values"
-                    " of a user's type",
-                    detail="Code of users runs only where it has no rights.",
-                    hint="Let a superuser own the type, or a member of Headrace's role, and"
-                    " create the view again.",
-                )
-            left.extend(part.values())
-        elif isinstance(part, list):
-            left.extend(part)
+    if any(rights.untrusted(physical)):
+        raise UnsupportedError(
+            f"verifying view {view.shown} is not supported: it computes with values of a"
+            " user's type",
+            detail="Code of users runs only where it has no rights.",
+            hint="Let a superuser own the type, or a member of Headrace's role, and create"
+            " the view again.",
+        )
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import RowError
+from headrace.expressions.conditional import may_raise
 from headrace.expressions.evaluate import Program
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.expressions.native import TypeRef, resolve, resolve_cast
@@ -191,6 +192,27 @@ def shown(value, oid):
 
 def edges(name):
     return [*EDGES[name][1], None]
+
+
+def test_enums_are_equal_as_their_labels_are(conn, monkeypatch):
+    conn.execute("CREATE TYPE pg_temp.mood AS ENUM ('sad', 'ok', 'Sad', ' ok')")
+    [(oid,)] = conn.execute("SELECT 'pg_temp.mood'::regtype::oid").fetchall()
+    monkeypatch.setitem(EDGES, "pg_temp.mood", (oid, ["sad", "ok", "Sad", " ok"]))
+    mood = TypeRef(oid, enum=True)
+    values = [edges("pg_temp.mood")]
+    for name in ("=", "<>", "is_distinct_from", "is_not_distinct_from", "nullif"):
+        op = resolve(name, [mood, mood])
+        assert op is not None and op.oid in (BOOL, oid)
+        if op.oid == BOOL:
+            check(conn, BINARY[name], ["pg_temp.mood"] * 2, values * 2, op)
+    for target in ("text", "varchar"):
+        op = resolve_cast(mood, TypeRef(EDGES[target][0]))
+        node = Native("cast", (Column(0, oid),), EDGES[target][0])
+        check(conn, f"$1::{target}", ["pg_temp.mood"], values, op, node)
+        assert not may_raise(node)
+    # Their order is not that of their labels.
+    assert resolve("<", [mood, mood]) is None
+    assert resolve("=", [mood, TypeRef(oid + 1, enum=True)]) is None
 
 
 @pytest.mark.parametrize("name", BINARY)

@@ -205,3 +205,36 @@ def test_a_new_cast_stops_what_it_could_change(database, server, traces, start_e
         return "a cast of type m._mood was created or dropped" in found
 
     wait_until(stopped, "the view has stopped")
+
+
+def test_the_powerless_role_is_asked_for_before_it_is_needed(server, engine, login):
+    own, relayed = login
+    server.execute("REVOKE USAGE ON SCHEMA m FROM PUBLIC")
+    own.execute("CREATE TYPE mood AS ENUM ('sad', 'ok', 'glad')")
+    own.execute("CREATE TABLE t (id int PRIMARY KEY, e mood)")
+    own.execute(
+        "CREATE FUNCTION f(int) RETURNS int IMMUTABLE LANGUAGE sql RETURN $1 + 1"
+    )
+    own.execute("REVOKE EXECUTE ON FUNCTION f FROM PUBLIC")
+    for number, query in enumerate(
+        (
+            "SELECT e > 'sad' AS e FROM t",
+            "SELECT max(e) AS e FROM t",
+            "SELECT id FROM t ORDER BY e, id LIMIT 1",
+            "SELECT id, row_number() OVER (ORDER BY e, id) AS n FROM t",
+            "SELECT f(id) AS f FROM t",
+        )
+    ):
+        call = "CALL headrace.create_view(%s, %s)"
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
+            relayed.execute(call, (f"v{number}", query))
+        hint = caught.value.diag.message_hint or ""
+        assert "GRANT USAGE ON SCHEMA m TO headrace_eval" in hint
+        server.execute(hint.removeprefix("Run: "))
+        relayed.execute(call, (f"v{number}", query))
+        role = hint.rpartition(" ")[2]
+        server.execute(f"REVOKE USAGE ON SCHEMA m FROM {role}")
+    # What needs no evaluation needs no right either.
+    relayed.execute(
+        "CALL headrace.create_view('plain', $$SELECT id, e FROM t WHERE e = 'ok'$$)"
+    )

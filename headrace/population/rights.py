@@ -1,0 +1,84 @@
+"""Whether code of users can run where it has to: said with the plan, not at a view's first row.
+
+What may run such code is evaluated by a role without any rights (``config.eval_dsn``), which must
+at least be allowed to name the types and functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from psycopg.conninfo import conninfo_to_dict
+
+from headrace.collections.plan import to_json
+from headrace.errors import PrerequisiteError, UnsupportedError
+from headrace.planner import Planned
+from headrace.population import uses
+from headrace.population.connect import Connection
+
+_LACKING: Final = """
+SELECT format('GRANT USAGE ON SCHEMA %%I TO %%I;', n.nspname, %(role)s::text), 1
+  FROM (SELECT typnamespace FROM pg_type WHERE oid = ANY (%(types)s::oid[])
+        UNION SELECT pronamespace FROM pg_proc WHERE oid = ANY (%(functions)s::oid[])) u (oid)
+  JOIN pg_namespace n ON n.oid = u.oid
+ WHERE NOT has_schema_privilege(%(role)s::name, n.oid, 'USAGE')
+UNION ALL
+SELECT format('GRANT USAGE ON TYPE %%I.%%I TO %%I;', n.nspname, t.typname, %(role)s::text), 2
+  FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+ WHERE t.oid = ANY (%(types)s::oid[]) AND t.typelem = 0
+   AND NOT has_type_privilege(%(role)s::name, t.oid, 'USAGE')
+UNION ALL
+SELECT format('GRANT EXECUTE ON ROUTINE %%I.%%I(%%s) TO %%I;', n.nspname, p.proname,
+              pg_get_function_identity_arguments(p.oid), %(role)s::text), 3
+  FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+ WHERE p.oid = ANY (%(functions)s::oid[])
+   AND NOT has_function_privilege(%(role)s::name, p.oid, 'EXECUTE')
+ ORDER BY 2, 1"""
+
+
+def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
+    """Raise unless what ``planned`` evaluates of users can be evaluated; "" is no ``eval_dsn``.
+
+    Raises:
+        UnsupportedError: there is no role for it.
+        PrerequisiteError: 42501, the role lacks a right; the hint grants it.
+    """
+    types: set[int] = set()
+    asked = False
+    for node in planned.physical.nodes:
+        data = to_json(node)
+        for part in untrusted(data):
+            asked = True
+            # Of an aggregate or window function the types are those of its node's columns.
+            types.update(uses.types_of(part if part["kind"] == "Remote" else data))
+    if not asked:
+        return
+    if not eval_dsn:
+        raise UnsupportedError(
+            "functions and types that are not built in cannot be evaluated",
+            hint="Configure a connection for the role headrace_eval.",
+        )
+    role = str(conninfo_to_dict(eval_dsn).get("user") or "")
+    lacking = conn.execute(
+        _LACKING,
+        {"types": list(types), "functions": list(planned.functions), "role": role},
+    ).fetchall()
+    if lacking:
+        raise PrerequisiteError(
+            f'role "{role}" lacks rights that the query needs',
+            detail="What may run code of users is evaluated by that role, which has no others.",
+            hint="Run: " + " ".join(grant for grant, _ in lacking),
+            sqlstate="42501",
+        )
+
+
+def untrusted(data: Any) -> Iterator[dict[str, Any]]:
+    """Parts of a plan as JSON that the role evaluates."""
+    if isinstance(data, dict):
+        if data.get("trusted") is False:
+            yield data
+        data = list(data.values())
+    if isinstance(data, list):
+        for part in data:
+            yield from untrusted(part)
