@@ -18,6 +18,8 @@ from headrace.planner.logical import Node, children, with_children
 from headrace.planner.rules import (
     infer_predicates,
     join_not_null,
+    join_units,
+    lift_clock,
     limit_windows,
     merge_projects,
     order_joins,
@@ -41,8 +43,11 @@ class Rule:
 
 _PUSH: Final = Rule("push_filters", push_filters.apply)
 _MERGE: Final = Rule("merge_projects", merge_projects.apply)
+_CLOCK: Final = Rule("lift_clock", lift_clock.apply)
 PHASES: Final[tuple[tuple[Rule, ...], ...]] = (
-    (_PUSH, _MERGE),
+    # The clock moves up before filters move down past it.
+    (Rule("join_units", join_units.apply), _CLOCK),
+    (_PUSH, _MERGE, _CLOCK),
     (Rule("order_joins", order_joins.apply),),
     (
         _PUSH,

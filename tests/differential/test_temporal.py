@@ -42,6 +42,11 @@ QUERIES = (
     "SELECT a, b FROM spans WHERE a <= {now} EXCEPT ALL SELECT a, b FROM spans"
     " WHERE b <= {now}",
     "SELECT k, ts FROM events WHERE ts < {now} ORDER BY ts DESC NULLS LAST, id LIMIT 3",
+    "WITH c AS (SELECT {now} AS n, {now} - interval '1 second' AS since, {today} AS t)"
+    " SELECT e.id, e.ts < c.n AS past FROM events e JOIN c ON e.ts >= c.since"
+    " LEFT JOIN spans s ON s.k = e.k AND s.a < c.n WHERE e.d <= c.t OR s.k IS NULL",
+    "SELECT k, count(*) FILTER (WHERE ts > (SELECT {now} - interval '1 second')) AS c"
+    " FROM events WHERE l < (SELECT {local} + interval '1 second') GROUP BY k",
 )
 
 

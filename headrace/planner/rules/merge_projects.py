@@ -28,7 +28,7 @@ def apply(node: Node) -> Node:
     uses: Counter[int] = Counter()
     for _, expr in node.items:
         _count(expr, uses)
-    if any(isinstance(mapping[i], Call) and n > 1 for i, n in uses.items()):
+    if any(isinstance(mapping.get(i), Call) and n > 1 for i, n in uses.items()):
         return node
     items = tuple((c, substitute(e, mapping)) for c, e in node.items)
     return Project(inner.input, items)

@@ -1,0 +1,53 @@
+"""What is joined with one row of constants is a projection of the other side.
+
+Join[c](x, Project[e](one row))     = Filter[c](Project[x, e](x))    either way round
+LeftJoin(x, Project[e](one row))    = Project[x, e](x)
+SemiJoin[c](x, Project[e](one row)) = Filter[c(e)](x)
+
+``e`` reads no column, so it is the same for each row of ``x``: ``WITH c AS (SELECT now() AS t)``.
+
+Counter-examples: a LEFT JOIN with a condition shows NULLs where it is not true.  ``e`` that may fail is
+computed for rows of ``x`` then, where the query's other joins might have left none; such a row stays
+a join of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.planner.logical import Filter, Join, Node, Project, Values
+from headrace.planner.scalar import Const, Expr, raises, reads_clock, substitute
+from headrace.types import BOOL
+
+Items = dict[int, Expr]
+
+_TRUE: Final = Const("t", BOOL)
+
+
+def apply(node: Node) -> Node:
+    """``node`` without a join with one row of constants."""
+    if not isinstance(node, Join) or node.kind not in ("inner", "left", "semi"):
+        return node
+    if node.kind == "left" and any(p != _TRUE for p in node.condition):
+        return node
+    items, other = _unit(node.right), node.left
+    if items is None and node.kind == "inner":
+        items, other = _unit(node.left), node.right
+    if items is None:
+        return node
+    tests = tuple(substitute(p, items) for p in node.condition if p != _TRUE)
+    kept = Filter(other, tests) if tests else other
+    return Project(kept, tuple((c, items.get(c.id, c.ref)) for c in node.columns))
+
+
+def _unit(node: Node) -> Items | None:
+    """The columns of one row of constants, if ``node`` is that."""
+    if isinstance(node, Values) and node.rows == ((),):
+        return {}
+    below = _unit(node.input) if isinstance(node, Project) else None
+    if below is None or not isinstance(node, Project):
+        return None
+    items = {c.id: substitute(e, below) for c, e in node.items}
+    if any(raises(e) and not reads_clock(e) for e in items.values()):
+        return None
+    return items

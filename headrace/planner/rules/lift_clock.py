@@ -1,0 +1,93 @@
+"""A column that is the clock alone moves up to what compares it with a row's value.
+
+Filter[ts > c](Project[x, c = now()](x))      = Project[x, c = now()](Filter[ts > now()](x))
+Join[ts > c](Project[x, c = now()](x), y)     = Project[x, c = now(), y](Join[ts > now()](x, y))
+Project[ts > c](Project[x, c = now()](x))     = Project[ts > now()](x)
+Aggregate[count where ts > c](Project[x, c = now()](x)) = Aggregate[count where ts > now()](x)
+
+The clock stands still within a transaction, so it is the same wherever it is read.
+
+Counter-example: a column of the right side of a LEFT JOIN is NULL where there is no partner, so
+it stays below (the join's own condition, which looks at partners only, may read the clock for it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace.planner.logical import (
+    LEFT_ONLY,
+    Aggregate,
+    Filter,
+    Join,
+    Node,
+    Project,
+)
+from headrace.planner.scalar import Expr, reads_clock, refs, substitute
+
+Clocks = dict[int, Expr]
+
+
+def apply(node: Node) -> Node:
+    """``node`` reading the clock itself, not columns of it."""
+    match node:
+        case Filter() if found := _clocks(node.input):
+            tests = tuple(substitute(p, found) for p in node.predicates)
+            return _back(node, Filter(_without(node.input, found), tests), found)
+        case Project() if found := _clocks(node.input):
+            items = tuple((c, substitute(e, found)) for c, e in node.items)
+            return Project(_without(node.input, found), items)
+        case Aggregate() if found := _clocks(node.input):
+            return _aggregate(node, found)
+        case Join():
+            return _join(node)
+    return node
+
+
+def _clocks(node: Node) -> Clocks:
+    """Columns of a projection that depend on nothing but the clock."""
+    if not isinstance(node, Project):
+        return {}
+    return {c.id: e for c, e in node.items if reads_clock(e) and not refs(e)}
+
+
+def _without(node: Node, clocks: Clocks) -> Node:
+    if not clocks:
+        return node
+    assert isinstance(node, Project), "only there clocks were found"
+    return Project(node.input, tuple(i for i in node.items if i[0].id not in clocks))
+
+
+def _back(node: Node, new: Node, clocks: Clocks) -> Node:
+    """``new`` with the columns of ``node``."""
+    return Project(new, tuple((c, clocks.get(c.id, c.ref)) for c in node.columns))
+
+
+def _aggregate(node: Aggregate, clocks: Clocks) -> Node:
+    aggs = tuple(
+        dataclasses.replace(
+            a,
+            argument=None if a.argument is None else substitute(a.argument, clocks),
+            filter=None if a.filter is None else substitute(a.filter, clocks),
+            more=tuple(substitute(e, clocks) for e in a.more),
+        )
+        for a in node.aggs
+    )
+    keys = tuple((c, substitute(e, clocks)) for c, e in node.keys)
+    below = _without(node.input, clocks)
+    return dataclasses.replace(node, input=below, keys=keys, aggs=aggs)
+
+
+def _join(node: Join) -> Node:
+    left, right = _clocks(node.left), _clocks(node.right)
+    condition = tuple(substitute(p, left | right) for p in node.condition)
+    if node.kind == "full":
+        left = {}
+    if node.kind != "inner":
+        right = right if node.kind in LEFT_ONLY else {}
+    if not left and not right and condition == node.condition:
+        return node
+    new = Join(
+        _without(node.left, left), _without(node.right, right), condition, node.kind
+    )
+    return _back(node, new, left | right)
