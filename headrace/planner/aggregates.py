@@ -112,6 +112,8 @@ class Calls:
         function = self._function(node)
         condition = node.node("aggfilter")
         filter_ = lowering.lower(condition, scope) if condition else None
+        if filter_ is not None:
+            scope = scope.only("is_true", filter_)
         by_ref: dict[int, Expr] = {}
         args: list[Expr] = []
         for entry in node.nodes("args"):

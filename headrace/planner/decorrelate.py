@@ -17,6 +17,13 @@ join too, or the third way is taken.
 
 *By domain* (``domain.Push``): the right side is computed for each distinct combination of the
 values that it reads of the left side, and joined on these.
+
+Where not every row of the left side asks for the right one (``Apply.asks``), the domain has the values of
+those that do, and what is computed above the join is computed for those only:
+
+    Apply(l, r, asks c) = LeftJoin(l, Push(Distinct[what r reads](Filter[c](l)), r))
+
+The others may find rows of the right side or not: nobody looks.
 """
 
 from __future__ import annotations
@@ -133,9 +140,10 @@ class _Decorrelation:
         if not isinstance(node, Apply):
             return node
         outer = free(node.right) & ids(node.left)
-        if node.kind == "left" and not node.condition and exactly_one(node.right):
+        one = exactly_one(node.right)
+        if node.kind == "left" and not node.condition and one and not node.asks:
             node = dataclasses.replace(node, kind="inner")
-        result = self._carried(node) if outer else None
+        result = self._carried(node) if outer and not node.asks else None
         if result is None:
             lifted = self._lift(node, outer).lift(node.right, top=True)
             if lifted is not None and not self._asks(node, lifted):
@@ -147,7 +155,9 @@ class _Decorrelation:
         return Project(result, tuple((c, c.ref) for c in node.columns))
 
     def _asks(self, node: Apply, lifted: Lifted) -> bool:
-        """Whether something below the join may fail for rows that nobody asks for."""
+        """Whether something below the join, or in it, may fail for rows that nobody asks for."""
+        if node.asks and any(map(fails, lifted.match)):
+            return True
         if lifted.always or serious(lifted.node):
             return serious(lifted.node)
         tests = [substitute(c, lifted.late) for c in node.condition]
@@ -236,6 +246,12 @@ class _Decorrelation:
     def _finished(self, node: Apply, joined: Node, late: dict[int, Expr]) -> Node:
         if not late:
             return joined
+        if node.asks:
+            asks = self._all(node.asks)
+            late = {
+                i: self._lowering.guarded(asks, e) if raises(e) else e
+                for i, e in late.items()
+            }
         return Project(joined, tuple((c, late.get(c.id, c.ref)) for c in node.columns))
 
     def _column(self, name: str, expr: Expr) -> Col:
@@ -253,6 +269,7 @@ class _Decorrelation:
 
     def _domain(self, left: Node, read: frozenset[int]) -> Restricted:
         push = Push(self._lowering, self._ids)
+        left = _lean(left, read)
         copy = renumbered(left, self._ids)
         columns = [c for c in left.columns if c.id in read]
         copies = dict(zip(ids_of(left), ids_of(copy), strict=True))
@@ -260,7 +277,8 @@ class _Decorrelation:
         return Restricted(push, domain, mapping, push.same(domain, columns))
 
     def _by_domain(self, node: Apply, outer: frozenset[int]) -> Node:
-        to = self._domain(node.left, outer)
+        left = Filter(node.left, node.asks) if node.asks else node.left
+        to = self._domain(left, outer)
         right = to.push.push(to.domain, to.push.renamed(node.right, to.mapping))
         return Join(node.left, right, (*to.same, *node.condition), node.kind)
 
@@ -272,6 +290,29 @@ def ids_of(node: Node) -> list[int]:
 
 def _column(numbers: Iterator[int], name: str, expr: Expr) -> Col:
     return Col(next(numbers), name, expr.oid, expr.typmod, expr.collation)
+
+
+def _lean(node: Node, read: frozenset[int]) -> Node:
+    """``node`` for a reader of the distinct values of the columns ``read``.
+
+    What earlier subqueries put beside the rows, and takes none away, is left out.
+    """
+    match node:
+        case Join(kind="left") if not ids(node.right) & read:
+            return _lean(node.left, read)
+        case Join(kind="inner", condition=()) if not ids(
+            node.right
+        ) & read and exactly_one(node.right):
+            return _lean(node.left, read)
+        case Filter():
+            more = read.union(*map(refs, node.predicates))
+            return Filter(_lean(node.input, more), node.predicates)
+        case Project():
+            items = tuple((c, e) for c, e in node.items if c.id in read)
+            more = frozenset().union(*(refs(e) for _, e in items))
+            return Project(_lean(node.input, more), items)
+        case _:
+            return node
 
 
 def _failing_chain(node: Node) -> bool:

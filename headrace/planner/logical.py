@@ -117,13 +117,16 @@ class Apply:
     """For every row of ``left`` the rows of ``right`` for it, joined as ``kind`` says.
 
     ``right`` and ``condition`` may read columns of ``left``.  ``kind``: ``inner``, ``left``,
-    ``semi``, ``anti``.
+    ``semi``, ``anti``.  ``asks`` (of a left one whose right side has one row at most): nobody looks at
+    the columns of ``right`` in rows for which not all of it is true, so that nothing of it may fail
+    for their sake.
     """
 
     left: Node
     right: Node
     condition: tuple[Expr, ...] = ()
     kind: str = "inner"
+    asks: tuple[Expr, ...] = ()
 
     @property
     def columns(self) -> tuple[Col, ...]:
@@ -464,14 +467,14 @@ def ids(node: Node) -> frozenset[int]:
 def expressions(node: Node) -> tuple[Expr, ...]:
     """The expressions that ``node`` itself evaluates, references included."""
     match node:
-        case Scan():
-            return node.predicates
-        case Filter():
+        case Scan() | Filter():
             return node.predicates
         case Project():
             return tuple(e for _, e in node.items)
-        case Join() | Apply():
+        case Join():
             return node.condition
+        case Apply():
+            return node.condition + node.asks
         case Aggregate():
             keys = (e for _, e in node.keys)
             return (*keys, *(e for a in node.aggs for e in a.inputs))

@@ -18,6 +18,7 @@ from headrace.errors import UnsupportedError
 from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
 from headrace.planner import (
     clockless,
+    conditionals,
     constructors,
     containers,
     functions,
@@ -440,14 +441,6 @@ class Lowering:
             inner.append(node.child("arg") if named else node)
         return self._all(inner, scope), names
 
-    def _in_turn(self, nodes: list[Node], scope: Scope) -> tuple[Expr, ...]:
-        """Arguments of which those after the first are not always evaluated."""
-        return self._all(nodes[:1], scope) + self._all(nodes[1:], scope.perhaps)
-
-    def _bool(self, node: Node, scope: Scope) -> Expr:
-        args = self._in_turn(node.nodes("args"), scope)
-        return self.logic(node.text("boolop") or "", args)
-
     def comparison(self, name: str, left: Expr, right: Expr, collation: int) -> Expr:
         """``left name right`` by a built-in operator that kernels compute."""
         native = resolve(name, self.types((left, right), collation))
@@ -604,24 +597,6 @@ class Lowering:
             return tests[0]
         return self.logic("or" if node.flag("useOr") else "and", tuple(tests))
 
-    def _case(self, node: Node, scope: Scope) -> Expr:
-        subject = node.node("arg")
-        if subject is not None:
-            value = self.lower(subject, scope)
-            scope = dataclasses.replace(scope, case_value=value)
-        args: list[Expr] = []
-        for when in node.nodes("args"):
-            args.append(self.lower(when.child("expr"), scope))
-            scope = scope.perhaps
-            args.append(self.lower(when.child("result"), scope))
-        result = self.result(node, "casetype", "casecollid")
-        default = node.node("defresult")
-        if default is None:
-            args.append(Const(None, *result))
-        else:
-            args.append(self.lower(default, scope))
-        return self.choice(tuple(args), result)
-
     def choice(self, args: tuple[Expr, ...], result: tuple[int, int, int]) -> Expr:
         """CASE: condition, value, condition, value, …, else."""
         whens = f" WHEN {ARG} THEN {ARG}" * (len(args) // 2)
@@ -640,40 +615,6 @@ class Lowering:
         """``value`` where ``condition`` is true, else NULL; not computed elsewhere."""
         args = (condition, value, Const(None, value.oid, -1, value.collation))
         return self.choice(args, (value.oid, value.typmod, value.collation))
-
-    def _case_value(self, node: Node, scope: Scope) -> Expr:
-        if scope.case_value is None:
-            self.refuse("a nested CASE of this form", node)
-        return scope.case_value
-
-    def _coalesce(self, node: Node, scope: Scope) -> Expr:
-        args = self._in_turn(node.nodes("args"), scope)
-        text = f"COALESCE({', '.join([ARG] * len(args))})"
-        return self.call(
-            "coalesce",
-            args,
-            self.result(node, "coalescetype", "coalescecollid"),
-            text,
-            text,
-            native=resolve("coalesce", self.types(args, 0)),
-            remote_raises=False,
-        )
-
-    def _min_max(self, node: Node, scope: Scope) -> Expr:
-        args = self._all(node.nodes("args"), scope)
-        collation = node.number("inputcollid")
-        word = "LEAST" if node.text("op") in ("1", "IS_LEAST") else "GREATEST"
-        text = f"{word}({', '.join([ARG] * len(args))})"
-        return self.call(
-            word.lower(),
-            args,
-            self.result(node, "minmaxtype", "minmaxcollid"),
-            text,
-            text,
-            native=resolve(word.lower(), self.types(args, collation)),
-            remote_raises=False,
-            input_collation=collation,
-        )
 
     def _relabel(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)
@@ -773,20 +714,16 @@ class Lowering:
         "CONST": _const,
         "OPEXPR": _operator,
         "FUNCEXPR": _call,
-        "BOOLEXPR": _bool,
         "NULLTEST": _null_test,
         "BOOLEANTEST": _boolean_test,
         "DISTINCTEXPR": _distinct,
         "NULLIFEXPR": _nullif,
         "SCALARARRAYOPEXPR": _array_operator,
-        "CASEEXPR": _case,
-        "CASETESTEXPR": _case_value,
-        "COALESCEEXPR": _coalesce,
-        "MINMAXEXPR": _min_max,
         "RELABELTYPE": _relabel,
         "COERCEVIAIO": _through_text,
         "COLLATEEXPR": _collate,
         **clockless.HANDLERS,
+        **conditionals.HANDLERS,
         **rowtypes.HANDLERS,
         **containers.HANDLERS,
         **constructors.HANDLERS,

@@ -41,16 +41,18 @@ class Scope:
     above: Callable[[Expr], Expr] | None = None
     subqueries: Subqueries | None = None
     sites: Sites = ()
-    conditional: bool = False
-    """Whether the expression around may do without the value (CASE, COALESCE, AND, OR)."""
+    when: tuple[tuple[str, Expr], ...] = ()
+    """Tests (``is_true`` and its kin) that are all true wherever the expression around needs the value
+    (CASE, COALESCE, AND, OR, FILTER); each is known only where those before it are true."""
+    later: frozenset[int] = frozenset()
+    """Columns that are made above the sites: window functions."""
     depth: int = 0
     """Levels that stand between the expression and the query that computes it (``below``)."""
     row: Callable[[int, int], Expr] | None = None
 
-    @property
-    def perhaps(self) -> Scope:
-        """This scope for what is not always evaluated."""
-        return dataclasses.replace(self, conditional=True)
+    def only(self, test: str, expr: Expr) -> Scope:
+        """This scope for what is evaluated only where ``expr`` passes ``test``."""
+        return dataclasses.replace(self, when=(*self.when, (test, expr)))
 
     def up(self, levels: int) -> Scope | None:
         """The scope of the query ``levels`` further out, if there is one."""

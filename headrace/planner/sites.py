@@ -47,6 +47,9 @@ def _beside(
     return None
 
 
+_Hung = tuple[Node, tuple[Expr, ...], str, tuple[Expr, ...]]
+
+
 @dataclass(slots=True)
 class Site:
     """A node over which expressions are lowered; what hangs here joins it, in order."""
@@ -54,13 +57,17 @@ class Site:
     node: Node
 
     def hang(
-        self, right: Node, condition: tuple[Expr, ...] = (), kind: str = "left"
+        self,
+        right: Node,
+        condition: tuple[Expr, ...] = (),
+        kind: str = "left",
+        asks: tuple[Expr, ...] = (),
     ) -> None:
         """Join ``right``, which may read columns of the node.
 
         An ``Apply`` in any case: a subquery without rows to ask for it is not evaluated.
         """
-        self.node = Apply(self.node, right, condition, kind)
+        self.node = Apply(self.node, right, condition, kind, asks)
 
     def filter(self, predicate: Expr) -> None:
         """Keep the rows for which ``predicate`` is true."""
@@ -75,13 +82,17 @@ class Site:
 class LateSite:
     """A site whose node is not known yet: groups are, when all that reads them is lowered."""
 
-    _hung: list[tuple[Node, tuple[Expr, ...], str] | Expr] = field(default_factory=list)
+    _hung: list[_Hung | Expr] = field(default_factory=list)
 
     def hang(
-        self, right: Node, condition: tuple[Expr, ...] = (), kind: str = "left"
+        self,
+        right: Node,
+        condition: tuple[Expr, ...] = (),
+        kind: str = "left",
+        asks: tuple[Expr, ...] = (),
     ) -> None:
         """See ``Site``."""
-        self._hung.append((right, condition, kind))
+        self._hung.append((right, condition, kind, asks))
 
     def filter(self, predicate: Expr) -> None:
         """See ``Site``."""

@@ -6,6 +6,8 @@ Each is an ``Apply`` below the node that evaluates the expression, and stands fo
     [NOT] EXISTS, IN …   as a conjunct of WHERE or ON: semi or anti Apply
     anywhere else        left Apply of counts: rows that match, rows for which it is unknown
 
+Inside of CASE, COALESCE, AND or OR a subquery that may fail says which rows ask for it (``Apply.asks``).
+
 IN, ANY and ALL are three-valued.  ``x = ANY (S)`` is true where some y = x; else unknown where S
 is not empty and x is NULL, or S has a NULL; else false.  So NOT IN lets a row pass only if no y is
 equal, no y is NULL, and x is not NULL or S is empty.
@@ -14,7 +16,7 @@ equal, no y is NULL, and x is not NULL or S is empty.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from headrace import types as t
@@ -87,11 +89,28 @@ class Subqueries:
         return found(node, scope)
 
     def _hang(self, scope: Scope, right: Node) -> None:
-        if scope.conditional and serious(right):
-            self._lowering.refuse(
-                "a subquery that may fail inside of CASE, COALESCE, AND or OR"
-            )
-        home(scope.sites, free(right)).hang(right)
+        """Join ``right``; what may fail in it runs only where the expression asks for it."""
+        asks = self._asks(scope) if serious(right) else ()
+        read = frozenset().union(free(right), *map(refs, asks))
+        home(scope.sites, read).hang(right, asks=asks)
+
+    def _asks(self, scope: Scope) -> tuple[Expr, ...]:
+        """When the expression around asks for a subquery."""
+        tests: list[Expr] = []
+        later = scope.later | refs_of(self._lowering.known.values())
+        for symbol, expr in scope.when:
+            above = _above(scope, expr)
+            if refs(above) & later:
+                self._lowering.refuse(
+                    "a subquery that may fail inside of CASE, COALESCE, AND or OR"
+                    " beside a window or set-returning function",
+                    hint="Compute the function in a subquery in FROM.",
+                )
+            if symbol == "is_null":
+                tests.append(self._lowering.null_test(symbol, above))
+            else:
+                tests.append(self._lowering.boolean_test(symbol, above))
+        return tuple(tests)
 
     def _one(self, node: Tree, scope: Scope) -> list[Expr]:
         """The columns of the subquery's only row; NULL where there is none."""
@@ -356,6 +375,11 @@ def single(count: Ref, value: Ref) -> Call:
         native=SINGLE,
         raises=True,
     )
+
+
+def refs_of(exprs: Iterable[Expr]) -> frozenset[int]:
+    """Ids of all columns that ``exprs`` read."""
+    return frozenset().union(*map(refs, exprs))
 
 
 def _above(scope: Scope, expr: Expr) -> Expr:

@@ -145,7 +145,8 @@ class Windows:
                 return call.column.ref if call is not None else None
             return before(node) if before is not None else None
 
-        return dataclasses.replace(scope, special=special)
+        later = scope.later | {c.column.id for c in self._calls}
+        return dataclasses.replace(scope, special=special, later=later)
 
     def bind(self, node: Node, exprs: list[Expr]) -> tuple[Node, list[Expr]]:
         """Windows over ``node``, and the expressions without those of ``targets``."""
