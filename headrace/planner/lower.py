@@ -128,6 +128,10 @@ class Lowering:
             **more,
         )
 
+    def find(self, pattern: str) -> int | None:
+        """Position of the first match of ``pattern`` in the query."""
+        return self._find(pattern)
+
     def position(self, node: Node | None) -> int | None:
         """Position of ``node`` in the query, if the server keeps it."""
         if node is None:

@@ -17,6 +17,7 @@ import psycopg
 from headrace.errors import UnsupportedError
 from headrace.planner import (
     check,
+    fulljoins,
     functions,
     functions_in_from,
     position,
@@ -93,7 +94,9 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         bound_plan = Binder(lowering, sources).bind(bound.tree)
         logical = decorrelate(bound_plan, lowering)
         columns = _columns(catalog, bound)
-        optimised = temporal.extract(optimise(logical), lowering)
+        rewritten = optimise(logical)
+        fulljoins.require_executable(conn, lowering, bound_plan, rewritten)
+        optimised = temporal.extract(rewritten, lowering)
         builder = Builder(lowering, request.recursions)
         physical = builder.build(place_singles(optimised, lowering), columns)
         _prove(conn, lowering, constants, builder.remotes)
