@@ -23,6 +23,8 @@ from headrace.planner.check import (
 from headrace.planner.functions_in_from import TargetSets, with_only
 from headrace.planner.grouping import Grouping
 from headrace.planner.logical import (
+    Agg,
+    Aggregate,
     Col,
     Distinct,
     Functions,
@@ -40,7 +42,7 @@ from headrace.planner.setops import SetOperations, value_rows
 from headrace.planner.sites import UNIT, Site, joined
 from headrace.planner.sources import Sources
 from headrace.planner.subqueries import Subqueries, conjunct_trees, has_subquery
-from headrace.planner.typekeys import require_key
+from headrace.planner.typekeys import key_value, require_keys
 from headrace.planner.wholerow import MARK, needs_mark, whole_row
 from headrace.planner.windows import Windows
 
@@ -107,7 +109,9 @@ class Binder:
 
     def _bind(self, level: Level, *, sorted_: bool) -> tuple[Node, tuple[Order, ...]]:
         query = level.query
-        ordering = Ordering(self._lowering, query, require_key, sorted_=sorted_)
+        ordering = Ordering(
+            self._lowering, query, key_value, self.column, sorted_=sorted_
+        )
         operations = query.node("setOperations")
         if operations is None:
             node = self._select(level, ordering)
@@ -151,7 +155,7 @@ class Binder:
         query = level.query
         node = self._from(query.child("jointree"), level)
         site = Site(node)
-        windows = Windows(self._lowering, self.column, query, require_key)
+        windows = Windows(self._lowering, self.column, query, key_value)
         scope = windows.scope(self.scope(level, site))
         sets = TargetSets(self._lowering, self.column, query)
         sets.below(site, scope)
@@ -373,6 +377,7 @@ class Binder:
             lambda arm: self._entry(arm.number("rtindex"), level),
             self.column,
             self._distinct,
+            partial(require_keys, self._lowering),
         )
 
     def _renamed(self, node: Node, query: Tree) -> Node:
@@ -381,9 +386,17 @@ class Binder:
         return self._project(node, names, [c.ref for c in node.columns])
 
     def _distinct(self, node: Node, construct: str) -> Node:
-        for column in node.columns:
-            require_key(self._lowering, column.ref, construct)
-        return Distinct(node)
+        values = [key_value(self._lowering, c.ref, construct) for c in node.columns]
+        if all(isinstance(v, Ref) for v in values):
+            return Distinct(node)
+        # Equal values may look different: the group shows one of them.
+        keys = tuple((self.column(show(v), v), v) for v in values)
+        aggs = tuple(
+            Agg(self.column(c.name, c.ref), "any", c.ref, name="any")
+            for c in node.columns
+        )
+        shown = zip(node.columns, (a.column.ref for a in aggs), strict=True)
+        return Project(Aggregate(node, keys, aggs), tuple(shown))
 
 
 def _env(level: Level, scope: Scope) -> Env:

@@ -180,6 +180,11 @@ SELECT max(p.provolatile::text)
        aggtransfn, aggfinalfn, aggcombinefn, aggserialfn, aggdeserialfn, aggmtransfn,
        aggminvtransfn, aggmfinalfn)"""
 
+_EXTENSION: Final = """
+SELECT e.extname FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+ WHERE d.classid = %s::regclass AND d.objid = %s AND d.objsubid = 0 AND d.deptype = 'e'
+   AND d.refclassid = 'pg_extension'::regclass"""
+
 _FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 _TYPE_FIELDS: Final = (
     *(
@@ -211,6 +216,7 @@ class Catalog:
         self._attributes: dict[int, tuple[Attribute, ...]] = {}
         self._plain: dict[int, bool] = {}
         self._trusted: dict[int, bool] = {}
+        self._extensions: dict[tuple[str, int], str] = {}
 
     def preload(self, trees: list[Node]) -> None:
         """Fetch everything that ``trees`` mention."""
@@ -353,6 +359,13 @@ class Catalog:
         if found.element or found.kind in ("r", "m"):
             return self.plain(oid) and all(map(self.writable, self.parts(oid)))
         return self.trusted(oid)
+
+    def extension(self, relation: str, oid: int) -> str:
+        """The extension that object ``oid`` of a system catalog came with; "" if with none."""
+        if (relation, oid) not in self._extensions:
+            row = self._conn.execute(_EXTENSION, (relation, oid)).fetchone()
+            self._extensions[relation, oid] = row[0] if row else ""
+        return self._extensions[relation, oid]
 
     def collation(self, oid: int) -> Collation | None:
         """The collation of that OID; ``None`` for 0."""

@@ -17,7 +17,7 @@ from headrace.planner.nodetree import same
 from headrace.planner.scalar import ARG, Call, Const, Expr, Ref, show
 from headrace.planner.sites import LateSite, Site
 from headrace.planner.subqueries import has_subquery
-from headrace.planner.typekeys import require_key
+from headrace.planner.typekeys import key_value
 
 SETS_MAX: Final = 4096
 """As in Postgres: more grouping sets are an error there."""
@@ -130,10 +130,10 @@ class Grouping:
 
     def _new_key(self, expr: Expr, label: str) -> Ref:
         """A key of the groups: what is shown of it above them."""
-        require_key(self._lowering, expr, "GROUP BY")
-        column = self._column(label, expr)
-        self._keys.append((column, expr))
-        if keys.is_canonical(expr.oid):
+        value = key_value(self._lowering, expr, "GROUP BY")
+        column = self._column(label, value)
+        self._keys.append((column, value))
+        if value == expr and keys.is_canonical(expr.oid):
             return column.ref
         # Equal keys may look different (1.0, 1.00): the group shows one of them.
         return self._add(Agg(self._column(label, expr), "any", expr, name="any"))

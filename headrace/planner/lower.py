@@ -17,6 +17,7 @@ from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
 from headrace.planner import (
+    citext,
     clockless,
     conditionals,
     constructors,
@@ -342,6 +343,8 @@ class Lowering:
         operator = self.catalog.operator(node.number("opno"))
         function = self.function(operator.function, node)
         args = self._all(node.nodes("args"), scope)
+        if (known := citext.comparison(self, function, args)) is not None:
+            return known
         result = self.result(node, "opresulttype", "opcollid")
         return self.operate(
             operator, function, args, result, node.number("inputcollid")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from headrace.planner.logical import Node, Order, Project, TopK
+from headrace.planner.logical import Col, Node, Order, Project, TopK
 from headrace.planner.lower import Lowering
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import Const, Expr, Ref
@@ -24,7 +24,8 @@ _ROWS_MAX: Final = 2**60
 
 _NOT_CONSTANT: Final = ("SUBLINK", "PARAM", "VAR")
 
-RequireKey = Callable[[Lowering, Expr, str], None]
+KeyOf = Callable[[Lowering, Expr, str], Expr]
+"""What decides whether values are equal in a construct (``typekeys.key_value``)."""
 
 
 class Ordering:
@@ -34,14 +35,16 @@ class Ordering:
         self,
         lowering: Lowering,
         query: Tree,
-        require_key: RequireKey,
+        key: KeyOf,
+        column: Callable[[str, Expr], Col],
         *,
         sorted_: bool = False,
     ) -> None:
         """``sorted_``: the order of the result matters, its columns stay."""
         self._lowering = lowering
         self._query = query
-        self._require_key = require_key
+        self._key = key
+        self._column = column
         self.distinct_on: Final = query.flag("hasDistinctOn")
         self._limited = bool(query.node("limitCount") or query.node("limitOffset"))
         self._sorted = sorted_
@@ -90,15 +93,26 @@ class Ordering:
     def _distinct_on(
         self, node: Node, order: tuple[Order, ...], by_ref: dict[int, Ref]
     ) -> Node:
+        columns = node.columns
+        named = [
+            by_ref[c.number("tleSortGroupRef")]
+            for c in self._query.nodes("distinctClause")
+        ]
         keys: list[Ref] = []
-        for clause in self._query.nodes("distinctClause"):
-            ref = by_ref[clause.number("tleSortGroupRef")]
-            self._require_key(self._lowering, ref, "DISTINCT ON")
-            keys.append(ref)
+        made: list[tuple[Col, Expr]] = []
+        for ref in named:
+            value = self._key(self._lowering, ref, "DISTINCT ON")
+            if not isinstance(value, Ref):
+                made.append((self._column(ref.label, value), value))
+                value = made[-1][0].ref
+            keys.append(value)
+        if made:
+            node = Project(node, (*((c, c.ref) for c in columns), *made))
         # Within a group its keys are equal, so they order nothing.
-        mine = {key.id for key in keys}
+        mine = {ref.id for ref in named}
         rest = tuple(item for item in order if item.column.id not in mine)
-        return TopK(node, tuple(keys), rest, 1)
+        first = TopK(node, tuple(keys), rest, 1)
+        return Project(first, tuple((c, c.ref) for c in columns)) if made else first
 
     def _limit(self, node: Node, order: tuple[Order, ...], scope: Scope) -> Node:
         limit = self._count("limitCount", "LIMIT", scope)

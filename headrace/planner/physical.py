@@ -39,7 +39,7 @@ from headrace.planner.scalar import (
 )
 from headrace.planner.sharing import shared
 from headrace.planner.tables import Table, TableColumn
-from headrace.planner.typekeys import is_key
+from headrace.planner.typekeys import identifies, is_key
 from headrace.types import Field, Schema
 
 _PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
@@ -280,7 +280,7 @@ class Builder:
         columns = tuple(_source_column(f) for f in fields)
         key = tuple(_source_column(table.column(number)) for number in table.key)
         for column in key:
-            if not is_key(self._lowering.catalog, column.oid, column.collation):
+            if not identifies(self._lowering.catalog, column.oid, column.collation):
                 name = self._lowering.type_name(column.oid)
                 raise UnsupportedError(
                     f'primary key of table "{table.name}" over type {name}'

@@ -93,7 +93,7 @@ class Recursions:
             shown, columns = columns + cycle.mark, columns + cycle.columns
         distinct = not union.flag("all")
         if distinct:
-            operations.distinct(base, "UNION")
+            operations.require_keys(base, "UNION")
         node = Recursive(base, step, name, distinct, columns)
         return node if shown == columns else Project(node, _items(shown))
 

@@ -171,13 +171,29 @@ def core(expr: Expr) -> Expr:
 
 
 def plain(expr: Expr) -> Expr:
-    """``expr`` without modifiers, which a column of our own making does not have."""
+    """``expr`` without modifiers, which a column of our own making does not have.
+
+    The same holds of its collation: COLLATE gives it back, and Postgres moves that above casts.
+    """
+    while (
+        isinstance(expr, Call)
+        and expr.symbol == "collate"
+        and _collation_below(expr.args[0]) == expr.collation
+    ):
+        [expr] = expr.args
     match expr:
         case Ref() | Const():
             return dataclasses.replace(expr, typmod=-1, collation=0)
         case Call():
             args = tuple(plain(a) for a in expr.args)
             return dataclasses.replace(expr, args=args, typmod=-1, collation=0)
+
+
+def _collation_below(expr: Expr) -> int | None:
+    """Collation of the column that ``expr`` is a cast of."""
+    while isinstance(expr, Call) and expr.symbol.startswith("cast "):
+        [expr] = expr.args
+    return expr.collation if isinstance(expr, Ref) else None
 
 
 def conjuncts(expr: Expr) -> list[Expr]:

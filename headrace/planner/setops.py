@@ -31,6 +31,7 @@ class SetOperations:
     leaf: Callable[[Tree], Node]
     column: Callable[[str, Expr], Col]
     distinct: Callable[[Node, str], Node]
+    require_keys: Callable[[Node, str], None]
 
     def bind(self, tree: Tree) -> Node:
         """The plan of ``tree``: a set operation, or an arm of one."""
@@ -50,7 +51,7 @@ class SetOperations:
             union = Union(tuple(one for each in arms for one in each), columns)
             return union if tree.flag("all") else self.distinct(union, "UNION")
         for arm in (left, right):
-            self.distinct(arm, kind.upper())
+            self.require_keys(arm, kind.upper())
         return SetOp(kind, tree.flag("all"), left, right, columns)
 
     def columns(self, tree: Tree, names: list[str]) -> tuple[Col, ...]:

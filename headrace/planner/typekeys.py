@@ -7,12 +7,21 @@ each part: then the text is the key.
 
 from __future__ import annotations
 
+from typing import Final
+
 from headrace.expressions import keys
 from headrace.expressions.keys import KeyClass
+from headrace.planner import citext
 from headrace.planner.catalog import Catalog
+from headrace.planner.logical import Node
 from headrace.planner.lower import Lowering
 from headrace.planner.scalar import Expr
 from headrace.types import UNKNOWN
+
+_HINT: Final = (
+    "Use an expression of another type that is equal for equal values, such as a cast to"
+    " text."
+)
 
 
 def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
@@ -45,6 +54,33 @@ def is_key(catalog: Catalog, oid: int, collation: int) -> bool:
     return key_class(catalog, oid, collation) is not None
 
 
+def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
+    """Whether a value of a replica identity names its row to us.
+
+    Exact looks will do where equality is looser: the values of the table are unique, and Postgres logs
+    the old ones whenever their bytes change.
+    """
+    return (
+        is_key(catalog, oid, collation)
+        or citext.is_citext(catalog, oid)
+        or is_key(catalog, oid, 0)
+    )
+
+
+def key_value(lowering: Lowering, expr: Expr, construct: str) -> Expr:
+    """What decides whether values of ``expr`` are equal in ``construct``: itself, or a value made of it."""
+    if citext.is_citext(lowering.catalog, expr.oid):
+        return citext.key(lowering, expr)
+    require_key(lowering, expr, construct)
+    return expr
+
+
+def require_keys(lowering: Lowering, node: Node, construct: str) -> None:
+    """Refuse ``construct`` over ``node`` unless each column is a key as it is."""
+    for column in node.columns:
+        require_key(lowering, column.ref, construct)
+
+
 def require_key(lowering: Lowering, expr: Expr, construct: str) -> None:
     """Refuse ``expr`` as a key of ``construct`` unless its type allows that."""
     if not is_key(lowering.catalog, expr.oid, expr.collation):
@@ -52,4 +88,4 @@ def require_key(lowering: Lowering, expr: Expr, construct: str) -> None:
         found = lowering.catalog.collation(expr.collation)
         if found is not None and not found.deterministic:
             name += " with a nondeterministic collation"
-        lowering.refuse(f"{construct} over type {name}")
+        lowering.refuse(f"{construct} over type {name}", hint=_HINT)

@@ -33,7 +33,7 @@ from headrace.planner.logical import (
 from headrace.planner.lower import Lowering
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.nodetree import same
-from headrace.planner.ordering import RequireKey, orders
+from headrace.planner.ordering import KeyOf, orders
 from headrace.planner.scalar import (
     Const,
     Expr,
@@ -114,12 +114,12 @@ class Windows:
         lowering: Lowering,
         column: NewColumn,
         query: Tree,
-        require_key: RequireKey,
+        key: KeyOf,
     ) -> None:
         self._lowering = lowering
         self._column = column
         self._query = query
-        self._require_key = require_key
+        self._key = key
         self._trees: list[Tree] = []
         self._definitions: list[_Definition] = []
         self._calls: list[_Call] = []
@@ -216,10 +216,10 @@ class Windows:
 
     def _window(self, node: Node, definition: _Definition, exprs: list[Expr]) -> Node:
         below = _Below(node, self._column)
-        keys = []
-        for expr in exprs[definition.keys]:
-            self._require_key(self._lowering, expr, "PARTITION BY")
-            keys.append(below.column(expr))
+        keys = [
+            below.column(self._key(self._lowering, expr, "PARTITION BY"))
+            for expr in exprs[definition.keys]
+        ]
         clauses = definition.clause.nodes("orderClause")
         columns = [below.column(expr) for expr in exprs[definition.order]]
         references = [c.number("tleSortGroupRef") for c in clauses]

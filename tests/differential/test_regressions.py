@@ -24,6 +24,23 @@ class Case:
 
 CASES = (
     Case(
+        "expressions over a varchar with a collation of its own were refused",
+        (
+            'CREATE TABLE collated (id int PRIMARY KEY, v varchar(9) COLLATE "C",'
+            ' w text COLLATE "C")',
+            "INSERT INTO collated VALUES (1, 'ab', 'B'), (2, 'Äb', 'a'), (3, NULL, '')",
+        ),
+        (
+            "SELECT id, upper(v) AS u, initcap(w) AS i, w::varchar(1) AS s FROM collated",
+            'SELECT id, v < w AS l, upper(v COLLATE "default") AS u FROM collated'
+            " WHERE v LIKE '_b' OR w ~ '^a'",
+        ),
+        (
+            "UPDATE collated SET v = lower(v) || w",
+            "INSERT INTO collated VALUES (4, 'éb', 'éB')",
+        ),
+    ),
+    Case(
         "windows of one order and two ROWS frames saw rows equal in it in two orders",
         (
             "CREATE TABLE ties (x int, y int, n numeric)",
