@@ -185,6 +185,9 @@ SELECT e.extname FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
  WHERE d.classid = %s::regclass AND d.objid = %s AND d.objsubid = 0 AND d.deptype = 'e'
    AND d.refclassid = 'pg_extension'::regclass"""
 
+# Languages internal and C.
+_COMPILED: Final = "SELECT prolang IN (12, 13) FROM pg_proc WHERE oid = %s"
+
 _FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 _TYPE_FIELDS: Final = (
     *(
@@ -351,14 +354,26 @@ class Catalog:
         """Whether reading a value of the type from text may run with the engine's rights.
 
         As ``trusted``, but enums of anyone may be read, also inside of arrays and ranges: labels
-        are all that they have.
+        are all that they have.  So may base types of extensions (citext, hstore, …): only a
+        superuser makes one, and its input function, if written in C, none else can replace.
         """
         if oid < FIRST_USER_OID or self.type(oid).kind == "e":
             return True
         found = self.type(oid)
-        if found.element or found.kind in ("r", "m"):
+        if found.kind == "b":
+            if found.element:
+                return self.writable(found.element)
+            row = self._conn.execute(_COMPILED, (found.input,)).fetchone()
+            return bool(row and row[0])
+        if found.kind in ("r", "m"):
             return self.plain(oid) and all(map(self.writable, self.parts(oid)))
         return self.trusted(oid)
+
+    def extension_of(self, kind: Type) -> str:
+        """The extension that a base type came with; "" if with none."""
+        if kind.builtin or kind.kind != "b" or kind.element:
+            return ""
+        return self.extension("pg_type", kind.oid)
 
     def extension(self, relation: str, oid: int) -> str:
         """The extension that object ``oid`` of a system catalog came with; "" if with none."""

@@ -4,6 +4,7 @@ Its operators compare ``lower(x)`` under the default collation, whatever the col
 byte.  So that is the key of a value, and equality of two is that of their keys:
 
     x = y               -> lower(x::text COLLATE "default") = lower(y::text COLLATE "default")
+    NULLIF(x, y)        -> CASE WHEN x = y THEN NULL ELSE x END
     GROUP BY x, DISTINCT, PARTITION BY, DISTINCT ON: by that text, and one of the values is shown
 
 Other operators and functions of the extension are asked of Postgres.
@@ -29,10 +30,7 @@ _COMPARISONS: Final = {"citext_eq": "=", "citext_ne": "<>"}
 
 def is_citext(catalog: Catalog, oid: int) -> bool:
     """Whether ``oid`` is the type of the extension."""
-    kind = catalog.type(oid)
-    if kind.builtin or kind.kind != "b" or kind.element or kind.category != "S":
-        return False
-    return catalog.extension("pg_type", oid) == "citext"
+    return catalog.extension_of(catalog.type(oid)) == "citext"
 
 
 def key(lowering: Lowering, expr: Expr) -> Expr:
@@ -71,3 +69,18 @@ def comparison(
         return None
     left, right = (key(lowering, a) for a in args)
     return lowering.comparison(symbol, left, right, _DEFAULT_COLLATION)
+
+
+def equality(
+    lowering: Lowering, function: Function, symbol: str, args: tuple[Expr, ...]
+) -> Expr | None:
+    """NULLIF or IS DISTINCT FROM of ``args``, if ``function`` is ``=`` of the extension."""
+    equal = comparison(lowering, function, args)
+    if equal is None or function.name != "citext_eq":
+        return None
+    first = args[0]
+    if symbol == "nullif":
+        nothing = Const(None, first.oid, -1, first.collation)
+        result = (first.oid, first.typmod, first.collation)
+        return lowering.choice((equal, nothing, first), result)
+    return lowering.distinct(*(key(lowering, a) for a in args))

@@ -133,21 +133,7 @@ class Push:
 
     def equal(self, left: Expr, right: Expr) -> Expr:
         """``left IS NOT DISTINCT FROM right``."""
-        args = (left, right)
-        text = f"{ARG} IS DISTINCT FROM {ARG}"
-        distinct = self._lowering.call(
-            "is_distinct_from",
-            args,
-            (t.BOOL, -1, 0),
-            f"({text})",
-            text,
-            native=resolve(
-                "is_distinct_from", self._lowering.types(args, left.collation)
-            ),
-            remote_raises=False,
-            input_collation=left.collation,
-        )
-        return self._lowering.logic("not", (distinct,))
+        return self._lowering.logic("not", (self._lowering.distinct(left, right),))
 
     def renamed(self, node: Node, mapping: Mapping[int, int]) -> Node:
         """``node`` reading other columns."""

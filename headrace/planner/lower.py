@@ -533,17 +533,34 @@ class Lowering:
             node, scope, "is_distinct_from", f"({ARG} IS DISTINCT FROM {ARG})"
         )
 
+    def distinct(self, left: Expr, right: Expr) -> Expr:
+        """``left IS DISTINCT FROM right``, two values of one type."""
+        text = f"{ARG} IS DISTINCT FROM {ARG}"
+        types = self.types((left, right), left.collation)
+        return self.call(
+            "is_distinct_from",
+            (left, right),
+            (t.BOOL, -1, 0),
+            f"({text})",
+            text,
+            native=resolve("is_distinct_from", types),
+            remote_raises=False,
+            input_collation=left.collation,
+        )
+
     def _nullif(self, node: Node, scope: Scope) -> Expr:
         return self._equality(node, scope, "nullif", f"NULLIF({ARG}, {ARG})")
 
     def _equality(self, node: Node, scope: Scope, symbol: str, sql: str) -> Expr:
         operator = self.catalog.operator(node.number("opno"))
         function = self.function(operator.function, node)
+        args = self._all(node.nodes("args"), scope)
+        if (known := citext.equality(self, function, symbol, args)) is not None:
+            return known
         if not operator.builtin or operator.name != "=":
             self.refuse(
                 f"{symbol.replace('_', ' ')} with operator {operator.name}", node
             )
-        args = self._all(node.nodes("args"), scope)
         collation = node.number("inputcollid")
         result = self.result(node, "opresulttype", "opcollid")
         if symbol == "is_distinct_from":

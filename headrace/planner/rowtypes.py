@@ -95,6 +95,12 @@ def _bare(lowering: Lowering, expr: Expr, attribute: Attribute) -> Expr:
 
 def without_length(lowering: Lowering, expr: Expr, oid: int, typmod: int) -> Expr:
     """``expr`` without the explicit coercion to a length or precision at its top."""
+    if isinstance(expr, Call) and expr.symbol == "collate":
+        # Postgres moves COLLATE above the coercion.
+        inner = without_length(lowering, expr.args[0], oid, typmod)
+        if inner == expr.args[0]:
+            return expr
+        return lowering.collate(inner, expr.collation)
     if typmod == -1 or not isinstance(expr, Call) or expr.oid != oid:
         return expr
     cast = lowering.catalog.cast(oid, oid)

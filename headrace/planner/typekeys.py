@@ -18,6 +18,8 @@ from headrace.planner.lower import Lowering
 from headrace.planner.scalar import Expr
 from headrace.types import UNKNOWN
 
+_EXACT: Final = frozenset({"hstore", "ltree"})
+"""Extensions with a type (comparable ones have no other) whose values are equal if their texts are."""
 _HINT: Final = (
     "Use an expression of another type that is equal for equal values, such as a cast to"
     " text."
@@ -31,6 +33,8 @@ def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
     known = keys.key_class(oid, kind=kind.kind, deterministic=deterministic)
     if known is not None or oid == UNKNOWN:
         return known if oid != UNKNOWN else None
+    if catalog.extension_of(kind) in _EXACT:
+        return KeyClass.TEXT
     if kind.element:
         parts = [(kind.element, collation)]
     elif kind.kind == "c":

@@ -34,6 +34,7 @@ CASES = (
             "SELECT id, upper(v) AS u, initcap(w) AS i, w::varchar(1) AS s FROM collated",
             'SELECT id, v < w AS l, upper(v COLLATE "default") AS u FROM collated'
             " WHERE v LIKE '_b' OR w ~ '^a'",
+            "SELECT id, to_jsonb(c) AS j FROM collated c",
         ),
         (
             "UPDATE collated SET v = lower(v) || w",

@@ -42,6 +42,8 @@ QUERIES = (
     "SELECT a, b FROM spans WHERE a <= {now} EXCEPT ALL SELECT a, b FROM spans"
     " WHERE b <= {now}",
     "SELECT k, ts FROM events WHERE ts < {now} ORDER BY ts DESC NULLS LAST, id LIMIT 3",
+    "SELECT id, CASE WHEN k = 1 THEN 0 WHEN ts > {now} - interval '1 second' THEN 1 ELSE 2 END"
+    " AS w FROM events",
     "WITH c AS (SELECT {now} AS n, {now} - interval '1 second' AS since, {today} AS t)"
     " SELECT e.id, e.ts < c.n AS past FROM events e JOIN c ON e.ts >= c.since"
     " LEFT JOIN spans s ON s.k = e.k AND s.a < c.n WHERE e.d <= c.t OR s.k IS NULL",

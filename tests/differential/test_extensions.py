@@ -1,4 +1,4 @@
-"""Type citext: equal without regard to case, as a key of everything."""
+"""Types of extensions: citext, equal without regard to case; hstore and ltree as keys."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ QUERIES = (
     "SELECT DISTINCT ON (team) email, n FROM people ORDER BY team, n, email",
     "SELECT email, n FROM people ORDER BY email LIMIT 3",
     "SELECT email, (SELECT count(*) FROM mails WHERE sender = email) AS c FROM people",
+    "SELECT id, nullif(sender, 'RED')::text AS n, sender IS DISTINCT FROM body AS d FROM mails"
+    " WHERE body IS NOT DISTINCT FROM 'blue' OR id < 6",
     "SELECT lower(body::text) AS b, max(id) AS m FROM mails GROUP BY GROUPING SETS ((body), ())",
 )
 
@@ -75,11 +77,15 @@ class Writer:
         return [self.statement() for _ in range(self.rng.randrange(1, 5))]
 
 
-def test_views_over_citext(source, commander):
+def extension(source: psycopg.Connection, name: str) -> None:
     try:
-        source.execute("CREATE EXTENSION IF NOT EXISTS citext")
+        source.execute(f"CREATE EXTENSION IF NOT EXISTS {name}")
     except psycopg.Error as error:
-        pytest.skip(f"the server has no citext: {error}")
+        pytest.skip(f"the server has no {name}: {error}")
+
+
+def test_views_over_citext(source, commander):
+    extension(source, "citext")
     source.execute(DDL)
     create_marker(source, commander)
     writer = Writer(3)
@@ -92,10 +98,7 @@ def test_views_over_citext(source, commander):
 
 
 def test_what_is_refused(source, commander):
-    try:
-        source.execute("CREATE EXTENSION IF NOT EXISTS citext")
-    except psycopg.Error as error:
-        pytest.skip(f"the server has no citext: {error}")
+    extension(source, "citext")
     source.execute("CREATE TABLE words (w citext PRIMARY KEY)")
     for query in (
         "SELECT w FROM words INTERSECT SELECT w FROM words",
@@ -103,3 +106,36 @@ def test_what_is_refused(source, commander):
     ):
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="citext"):
             create_view(commander, "refused", query)
+
+
+def test_hstore_and_ltree_are_keys(source, commander):
+    extension(source, "hstore")
+    extension(source, "ltree")
+    source.execute("CREATE TABLE trees (id int PRIMARY KEY, path ltree, h hstore)")
+    create_marker(source, commander)
+    source.execute(
+        "INSERT INTO trees VALUES (1, 'a.b', 'x=>1, y=>2'), (2, 'a.b', 'y=>2,x=>1'),"
+        " (3, 'a.B', 'x=>NULL'), (4, '', ''), (5, NULL, NULL)"
+    )
+    views = numbered(
+        [
+            "SELECT path, count(*) AS c FROM trees GROUP BY path",
+            "SELECT DISTINCT h FROM trees",
+            "SELECT subpath(path, 0, 1) AS p, count(DISTINCT h) AS c FROM trees"
+            " WHERE nlevel(path) > 0 GROUP BY 1",
+            "SELECT t.id, u.id AS i FROM trees t JOIN trees u ON t.path @> u.path AND t.h = u.h",
+        ]
+    )
+    for name, query in views.items():
+        create_view(commander, name, query)
+    changes = [
+        [
+            "UPDATE trees SET h = h || 'z=>3' WHERE id < 3",
+            "DELETE FROM trees WHERE id = 4",
+        ],
+        [
+            "UPDATE trees SET h = h - 'y'::text, path = 'a.B.c'",
+            "INSERT INTO trees VALUES (9)",
+        ],
+    ]
+    follow(source, views, changes, "trees")
