@@ -19,6 +19,7 @@ from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
 from headrace.planner import (
     citext,
     clockless,
+    clockranges,
     conditionals,
     constructors,
     containers,
@@ -343,8 +344,9 @@ class Lowering:
         operator = self.catalog.operator(node.number("opno"))
         function = self.function(operator.function, node)
         args = self._all(node.nodes("args"), scope)
-        if (known := citext.comparison(self, function, args)) is not None:
-            return known
+        for form in (citext.comparison, clockranges.contains):
+            if (known := form(self, function, args)) is not None:
+                return known
         result = self.result(node, "opresulttype", "opcollid")
         return self.operate(
             operator, function, args, result, node.number("inputcollid")

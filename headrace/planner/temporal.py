@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from fractions import Fraction
 from typing import Final, NoReturn
 
 from headrace import types as t
@@ -46,6 +47,8 @@ _TIMES: Final = (t.DATE, t.TIMESTAMP, t.TIMESTAMPTZ)
 """Each is compared with a later one in the later one's type."""
 _PLAIN: Final = {"and", "or", "not"}
 _FIRST_ID: Final = -2_000_000
+_DIVISOR: Final = re.compile(r"[1-9][0-9]{0,6}")
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _DETAIL: Final = (
     "The clock may stand on one side of a comparison whose other side is a value of the row,"
     " as in: ts > now() - interval '1 hour', now() BETWEEN a AND b, now() - ts < interval '1 day'."
@@ -278,17 +281,25 @@ class _Extraction:
         return keys.key_class(row.oid, kind=kind, deterministic=sharp) is not None
 
     def _difference(self, clock: Expr, other: Expr) -> tuple[Expr, Expr, int] | None:
-        """``now() - k`` (or ``k - now()``) compared with a constant: k, now(), what to add."""
-        if not isinstance(clock, Call) or clock.symbol != "-" or len(clock.args) != 2:
-            return None
+        """``now() - k`` (or ``k - now()``) compared with a constant: k, now(), what to add.
+
+        Also its seconds, ``extract(epoch FROM now() - k)``, and these divided by a whole number.
+        """
         if not isinstance(other, Const) or other.text is None:
+            return None
+        seconds = _seconds(clock)
+        clock, unit = seconds or (clock, 1)
+        if not isinstance(clock, Call) or clock.symbol != "-" or len(clock.args) != 2:
             return None
         first, second = clock.args
         if "OPERATOR(pg_catalog." not in clock.sql:
             return None
         if first.oid != second.oid or first.oid not in _TIMES:
             return None
-        size = self._size(other, first.oid)
+        if seconds is None:
+            size = self._size(other, first.oid)
+        else:
+            size = _whole(other, unit) if first.oid != t.DATE else None
         if size is None:
             return None
         if reads_clock(first) and not refs(first) and not reads_clock(second):
@@ -309,6 +320,30 @@ class _Extraction:
 
     def _refuse(self, what: str) -> NoReturn:
         self._lowering.refuse(what, pattern=_WORDS, detail=_DETAIL)
+
+
+def _seconds(expr: Expr) -> tuple[Expr, int] | None:
+    """(an interval, n) if ``expr`` is the n-th part of the interval in seconds."""
+    unit = 1
+    if isinstance(expr, Call) and expr.symbol == "/" and expr.oid == t.NUMERIC:
+        expr, divisor = expr.args
+        if not isinstance(divisor, Const) or not _DIVISOR.fullmatch(divisor.text or ""):
+            return None
+        unit = int(divisor.text or "")
+    if not isinstance(expr, Call) or expr.symbol != 'pg_catalog."extract"':
+        return None
+    field, value = expr.args
+    if not isinstance(field, Const) or (field.text or "").lower() != "epoch":
+        return None
+    return value, unit
+
+
+def _whole(value: Const, unit: int) -> int | None:
+    """``value`` times ``unit`` seconds in microseconds, if that is a whole number of them."""
+    if value.oid != t.NUMERIC or not _NUMBER.fullmatch(value.text or ""):
+        return None
+    size = Fraction(value.text or "") * unit * 1_000_000
+    return int(size) if size.denominator == 1 and abs(size) < 2**62 else None
 
 
 def _slack(clock: Expr) -> int | None:

@@ -44,6 +44,11 @@ QUERIES = (
     "SELECT k, ts FROM events WHERE ts < {now} ORDER BY ts DESC NULLS LAST, id LIMIT 3",
     "SELECT id, CASE WHEN k = 1 THEN 0 WHEN ts > {now} - interval '1 second' THEN 1 ELSE 2 END"
     " AS w FROM events",
+    "SELECT k, a, tstzrange(a, b, '(]') @> {now} AS i FROM spans WHERE a <= b"
+    " AND {now} <@ tstzrange(a, b + interval '0.5 s')",
+    "SELECT id FROM events WHERE daterange(d, d + 1) @> {today} IS NOT FALSE",
+    "SELECT id, extract(epoch FROM {now} - ts) / 2 <= 0.35 AS e FROM events"
+    " WHERE extract(epoch FROM {now} - ts) BETWEEN -1 AND 1.5 OR ts IS NULL",
     "WITH c AS (SELECT {now} AS n, {now} - interval '1 second' AS since, {today} AS t)"
     " SELECT e.id, e.ts < c.n AS past FROM events e JOIN c ON e.ts >= c.since"
     " LEFT JOIN spans s ON s.k = e.k AND s.a < c.n WHERE e.d <= c.t OR s.k IS NULL",
