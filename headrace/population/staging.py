@@ -2,7 +2,7 @@
 
     STAGING_DIR/<view id>/
         manifest.json          written last: the population is whole
-        state/<state>/<n>.sst  sorted runs of each state, no key in two runs of one state
+        state/<n>.sst          sorted runs of the states, no key of a state in two of them
         rows/<n>.copy          result rows in COPY text format
         rows/<n>.count         how many they are
         progress/<n>           rows read by task n
@@ -57,12 +57,13 @@ class Staging:
 
     def write_state(self, part: str, states: dict[str, Pairs]) -> None:
         """Sorted runs of the ``states`` that task ``part`` has built."""
-        for name, pairs in states.items():
-            folder = self.path / "state" / name
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._renamed(folder / f"{part}.sst") as draft:
-                if not write_run(draft, name, pairs):
-                    draft.touch()
+        if not states:
+            return
+        # Tasks with other states may call their parts the same.
+        name = f"{min(states)}.{part}.sst"
+        with self._renamed(self.path / "state" / name) as draft:
+            if not write_run(draft, states):
+                draft.touch()
 
     def write_rows(self, part: str, pieces: Iterable[tuple[int, bytes]]) -> int:
         """Result rows of task ``part``: (rows, COPY text) pieces; returns the row count."""
@@ -111,26 +112,17 @@ class Staging:
         files = (self.path / "rows").glob("*.count")
         return sum(int(path.read_text()) for path in files)
 
-    def runs(self) -> dict[str, list[Path]]:
-        """Runs per state; a state without entries has none."""
-        out: dict[str, list[Path]] = {}
-        for folder in sorted((self.path / "state").iterdir()):
-            files = sorted(folder.glob("*.sst"))
-            out[folder.name] = [path for path in files if path.stat().st_size]
-        return out
+    def runs(self) -> list[Path]:
+        """Runs that have entries."""
+        files = sorted((self.path / "state").glob("[!.]*.sst"))
+        return [path for path in files if path.stat().st_size]
 
     def seal(self, facts: dict[str, Any]) -> None:
         """Write the manifest: ``facts`` and the runs; everything is on disk when it is there."""
         runs = self.runs()
-        for files in runs.values():
-            for path in files:
-                _sync(path)
-        for folder in (self.path / "state").iterdir():
-            _sync(folder)
-        relative = {
-            name: [str(path.relative_to(self.path)) for path in files]
-            for name, files in runs.items()
-        }
+        for path in runs:
+            _sync(path)
+        relative = [str(path.relative_to(self.path)) for path in runs]
         self.write_json(MANIFEST, {**facts, "runs": relative, "format": layout.FORMAT})
         _sync(self.path / "state")
         _sync(self.path)

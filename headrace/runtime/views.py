@@ -225,7 +225,7 @@ class Manifest:
     """Consistent point of its snapshot: commits before it are in."""
     txid: int
     """Of the hold it was made under: all batches up to it are before ``lsn``."""
-    runs: dict[str, list[Path]]
+    runs: list[Path]
 
 
 def manifest(config: Settings, view_id: int) -> Manifest | None:
@@ -246,10 +246,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
         return Manifest(
             parse_lsn(lsn) if isinstance(lsn, str) else int(lsn),
             int(data["txid"]),
-            {
-                name: [folder / file for file in files]
-                for name, files in data["runs"].items()
-            },
+            [folder / file for file in data["runs"]],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateDamaged(

@@ -20,6 +20,7 @@ from headrace.state import layout
 
 MIB: Final = 1024 * 1024
 _WAL_BYTES_MAX: Final = 64 * MIB
+_NEVER: Final = 1 << 30
 _BLOCK_BYTES: Final = 4 * 1024
 _BLOOM_BITS: Final = 10
 _ARENA_BYTES: Final = 64 * 1024
@@ -263,6 +264,11 @@ def options(memory: Memory | None) -> Any:
     out.set_level_compaction_dynamic_level_bytes(True)
     out.set_max_total_wal_size(_WAL_BYTES_MAX)
     out.set_skip_stats_update_on_db_open(True)
+    # A write that waits for a compaction would do so under the interpreter lock.
+    out.set_level_zero_slowdown_writes_trigger(_NEVER)
+    out.set_level_zero_stop_writes_trigger(_NEVER)
+    out.set_soft_pending_compaction_bytes_limit(0)
+    out.set_hard_pending_compaction_bytes_limit(0)
     out.set_keep_log_file_num(4)
     if memory is not None:
         out.set_write_buffer_size(memory.memtable_bytes)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,20 +120,21 @@ def replace(path: Path, data: bytes) -> None:
     draft.replace(path)
 
 
-def write_run(path: Path, state: str, pairs: Iterable[tuple[bytes, bytes]]) -> int:
-    """Write an SST file of ``pairs`` of a state, in ascending key order; returns how many.
+def write_run(path: Path, states: Mapping[str, Iterable[layout.Pair]]) -> int:
+    """Write an SST file of states, the pairs of each in ascending key order; returns how many.
 
     Without pairs no file is written (RocksDB knows no empty one) and the answer is 0.
     """
     writer: Any = None
-    prefix = layout.section(state)
     count = 0
-    for key, value in pairs:
-        if writer is None:
-            writer = rocksdict.SstFileWriter(columns.options(None))
-            writer.open(str(path))
-        writer[prefix + key] = value
-        count += 1
+    for state in sorted(states, key=layout.section):
+        prefix = layout.section(state)
+        for key, value in states[state]:
+            if writer is None:
+                writer = rocksdict.SstFileWriter(columns.options(None))
+                writer.open(str(path))
+            writer[prefix + key] = value
+            count += 1
     if writer is not None:
         writer.finish()
     return count

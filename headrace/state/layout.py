@@ -37,8 +37,10 @@ GROUPS: Final = 256
 
 _WEIGHT: Final = struct.Struct("<q")
 
-Pairs = list[tuple[bytes, bytes]]
-"""(physical key, value) in ascending key order: what ``dump`` yields and ``ingest`` takes."""
+Pair = tuple[bytes, bytes]
+"""Physical key, value."""
+Pairs = list[Pair]
+"""In ascending key order: what ``dump`` yields and ``write_run`` takes."""
 
 
 def section(state: str) -> bytes:

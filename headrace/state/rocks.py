@@ -124,16 +124,15 @@ class RocksDatabase:
             raise
         del self._families[name]
 
-    def ingest(self, view_id: int | str, runs: dict[str, list[Path]]) -> None:
+    def ingest(self, view_id: int | str, runs: Iterable[Path]) -> None:
         """Make the states of a view out of runs of ``write_run``.
 
         States the view had before are dropped first, so a repetition after a crash is harmless.
-        The files are linked or copied and stay.  REQUIRES: no key is in two runs of one state.
+        The files are linked or copied and stay.  REQUIRES: no key of a state is in two runs.
         """
         self.drop_view(view_id)
-        for name in sorted(runs):
-            for path in runs[name]:
-                self.family(f"v{view_id}").ingest(path, move=False)
+        for path in runs:
+            self.family(f"v{view_id}").ingest(path, move=False)
 
     def regulate(self) -> bool:
         """Keep memory within the budget: a few milliseconds of work, between batches.
@@ -213,8 +212,10 @@ class RocksDatabase:
         """One atomic write batch of pairs per state and ``meta``; from any thread."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for section, keys, values in pairs:
-            handle = section.family.handle
-            keygroups.write_batch(batch, handle, section.prefix, keys, values)
+            # No name for the handle: the traceback of an error would keep the database open.
+            keygroups.write_batch(
+                batch, section.family.handle, section.prefix, keys, values
+            )
         keygroups.write_batch(batch, None, b"", [*meta], [*meta.values()])
         with writing():
             self._db.write(batch)

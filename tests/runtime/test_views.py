@@ -22,7 +22,7 @@ def test_staged_state_of_another_format_is_not_read(tmp_path) -> None:
     found = views.manifest(settings, 7)
     assert found is not None
     assert (found.txid, found.lsn) == (3, 100)
-    assert found.runs == {"s": [staged.path / "state" / "s" / "0.sst"]}
+    assert found.runs == [staged.path / "state" / "s.0.sst"]
     path = staged.path / staging.MANIFEST
     facts = json.loads(path.read_text())
     for other in (facts | {"format": 1}, {k: facts[k] for k in facts if k != "format"}):

@@ -99,21 +99,18 @@ def test_ingested_runs_equal_the_memory_store(tmp_path: Path) -> None:
     memory = MemoryStore()
     fill(memory, 0, 1000)
     dumped = memory.dump()
-    runs: dict[str, list[Path]] = {}
-    for name, pairs in dumped.items():
-        # Two runs whose key ranges overlap, as two Spark partitions write them.
-        for part in range(2):
-            path = tmp_path / f"{name}.{part}.sst"
-            if write_run(path, name, pairs[part::2]):
-                runs.setdefault(name, []).append(path)
-            else:
-                runs.setdefault(name, [])
+    # Two runs whose key ranges overlap, as two Spark partitions write them.
+    runs = [tmp_path / f"{part}.sst" for part in range(2)]
+    for part, path in enumerate(runs):
+        assert write_run(path, {name: p[part::2] for name, p in dumped.items()})
+    assert write_run(tmp_path / "none.sst", {"s": []}) == 0
+    assert not (tmp_path / "none.sst").exists()
     database = RocksDatabase(tmp_path / "db")
     database.ingest(3, runs)
     assert database.view(3).dump() == dumped
     database.ingest(3, runs)
     assert database.view(3).dump() == dumped
-    assert all(path.exists() for paths in runs.values() for path in paths)
+    assert all(path.exists() for path in runs)
     store = database.view(3)
     fill_next(store, 1000, 1002)
     checkpoint(database, [store], {})
