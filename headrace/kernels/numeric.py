@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.kernels import buffers
+from headrace.kernels import buffers, quotient
 
 NULL, SMALL, BIG, NAN, PLUS_INF, MINUS_INF, SLOW = 0, 1, 2, 3, 4, 5, 6
 
@@ -405,7 +405,13 @@ def mul(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
 
 def div(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
     """``a / b`` of numeric columns; ZeroDivisionError."""
-    return _binary(a, b, 3, divided)
+    left, right = parse(a), parse(b)
+    kinds, out = quotient.divide(
+        (left.kinds, left.mantissas, left.scales),
+        (right.kinds, right.mantissas, right.scales),
+    )
+    slow = bool((kinds == SLOW).any())
+    return _completed(out, kinds, a, b, divided) if slow else out
 
 
 def neg(a: pa.StringArray) -> pa.StringArray:
@@ -477,8 +483,17 @@ def _binary(
         buffers.view(scales),
     )
     out = render(kinds, mantissas, scales)
-    if not count:
-        return out
+    return _completed(out, kinds, a, b, slow) if count else out
+
+
+def _completed(
+    out: pa.StringArray,
+    kinds: npt.NDArray[np.uint8],
+    a: pa.StringArray,
+    b: pa.StringArray,
+    slow: Callable[[Number, Number], Number],
+) -> pa.StringArray:
+    """``out`` with the rows of kind ``SLOW`` computed one by one."""
     mask = kinds == SLOW
     texts = [
         write(slow(read(a[i].as_py()), read(b[i].as_py())))

@@ -92,6 +92,43 @@ def test_division_by_zero():
         numeric.div(one, zero)
 
 
+def test_quotients_of_few_digits_equal_those_of_any_size():
+    rng = random.Random(3)
+    whole = [
+        rng.randrange(-(10 ** rng.randrange(1, 19)), 10**18) for _ in range(20_000)
+    ]
+    scaled = [
+        numeric.write((numeric.SMALL, m, rng.choice([0, 0, 1, 2, 6, 18])))
+        for m in whole
+    ]
+    a = [
+        "1",
+        "2",
+        "-1",
+        "0.5",
+        "0",
+        "0.00",
+        "999999999999999999",
+        "1",
+        *scaled[:10_000],
+    ]
+    b = [
+        "3",
+        "3",
+        "8",
+        "0.000000000000000001",
+        "7",
+        "-7",
+        "1",
+        "-999999999999999999",
+        *scaled[10_000:],
+    ]
+    b = [v if v.strip("-0.") else "3" for v in b]
+    got = numeric.div(pa.array(a), pa.array(b)).to_pylist()
+    for x, y, mine in zip(a, b, got, strict=True):
+        assert mine == numeric.write(numeric.divided(numeric.read(x), numeric.read(y)))
+
+
 def test_a_value_postgres_cannot_hold_is_refused():
     big = pa.array(["1" + "0" * 100_000])
     with pytest.raises(OverflowError):

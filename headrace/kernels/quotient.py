@@ -1,0 +1,250 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Quotients of numerics of up to 18 digits, by long division, with Postgres' display scale.
+
+Source of the scale: Postgres ``numeric.c`` (``select_div_scale``); its readable form is
+``numeric.quotient_scale``.
+"""
+
+from __future__ import annotations
+
+import cython
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.kernels import buffers
+
+Numbers = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int32]]
+"""Kinds, mantissas and scales, as of ``numeric.Parsed``."""
+
+_POWERS = np.array([10**i for i in range(19)], np.int64)
+_SMALL = 1
+
+
+def divide(left: Numbers, right: Numbers) -> tuple[npt.NDArray[np.uint8], pa.Array]:
+    """(kind of each quotient, text of those that are ``SMALL``).
+
+    A row is ``SLOW`` if a number is special or has more digits, or if the divisor is zero.
+    """
+    n = len(left[0])
+    kinds = np.zeros(n, np.uint8)
+    scales = np.zeros(n, np.int32)
+    signs = np.sign(left[1]) * np.sign(right[1])
+    tops, bottoms = np.abs(left[1]), np.abs(right[1])
+    _quotient_scales(
+        buffers.view(left[0]),
+        buffers.view(tops),
+        buffers.view(left[2]),
+        buffers.view(right[0]),
+        buffers.view(bottoms),
+        buffers.view(right[2]),
+        buffers.view(_POWERS),
+        buffers.view(kinds),
+        buffers.view(scales),
+    )
+    shifts = scales + right[2] - left[2]
+    valid = (kinds == _SMALL).astype(np.uint8)
+    # A carry and 19 digits, the shift, sign and point.
+    room = 22 + shifts[valid == 1].astype(np.int64)
+    content = np.empty(int(room.sum()), np.uint8)
+    starts = np.zeros(n + 1, np.int32)
+    used = _divide(
+        buffers.view(valid),
+        buffers.view(signs),
+        buffers.view(tops.astype(np.uint64)),
+        buffers.view(bottoms.astype(np.uint64)),
+        buffers.view(shifts),
+        buffers.view(scales),
+        buffers.view(np.zeros(128, np.uint8)),
+        buffers.view(content),
+        buffers.view(starts),
+    )
+    return kinds, buffers.make_text(starts, content[:used], valid, pa.string())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    ka=cython.const_uchar[::1],
+    ma=cython.const_longlong[::1],
+    sa=cython.const_int[::1],
+    kb=cython.const_uchar[::1],
+    mb=cython.const_longlong[::1],
+    sb=cython.const_int[::1],
+    powers=cython.const_longlong[::1],
+    kinds=cython.uchar[::1],
+    scales=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    weight=cython.int,
+    first=cython.longlong,
+    weight_b=cython.int,
+    first_b=cython.longlong,
+    scale=cython.int,
+)
+def _quotient_scales(
+    ka: memoryview,
+    ma: memoryview,
+    sa: memoryview,
+    kb: memoryview,
+    mb: memoryview,
+    sb: memoryview,
+    powers: memoryview,
+    kinds: memoryview,
+    scales: memoryview,
+) -> None:
+    """``quotient_scale`` of the rows that fit into 64 bits; the others are ``SLOW``.
+
+    ``ma`` and ``mb`` are without their signs.
+    """
+    n = len(kinds)
+    for i in range(n):
+        if ka[i] == 0 or kb[i] == 0:
+            continue
+        if ka[i] != 1 or kb[i] != 1 or mb[i] == 0:
+            kinds[i] = 6
+            continue
+        weight = _weight(ma[i], sa[i], powers)
+        first = _leading(ma[i], sa[i], weight, powers)
+        weight_b = _weight(mb[i], sb[i], powers)
+        first_b = _leading(mb[i], sb[i], weight_b, powers)
+        weight -= weight_b
+        if first <= first_b:
+            weight -= 1
+        scale = 16 - weight * 4
+        if scale < sa[i]:
+            scale = sa[i]
+        if scale < sb[i]:
+            scale = sb[i]
+        scales[i] = scale if scale > 0 else 0
+        kinds[i] = 1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.int)
+@cython.locals(
+    value=cython.longlong,
+    scale=cython.int,
+    powers=cython.const_longlong[::1],
+    digits=cython.int,
+)
+def _weight(value: int, scale: int, powers: memoryview) -> int:
+    """Weight of the first non-zero base-10000 digit."""
+    if value == 0:
+        return 0
+    digits = 1
+    while digits < 18 and value >= powers[digits]:
+        digits += 1
+    return (digits - scale - 1) // 4
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    value=cython.longlong,
+    scale=cython.int,
+    weight=cython.int,
+    powers=cython.const_longlong[::1],
+    below=cython.int,
+)
+def _leading(value: int, scale: int, weight: int, powers: memoryview) -> int:
+    """That digit: what is left of place ``4 * weight``."""
+    below = scale + 4 * weight  # decimal digits of the mantissa below it
+    if below >= 0:
+        return value // powers[below]
+    return value * powers[-below]
+
+
+@cython.cfunc
+@cython.cdivision(True)
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    valid=cython.const_uchar[::1],
+    signs=cython.const_longlong[::1],
+    tops=cython.const_ulonglong[::1],
+    bottoms=cython.const_ulonglong[::1],
+    shifts=cython.const_int[::1],
+    scales=cython.const_int[::1],
+    digits=cython.uchar[::1],
+    content=cython.uchar[::1],
+    starts=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    point=cython.Py_ssize_t,
+    bottom=cython.ulonglong,
+    whole=cython.ulonglong,
+    rest=cython.ulonglong,
+    zero=cython.bint,
+    j=cython.Py_ssize_t,
+)
+def _divide(
+    valid: memoryview,
+    signs: memoryview,
+    tops: memoryview,
+    bottoms: memoryview,
+    shifts: memoryview,
+    scales: memoryview,
+    digits: memoryview,
+    content: memoryview,
+    starts: memoryview,
+) -> int:
+    """Texts of ``tops * 10**shifts / bottoms / 10**scales``, half away from zero.
+
+    Long division: a rest is below 10**18, so ten times as much fits into 64 bits.
+    """
+    n = len(valid)
+    p = 0
+    for i in range(n):
+        starts[i] = p
+        if not valid[i]:
+            continue
+        bottom = bottoms[i]
+        whole = tops[i] // bottom
+        rest = tops[i] % bottom
+        end = 20 + shifts[i]  # digits[0] takes a carry, 19 are of the whole part
+        k = 19
+        while k >= 0:
+            digits[k] = whole % 10
+            whole //= 10
+            k -= 1
+        for k in range(20, end):
+            rest *= 10
+            digits[k] = rest // bottom
+            rest %= bottom
+        if rest * 2 >= bottom:
+            k = end - 1
+            while digits[k] == 9:
+                digits[k] = 0
+                k -= 1
+            digits[k] += 1
+        point = end - scales[i]
+        k = 0
+        while k < point - 1 and digits[k] == 0:
+            k += 1
+        if signs[i] < 0:
+            zero = True
+            for j in range(k, end):
+                if digits[j] != 0:
+                    zero = False
+                    break
+            if not zero:
+                content[p] = 45
+                p += 1
+        while k < end:
+            if k == point:
+                content[p] = 46
+                p += 1
+            content[p] = 48 + digits[k]
+            p += 1
+            k += 1
+    starts[n] = p
+    return p
