@@ -312,7 +312,8 @@ def _dates(op: str, oids: list[int]) -> Kernel:
 
 
 def _cast(op: str, oids: list[int], oid: int) -> Kernel:
-    return lambda args: kernels.cast(args[0], oids[0], oid)
+    function = rounding.cast if rounding.casts(oids[0], oid) else kernels.cast
+    return lambda args: function(args[0], oids[0], oid)
 
 
 def _moved(args: list[pa.Array], oids: list[int], oid: int) -> list[pa.Array]:

@@ -36,7 +36,7 @@ Mask = npt.NDArray[np.bool_]
 
 OUT_OF_RANGE, DIVISION_BY_ZERO, DATETIME_OVERFLOW = "22003", "22012", "22008"
 CARDINALITY: Final = "21000"
-_INT_NAMES: Final = {INT2: "smallint", INT4: "integer", INT8: "bigint"}
+INT_NAMES: Final = {INT2: "smallint", INT4: "integer", INT8: "bigint"}
 _DATE_MIN, _DATE_END = -2451545, 2145031949
 _DATE_MINUS_INF, _DATE_PLUS_INF = -(2**31), 2**31 - 1
 _STAMP_MINUS_INF, _STAMP_PLUS_INF = -(2**63), 2**63 - 1
@@ -167,7 +167,7 @@ def _integers(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
 def _overflow(
     function: Callable[..., pa.Array], a: pa.Array, b: pa.Array, oid: int
 ) -> FailingRow:
-    message = f"{_INT_NAMES[oid]} out of range"
+    message = f"{INT_NAMES[oid]} out of range"
     low, high = 0, len(a)  # the first failing row is in [low, high)
     while high - low > 1:
         middle = (low + high) // 2
@@ -215,7 +215,7 @@ def _least(a: pa.Array, oid: int) -> None:
     values = buffers.values(a)
     if len(values):
         bad = (values == np.iinfo(values.dtype).min) & (valid_rows(a) == 1)
-        fail(bad, f"{_INT_NAMES[oid]} out of range", OUT_OF_RANGE)
+        fail(bad, f"{INT_NAMES[oid]} out of range", OUT_OF_RANGE)
 
 
 # --- floats and numerics
@@ -338,7 +338,7 @@ def _between_ints(a: pa.Array, target: int) -> pa.Array:
         limits = np.iinfo(buffers.dtype(kind))
         values = buffers.values(a)
         bad = (values < limits.min) | (values > limits.max)
-        message = f"{_INT_NAMES[target]} out of range"
+        message = f"{INT_NAMES[target]} out of range"
         fail(bad & (valid_rows(a) == 1), message, OUT_OF_RANGE)
         raise
 

@@ -196,7 +196,7 @@ def _concat(name: str, args: Args) -> NativeOp | None:
 
 
 def _length(name: str, args: Args) -> NativeOp | None:
-    good = len(args) == 1 and args[0].oid in _TEXTS
+    good = len(args) == 1 and args[0].oid in _TEXTS and args[0].utf8
     return NativeOp("length", INT4) if good else None
 
 
@@ -277,7 +277,7 @@ def resolve_cast(source: TypeRef, target: TypeRef) -> NativeOp | None:
         return NativeOp("cast", right)
     if (left, right) in _CASTS or (left in INTS and right in _FROM_INTS):
         return NativeOp("cast", right)
-    if (left, right) == (DATE, TIMESTAMP):
+    if (left, right) == (DATE, TIMESTAMP) or rounding.casts(left, right):
         return NativeOp("cast", right, may_raise=True)
     return None
 

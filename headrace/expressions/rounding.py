@@ -1,4 +1,4 @@
-"""round, trunc, ceil, floor of numeric and float8, and the cast to numeric(p, s).
+"""round, trunc, ceil, floor of numeric and float8, and casts that round.
 
 Source: ``numeric.c`` (``numeric_round``, ``numeric_trunc``, ``apply_typmod``).
 """
@@ -15,16 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.expressions.ir import Expr, Literal, Native
-from headrace.expressions.kernels import OUT_OF_RANGE, FailingRow
-from headrace.expressions.signature import Args, Builder, Kernel, NativeOp, Resolver
+from headrace.expressions.kernels import INT_NAMES, OUT_OF_RANGE, FailingRow, fail
+from headrace.expressions.signature import (
+    FLOATS,
+    INTS,
+    Args,
+    Builder,
+    Kernel,
+    NativeOp,
+    Resolver,
+)
 from headrace.kernels import buffers, numeric
-from headrace.types import FLOAT8, INT4, NUMERIC
+from headrace.types import FLOAT4, FLOAT8, INT4, NUMERIC, arrow_type
 
 Int64s = npt.NDArray[np.int64]
 
 _PLACES_MAX: Final = 17
 """Most decimal places, on either side of the point, that are rounded in 64 bits."""
 _HEADER: Final = 4
+_UNSUPPORTED: Final = "0A000"
 _FIELD_OVERFLOW: Final = "numeric field overflow"
 
 
@@ -193,3 +202,84 @@ BUILDERS: Final[dict[str, Builder]] = {
     **dict.fromkeys(("round", "trunc", "ceil", "floor"), _build_round),
     "numeric": _build_sized,
 }
+
+
+# --- casts that round
+
+
+def casts(source: int, target: int) -> bool:
+    """Whether ``cast`` does this one."""
+    if source == NUMERIC:
+        return target in INTS or target in FLOATS
+    return source in FLOATS and (target in INTS or (source, target) == (FLOAT8, FLOAT4))
+
+
+def cast(column: pa.Array, source: int, target: int) -> pa.Array:
+    """``column`` of type ``source`` as ``target``; a pair that ``casts`` allows."""
+    if source == NUMERIC:
+        if target in INTS:
+            return _numeric_to_int(column, target)
+        return _numeric_to_float(column, target)
+    return _float_to_int(column, target) if target in INTS else _narrowed(column)
+
+
+def _numeric_to_int(column: pa.StringArray, target: int) -> pa.Array:
+    kinds = numeric.parse(column).kinds
+    for kind, word in (
+        (numeric.NAN, "NaN"),
+        (numeric.PLUS_INF, "infinity"),
+        (numeric.MINUS_INF, "infinity"),
+    ):
+        message = f"cannot convert {word} to {INT_NAMES[target]}"
+        fail(kinds == kind, message, _UNSUPPORTED)
+    whole = _rounded("round", column, 0)
+    parsed = numeric.parse(whole)
+    limits = np.iinfo(buffers.dtype(arrow_type(target)))
+    values = parsed.mantissas.copy()
+    big = parsed.kinds == numeric.BIG
+    bad = (values < limits.min) | (values > limits.max)
+    for i in np.flatnonzero(big).tolist():
+        value = numeric.read(whole[i].as_py())[1]
+        if limits.min <= value <= limits.max:
+            values[i] = value
+        else:
+            bad[i] = True
+    fail(bad, f"{INT_NAMES[target]} out of range", OUT_OF_RANGE)
+    return buffers.make_fixed(values, buffers.validity(column), arrow_type(target))
+
+
+def _numeric_to_float(column: pa.StringArray, target: int) -> pa.Array:
+    # Both read the decimal digits and round once, to the nearest.
+    parsed = numeric.parse(column)
+    out = pc.cast(column, arrow_type(target))
+    values = buffers.values(out)
+    finite = (parsed.kinds == numeric.SMALL) | (parsed.kinds == numeric.BIG)
+    bad = finite & ~np.isfinite(values)
+    zero = finite & (values == 0) & (parsed.kinds == numeric.BIG)
+    for i in np.flatnonzero(zero).tolist():
+        bad[i] = numeric.read(column[i].as_py())[1] != 0
+    name = "real" if target == FLOAT4 else "double precision"
+    fail(bad, f"value is out of range for type {name}", OUT_OF_RANGE)
+    return out
+
+
+def _float_to_int(column: pa.Array, target: int) -> pa.Array:
+    values = np.rint(buffers.values(column).astype(np.float64))
+    valid = buffers.validity(column)
+    least = float(np.iinfo(buffers.dtype(arrow_type(target))).min)
+    with np.errstate(invalid="ignore"):
+        good = (values >= least) & (values < -least)
+    fail(~good & (valid == 1), f"{INT_NAMES[target]} out of range", OUT_OF_RANGE)
+    content = np.where(good, values, 0).astype(buffers.dtype(arrow_type(target)))
+    return buffers.make_fixed(content, valid, arrow_type(target))
+
+
+def _narrowed(column: pa.Array) -> pa.Array:
+    values, valid = buffers.values(column), buffers.validity(column)
+    with np.errstate(all="ignore"):
+        out = values.astype(np.float32)
+    over = np.isinf(out) & ~np.isinf(values) & (valid == 1)
+    fail(over, "value out of range: overflow", OUT_OF_RANGE)
+    under = (out == 0) & (values != 0) & (valid == 1)
+    fail(under, "value out of range: underflow", OUT_OF_RANGE)
+    return buffers.make_fixed(out, valid, pa.float32())

@@ -23,6 +23,7 @@ class TypeRef:
         deterministic: Its collation calls texts equal only if their bytes are.
         literal: The argument's text if it is a constant, None if it is not, or NULL.
         enum: It is an enum: equal exactly if its labels are, which are its texts.
+        utf8: The database counts characters and bytes as we do.
     """
 
     oid: int
@@ -31,6 +32,7 @@ class TypeRef:
     deterministic: bool = True
     literal: str | None = None
     enum: bool = False
+    utf8: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ _SUBSTRING_ERROR, _INVALID_PARAMETER = "22011", "22023"
 
 def _texts(args: Args, count: int) -> bool:
     return len(args) >= count and all(
-        a.oid in _TEXTS and a.deterministic for a in args[:count]
+        a.oid in _TEXTS and a.deterministic and a.utf8 for a in args[:count]
     )
 
 
@@ -46,7 +46,7 @@ def _ints(args: Args) -> bool:
 
 
 def _like(name: str, args: Args) -> NativeOp | None:
-    if len(args) != 2 or not all(a.deterministic for a in args):
+    if len(args) != 2 or not all(a.deterministic and a.utf8 for a in args):
         return None
     subject, pattern = args
     if subject.oid not in (*_TEXTS, BPCHAR) or pattern.oid != TEXT:

@@ -408,6 +408,7 @@ class Catalog:
             self.bytewise(collation),
             self.deterministic(collation),
         )
+        utf8 = self._conn.info.parameter_status("server_encoding") == "UTF8"
         return [
             TypeRef(
                 oid,
@@ -416,6 +417,7 @@ class Catalog:
                 deterministic,
                 literal,
                 self.type(oid).kind == "e",
+                utf8,
             )
             for oid, typmod, literal in types
         ]

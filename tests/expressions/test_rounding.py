@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.expressions.ir import Column, Literal, Native
-from headrace.expressions.native import TypeRef, resolve
+from headrace.expressions.native import TypeRef, resolve, resolve_cast
 from tests.expressions.test_native import EDGES, check, conn, edges
 from tests.expressions.test_texts import bulk, type_of
 from tests.kernels.test_numeric import SPECIAL, numbers
@@ -69,6 +69,36 @@ def test_a_declared_precision_equals_postgres(conn, declared):
     node = Native(op.name, args, NUMERIC)
     few = [None, *SPECIAL, *HALVES, *EDGES["numeric"][1], *numbers(12, 40)]
     check(conn, f"pg_catalog.numeric($1, {typmod})", ["numeric"], [few], op, node)
+
+
+@pytest.mark.parametrize("target", ["int2", "int4", "int8", "float4", "float8"])
+def test_casts_of_numerics_equal_postgres(conn, target):
+    near = [
+        "32767.4", "32767.5", "-32768.5", "-32768.4", "2147483647.49", "2147483647.5",
+        "-2147483648.5", "9223372036854775807.4", "9223372036854775807.5", "1" + "0" * 400,
+        "-9223372036854775808.4999999999999999999", "-9223372036854775808.5",
+        "0." + "0" * 400 + "1", "0." + "0" * 310 + "1", "0." + "0" * 44 + "14", "3" + "4" * 38,
+        "3" + "5" * 38, "0.1", "16777217", "9007199254740993", "0." + "0" * 60,
+        "1.00000017881393432617187499999999999", "0.1000000000000000055511151231257827021181583404541015625",
+    ]  # fmt: skip
+    op = resolve_cast(TypeRef(NUMERIC), TypeRef(EDGES[target][0]))
+    few = [None, *SPECIAL, *HALVES, *EDGES["numeric"][1], *near, *numbers(13, 100)]
+    check(conn, f"CAST($1 AS {target})", ["numeric"], [few], op)
+
+
+@pytest.mark.parametrize("source", ["float4", "float8"])
+@pytest.mark.parametrize("target", ["int2", "int4", "int8", "float4"])
+def test_casts_of_floats_equal_postgres(conn, source, target):
+    near = [
+        "0.5", "1.5", "-0.5", "2.5", "32767.49", "32767.5", "-32768.5", "-32768.51",
+        "2147483647.5", "2147483647.4", "-2147483648.5", "2147483648", "9223372036854775807",
+        "-9223372036854775808", "9223372036854774784", "1e10", "3.4028236e38", "1e-46", "0.1",
+    ]  # fmt: skip
+    if source == target:
+        return
+    near = [v for v in near if source == "float8" or v not in ("3.4028236e38", "1e-46")]
+    op = resolve_cast(TypeRef(EDGES[source][0]), TypeRef(EDGES[target][0]))
+    check(conn, f"CAST($1 AS {target})", [source], [[*edges(source), *near]], op)
 
 
 def test_may_raise_knows_a_declared_precision():

@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -13,6 +14,7 @@ from headrace.expressions.evaluate import Program
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.expressions.native import TypeRef, resolve
 from headrace.kernels import copytext, strings, text
+from headrace.planner.catalog import Catalog
 from headrace.types import arrow_type
 from tests.expressions.test_native import EDGES, check, conn, shown
 
@@ -122,6 +124,31 @@ def test_a_pattern_that_is_no_constant_or_is_cut_off_is_left_to_postgres():
     loose = TypeRef(TEXT, bytewise=False, deterministic=False)
     assert resolve("~~", [loose, TypeRef(TEXT, literal="a")]) is None
     assert resolve("strpos", [loose, loose]) is None
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "UTF8"])
+def test_a_database_that_counts_in_another_way_computes_texts_itself(
+    postgres, encoding
+):
+    with psycopg.connect(postgres, autocommit=True) as conn:
+        conn.execute("DROP DATABASE IF EXISTS other_encoding")
+        conn.execute(
+            f"CREATE DATABASE other_encoding ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+        )
+    try:
+        with psycopg.connect(postgres, dbname="other_encoding") as conn:
+            texts = Catalog(conn).type_refs([(TEXT, -1, None), (TEXT, -1, "a_")], 950)
+    finally:
+        with psycopg.connect(postgres, autocommit=True) as conn:
+            conn.execute("DROP DATABASE other_encoding")
+    ours = encoding == "UTF8"
+    for name, args in {
+        "length": texts[:1],
+        "octet_length": texts[:1],
+        "~~": texts,
+    }.items():
+        assert (resolve(name, args) is not None) == ours
+    assert resolve("=", texts) is not None
 
 
 def test_substring_equals_postgres(conn):
