@@ -24,6 +24,7 @@ from headrace.population.staging import Staging
 from headrace.runtime import faults
 from headrace.sink import table
 from headrace.sink.table import Target
+from headrace.types import FIRST_USER_OID
 
 _NEW: Final = "headrace_new_contents"
 
@@ -163,7 +164,10 @@ def _retype(
 ) -> str | None:
     """Alter the type of a column; what stands against it, if something does."""
     column, kind = sql.Identifier(old.name), sql.SQL(new.type_name)
-    for value in (column, sql.SQL("NULL")):
+    values: list[sql.Composable] = [column, sql.SQL("NULL")]
+    if max(old.base_oid, new.base_oid) >= FIRST_USER_OID:
+        del values[0]  # a cast of a user's type may be a function of the user
+    for value in values:
         try:
             with conn.transaction():
                 conn.execute(
