@@ -199,7 +199,7 @@ _TYPE_FIELDS: Final = (
         "resulttype",
     ),
     *("casetype", "coalescetype", "minmaxtype", "array_typeid", "element_typeid"),
-    *("refcontainertype", "refelemtype", "refrestype"),
+    *("refcontainertype", "refelemtype", "refrestype", "row_typeid", "typid"),
 )
 _COLLATION_FIELDS: Final = ("inputcollid", "varcollid", "constcollid", "collOid")
 
@@ -231,6 +231,7 @@ class Catalog:
             functions.update(node.number(f) for f in _FUNCTION_FIELDS)
             types.update(node.number(f) for f in _TYPE_FIELDS)
             types.update(node.numbers("colTypes"))
+            types.update(node.numbers("funccoltypes"))
             collations.update(node.number(f) for f in _COLLATION_FIELDS)
             operators.add(node.number("opno"))
             operators.add(node.number("eqop"))

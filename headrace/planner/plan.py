@@ -122,7 +122,9 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             relations=frozenset(sources.relations),
             views=frozenset(sources.views),
             results=frozenset(sources.results),
-            named=tuple(names(conn, sources.named)),
+            named=tuple(
+                names(conn, sources.named, catalog.mentioned, catalog.user_functions())
+            ),
             generated=frozenset(sources.generated),
         )
 

@@ -1,11 +1,12 @@
-"""A stored query as it reads now: tables, views and columns by the names they have today.
+"""A stored query as it reads now: tables, columns, types and functions by their names of today.
 
-``canonical`` is text that Postgres printed when the view was created; renaming a table or a column
-leaves it behind.  What it names is kept beside it by OID and column number (``named``), so every
+``canonical`` is text that Postgres printed when the view was created; renaming something that it
+names leaves it behind.  What it names is kept beside it by OID and column number (``named``), so every
 occurrence of a relation can be written anew, under the name that the rest of the text knows it by:
 
     FROM public.orders JOIN …   →   FROM "public"."purchases" "orders" ("id", "amount") JOIN …
 
+Types and functions of users have their OIDs kept too; they stand behind ``::`` and before ``(``.
 Postgres prints relations only as ``schema.name`` behind FROM, JOIN, ONLY, a comma or a parenthesis.
 How many there are is known from the parse tree; any other number is refused.
 """
@@ -13,7 +14,7 @@ How many there are is known from the parse tree; any other number is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +38,16 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, (
    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = ANY (%s::oid[])"""
+_OBJECTS: Final = """
+SELECT 'type', t.oid::bigint, n.nspname, t.typname FROM pg_type t
+  JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.oid = ANY (%(types)s::oid[])
+UNION ALL
+SELECT 'function', f.oid::bigint, n.nspname, f.proname FROM pg_proc f
+  JOIN pg_namespace n ON n.oid = f.pronamespace WHERE f.oid = ANY (%(functions)s::oid[])
+ ORDER BY 1, 2"""
+_USER_TYPES: Final = """
+SELECT DISTINCT coalesce(nullif(t.typelem, 0), t.oid)::bigint FROM pg_type t
+ WHERE (t.oid = ANY (%s::oid[]) OR t.typrelid = ANY (%s::oid[])) AND t.oid >= 16384"""
 _RESULTS: Final = """
 SELECT result_oid::bigint, canonical, named FROM headrace.views
  WHERE result_oid = ANY (%s::oid[]) AND canonical IS NOT NULL"""
@@ -56,9 +67,20 @@ class _Present:
     columns: list[tuple[int, str]]
 
 
-def names(conn: Connection, counts: dict[int, int]) -> list[dict[str, Any]]:
-    """What is kept of the relations that a query names ``counts[oid]`` times: plain JSON."""
-    return [
+def names(
+    conn: Connection,
+    counts: dict[int, int],
+    types: Iterable[int] = (),
+    functions: Iterable[int] = (),
+) -> list[dict[str, Any]]:
+    """What is kept of what a query names, relations ``counts[oid]`` times: plain JSON."""
+    rows = conn.execute(_USER_TYPES, (sorted(types), list(counts))).fetchall()
+    found = _objects(conn, [row[0] for row in rows], sorted(functions))
+    others = [
+        {"kind": kind, "oid": oid, "schema": schema, "name": name}
+        for (kind, oid), (schema, name) in found.items()
+    ]
+    return others + [
         {
             "oid": oid,
             "schema": found.schema,
@@ -80,10 +102,12 @@ def present(
     """
     if not named:
         return canonical
-    now = _look(conn, [entry["oid"] for entry in named])
+    canonical = _present_objects(conn, canonical, named)
+    relations = [entry for entry in named if "columns" in entry]
+    now = _look(conn, [entry["oid"] for entry in relations])
     new: dict[tuple[str, str], Callable[[str, bool], str]] = {}
     counts: dict[tuple[str, str], int] = {}
-    for entry in named:
+    for entry in relations:
         found = now.get(entry["oid"])
         if found is not None and _differs(entry, found):
             key = (entry["schema"], entry["name"])
@@ -97,6 +121,7 @@ def inlined(
 ) -> str:
     """``present`` with the queries of views of Headrace in the place of their tables."""
     text = present(conn, canonical, named).rstrip().removesuffix(";")
+    named = [entry for entry in named or () if "columns" in entry]
     if not named:
         return text
     if depth > _DEPTH_MAX:
@@ -133,6 +158,61 @@ def _definition(conn: Connection, oid: int, depth: int) -> str | None:
     text = str(view[0]).rstrip().removesuffix(";")
     new = {keys[o]: _inliner(inner[o], now[o]) for o in now}
     return _rewrite(text, new, None)
+
+
+def _objects(
+    conn: Connection, types: list[int], functions: list[int]
+) -> dict[tuple[str, int], tuple[str, str]]:
+    """Schema and name of types and functions, by their kind and OID."""
+    rows = conn.execute(_OBJECTS, {"types": types, "functions": functions}).fetchall()
+    return {(kind, oid): (schema, name) for kind, oid, schema, name in rows}
+
+
+def _present_objects(
+    conn: Connection, canonical: str, named: list[dict[str, Any]]
+) -> str:
+    """``canonical`` with the names that its types and functions have now."""
+    had = {
+        (entry["kind"], entry["oid"]): (entry["schema"], entry["name"])
+        for entry in named
+        if "kind" in entry
+    }
+    types, functions = (
+        [o for k, o in had if k == kind] for kind in ("type", "function")
+    )
+    now = _objects(conn, types, functions) if had else {}
+    called: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    for key, old in had.items():
+        called.setdefault((key[0], *old), set()).add(now.get(key, old))
+    new = {}
+    for (kind, *old_name), found in called.items():
+        if found == {tuple(old_name)}:
+            continue
+        if len(found) > 1:
+            raise UnsupportedError(
+                f"the query names more than one {kind} {'.'.join(old_name)},"
+                " and one was renamed",
+                hint="Run CALL headrace.alter_view(name, query) with the new names.",
+            )
+        new[kind, old_name[0], old_name[1]] = sql.Identifier(*found.pop()).as_string()
+    if not new:
+        return canonical
+    tokens = _TOKEN.findall(canonical)
+    solid = [at for at, token in enumerate(tokens) if not token.isspace()]
+    words = ["", "", *(tokens[at] for at in solid), ""]
+    for place, at in enumerate(solid[:-2]):
+        before, (schema, dot, name, after) = (
+            words[place : place + 2],
+            words[place + 2 : place + 6],
+        )
+        if dot != "." or not (_NAME.match(schema) and _NAME.match(name)):
+            continue
+        kind = "type" if before == [":", ":"] else "function" if after == "(" else ""
+        written = new.get((kind, _plain(schema), _plain(name)))
+        if written is not None:
+            last = solid[place + 2]
+            tokens[at : last + 1] = [written] + [""] * (last - at)
+    return "".join(tokens)
 
 
 def _look(conn: Connection, oids: list[int]) -> dict[int, _Present]:
