@@ -159,6 +159,7 @@ SELECT pg_catalog.pg_current_snapshot()::text,
    WHERE c.oid = ANY (%(tables)s::oid[])),
  (SELECT jsonb_object_agg(t.oid::bigint, jsonb_build_object(
     'name', format('%%I.%%I', n.nspname, t.typname), 'kind', t.typtype::text,
+    'relation', t.typrelid::bigint,
     'casts', (SELECT jsonb_agg(jsonb_build_array(k.castsource::bigint,
         k.casttarget::bigint, k.castfunc::bigint, k.castcontext::text, k.castmethod::text)
         ORDER BY k.castsource, k.casttarget) FROM pg_catalog.pg_cast k
@@ -291,11 +292,14 @@ def difference(
     def errors() -> Iterator[HeadraceError]:
         if published and before["tables"]:  # not for a view of constants
             yield from _publication_changed(before["publication"], now["publication"])
+        rows = {facts.get("relation") for facts in before["types"].values()}
         for oid, facts in before["tables"].items():
             found = now["tables"].get(oid)
             if published and found is not None:
                 yield from _unpublished(facts, found)
-            yield from _table_changed(facts, found, named=not before.get("relations"))
+            yield from _table_changed(
+                facts, found, named=not before.get("relations"), whole=int(oid) in rows
+            )
         for oid, facts in before["types"].items():
             yield from _type_changed(facts, now["types"].get(oid))
         for oid, facts in before["functions"].items():
@@ -460,9 +464,12 @@ def _unpublished(old: Facts, new: Facts) -> Iterator[HeadraceError]:
 
 
 def _table_changed(
-    old: Facts, new: Facts | None, *, named: bool
+    old: Facts, new: Facts | None, *, named: bool, whole: bool
 ) -> Iterator[HeadraceError]:
-    """``named``: the table is what the query names, by facts that know no relations."""
+    """``named``: the table is what the query names, by facts that know no relations.
+
+    ``whole``: its rows are used as such, perhaps not a column by itself.
+    """
     table = _table(old)
     if new is None:
         yield _stop(f"{table} was dropped")
@@ -479,7 +486,12 @@ def _table_changed(
     for number, column in old["columns"].items():
         known = int(number) in (old["key"] or ())
         yield from _column_changed(
-            column, (new["columns"] or {}).get(number), table, key=known, moved=moved
+            column,
+            (new["columns"] or {}).get(number),
+            table,
+            key=known,
+            moved=moved,
+            whole=whole,
         )
     for name, what in (
         ("parent", "has partitions or inheritance children now"),
@@ -491,11 +503,18 @@ def _table_changed(
 
 
 def _column_changed(
-    old: Facts, new: Facts | None, table: str, *, key: bool, moved: bool
+    old: Facts,
+    new: Facts | None,
+    table: str,
+    *,
+    key: bool,
+    moved: bool,
+    whole: bool,
 ) -> Iterator[HeadraceError]:
     column = f'column "{old["name"]}" of {table}'
     if new is None:
-        yield _stop(f"{column} was dropped")
+        # Where a row is used whole it is one column less; else planning anew will tell.
+        yield (_refill if whole else _stop)(f"{column} was dropped")
         return
     if old.get("expression") != new.get("expression"):
         yield _refill(f"{column} is generated in another way now")

@@ -14,7 +14,7 @@ How many there are is known from the parse tree; any other number is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,9 @@ from psycopg import sql
 
 from headrace.errors import UnsupportedError
 from headrace.planner.catalog import Connection
+
+_Write = Callable[[str, Sequence[str]], str]
+"""SQL of an occurrence of a relation, by its alias and the columns that this names."""
 
 _TOKEN: Final = re.compile(
     r"""E'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d][\w$]*|\s+|.""",
@@ -105,7 +108,7 @@ def present(
     canonical = _present_objects(conn, canonical, named)
     relations = [entry for entry in named if "columns" in entry]
     now = _look(conn, [entry["oid"] for entry in relations])
-    new: dict[tuple[str, str], Callable[[str, bool], str]] = {}
+    new: dict[tuple[str, str], _Write] = {}
     counts: dict[tuple[str, str], int] = {}
     for entry in relations:
         found = now.get(entry["oid"])
@@ -127,7 +130,7 @@ def inlined(
     if depth > _DEPTH_MAX:
         raise UnsupportedError("views are nested too deeply")
     now = _look(conn, [entry["oid"] for entry in named])
-    new: dict[tuple[str, str], Callable[[str, bool], str]] = {}
+    new: dict[tuple[str, str], _Write] = {}
     counts: dict[tuple[str, str], int] = {}
     for entry in named:
         found = now.get(entry["oid"])
@@ -231,38 +234,35 @@ def _differs(entry: dict[str, Any], found: _Present) -> bool:
     return not same or found.columns[: len(had)] != had
 
 
-def _writer(entry: dict[str, Any], found: _Present) -> Callable[[str, bool], str]:
-    """How an occurrence is written: by its alias, and whether that renames columns."""
-    had = {int(number): str(name) for number, name in entry["columns"]}
-    columns = ", ".join(
-        _quote(had.get(number, f"headrace_{number}")) for number, _ in found.columns
-    )
+def _writer(entry: dict[str, Any], found: _Present) -> _Write:
+    """How an occurrence is written: by its alias, and the columns that this names."""
+    had = [(int(number), str(name)) for number, name in entry["columns"]]
     new = sql.Identifier(found.schema, found.name).as_string()
-    dropped = had.keys() - dict(found.columns).keys()
 
-    def write(alias: str, listed: bool) -> str:
-        if listed and dropped:
-            raise UnsupportedError(
-                f"the query names the columns of {new} in order, and one was dropped",
-                hint="Run CALL headrace.alter_view(name, query) without it.",
-            )
-        return new if listed else f"{new} {_quote(alias)} ({columns})"
+    def write(alias: str, listed: Sequence[str]) -> str:
+        called = dict(had) | {
+            n: name for (n, _), name in zip(had, listed, strict=False)
+        }
+        columns = ", ".join(
+            _quote(called.get(number, f"headrace_{number}"))
+            for number, _ in found.columns
+        )
+        return f"{new} {_quote(alias)} ({columns})"
 
     return write
 
 
-def _inliner(text: str, found: _Present) -> Callable[[str, bool], str]:
-    columns = ", ".join(_quote(name) for _, name in found.columns)
-
-    def write(alias: str, listed: bool) -> str:
-        return f"({text})" if listed else f"({text}) {_quote(alias)} ({columns})"
+def _inliner(text: str, found: _Present) -> _Write:
+    def write(alias: str, listed: Sequence[str]) -> str:
+        names = [*listed, *(name for _, name in found.columns[len(listed) :])]
+        return f"({text}) {_quote(alias)} ({', '.join(map(_quote, names))})"
 
     return write
 
 
 def _rewrite(
     text: str,
-    new: dict[tuple[str, str], Callable[[str, bool], str]],
+    new: dict[tuple[str, str], _Write],
     counts: dict[tuple[str, str], int] | None,
 ) -> str:
     if not new:
@@ -270,14 +270,12 @@ def _rewrite(
     tokens = _TOKEN.findall(text)
     solid = [at for at, token in enumerate(tokens) if not token.isspace()]
     found = dict.fromkeys(new, 0)
-    for place, key, alias, listed in _occurrences(tokens, solid):
+    for place, end, key, alias, listed in _occurrences(tokens, solid):
         if key not in new:
             continue
         found[key] += 1
-        first, last = solid[place], solid[place + 2]
+        first, last = solid[place], solid[end]
         written = new[key](alias or key[1], listed)
-        if alias is not None and not listed:
-            last = solid[place + 3]  # the alias is written with it
         tokens[first : last + 1] = [written] + [""] * (last - first)
     if counts is not None and found != counts:
         names = ", ".join(".".join(k) for k in found if found[k] != counts.get(k))
@@ -290,8 +288,8 @@ def _rewrite(
 
 def _occurrences(
     tokens: list[str], solid: list[int]
-) -> Iterator[tuple[int, tuple[str, str], str | None, bool]]:
-    """(place in ``solid``, (schema, name), alias, whether it lists columns) of relations."""
+) -> Iterator[tuple[int, int, tuple[str, str], str | None, tuple[str, ...]]]:
+    """Relations: first and last place in ``solid``, (schema, name), alias, columns it lists."""
     words = [tokens[at] for at in solid]
     for place in range(1, len(words) - 2):
         if words[place + 1] != "." or words[place - 1].lower() not in _BEFORE:
@@ -301,11 +299,21 @@ def _occurrences(
         after = [*words[place + 3 : place + 5], "", ""]
         if after[0] in (".", "("):
             continue
-        alias = None
+        alias, end = None, place + 2
+        listed: tuple[str, ...] = ()
         if _NAME.match(after[0]) and not _KEYWORD.fullmatch(after[0]):
-            alias = _plain(after[0])
-        listed = alias is not None and after[1] == "("
-        yield place, (_plain(words[place]), _plain(words[place + 2])), alias, listed
+            alias, end = _plain(after[0]), place + 3
+            if after[1] == "(":
+                end = words.index(")", end)
+                inside = words[place + 5 : end]
+                listed = tuple(_plain(word) for word in inside if word != ",")
+        yield (
+            place,
+            end,
+            (_plain(words[place]), _plain(words[place + 2])),
+            alias,
+            listed,
+        )
 
 
 def _plain(word: str) -> str:

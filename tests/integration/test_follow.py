@@ -46,7 +46,7 @@ QUERIES = {
 }
 STACKED = {"top": "SELECT k, s FROM grouped WHERE s > 10"}
 WHOLE = {
-    "whole": "SELECT a.id, a AS a, row_to_json(a)::text AS j FROM a",
+    "whole": "SELECT a.id, a::text AS a, row_to_json(a)::text AS j FROM a",
     "whole_group": "SELECT b.k, json_agg(a.* ORDER BY a.id)::text AS j FROM a JOIN b ON b.aid = a.id GROUP BY b.k",
 }
 FILLED = {name: QUERIES[name] for name in ("plain", "grouped", "fields", "parts")}
