@@ -10,7 +10,7 @@ One transaction, always rolled back: nothing is left in the user's database.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
@@ -122,11 +122,16 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             relations=frozenset(sources.relations),
             views=frozenset(sources.views),
             results=frozenset(sources.results),
-            named=tuple(
-                names(conn, sources.named, catalog.mentioned, catalog.user_functions())
-            ),
+            named=_named(conn, sources, catalog),
             generated=frozenset(sources.generated),
         )
+
+
+def _named(
+    conn: Connection, sources: Sources, catalog: Catalog
+) -> tuple[dict[str, Any], ...]:
+    functions = catalog.user_functions()
+    return tuple(names(conn, sources.named, catalog.mentioned, functions))
 
 
 def _is_c_locale(name: str) -> bool:
