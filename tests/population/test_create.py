@@ -204,6 +204,16 @@ def test_bad_queries_leave_nothing(bench, query, code):
     assert refused(bench, "v", query=query).code == code
 
 
+def test_code_of_users_needs_a_role_for_it_also_without_rows(bench):
+    bench.conn.execute("CREATE TABLE empty (id int PRIMARY KEY)")
+    bench.conn.execute(
+        "CREATE FUNCTION twice(int) RETURNS int IMMUTABLE LANGUAGE sql RETURN $1 * 2"
+    )
+    error = refused(bench, "v", query="SELECT twice(id) AS x FROM empty")
+    assert error.code == "0A000"
+    assert "headrace_eval" in (error.hint or "")
+
+
 @pytest.mark.parametrize(
     "options",
     [
