@@ -1,4 +1,4 @@
-"""Functions over date and timestamp without time zone: which are ours, and their kernels.
+"""Functions over date and timestamp, mostly without time zone: which are ours, and their kernels.
 
 Nothing here depends on a setting; what reads the time zone is left to Postgres.  Years are
 astronomical inside (0 is 1 BC), as in Postgres.
@@ -22,7 +22,7 @@ from headrace.expressions import kernels
 from headrace.expressions.ir import Expr, Literal, Native
 from headrace.expressions.signature import Args, Builder, Kernel, NativeOp, Resolver
 from headrace.kernels import buffers
-from headrace.types import DATE, FLOAT8, INTERVAL, NUMERIC, TEXT, TIMESTAMP
+from headrace.types import DATE, FLOAT8, INTERVAL, NUMERIC, TEXT, TIMESTAMP, TIMESTAMPTZ
 
 Int64s = npt.NDArray[np.int64]
 
@@ -102,13 +102,17 @@ _CUT_TIME: Final = {
 }  # fmt: skip
 _CUT_DATE: Final = ("month", "quarter", "year", "decade", "century", "millennium")
 _FORMAT: Final = re.compile(
-    r"(?:YYYY|MM|DD|HH24|MI|SS|[-/:., ])+|(?:yyyy|mm|dd|hh24|mi|ss|[-/:., ])+"
+    "(?:YYYY|MM|DD|HH24|HH12|HH|MI|SS|yyyy|mm|dd|hh24|hh12|hh|mi|ss|[-/:., ])+"
 )
-_TOKEN: Final = re.compile(r"YYYY|MM|DD|HH24|MI|SS|.")
+_TOKEN: Final = re.compile("YYYY|MM|DD|HH24|HH12|HH|MI|SS|.")
 
 
 def _extract(name: str, args: Args) -> NativeOp | None:
-    if len(args) != 2 or args[0].oid != TEXT or args[1].oid not in (DATE, TIMESTAMP):
+    if len(args) != 2 or args[0].oid != TEXT:
+        return None
+    if args[1].oid == TIMESTAMPTZ and args[0].literal == "epoch":
+        return NativeOp(name, NUMERIC if name == "extract" else FLOAT8)
+    if args[1].oid not in (DATE, TIMESTAMP):
         return None
     known: tuple[str, ...] = _OF_DATE
     if args[1].oid == TIMESTAMP or name == "date_part":
@@ -462,7 +466,10 @@ def _build_to_char(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
         days = moments.values // _DAY
         time = (moments.values - days * _DAY) // _SECOND
         year, month, day = _civil(days)
+        half = np.where(time // 3600 % 12 == 0, 12, time // 3600 % 12)
         numbers = {
+            "HH": half,
+            "HH12": half,
             "YYYY": np.abs(_shown(year)),
             "MM": month,
             "DD": day,

@@ -94,11 +94,36 @@ def test_extract_of_a_date_equals_postgres(conn, field):
     both(conn, "date_part", expr, [literal(field), column], "date")
 
 
+@pytest.mark.parametrize("field", OF_TIME)
+def test_a_date_has_a_time_as_postgres_has_it(conn, field):
+    args = [literal(field), Column(0, DATE)]
+    both(conn, "date_part", f"date_part('{field}', $1)", args, "date")
+
+
 @pytest.mark.parametrize("field", [*OF_DATE, *OF_TIME])
 def test_extract_of_a_timestamp_equals_postgres(conn, field):
     args = [literal(field), Column(0, TIMESTAMP)]
     both(conn, "extract", f"extract({field} FROM $1)", args, "timestamp")
     both(conn, "date_part", f"date_part('{field}', $1)", args, "timestamp")
+
+
+def test_the_epoch_of_a_moment_with_time_zone_equals_postgres(conn):
+    args = [literal("epoch"), Column(0, 1184)]
+    values = [
+        m if m is None or "inf" in m else m.replace(" BC", "+00 BC") for m in TIMES
+    ]
+    for name, expr in (
+        ("extract", "extract(epoch FROM $1)"),
+        ("date_part", "date_part('epoch', $1)"),
+    ):
+        op = resolve(name, [type_of(a) for a in args])
+        node = Native(op.name, tuple(args), op.oid)
+        zoned = [
+            m if m is None or m.endswith(("BC", "infinity")) else m + "+00"
+            for m in values
+        ]
+        bulk(conn, expr, ["timestamptz"], [zoned], node)
+    assert resolve("extract", [TypeRef(TEXT, literal="hour"), TypeRef(1184)]) is None
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -147,6 +172,9 @@ def test_moments_in_usual_years_and_intervals_equal_postgres(conn):
         "MI",
         " ",
         "YYYY",
+        "HH:mm",
+        "HH12:MI hh",
+        "yyyyMMdd",
     ],
 )
 def test_to_char_equals_postgres(conn, pattern):
