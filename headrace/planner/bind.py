@@ -245,7 +245,10 @@ class Binder:
             if part not in hard:
                 tests += conjuncts(self._lowering.lower(part, scope))
         if hard and kind == "full":
-            self._lowering.refuse("a subquery in the condition of a FULL JOIN")
+            self._lowering.refuse(
+                "a subquery in the condition of a FULL JOIN",
+                hint="Compute it as a column of a subquery in FROM, and compare that column.",
+            )
         if kind == "inner":
             site = Site(joined(left, right, tuple(tests)))
             for part in hard:

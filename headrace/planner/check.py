@@ -53,6 +53,14 @@ _CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
 }
 
 
+_HINTS: Final = {
+    "XMLTABLE or JSON_TABLE": "Use functions in FROM instead, such as unnest(xpath(…)) or"
+    " jsonb_path_query(…).",
+    "TABLESAMPLE": "Which rows it takes is decided anew each time: filter by a hash of the key.",
+    "FOR UPDATE or FOR SHARE": "Leave it out: a view locks nothing.",
+}
+
+
 def refuse_constructs(
     tree: Node,
     query: str,
@@ -65,7 +73,9 @@ def refuse_constructs(
             found = locate(place.number("location", -1)) if place else None
             if found is None and pattern is not None:
                 found = position.find(query, pattern)
-            raise UnsupportedError(f"{what} is not supported", position=found)
+            raise UnsupportedError(
+                f"{what} is not supported", position=found, hint=_HINTS.get(what)
+            )
 
 
 _CLOCK_WORDS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})

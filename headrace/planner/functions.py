@@ -126,6 +126,16 @@ def refusal(function: Function) -> str | None:
     return f"{label} is not supported because its result depends on time or session"
 
 
+def remedy(function: Function) -> str | None:
+    """What the user may do about a function that is refused."""
+    if function.builtin or function.kind != "f" or function.volatility == "i":
+        return None
+    return (
+        "If its result depends on its arguments alone, declare function"
+        f" {function.quoted} IMMUTABLE."
+    )
+
+
 def clock_guarded(target: int) -> bool:
     """Whether a text may be cast to the type if no word in it stands for the current time.
 

@@ -116,7 +116,12 @@ class Lowering:
         return self._conn.info.dbname
 
     def refuse(
-        self, what: str, node: Node | None = None, *, pattern: str = "", **more: str
+        self,
+        what: str,
+        node: Node | None = None,
+        *,
+        pattern: str = "",
+        **more: str | None,
     ) -> NoReturn:
         """Raise UnsupportedError: ``what`` is not supported, at ``node`` or ``pattern``."""
         place = self.position(node)
@@ -328,7 +333,7 @@ class Lowering:
         """The function of that OID, if a view may call it."""
         function = self.catalog.function(oid)
         if (reason := functions.refusal(function)) is not None:
-            self.refuse(reason, node)
+            self.refuse(reason, node, hint=functions.remedy(function))
         return function
 
     def result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:

@@ -19,6 +19,9 @@ from headrace.planner.scope import Scope
 
 _WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
 
+_NUMBER_THEM: Final = (
+    "Number the rows in a subquery, row_number() OVER (ORDER BY …) AS n, and compare n."
+)
 _ROWS_MAX: Final = 2**60
 """More rows than there are."""
 
@@ -132,10 +135,14 @@ class Ordering:
             return None
         what = f"{word} with an expression that is not constant"
         if any(part.kind in _NOT_CONSTANT for part in tree.walk()):
-            self._lowering.refuse(what, pattern=rf"\b({word}|fetch)\b")
+            self._lowering.refuse(
+                what, pattern=rf"\b({word}|fetch)\b", hint=_NUMBER_THEM
+            )
         expr = self._lowering.lower(tree, scope)
         if not isinstance(expr, Const):
-            self._lowering.refuse(what, pattern=rf"\b({word}|fetch)\b")
+            self._lowering.refuse(
+                what, pattern=rf"\b({word}|fetch)\b", hint=_NUMBER_THEM
+            )
         if expr.text is None:
             return None
         count = int(expr.text)

@@ -140,7 +140,10 @@ def _is_c_locale(name: str) -> bool:
 
 def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
     if not bound.columns:
-        raise UnsupportedError("a query without columns is not supported")
+        raise UnsupportedError(
+            "a query without columns is not supported",
+            hint="Select a constant: SELECT 1 AS one FROM …",
+        )
     out = []
     for name, oid, declared, collation in bound.columns:
         kind, typmod = catalog.type(oid), declared

@@ -53,6 +53,10 @@ _DETAIL: Final = (
     "The clock may stand on one side of a comparison whose other side is a value of the row,"
     " as in: ts > now() - interval '1 hour', now() BETWEEN a AND b, now() - ts < interval '1 day'."
 )
+_SHOWN: Final = (
+    "What changes at every moment cannot be kept: show the row's time, and compare it with the clock"
+    " when the view is read."
+)
 _WORDS: Final = (
     r"\bnow\s*\(|\btransaction_timestamp\s*\(|\bcurrent_(date|timestamp)\b"
     r"|\blocaltimestamp\b"
@@ -235,7 +239,7 @@ class _Extraction:
             return home.column(test).ref
         if not isinstance(expr, Call) or expr.args == (CLOCK,):
             return self._refuse(
-                f"{_name(expr)} outside of a comparison with a value of a row"
+                f"{_name(expr)} outside of a comparison with a value of a row", _SHOWN
             )
         if expr.symbol in _ORDER:
             self._refuse(f"the comparison {show(expr)}")
@@ -318,8 +322,8 @@ class _Extraction:
         row = self._lowering.fetch(_MICROS, value.text)
         return int(row)
 
-    def _refuse(self, what: str) -> NoReturn:
-        self._lowering.refuse(what, pattern=_WORDS, detail=_DETAIL)
+    def _refuse(self, what: str, hint: str | None = None) -> NoReturn:
+        self._lowering.refuse(what, pattern=_WORDS, detail=_DETAIL, hint=hint)
 
 
 def _seconds(expr: Expr) -> tuple[Expr, int] | None:

@@ -399,3 +399,23 @@ def test_a_cycle_clause_is_printed_so_that_it_can_be_read(conn):
     again = plan(conn, PlanRequest(planned.canonical_sql.removesuffix(";")))
     assert again.physical == planned.physical
     assert "text 'it''s' DEFAULT text 'N'" in planned.canonical_sql
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("SELECT id, now() - tz AS age FROM t", "when the view is read"),
+        ("SELECT id FROM t LIMIT (SELECT count(*) FROM u)", "row_number()"),
+        ("SELECT id, counted(k) AS c FROM t", "IMMUTABLE"),
+        ("SELECT FROM t", "constant"),
+        (
+            "SELECT t.id FROM t FULL JOIN u ON t.id = u.id AND t.k > (SELECT 1 FROM w)",
+            "a subquery in FROM",
+        ),
+        ("SELECT id FROM t TABLESAMPLE SYSTEM (1)", "hash"),
+    ],
+)
+def test_what_is_refused_comes_with_a_way_out(conn, query, word):
+    error = refusal(conn, query)
+    assert error.code == "0A000"
+    assert word in (error.hint or ""), error.hint
