@@ -4,24 +4,48 @@ A view is a multiset of rows: ORDER BY alone changes nothing and is not computed
 it that fails on some row fails only whoever reads the view in that order.  With LIMIT or OFFSET it
 decides which rows there are; rows equal in it stand in one canonical order (``collections.sorting``),
 and so do all rows where there is no ORDER BY.
+
+A number of rows that is computed (LIMIT (SELECT …), or of an outer query's row) is compared with
+row_number() in the same order; a change then costs the rows whose number becomes another.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Final
 
-from headrace.planner.logical import Col, Node, Order, Project, TopK
+from headrace.collections.plan import Running
+from headrace.planner.logical import (
+    Col,
+    Filter,
+    Node,
+    Order,
+    Project,
+    TopK,
+    Window,
+    WindowCall,
+)
 from headrace.planner.lower import Lowering
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import Const, Expr, Ref
 from headrace.planner.scope import Scope
+from headrace.planner.sites import Site
+from headrace.types import INT8
 
 _WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
 
 _NUMBER_THEM: Final = (
     "Number the rows in a subquery, row_number() OVER (ORDER BY …) AS n, and compare n."
 )
+_WITHIN: Final = """
+    SELECT CASE WHEN s.l < 0 THEN pg_catalog.length(pg_catalog.substring('', 1, s.l::int4)) = 0
+                WHEN s.o < 0 THEN pg_catalog.length(pg_catalog.substring('', 1, s.o::int4)) = 0
+                ELSE s.n > COALESCE(s.o, 0)
+                     AND (s.l IS NULL OR s.n - COALESCE(s.o, 0) <= s.l) END
+      FROM (SELECT NULL::int8 AS n, NULL::int8 AS l, NULL::int8 AS o) s
+"""
+"""Whether row n is within LIMIT l OFFSET o; a negative number is an error (of substring)."""
 _ROWS_MAX: Final = 2**60
 """More rows than there are."""
 
@@ -118,6 +142,8 @@ class Ordering:
         return Project(first, tuple((c, c.ref) for c in columns)) if made else first
 
     def _limit(self, node: Node, order: tuple[Order, ...], scope: Scope) -> Node:
+        if self._reads_rows("limitCount") or self._reads_rows("limitOffset"):
+            return self._numbered(node, order, scope)
         limit = self._count("limitCount", "LIMIT", scope)
         offset = self._count("limitOffset", "OFFSET", scope) or 0
         ties = self._query.text("limitOption") in _WITH_TIES
@@ -128,6 +154,38 @@ class Ordering:
         if limit is None and offset == 0:
             return node
         return TopK(node, (), order, limit, min(offset, _ROWS_MAX), ties)
+
+    def _reads_rows(self, name: str) -> bool:
+        """Whether the count may be another for other contents of the database."""
+        tree = self._query.node(name)
+        return tree is not None and any(p.kind in _NOT_CONSTANT for p in tree.walk())
+
+    def _numbered(self, node: Node, order: tuple[Order, ...], scope: Scope) -> Node:
+        """Counts that are computed: each row by its number in the order."""
+        if self._query.text("limitOption") in _WITH_TIES:
+            self._lowering.refuse("WITH TIES for a number of rows that is not constant")
+        number = self._column("row_number", Const(None, INT8))
+        call = WindowCall(
+            number,
+            "row_number",
+            (),
+            "pg_catalog.row_number()",
+            "row_number()",
+            running=Running("row_number"),
+        )
+        site = Site(Window(node, (), order, (call,)))
+        inner = dataclasses.replace(scope, sites=(site,))
+        counts: list[Expr] = []
+        for name in ("limitCount", "limitOffset"):
+            tree = self._query.node(name)
+            found = self._lowering.lower(tree, inner) if tree is not None else None
+            counts.append(found or Const(None, INT8))
+        [target] = self._lowering.analysed(_WITHIN).nodes("targetList")
+        values = (number.ref, *counts)
+        read = Scope(lambda _, attno: values[attno - 1])
+        test = self._lowering.lower(target.child("expr"), read)
+        kept = Filter(site.node, (test,))
+        return Project(kept, tuple((c, c.ref) for c in node.columns))
 
     def _count(self, name: str, word: str, scope: Scope) -> int | None:
         tree = self._query.node(name)

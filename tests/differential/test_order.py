@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 
+import psycopg
 import pytest
 
 from tests.differential.harness import create_view, follow, numbered
@@ -281,3 +282,44 @@ def test_windows(seed, source, commander):
 @pytest.mark.parametrize("seed", range(20, 22))
 def test_fixed_queries(seed, source, commander):
     run(seed, source, commander, list(FIXED), Writer(seed))
+
+
+COMPUTED = (
+    "SELECT id, k FROM items ORDER BY k DESC, id LIMIT (SELECT k FROM wanted WHERE w = 1)",
+    "SELECT id FROM items ORDER BY t, id LIMIT (SELECT count(*) / 2 FROM items)"
+    " OFFSET (SELECT k FROM wanted WHERE w = 2)",
+    "SELECT id FROM items ORDER BY n NULLS FIRST, id OFFSET (SELECT max(k) FROM wanted)",
+    "SELECT w, l.id FROM wanted, LATERAL (SELECT id FROM items WHERE g = w"
+    " ORDER BY k, id LIMIT wanted.k) l",
+    "SELECT w, (SELECT id FROM items WHERE g >= w ORDER BY id LIMIT 1 OFFSET wanted.k) AS i FROM wanted",
+    "SELECT g FROM items UNION SELECT w FROM wanted ORDER BY 1 LIMIT (SELECT sum(w) FROM wanted)",
+)
+
+
+def test_computed_limits(source, commander):
+    source.execute(DDL)
+    source.execute("CREATE TABLE wanted (w int PRIMARY KEY, k int)")
+    create_marker(source, commander)
+    writer = Writer(11)
+    for _ in range(15):
+        source.execute(writer.statement())
+    source.execute("INSERT INTO wanted VALUES (1, 3), (2, 1)")
+    views = numbered(COMPUTED)
+    for name, query in views.items():
+        create_view(commander, name, query)
+    changes = [
+        [*writer.transaction(), more]
+        for more in (
+            "UPDATE wanted SET k = k + 1",
+            "UPDATE wanted SET k = 0 WHERE w = 1",
+            "INSERT INTO wanted VALUES (3, NULL)",
+            "DELETE FROM wanted WHERE w = 1",
+            "INSERT INTO wanted VALUES (1, 100)",
+            "DELETE FROM wanted",
+        )
+    ]
+    follow(source, views, changes, "computed limits")
+    source.execute("INSERT INTO wanted VALUES (1, -1)")
+    for run in (source.execute, lambda q: create_view(commander, "negative", q)):
+        with pytest.raises(psycopg.errors.DataError, match="negative"):
+            run(COMPUTED[0])

@@ -93,7 +93,7 @@ def test_missing_privilege(engine, source):
     ("query", "word"),
     [
         ("SELECT id FROM t TABLESAMPLE BERNOULLI (50)", "tablesample"),
-        ("SELECT id FROM t LIMIT (SELECT count(*) FROM t)", "limit"),
+        ("SELECT id FROM t ORDER BY id FETCH FIRST (SELECT 1) ROWS WITH TIES", "ties"),
         ("SELECT id FROM t FOR UPDATE", "for update"),
         ("SELECT relname FROM pg_class", "pg_class"),
         ("SELECT tableoid FROM t", "tableoid"),
