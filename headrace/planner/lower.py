@@ -422,7 +422,7 @@ class Lowering:
             source = self.types(args, collation)[0]
             native = resolve_cast(source, TypeRef(result[0]))
             display = f"{ARG}::{self.type_name(result[0])}"
-        elif function.builtin:
+        elif function.builtin and not any(names):  # named ones come in any order
             native = resolve(function.name, self.types(args, collation))
         if any(names):
             symbol = f"{function.quoted} {', '.join(names)}"
