@@ -293,8 +293,13 @@ def difference(
         if published and before["tables"]:  # not for a view of constants
             yield from _publication_changed(before["publication"], now["publication"])
         rows = {facts.get("relation") for facts in before["types"].values()}
+        relations = before.get("relations", {})
         for oid, facts in before["tables"].items():
             found = now["tables"].get(oid)
+            if found is None and relations and oid not in relations:
+                # A partition or child: what the query names is there, or is told of below.
+                yield _refill(f"{_table(facts)} was dropped")
+                continue
             if published and found is not None:
                 yield from _unpublished(facts, found)
             yield from _table_changed(
