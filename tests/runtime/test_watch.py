@@ -432,3 +432,40 @@ def test_alteration_during_population(source, start, database, ddl):
         assert ends == {"exact"}
     else:
         assert ends >= {"stopped"}
+
+
+def test_renaming_during_population(source, start, database):
+    """Names that two columns exchange while they are read: the view has what was asked for."""
+    source.execute("CREATE TABLE n (id int PRIMARY KEY, a int, b int)")
+    source.execute("INSERT INTO n SELECT i, i, -i FROM generate_series(1, 9) i")
+    running = start(catalog_poll_ms=50)
+    running.engine.running.wait(SECONDS)
+    settings = running.settings
+    context = Context(settings, _Direct(running), Spark(settings))
+    first, second = "a", "b"
+    for phase in PHASES:
+        other = psycopg.connect(make_conninfo(database), autocommit=True)
+
+        def report(message, phase=phase, other=other):
+            if message["phase"] == phase and not other.closed:
+                for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+                    other.execute(f"ALTER TABLE n RENAME {old} TO {new}")
+                other.execute("INSERT INTO n (id, a) SELECT max(id) + 1, 7 FROM n")
+                other.close()
+
+        request = Request(
+            f"v_{phase}",
+            f"SELECT id, {first} AS x, {second} AS y FROM n",
+            {"population": "local"},
+            None,
+            {"search_path": "public"},
+        )
+        populate_view(context, Job(report), request)
+        assert other.closed, "the names were exchanged"
+        first, second = second, first
+        source.execute("UPDATE n SET a = a + 1 WHERE id % 2 = 0")
+        settle(running, source, SECONDS)
+        assert status(source, f"v_{phase}") == ("running", None, None)
+        assert (
+            same(source, f"v_{phase}", f"SELECT id, {first}, {second} FROM n") == []
+        ), phase
