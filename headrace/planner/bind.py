@@ -72,6 +72,8 @@ class Level:
     outer: Scope | None = None
     """The scope of the enclosing query at the place of this one."""
     columns: dict[tuple[int, int], Expr] = field(default_factory=dict)
+    below: Scope | None = None
+    """Where grouped expressions are lowered: from Postgres 18 on columns of an entry are them."""
 
     def entry(self, index: int) -> Tree:
         """The range-table entry of that 1-based index."""
@@ -169,6 +171,7 @@ class Binder:
             or query.node("havingQual") is not None
         )
         if grouped:
+            level.below = scope
             grouping = Grouping(self._lowering, self.column, query, scope)
             node, exprs = grouping.bind(lowered)
         else:
@@ -356,6 +359,7 @@ class Binder:
             inner = entry.items("joinaliasvars")[attno - 1]
         elif kind == GROUP:
             inner = entry.items("groupexprs")[attno - 1]
+            scope = level.below or scope
         elif kind == RELATION:
             self._sources.refuse(entry, attno)
         elif kind == CTE:

@@ -24,6 +24,28 @@ class Case:
 
 CASES = (
     Case(
+        "from Postgres 18 on a subquery in GROUP BY was refused",
+        (
+            "CREATE TABLE asked (id int PRIMARY KEY, x int, y int)",
+            "CREATE TABLE best (id int PRIMARY KEY, x int)",
+            "INSERT INTO asked SELECT i, i % 4, i % 3 FROM generate_series(1, 20) i",
+            "INSERT INTO best SELECT i, i % 5 + 1 FROM generate_series(1, 9) i",
+        ),
+        (
+            "SELECT (SELECT max(id) FROM best b WHERE b.x = a.x) AS m, count(*)"
+            " FROM asked a GROUP BY 1",
+            "SELECT x IN (SELECT x FROM best) AS m, sum(y) FROM asked GROUP BY 1"
+            " HAVING count(*) > 1",
+            "SELECT (SELECT max(id) FROM best b WHERE b.x = a.x) AS m, y, count(*)"
+            " FROM asked a GROUP BY CUBE (1, 2)",
+        ),
+        (
+            "DELETE FROM best WHERE x = 2",
+            "UPDATE asked SET x = NULL WHERE id % 3 = 0",
+            "DELETE FROM asked",
+        ),
+    ),
+    Case(
         "expressions over a varchar with a collation of its own were refused",
         (
             'CREATE TABLE collated (id int PRIMARY KEY, v varchar(9) COLLATE "C",'
