@@ -103,6 +103,8 @@ class Settings:
     """Milliseconds between two looks at the catalog for DDL that the stream does not show."""
     wal_budget_bytes: int = 10_737_418_240
     """Bytes of WAL a blocked view may hold back before it is given up; 0: any number."""
+    sharing: bool = True
+    """Whether the state of a subplan that several views have in common is kept once."""
     max_recursion_iterations: int = 1_000
     """Iterations after which a WITH RECURSIVE is taken to have no end (views keep it)."""
     max_recursion_rows: int = 10_000_000

@@ -8,6 +8,7 @@ from headrace.collections import plan
 from headrace.collections.base import Collection
 from headrace.collections.distinct import Distinct
 from headrace.collections.expand import Expand
+from headrace.collections.feed import Feed
 from headrace.collections.filter import Filter
 from headrace.collections.flatmap import FlatMap
 from headrace.collections.fused import Fused
@@ -90,6 +91,8 @@ def _make(  # noqa: C901  one case per node
             return Values(node)
         case plan.Temporal():
             return Temporal(node, schemas[0], remote)
+        case plan.Feed():
+            return Feed(node)
         case plan.Sink():
             return Sink(node)
         case _:

@@ -102,6 +102,11 @@ class Dataflow:
             for batch in cut(changes):
                 self._feed(node.id, batch)
 
+    def feed(self, name: str, diffs: pa.RecordBatch) -> None:
+        """Take diffs of the shared subplan that stands at node ``name``."""
+        for batch in cut(diffs):
+            self._feed(name, batch)
+
     def load(self, table_oid: int, columns: list[pa.Array]) -> None:
         """Take population rows of a table, typed, in the order of ``load_columns``.
 

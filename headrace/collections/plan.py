@@ -360,6 +360,17 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
+class Feed:
+    """Rows of a subplan that the worker keeps elsewhere: it stands in place of its last node.
+
+    Never part of a stored plan (runtime/subplans.py).
+    """
+
+    id: str
+    schema: Schema = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TimeTest:
     """A comparison with the clock, which is the column after the input's.
 
@@ -417,6 +428,7 @@ Node = (
     | Recursive
     | Values
     | Temporal
+    | Feed
     | Sink
 )
 
@@ -456,7 +468,7 @@ class PhysicalPlan:
 def inputs(node: Node) -> tuple[str, ...]:
     """Ids of the nodes that feed ``node``, in port order."""
     match node:
-        case Source() | Values() | WorkTable():
+        case Source() | Values() | WorkTable() | Feed():
             return ()
         case Recursive():
             return (node.base, *node.outer)
@@ -473,7 +485,7 @@ _KINDS: dict[str, type] = {
     for c in (
         Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Expand, Reduce, Distinct, Union, SetOp, FlatMap,
         WorkTable, Recursive, Temporal, TimeTest,
-        Values, Sink, SortKey, TopK, Running, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
+        Values, Feed, Sink, SortKey, TopK, Running, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
     )
 }  # fmt: skip
 

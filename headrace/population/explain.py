@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.errors import UserError
+from headrace.errors import TransientError, UserError
 from headrace.planner import PlanRequest, plan
 from headrace.population import names
 from headrace.population.context import Context
@@ -37,6 +39,9 @@ def explain_view(
                 "SELECT explain FROM headrace.views WHERE id = %s", (view.id,)
             ).fetchone()
             stages = row[0] if row else None
+            if stages is not None and "physical" in stages:
+                found = _shared(context, view.id)
+                stages["physical"] = _with_shared(stages["physical"], found)
         if stages is None:
             stages = plan(conn, PlanRequest(query_or_name, caller, settings)).explain
     if stage is None:
@@ -47,3 +52,27 @@ def explain_view(
             hint=f"Stages: {', '.join(stages)}.",
         )
     return stages[stage]
+
+
+def _shared(context: Context, view_id: int) -> Mapping[str, Sequence[str]]:
+    """Nodes whose rows the view shares with others just now; none while the worker is down."""
+    with contextlib.suppress(TransientError):
+        status = context.worker.call("status", {})
+        for view in status["views"]:
+            if view["id"] == view_id:
+                shares: dict[str, list[str]] = view["shares"]
+                return shares
+    return {}
+
+
+def _with_shared(text: str, shared: Mapping[str, Sequence[str]]) -> str:
+    """``text`` of a physical plan, in which lines begin with a node's id, with what is shared."""
+
+    def told(line: str) -> str:
+        others = shared.get(line.split(maxsplit=1)[0]) if line.strip() else None
+        if others is None:
+            return line
+        names = ", ".join(others) or "no other view now"
+        return f"{line}; kept once, shared with {names}"
+
+    return "\n".join(map(told, text.split("\n")))

@@ -9,7 +9,9 @@ from typing import Any, Final, Self
 from headrace.errors import UserError
 
 _MODES: Final = ("auto", "local", "spark")
-_KNOWN: Final = ("population", "threshold_rows", "block", "commit_group", "on_change")
+_KNOWN: Final = (
+    *("population", "threshold_rows", "block", "commit_group", "on_change", "sharing"),
+)
 _ON_CHANGE: Final = ("follow", "stop", "resync")
 _GROUP_MAX: Final = 63
 
@@ -31,6 +33,9 @@ class Options:
     """What follows when a change of its tables' structure has stopped the view: ``follow`` has it
     resynced by itself where its query stands as it is, ``resync`` wherever that may mend it,
     ``stop`` nowhere (server/resumer.py)."""
+
+    sharing: bool = True
+    """Whether subplans that other views have too are kept once for all (runtime/sharing.py)."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -70,4 +75,7 @@ class Options:
                 f'invalid value for option "on_change": "{on_change}"',
                 hint=f"Values are: {', '.join(_ON_CHANGE)}.",
             )
-        return cls(str(population), rows, block, group, str(on_change))
+        sharing = given.get("sharing", True)
+        if not isinstance(sharing, bool):
+            raise UserError('option "sharing" must be true or false')
+        return cls(str(population), rows, block, group, str(on_change), sharing)

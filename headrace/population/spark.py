@@ -299,6 +299,8 @@ class _Graph:
                 raise BugError("a work table stands inside of its recursive query")
             case plan.Sink():
                 raise BugError("the sink is no input")
+            case plan.Feed():
+                raise BugError("a view is populated whole")
             case plan.Temporal():
                 raise BugError("what reads the clock is populated here")
 

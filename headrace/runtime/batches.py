@@ -28,7 +28,8 @@ from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
 from headrace.runtime import culprit
 from headrace.runtime.columns import Description
 from headrace.runtime.edges import Edge, TableDiffs
-from headrace.runtime.views import View
+from headrace.runtime.sharing import Shared
+from headrace.runtime.views import Unit, View
 from headrace.types import Diffs, TimeEnd
 
 _log = structlog.get_logger(__name__)
@@ -45,6 +46,11 @@ class Outcome:
     attempt: int
     diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
     failed: dict[int, HeadraceError] = field(default_factory=dict)
+    """By id, of shared subplans too."""
+    sent: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    """Diffs of shared subplans, by id."""
+    forgotten: dict[int, HeadraceError] = field(default_factory=dict)
+    """Shared subplans that cannot tell what they sent; those who ask fail."""
 
 
 class Describer(Protocol):
@@ -144,44 +150,27 @@ class Processor:
         self._pool.shutdown()
 
     def run(
-        self, views: Sequence[View], frames: Frames, txid: int, attempt: int
+        self,
+        views: Sequence[View],
+        frames: Frames,
+        txid: int,
+        attempt: int,
+        needed: Sequence[Shared] = (),
     ) -> Outcome:
         """Process one batch for ``views``, each of which has processed the one before.
 
-        A view that fails for good is in ``failed``; its state must go back.
+        ``needed`` are the shared subplans that they read, each after those that it reads itself;
+        one that has processed the batch already gives what it sent then.  A view or subplan that
+        fails for good is in ``failed``; its state must go back.
 
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
         """
         outcome = Outcome(attempt)
+        behind = _behind(needed, txid, outcome)
+        units: list[Unit] = [*behind, *views]
         touched: set[int] = set()
-        sent = 0
-        self.edge.open((view.id for view in views), txid - 1)
-        for chunk in frames:
-            outcome.failed |= _only(frames.stopped, views)
-            busy = [
-                view
-                for view in views
-                if view.id not in outcome.failed
-                and any(self._reads(view, frame) for frame in chunk)
-            ]
-            if not busy:
-                continue  # not sent at all, and so not counted
-            for frame in chunk:
-                self.edge.put(frame)
-                sent += frame.diffs.batch.num_rows
-            new = {view.id for view in busy} - touched
-            touched |= new
-            self._each(
-                busy,
-                partial(self._ingest, new, txid, attempt, frames.instant),
-                outcome,
-            )
-            for view in views:
-                if view not in busy and view.id not in outcome.failed:
-                    self.edge.pull(view.id)
-            for view_id in outcome.failed:
-                self.edge.leave(view_id)
+        sent = self._take_in(units, frames, txid, touched, outcome)
         if frames.instant:
             woken = [
                 view
@@ -190,54 +179,126 @@ class Processor:
                 and view.id not in touched
                 and view.id not in outcome.failed
             ]
-            new = {view.id for view in woken}
-            touched |= new
-            self._each(
-                woken,
-                partial(self._ingest, new, txid, attempt, frames.instant),
-                outcome,
-            )
-            for view_id in outcome.failed:
-                self.edge.leave(view_id)
+            self._enter(woken, touched, txid, frames, outcome)
         self.edge.put(TimeEnd(txid, attempt, sent))
-        ending = [v for v in views if v.id in touched and v.id not in outcome.failed]
-
-        def end(view: View) -> None:
-            self.edge.pull(view.id)
-            outcome.diffs[view.id] = view.flow(self._settings).end(txid, attempt)
-            # Before the sink's commit: what cannot be stored must not appear either.
-            assert view.store is not None, "it has a dataflow"
-            view.store.prepare()
-
-        self._each(ending, end, outcome)
-        for view in views:
-            if view.id not in outcome.failed:
-                view.processed = txid
+        for shared in needed:
+            if shared in behind:
+                self._end([shared], touched, txid, frames, outcome)
+            elif shared.id not in outcome.failed:
+                _recall(shared, txid, outcome)
+        self._end(views, touched, txid, frames, outcome)
+        for unit in units:
+            if unit.id not in outcome.failed:
+                unit.processed = txid
         return outcome
 
-    def _reads(self, view: View, frame: TableDiffs) -> bool:
-        return any(s.table_oid == frame.table_oid for s in view.plan.sources)
+    def _take_in(
+        self,
+        units: Sequence[Unit],
+        frames: Frames,
+        txid: int,
+        touched: set[int],
+        outcome: Outcome,
+    ) -> int:
+        """Have ``units`` ingest the batch's changes; returns the number of rows."""
+        sent = 0
+        self.edge.open((unit.id for unit in units), txid - 1)
+        for chunk in frames:
+            outcome.failed |= _only(frames.stopped, units)
+            busy = [
+                unit
+                for unit in units
+                if unit.id not in outcome.failed
+                and any(self._reads(unit, frame) for frame in chunk)
+            ]
+            if not busy:
+                continue  # not sent at all, and so not counted
+            for frame in chunk:
+                self.edge.put(frame)
+                sent += frame.diffs.batch.num_rows
+            self._enter(busy, touched, txid, frames, outcome)
+            for unit in units:
+                if unit not in busy and unit.id not in outcome.failed:
+                    self.edge.pull(unit.id)
+            for unit_id in outcome.failed:
+                self.edge.leave(unit_id)
+        return sent
+
+    def _enter(
+        self,
+        units: Sequence[Unit],
+        touched: set[int],
+        txid: int,
+        frames: Frames,
+        outcome: Outcome,
+    ) -> None:
+        """``units`` take part in the batch: they begin it, and take what is on the edge."""
+        new = {unit.id for unit in units} - touched
+        touched |= new
+        self._each(
+            units,
+            partial(self._ingest, new, txid, outcome.attempt, frames.instant),
+            outcome,
+        )
+        for unit_id in outcome.failed:
+            self.edge.leave(unit_id)
+
+    def _end(
+        self,
+        units: Sequence[Unit],
+        touched: set[int],
+        txid: int,
+        frames: Frames,
+        outcome: Outcome,
+    ) -> None:
+        """All that ``units`` read is complete: they end the batch."""
+        fed = {unit.id: _fed(unit, outcome) for unit in units}
+        left = [unit for unit in units if unit.id not in outcome.failed]
+        woken = [u for u in left if fed[u.id] and u.id not in touched]
+        if woken:
+            self._enter(woken, touched, txid, frames, outcome)
+
+        def end(unit: Unit) -> None:
+            flow = unit.flow(self._settings)
+            self.edge.pull(unit.id)
+            for node, diffs in fed[unit.id]:
+                flow.feed(node, diffs)
+            diffs = flow.end(txid, outcome.attempt)
+            if isinstance(unit, Shared):
+                outcome.sent[unit.id] = [diffs]
+                unit.log().add(txid, diffs, unit.least)
+            else:
+                outcome.diffs[unit.id] = diffs
+            # Before the sink's commit: what cannot be stored must not appear either.
+            assert unit.store is not None, "it has a dataflow"
+            unit.store.prepare()
+
+        ending = [u for u in left if u.id in touched and u.id not in outcome.failed]
+        self._each(ending, end, outcome)
+
+    def _reads(self, unit: Unit, frame: TableDiffs) -> bool:
+        return any(s.table_oid == frame.table_oid for s in unit.own.sources)
 
     def _ingest(
-        self, new: set[int], txid: int, attempt: int, instant: int, view: View
+        self, new: set[int], txid: int, attempt: int, instant: int, unit: Unit
     ) -> None:
-        flow = view.flow(self._settings)
-        if view.id in new:
-            view.begin(txid)
+        flow = unit.flow(self._settings)
+        if unit.id in new:
+            unit.begin(txid)
             flow.begin(txid, attempt, instant)
-        for frame in self.edge.pull(view.id):
+        for frame in self.edge.pull(unit.id):
             if isinstance(frame, TableDiffs):
                 flow.ingest(frame.table_oid, frame.diffs.batch)
 
     def _each(
-        self, views: Sequence[View], work: Callable[[View], None], outcome: Outcome
+        self, units: Sequence[Unit], work: Callable[[Unit], None], outcome: Outcome
     ) -> None:
-        """``work`` on every view, side by side when there are several."""
-        if len(views) == 1:
-            errors: Iterable[HeadraceError | None] = [_guarded(work, views[0])]
+        """``work`` on every unit, side by side when there are several."""
+        if len(units) == 1:
+            errors: Iterable[HeadraceError | None] = [_guarded(work, units[0])]
         else:
-            errors = list(self._pool.map(lambda v: _guarded(work, v), views))
-        for view, error in zip(views, errors, strict=True):
+            errors = list(self._pool.map(lambda u: _guarded(work, u), units))
+        for view, error in zip(units, errors, strict=True):
             if isinstance(error, RowsLost) and outcome.attempt >= LOST_MAX:
                 outcome.failed[view.id] = BugError(
                     f"rows are lost in every attempt: {error.message}"
@@ -249,18 +310,18 @@ class Processor:
                 outcome.failed[view.id] = error
 
     def blame(
-        self, view: View, error: HeadraceError, frames: Frames, txid: int
+        self, view: Unit, error: HeadraceError, frames: Frames, txid: int
     ) -> HeadraceError:
         """``error`` with the source row that causes it, where one can be found.
 
-        The view's state is that before ``txid`` afterwards, or an earlier one.
+        What reads shared subplans is not searched.  The state is that before ``txid`` afterwards, or an earlier one.
         """
         everything = frames.all()
         by_row = isinstance(error, DefiniteFailure) and not isinstance(
             error, StateDamaged | StructureChanged
         )
         view.back(txid)
-        if everything is None or not by_row or view.id in frames.stopped:
+        if everything is None or not by_row or view.id in frames.stopped or view.feeds:
             return error
 
         def fails(prefix: Sequence[TableDiffs]) -> bool:
@@ -296,13 +357,47 @@ class Processor:
 
 
 def _only(
-    errors: dict[int, HeadraceError], views: Sequence[View]
+    errors: dict[int, HeadraceError], units: Sequence[Unit]
 ) -> dict[int, HeadraceError]:
-    """The errors of ``views``."""
-    return {view.id: errors[view.id] for view in views if view.id in errors}
+    """The errors of ``units``."""
+    return {unit.id: errors[unit.id] for unit in units if unit.id in errors}
 
 
-def _guarded(work: Callable[[View], None], view: View) -> HeadraceError | None:
+def _behind(needed: Sequence[Shared], txid: int, outcome: Outcome) -> list[Shared]:
+    """The shared subplans that have not processed ``txid``."""
+    out = [shared for shared in needed if shared.processed < txid]
+    for shared in out:
+        if shared.processed != txid - 1:
+            outcome.failed[shared.id] = BugError(
+                f"shared subplan {shared.id} is at txid {shared.processed} when {txid} comes"
+            )
+    return [shared for shared in out if shared.id not in outcome.failed]
+
+
+def _recall(shared: Shared, txid: int, outcome: Outcome) -> None:
+    """Have what a shared subplan sent when it processed ``txid``."""
+    try:
+        outcome.sent[shared.id] = shared.log().read(txid)
+    except TransientError:
+        raise
+    except HeadraceError as error:
+        _log.exception("diffs of a shared subplan lost", subplan=shared.id)
+        outcome.forgotten[shared.id] = error
+
+
+def _fed(unit: Unit, outcome: Outcome) -> list[tuple[str, pa.RecordBatch]]:
+    """What shared subplans send to a unit, by node; if one has failed, so does the unit."""
+    out = []
+    for node, feeder in unit.feeds.items():
+        error = outcome.failed.get(feeder) or outcome.forgotten.get(feeder)
+        if error is not None:
+            outcome.failed.setdefault(unit.id, error)
+            return []
+        out += [(node, b) for b in outcome.sent.get(feeder, ()) if b.num_rows]
+    return out
+
+
+def _guarded(work: Callable[[Unit], None], view: Unit) -> HeadraceError | None:
     """The error of ``work``, if any.  A bug stops its view only, with the story in the log."""
     try:
         work(view)

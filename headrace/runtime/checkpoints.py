@@ -25,7 +25,7 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, TransientError
 from headrace.runtime import faults, positions
 from headrace.runtime.positions import Position, StateMark
-from headrace.runtime.views import View
+from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksDatabase
 
 _log = structlog.get_logger(__name__)
@@ -122,23 +122,23 @@ class Checkpoints:
     def begin(
         self,
         db: RocksDatabase,
-        views: Sequence[View],
+        units: Sequence[Unit],
         position: Position,
         confirmed: int,
     ) -> None:
-        """Begin a checkpoint of ``views`` at their marks.  REQUIRES: none is under way."""
+        """Begin a checkpoint of ``units`` at their marks.  REQUIRES: none is under way."""
         assert self._underway is None, "one at a time"
         meta: positions.Meta = {}
         positions.put_position(meta, position)
         positions.put_confirmed(meta, confirmed)
         stores = []
         marks = {}
-        for view in views:
-            if view.store is None or view.mark == view.durable:
+        for unit in units:
+            if unit.store is None or unit.mark == unit.durable:
                 continue
-            marks[view.id] = view.mark
-            positions.put_view(meta, view.id, view.mark)
-            stores.append((view.store, view.mark.txid))
+            marks[unit.id] = unit.mark
+            positions.put_view(meta, unit.id, unit.mark)
+            stores.append((unit.store, unit.mark.txid))
         checkpoint = db.begin_checkpoint(stores, meta)
         holds = Durable(position, confirmed, marks)
         self._underway = _Underway(checkpoint, holds, self.pending)

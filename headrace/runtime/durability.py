@@ -68,15 +68,19 @@ class Durability:
         engine = self._engine
         owned = [view for view in engine.views.values() if view.owned]
         engine.checkpoints.begin(
-            engine.db, owned, engine.position, engine.confirmable()
+            engine.db,
+            [*owned, *engine.sharing.subplans.values()],
+            engine.position,
+            engine.confirmable(),
         )
 
     def _take(self, what: Durable) -> None:
         engine = self._engine
-        for view_id, mark in what.marks.items():
-            view = engine.views.get(view_id)
-            if view is not None:
-                view.checkpointed(mark)
+        for unit_id, mark in what.marks.items():
+            unit = engine.sharing.unit(unit_id)
+            if unit is not None:
+                unit.checkpointed(mark)
+        engine.sharing.trim()
         self.position = what.position
         engine.confirmed = max(engine.confirmed, what.confirmed)
         self._trim()

@@ -49,9 +49,10 @@ from headrace.runtime.durability import Durability
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, Record, StateMark
+from headrace.runtime.sharing import Sharing
 from headrace.runtime.story import Story
 from headrace.runtime.ticker import Ticker
-from headrace.runtime.views import View
+from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 from headrace.runtime.writing import Answer, Job, Part, SinkThread
 from headrace.state.rocks import RocksDatabase
@@ -104,6 +105,7 @@ class Engine:
         self._answering = False
         self.lifecycle = lifecycle.Lifecycle(self)
         self.watch = Watch(self)
+        self.sharing: Final = Sharing(self)
         self.durability: Final = Durability(self)
         self.ticker: Final = Ticker(self)
 
@@ -171,6 +173,11 @@ class Engine:
             self._close()
 
     @property
+    def units(self) -> list[Unit]:
+        """Views, and the subplans that they share."""
+        return [*self.views.values(), *self.sharing.subplans.values()]
+
+    @property
     def db(self) -> RocksDatabase:
         """The state database."""
         assert self._db is not None, "the engine runs"
@@ -216,6 +223,7 @@ class Engine:
         self.confirmed = positions.get_confirmed(self.db)
         self.position = positions.get_position(self.db) or Position(0, 0)
         self.durability.position = self.position
+        self.sharing.read(self._db)
         source = positions.get_source(self.db)
         if source is not None:
             self._identity = source[0]
@@ -228,6 +236,7 @@ class Engine:
         self.watch.poll()
         self.lifecycle.enforce_budget()
         self.lifecycle.heal()
+        self.sharing.settle()
         if self._stopping or self.stream is not stream:
             return  # a command, or a view that healed, has asked for a rewind
         durability_at = self.durability.step(stream)
@@ -293,8 +302,8 @@ class Engine:
             self._last_pid = self._owner.pid
             self._adopt_source()
             self.lifecycle.load()
-        for view in self.views.values():
-            view.reset()
+        for unit in self.units:
+            unit.reset()
         cuts, start = replay.plan(self)
         stream = Stream(
             self.settings, self._owner.conn, start.lsn, cuts, self._identity
@@ -344,7 +353,8 @@ class Engine:
             self.watch,
             record.commit_time_us,
         )
-        outcome = self._processor.run(behind, frames, txid, attempt)
+        needed = self.sharing.needed(behind)
+        outcome = self._processor.run(behind, frames, txid, attempt, needed)
         faults.point(faults.COLLECTIONS_DONE)
         if outcome.failed:
             self._stop_failed(outcome, frames, txid)
@@ -358,6 +368,7 @@ class Engine:
             Job(
                 txid, attempt, batch.end_lsn, batch.transactions,
                 record.commit_time_us, tuple(parts),
+                tuple(shared.id for shared in needed if shared.processed == txid),
             )
         )  # fmt: skip
 
@@ -408,13 +419,18 @@ class Engine:
     ) -> None:
         """Views that cannot process ``txid`` stop at the one before."""
         self.drain()
-        for view_id, error in outcome.failed.items():
-            view = self.views.get(view_id)
-            if view is None:
-                continue
-            known = self._processor.blame(view, error, frames, txid)
-            if view.live:  # or else its table could not take an earlier txid
-                self.lifecycle.fail(view, known)
+        for unit_id, error in outcome.failed.items():
+            shared = self.sharing.subplans.get(unit_id)
+            if shared is not None:
+                known = self._processor.blame(shared, error, frames, txid)
+                for view in self.sharing.views_of(shared):
+                    self.lifecycle.fail(view, known)
+        for unit_id, error in outcome.failed.items():
+            failed = self.views.get(unit_id)
+            # One that is not live could not write an earlier txid, or has just failed.
+            if failed is not None and failed.live:
+                known = self._processor.blame(failed, error, frames, txid)
+                self.lifecycle.fail(failed, known)
 
     def fail_batch(self, txid: int, caller: str | None) -> None:
         """Process a batch that is in flight, and all later ones, again (T-30).
@@ -474,6 +490,11 @@ class Engine:
                 part.diffs,
                 job.commit_time_us,
             )
+        for shared_id in job.shared:
+            shared = self.sharing.subplans.get(shared_id)
+            if shared is not None and shared.processed >= job.txid > shared.mark.txid:
+                lsn = max(job.lsn, shared.start_lsn)
+                shared.commit(StateMark(job.txid, lsn, job.txid))
         if job.txid > self.position.txid:
             self.position = Position(job.txid, max(job.lsn, self.position.lsn))
         self._arrive()
@@ -534,8 +555,8 @@ class Engine:
         self.pipeline.abort(owner.interrupt if owner is not None else _nothing)
         if owner is not None:
             owner.close()
-        for view in self.views.values():
-            view.reset()
+        for unit in self.units:
+            unit.reset()
 
     def _lose(self, error: ContinuityLost) -> None:
         """The stream cannot go on: every view stops, and a new position is found."""

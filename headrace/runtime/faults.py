@@ -52,6 +52,8 @@ BEFORE_CHECKPOINT: Final = "cp16"
 CHECKPOINT_BEGUN: Final = "cp16b"
 CHECKPOINT_WRITTEN: Final = "cp17"
 FEEDBACK_SENT: Final = "cp18"
+BEFORE_JOIN: Final = "cp23"
+JOINED: Final = "cp23b"
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import structlog
 from psycopg import sql
 
 from headrace import clock
+from headrace.collections import subplans
 from headrace.errors import (
     RESYNC,
     BugError,
@@ -80,15 +81,14 @@ class Lifecycle:
         for view in owned:
             if view.id in engine.views:
                 self._verify(view)
+        engine.sharing.prune()
 
     def _restore(self, view: View, mark: StateMark | None) -> None:
         engine = self._engine
-        if mark is not None:
-            engine.still()
-            view.restore(engine.db.view(view.id, mark.txid), mark)
-            _revive(view)
-            return
         try:
+            if mark is not None:
+                self._take_back(view, mark)
+                return
             if not self._ingest(view):
                 raise engine.damage or DefiniteFailure(
                     "the view's state is not in the data directory", hint=RESYNC
@@ -103,6 +103,14 @@ class Lifecycle:
             )
             self.fail(view, known)
 
+    def _take_back(self, view: View, mark: StateMark) -> None:
+        """Give a view the state that the state database has."""
+        engine = self._engine
+        engine.still()
+        engine.sharing.restore(view)
+        view.restore(engine.db.view(view.id, mark.txid), mark)
+        _revive(view)
+
     def _ingest(self, view: View) -> bool:
         """Take the state that population has staged; idempotent.  False: there is none."""
         engine = self._engine
@@ -111,14 +119,21 @@ class Lifecycle:
             return False
         txid = self._txid_before(found.lsn, found.txid)
         engine.still()
-        engine.db.ingest(view.id, found.runs)
         view.start_lsn = found.lsn
         mark = StateMark(txid, found.lsn, found.txid)
+        meta: positions.Meta = {}
+        made = engine.sharing.divide(view, found.runs, mark, meta)
+        own = view.own
+        engine.db.ingest(
+            view.id,
+            found.runs,
+            (lambda state: subplans.keeps(own, state)) if made else None,
+        )
+        positions.put_view(meta, view.id, mark)
+        engine.db.put_meta(meta, sync=True)
+        engine.sharing.divided(view, made, mark)
         view.restore(engine.db.view(view.id, txid), mark)
         _revive(view)
-        meta: positions.Meta = {}
-        positions.put_view(meta, view.id, view.mark)
-        engine.db.put_meta(meta, sync=True)
         view.story.add("ingested", txid=txid, lsn=found.lsn)
         return True
 
@@ -210,7 +225,8 @@ class Lifecycle:
         """State of views that were dropped while we were not there."""
         # A worker may have died between forgetting the mark and dropping the states.
         for view_id in sorted(marks.keys() | self._engine.db.views()):
-            if view_id not in self._engine.views and not views.exists(conn, view_id):
+            known = self._engine.sharing.unit(view_id)
+            if known is None and not views.exists(conn, view_id):
                 self._drop_state(view_id)
 
     # --- commands
@@ -282,8 +298,7 @@ class Lifecycle:
         engine.still()
         mark = positions.views(engine.db).get(view.id)
         if mark is not None:
-            view.restore(engine.db.view(view.id, mark.txid), mark)
-            _revive(view)
+            self._take_back(view, mark)
         elif not self._ingest(view):
             raise DefiniteFailure("the view has no staged state", hint=RESYNC)
         for other in list(engine.views.values()):
@@ -299,6 +314,7 @@ class Lifecycle:
             if engine.views.pop(view.id, None) is not None and known is not None:
                 engine.views[view.id] = known
             raise
+        engine.sharing.look()
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
     def _own(self, view: View, *, new: bool) -> None:
@@ -395,11 +411,8 @@ class Lifecycle:
         engine = self._engine
         view = engine.views.pop(view_id, None)
         if view is not None:
-            view.reset()
-            view.store = None
+            view.release()
             view.status = ERROR
-            if view.remote is not None:
-                view.remote.close()
         if engine.connected:
             engine.owner.writer.forget(view_id)
         self._drop_state(view_id)
@@ -416,6 +429,7 @@ class Lifecycle:
         positions.put_view(meta, view_id, None)
         self._engine.db.put_meta(meta, sync=False)
         self._engine.db.drop_view(view_id)
+        self._engine.sharing.left(view_id)
 
     # --- failing and healing
 
@@ -465,6 +479,8 @@ class Lifecycle:
         view.retry_at = clock.monotonic() + engine.settings.sink_retry_ms / 1000
         view.story.add(status, reason=error.message, code=error.code)
         _log.warning("view stopped", view=view.id, status=status, code=error.code)
+        if not blocked:
+            engine.sharing.left(view.id)
         self.caught_up()
 
     def heal(self) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
-from headrace.collections import plan
+from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
@@ -44,55 +44,42 @@ _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 @dataclass(slots=True)
-class View:
-    """One maintained view."""
+class Unit:
+    """What has a state and a dataflow of its own: a view, or a subplan that views share."""
 
     id: int
-    target: Target
     plan: PhysicalPlan
+    """All of it; see ``own``."""
     settings: dict[str, str]
     start_lsn: int
-    status: str
-    message: str | None = None
-    store: RocksStore | None = None
-    mark: StateMark = _EMPTY
+    store: RocksStore | None = field(default=None, kw_only=True)
+    mark: StateMark = field(default=_EMPTY, kw_only=True)
     """Its state as of the last txid that is committed for it."""
-    durable: StateMark = _EMPTY
+    durable: StateMark = field(default=_EMPTY, kw_only=True)
     """Its state as of the last checkpoint: what a crash leaves."""
-    processed: int = 0
+    processed: int = field(default=0, kw_only=True)
     """The last txid that its state has, committed or not."""
-    progress: Progress | None = None
-    """Its result table, and the epoch that makes us its owner."""
-    dataflow: Dataflow | None = None
-    remote: RemoteEvaluator | None = None
-    commit_group: str = ""
-    """Views of one group are written by one transaction; '': the unnamed one."""
-    retry_at: float = 0.0
-    suspended: str | None = None
-    """The job for which nothing is written just now, because it replaces the contents."""
-    story: Story = field(default_factory=Story)
-    _begun: list[int] = field(default_factory=list)
+    dataflow: Dataflow | None = field(default=None, kw_only=True)
+    remote: RemoteEvaluator | None = field(default=None, kw_only=True)
+    own: PhysicalPlan = field(init=False)
+    """What its dataflow computes: ``plan`` over the rows of ``feeds``."""
+    feeds: dict[str, int] = field(init=False)
+    """Nodes of ``plan`` whose rows come from shared subplans: id of each."""
+    story: Story = field(default_factory=Story, kw_only=True)
+    _begun: list[int] = field(default_factory=list, kw_only=True)
     """Txids in flight that have touched its state."""
-    _marks: dict[int, StateMark] = field(default_factory=dict)
+    _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
     """Marks since the last checkpoint, by txid: where its state may go back to."""
 
-    @property
-    def live(self) -> bool:
-        """Whether batches are processed for it."""
-        return self.status == RUNNING and self.suspended is None
+    def __post_init__(self) -> None:
+        """Nothing is shared to begin with."""
+        self.feed_on({})
 
-    @property
-    def owned(self) -> bool:
-        """Whether the source must keep what it has not processed yet."""
-        return self.status in _OWNED
-
-    @property
-    def argument(self) -> str:
-        """Its name as a text literal for a procedure has it between the quotes."""
-        return ".".join(
-            name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
-            for name in (self.target.schema_name, self.target.table_name)
-        ).replace("'", "''")
+    def feed_on(self, feeds: Mapping[str, int]) -> None:
+        """Take the rows of these nodes from shared subplans; REQUIRES: nothing is in flight."""
+        self.feeds = dict(feeds)
+        self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
+        self.dataflow = None
 
     def flow(self, config: Settings) -> Dataflow:
         """Its dataflow, built from the state when there is none."""
@@ -103,7 +90,7 @@ class View:
                 self.remote = RemoteEvaluator(
                     config.source, self.settings, config.eval_dsn or None
                 )
-            self.dataflow = Dataflow(self.plan, self.store, self.remote, self.start_lsn)
+            self.dataflow = Dataflow(self.own, self.store, self.remote, self.start_lsn)
         return self.dataflow
 
     def restore(self, store: RocksStore, mark: StateMark) -> None:
@@ -111,6 +98,7 @@ class View:
         self.store = store
         self.mark = self.durable = mark
         self.processed = mark.txid
+        self.dataflow = None
         self._begun.clear()
         self._marks = {mark.txid: mark}
 
@@ -155,10 +143,54 @@ class View:
         """Forget everything that is not committed."""
         self.back(self.mark.txid + 1)
 
+    def release(self) -> None:
+        """It is gone: nothing is in flight, and its state must not be used any more."""
+        self.reset()
+        self.store = None
+        if self.remote is not None:
+            self.remote.close()
+
+
+@dataclass(slots=True)
+class View(Unit):
+    """One maintained view."""
+
+    target: Target
+    status: str
+    message: str | None = None
+    progress: Progress | None = None
+    """Its result table, and the epoch that makes us its owner."""
+    commit_group: str = ""
+    """Views of one group are written by one transaction; '': the unnamed one."""
+    shares: bool = True
+    """Whether its subplans may be kept together with those of other views."""
+    retry_at: float = 0.0
+    suspended: str | None = None
+    """The job for which nothing is written just now, because it replaces the contents."""
+
+    @property
+    def live(self) -> bool:
+        """Whether batches are processed for it."""
+        return self.status == RUNNING and self.suspended is None
+
+    @property
+    def owned(self) -> bool:
+        """Whether the source must keep what it has not processed yet."""
+        return self.status in _OWNED
+
+    @property
+    def argument(self) -> str:
+        """Its name as a text literal for a procedure has it between the quotes."""
+        return ".".join(
+            name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+            for name in (self.target.schema_name, self.target.table_name)
+        ).replace("'", "''")
+
 
 _COLUMNS: Final = (
     "SELECT v.id, v.schema_name, v.view_name, v.result_oid, v.plan, v.settings,"
-    " v.start_lsn::text, v.status, v.options->>'commit_group'"
+    " v.start_lsn::text, v.status, v.options->>'commit_group',"
+    " v.options->'sharing'"
     " FROM headrace.views v"
 )
 
@@ -255,17 +287,18 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 
 def _view(row: Sequence[Any]) -> View:
-    view_id, schema_name, name, oid, physical, settings, start_lsn, status, group = row
+    view_id, schema_name, name, oid, physical, settings, start_lsn, status = row[:8]
+    group, sharing = row[8:]
     rebuilt = plan.from_json(physical)
     if not isinstance(rebuilt, PhysicalPlan):
         raise BugError(f"view {view_id} has no physical plan in the catalog")
-    target = Target(view_id, schema_name, name, oid or 0, rebuilt.sink.schema)
     return View(
         view_id,
-        target,
         rebuilt,
         {str(k): str(v) for k, v in (settings or {}).items()},
         parse_lsn(start_lsn) if start_lsn else 0,
+        Target(view_id, schema_name, name, oid or 0, rebuilt.sink.schema),
         status,
         commit_group=group or "",
+        shares=sharing is not False,
     )

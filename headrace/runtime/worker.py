@@ -188,6 +188,7 @@ class Worker:
                     "message": view.message,
                     "txid": view.mark.txid,
                     "lsn": format_lsn(view.mark.lsn),
+                    "shares": engine.sharing.told(view),
                     "collections": view.dataflow.metrics()
                     if params.get("metrics") and view.dataflow
                     else None,

@@ -79,6 +79,8 @@ class Job:
     transactions: int
     commit_time_us: int
     parts: tuple[Part, ...]
+    shared: tuple[int, ...] = ()
+    """Ids of the shared subplans that have processed it for their readers."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import rocksdict
 
 from headrace.errors import HeadraceError, StateDamaged
 from headrace.kernels import keygroups
-from headrace.state import checkpoint, columns, files
+from headrace.state import checkpoint, columns, files, layout
 from headrace.state.checkpoint import Changed, Checkpoint, Meta
 from headrace.state.columns import Family, Memory, reading, writing
 from headrace.state.files import write_run
@@ -124,8 +124,41 @@ class RocksDatabase:
             raise
         del self._families[name]
 
-    def ingest(self, view_id: int | str, runs: Iterable[Path]) -> None:
-        """Make the states of a view out of runs of ``write_run``.
+    def drop_states(
+        self, view_id: int | str, keep: Callable[[str], bool], meta: Meta
+    ) -> None:
+        """Drop the states of a view but for those to ``keep``, and write ``meta``, all at once.
+
+        It is not synced: a crash of the machine may undo it all.
+
+        REQUIRES: its store was given out, nothing of it is in flight, no checkpoint is under way.
+        """
+        checkpoint.finish(self)
+        self.demand_rest()
+        store = self._stores[f"v{view_id}"]
+        self._clear(view_id, keep, meta)
+        gone = [state for state in store.tiers if not keep(state)]
+        self._regulator.forget(store.forget(gone))
+
+    def _clear(
+        self, view_id: int | str, keep: Callable[[str], bool], meta: Meta
+    ) -> None:
+        """Delete the states of a view from disk but for those to ``keep``, and write ``meta``."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        family = self._families.get(f"v{view_id}")
+        for state in family.states() if family is not None else ():
+            if family is not None and not keep(state):
+                first, end = layout.section(state), layout.section_end(state)
+                batch.delete_range(first, end, family.handle)
+        self._write(batch, meta, sync=False)
+
+    def ingest(
+        self,
+        view_id: int | str,
+        runs: Iterable[Path],
+        keep: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Make the states of a view out of runs of ``write_run``, of which it may ``keep`` some.
 
         States the view had before are dropped first, so a repetition after a crash is harmless.
         The files are linked or copied and stay.  REQUIRES: no key of a state is in two runs.
@@ -133,6 +166,8 @@ class RocksDatabase:
         self.drop_view(view_id)
         for path in runs:
             self.family(f"v{view_id}").ingest(path, move=False)
+        if keep is not None:
+            self._clear(view_id, keep, {})
 
     def regulate(self) -> bool:
         """Keep memory within the budget: a few milliseconds of work, between batches.
@@ -216,6 +251,9 @@ class RocksDatabase:
             keygroups.write_batch(
                 batch, section.family.handle, section.prefix, keys, values
             )
+        self._write(batch, meta, sync=sync)
+
+    def _write(self, batch: Any, meta: Meta, *, sync: bool) -> None:
         keygroups.write_batch(batch, None, b"", [*meta], [*meta.values()])
         with writing():
             self._db.write(batch)
@@ -273,7 +311,7 @@ class RocksDatabase:
     def views(self) -> set[int]:
         """Ids of the views that have states here, whether or not a checkpoint counts them."""
         found = (name.removeprefix("v") for name in self._families)
-        return {int(view_id) for view_id in found if view_id.isdigit()}
+        return {int(view_id) for view_id in found if view_id.lstrip("-").isdigit()}
 
     def file_writer(self) -> Any:
         """A writer of a sorted file for ``Family.ingest``."""

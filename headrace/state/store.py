@@ -123,6 +123,18 @@ class RocksStore:
             for name in sorted(found | self.tiers.keys())
         }
 
+    def forget(self, names: Iterable[str]) -> list[Tier]:
+        """These states are gone from disk; their tiers, which are closed.
+
+        REQUIRES: nothing is in flight, and who has used them does so no more.
+        """
+        gone = [self.tiers.pop(name) for name in names if name in self.tiers]
+        for name in names:
+            self._states.pop(name, None)
+        for tier in gone:
+            tier.close()
+        return gone
+
     def close(self) -> None:
         """Free what is in memory; REQUIRES: no checkpoint of it is under way."""
         self._closed = True

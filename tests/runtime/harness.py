@@ -24,7 +24,7 @@ from psycopg.types.json import Jsonb
 
 from headrace import pinned
 from headrace.collections import plan
-from headrace.collections.dataflow import Dataflow
+from headrace.collections.dataflow import Dataflow, load_columns
 from headrace.config import Settings
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.forwarder import fingerprint, publication
@@ -219,7 +219,7 @@ def populate(
         ).fetchone()
         lsn = parse_lsn(made[1])
         for source in physical.sources:
-            columns = [*source.columns]
+            columns = load_columns(source)
             names = sql.SQL(", ").join(sql.Identifier(c.name) for c in columns)
             query = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT").format(
                 names, sql.Identifier(source.schema_name, source.table_name)

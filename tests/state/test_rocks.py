@@ -95,6 +95,31 @@ def test_dropping_a_view_leaves_the_others(tmp_path: Path) -> None:
     database.close()
 
 
+def test_states_are_dropped_with_a_note_and_the_others_stay(tmp_path: Path) -> None:
+    database = RocksDatabase(tmp_path / "db")
+    store, other = database.view(1), database.view(-64)
+    for each in (store, other):
+        fill_next(each, 0, 10)
+    checkpoint(database, [store, other], {})
+    fill_next(store, 10, 20)
+    checkpoint(database, [store], {})
+    before = store.dump()
+    database.drop_states(1, lambda state: state == "s", {b"note": b"1"})
+    assert store.dump() == {"s": before["s"]}
+    fill_next(store, 20, 30)
+    assert store.map("s").get_many([b"000015", b"000025"]) == [b"000015", b"000025"]
+    keys = [b"%06d" % i for i in range(20, 30)]
+    assert store.index("j.left").scan_many([b"k"])[1] == keys, "nothing of before"
+    database.close()
+
+    database = RocksDatabase(tmp_path / "db")
+    assert database.get_meta(b"note") == b"1"
+    assert database.views() == {1, -64}
+    assert database.view(1).dump() == {"s": before["s"]}
+    assert set(database.view(-64).dump()) == {"s", "j.left"}
+    database.close()
+
+
 def test_ingested_runs_equal_the_memory_store(tmp_path: Path) -> None:
     memory = MemoryStore()
     fill(memory, 0, 1000)

@@ -22,6 +22,12 @@ CORE = {
     "entries": "SELECT count(*) AS n FROM ledger",
 }
 """Views the witness reads; every seed has them."""
+SHARED = {
+    "doubled": "SELECT 2 * n AS m FROM (SELECT count(*) AS n FROM ledger) x",
+    "doubled_total": "SELECT total * 2 AS t, n"
+    " FROM (SELECT sum(balance) AS total, count(*) AS n FROM accounts) x",
+}
+"""Views that read subplans of those."""
 
 TAGS = 6
 

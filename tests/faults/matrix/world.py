@@ -62,7 +62,7 @@ class World:
         self.views: dict[str, str] = {}
         """What must be there now: name -> query."""
         core, self.spare = load.queries(self.rng)
-        self._first = load.CORE | core
+        self._first = load.CORE | load.SHARED | core
         self.witness = load.Witness()
         self.load: load.Load | None = None
 

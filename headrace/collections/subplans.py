@@ -1,0 +1,164 @@
+"""Parts of plans: which are equal, which may be kept once for several plans, and how they are cut.
+
+    plan = own part over feeds     feed = the rows of a subplan that is kept elsewhere
+
+Two nodes are equal if they differ only in the names of nodes and columns, and so do their inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from headrace.collections import plan as p
+from headrace.errors import BugError
+from headrace.expressions import keys
+
+_STATEFUL: Final = (
+    p.Join,
+    p.Reduce,
+    p.TopK,
+    p.Window,
+    p.Distinct,
+    p.SetOp,
+    p.Recursive,
+)
+"""Nodes worth sharing: they keep state that is not just a copy of a table's columns."""
+
+
+def over(node: p.Node, names: Mapping[str, str]) -> p.Node:
+    """``node`` with the inputs that stand in for its own."""
+    wanted = tuple(names.get(name, name) for name in p.inputs(node))
+    if isinstance(node, p.Recursive):
+        # Its step may read one node under two names, which now are one.
+        wanted = (wanted[0], *dict.fromkeys(wanted[1:]))
+    if wanted == p.inputs(node):
+        return node
+    new: Any = node
+    match node:
+        case p.Union():
+            new = dataclasses.replace(node, inputs=wanted)
+        case p.Fused():
+            steps = (dataclasses.replace(node.steps[0], input=wanted[0]),)
+            new = dataclasses.replace(
+                node, input=wanted[0], steps=steps + node.steps[1:]
+            )
+        case _ if len(wanted) == 1 and hasattr(node, "input"):
+            new = dataclasses.replace(new, input=wanted[0])
+        case p.Recursive():
+            step = tuple(over(n, names) for n in node.step)
+            new = dataclasses.replace(node, base=wanted[0], outer=wanted[1:], step=step)
+        case p.Join() | p.SetOp():
+            new = dataclasses.replace(node, left=wanted[0], right=wanted[1])
+    if p.inputs(new) != wanted:
+        raise BugError(f"inputs of {type(node).__name__} cannot be exchanged")
+    made: p.Node = new
+    return made
+
+
+def meaning(node: p.Node) -> str:
+    """What a node computes of its inputs, as text without what names it and its columns."""
+    return json.dumps(_meaning(p.to_json(node)), sort_keys=True)
+
+
+def _meaning(data: Any, within: str = "") -> Any:
+    """``within``: the kind of the node or value that has ``data``."""
+    if isinstance(data, list):
+        return [_meaning(item, within) for item in data]
+    if not isinstance(data, dict):
+        return data
+    kind = data["kind"]
+    dropped: set[str] = set()
+    if not within:
+        # The stream's columns go by number: a table and its columns may have been renamed.
+        dropped = {"id", "schema_name", "table_name"}
+    elif kind in ("Field", "SourceColumn"):
+        dropped = {"name"}
+    elif within == "Fused" and kind in ("Filter", "Map"):
+        dropped = {"id", "input"}
+    return {k: _meaning(v, kind) for k, v in data.items() if k not in dropped}
+
+
+def signatures(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, str]:
+    """Per node that may be shared: what it and all below it compute, under session ``settings``.
+
+    Nodes of any two plans are equal if their signatures are.  Left out is what keeps no state worth
+    sharing, and what is not a function of the tables' rows alone: the clock, and groups that show the
+    form of a key in which it came first (1.0 or 1.00) - the form depends on when the view began.
+    """
+    names: dict[str, str] = {}
+    worth: set[str] = set()
+    never: set[str] = set()
+    context = json.dumps(dict(sorted(settings.items())))
+    for node in whole.nodes[:-1]:
+        text = context + meaning(over(node, names))
+        names[node.id] = hashlib.sha256(text.encode()).hexdigest()
+        below = p.inputs(node)
+        if isinstance(node, _STATEFUL) or not worth.isdisjoint(below):
+            worth.add(node.id)
+        if _depends_on_history(node, whole) or not never.isdisjoint(below):
+            never.add(node.id)
+    return {name: names[name] for name in worth - never}
+
+
+def _depends_on_history(node: p.Node, whole: p.PhysicalPlan) -> bool:
+    match node:
+        case p.Temporal() | p.Feed() | p.WorkTable():
+            return True
+        case p.Reduce():
+            schema = whole.node(node.input).schema
+            return not all(keys.is_canonical(schema[k].oid) for k in node.keys)
+        case p.Recursive():
+            fields = [f for n in node.step for f in n.schema]
+            return not all(keys.is_canonical(f.oid) for f in fields)
+    return False
+
+
+def subplan(whole: p.PhysicalPlan, node_id: str) -> p.PhysicalPlan:
+    """The plan whose rows are those of a node."""
+    needed = _needed(whole, [node_id], ())
+    nodes = tuple(n for n in whole.nodes if n.id in needed)
+    sink = p.Sink(whole.sink.id, node_id, whole.node(node_id).schema)
+    return p.PhysicalPlan((*nodes, sink))
+
+
+def over_feeds(whole: p.PhysicalPlan, feeds: Iterable[str]) -> p.PhysicalPlan:
+    """The part of a plan that is left when the rows of nodes ``feeds`` come from elsewhere."""
+    fed = set(feeds)
+    needed = _needed(whole, [whole.sink.id], fed)
+    nodes = [
+        p.Feed(n.id, n.schema) if n.id in fed else n
+        for n in whole.nodes
+        if n.id in needed
+    ]
+    return p.PhysicalPlan(tuple(nodes))
+
+
+def _needed(whole: p.PhysicalPlan, tops: list[str], fed: Iterable[str]) -> set[str]:
+    """``tops`` and what they are computed of, not beyond ``fed``."""
+    needed: set[str] = set()
+    stop = set(fed)
+    left = list(tops)
+    while left:
+        name = left.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        if name not in stop:
+            left.extend(p.inputs(whole.node(name)))
+    return needed
+
+
+def keeps(part: p.PhysicalPlan, state: str) -> bool:
+    """Whether a state of that name (``id`` or ``id.part``) belongs to a node of ``part``."""
+    owner = state.partition(".")[0]
+    for node in part.nodes:
+        if isinstance(node, p.Feed):
+            continue
+        inner = [n.id for n in node.step] if isinstance(node, p.Recursive) else []
+        if owner == node.id or owner in inner:
+            return True
+    return False

@@ -1,0 +1,408 @@
+"""Subplans that views have in common: kept once, right whatever happens to one of the views."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+
+import psycopg
+import pytest
+
+from headrace.planner import PlanRequest, plan
+from headrace.runtime import faults, views
+from headrace.runtime.positions import Position
+from headrace.runtime.sharing import Shared
+from tests.faults.helpers import status_of, wait_until
+from tests.runtime.harness import create_view, install_schema, same, settle, starting
+from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
+from tests.waiting import PATIENCE_S
+
+JOINED = "FROM items i JOIN orders o ON o.item = i.id"
+ROWS = f"SELECT i.name, o.n {JOINED}"
+SUMS = f"SELECT i.name, sum(o.n) AS s {JOINED} GROUP BY i.name"
+MOST = f"SELECT i.name, max(o.n) AS m {JOINED} GROUP BY i.name"
+OVER = f"SELECT s, count(*) AS c FROM ({SUMS}) x GROUP BY s"
+WIDE = f"SELECT name, s, rank() OVER (ORDER BY s) AS r FROM ({SUMS}) x"
+
+
+@pytest.fixture
+def source(database):
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE items (id int PRIMARY KEY, name text)")
+        conn.execute("CREATE TABLE orders (id int PRIMARY KEY, item int, n int)")
+        conn.execute(
+            "INSERT INTO items SELECT i, 'n' || i % 5 FROM generate_series(1, 20) i"
+        )
+        conn.execute(
+            "INSERT INTO orders SELECT i, i % 25, i FROM generate_series(1, 60) i"
+        )
+        yield conn
+
+
+@pytest.fixture
+def start(database, tmp_path):
+    with starting(database, tmp_path / "data") as run:
+        yield run
+
+
+def create(running, dsn: str, name: str, query: str, **more) -> int:
+    with psycopg.connect(dsn) as conn:
+        physical = plan(conn, PlanRequest(query, None, {})).physical
+    return create_view(running, dsn, name, physical, query, **more)
+
+
+def change(source, rng: random.Random, transactions: int = 1) -> None:
+    """Random transactions over both tables."""
+    for _ in range(transactions):
+        with source.transaction():
+            for _ in range(rng.randint(1, 4)):
+                order, item = rng.randint(1, 80), rng.randint(1, 25)
+                source.execute(
+                    rng.choice(
+                        (
+                            f"INSERT INTO orders VALUES ({order}, {item}, {rng.randint(0, 9)})"
+                            " ON CONFLICT (id) DO UPDATE SET n = excluded.n + orders.n",
+                            f"DELETE FROM orders WHERE id = {order}",
+                            f"UPDATE orders SET item = {item} WHERE id % 7 = {order % 7}",
+                            f"UPDATE items SET name = 'n{order % 6}' WHERE id = {item}",
+                            f"INSERT INTO items VALUES ({item}, 'new')"
+                            " ON CONFLICT DO NOTHING",
+                            f"DELETE FROM items WHERE id = {item} AND {order} % 3 = 0",
+                        )
+                    )
+                )
+
+
+def check(running, source, **queries: str) -> None:
+    settle(running, source)
+    for name, query in queries.items():
+        assert same(source, name, query) == [], name
+
+
+def joined(running, count: int = 1) -> list[Shared]:
+    """The shared subplans, once everybody who can has joined."""
+    sharing = running.engine.sharing
+    wait_until(lambda: not sharing._joining, "nobody is left to join")
+    found = list(sharing.subplans.values())
+    assert len(found) == count
+    return found
+
+
+def drop(running, view_id: int) -> None:
+    running.on(lambda: running.engine.lifecycle.drop(view_id))
+
+
+def states(running, view_id: int) -> set[str]:
+    """Names of the states of a view (or shared subplan) on disk and in memory."""
+
+    def read() -> set[str]:
+        engine = running.engine
+        engine.durability.finish()
+        unit = engine.sharing.unit(view_id)
+        return {name for name, pairs in unit.store.dump().items() if pairs}
+
+    return running.on(read)
+
+
+def test_a_join_of_two_views_is_kept_once(source, database, start):
+    running = start()
+    one = create(running, database, "one", ROWS)
+    assert any("join" in name for name in states(running, one))
+    two = create(running, database, "two", SUMS)
+    [shared] = joined(running)
+    change(source, random.Random(1), 20)
+    check(running, source, one=ROWS, two=SUMS)
+    assert states(running, one) == set()
+    assert all(name.startswith("reduce") for name in states(running, two))
+    assert any("join" in name for name in states(running, shared.id))
+    flow = running.engine.views[one].flow(running.settings)
+    assert not any("join" in name for name in flow.metrics())
+    # A third one joins what is there.
+    three = create(running, database, "three", MOST)
+    assert joined(running) == [shared]
+    change(source, random.Random(2), 20)
+    check(running, source, one=ROWS, two=SUMS, three=MOST)
+    assert not any("join" in name for name in states(running, three))
+
+
+def test_equal_views_share_everything(source, database, start):
+    running = start()
+    one = create(running, database, "one", WIDE)
+    two = create(running, database, "two", WIDE)
+    [shared] = joined(running)
+    change(source, random.Random(3), 20)
+    check(running, source, one=WIDE, two=WIDE)
+    assert states(running, one) == states(running, two) == set()
+    assert any("window" in name for name in states(running, shared.id))
+
+
+def test_a_shared_subplan_reads_another(source, database, start):
+    running = start()
+    ids = {"one": create(running, database, "one", ROWS)}
+    ids["two"] = create(running, database, "two", OVER)
+    joined(running)
+    ids["three"] = create(running, database, "three", WIDE)
+    first, second = joined(running, 2)
+    assert second.feeds
+    assert list(second.feeds.values()) == [first.id]
+    queries = {"one": ROWS, "two": OVER, "three": WIDE}
+    rng = random.Random(4)
+    change(source, rng, 20)
+    check(running, source, **queries)
+    running.on(lambda: running.engine.lifecycle.pause(ids["two"]))
+    change(source, rng, 20)
+    check(running, source, one=ROWS, three=WIDE)
+    running.on(lambda: running.engine.lifecycle.resume(ids["two"]))
+    check(running, source, **queries)
+    running.on(lambda: running.engine.lifecycle.drop(ids["one"]))
+    change(source, rng, 20)
+    check(running, source, two=OVER, three=WIDE)
+    running.on(lambda: running.engine.lifecycle.drop(ids["three"]))
+    running.on(lambda: running.engine.lifecycle.drop(ids["two"]))
+    assert running.on(lambda: running.engine.sharing.subplans) == {}
+    assert running.on(running.engine.db.views) == set()
+
+
+@pytest.mark.parametrize("dropped", ["one", "two"])
+def test_dropping_a_view_leaves_the_other(source, database, start, dropped):
+    running = start()
+    ids = {"one": create(running, database, "one", ROWS)}
+    ids["two"] = create(running, database, "two", SUMS)
+    joined(running)
+    rng = random.Random(5)
+    change(source, rng, 5)
+    source.execute("DELETE FROM headrace.views WHERE id = %s", (ids[dropped],))
+    running.on(lambda: running.engine.lifecycle.drop(ids[dropped]))
+    left = {"one": ROWS, "two": SUMS}
+    del left[dropped]
+    change(source, rng, 20)
+    check(running, source, **left)
+    running.stop()
+    running = start()
+    change(source, rng, 20)
+    check(running, source, **left)
+    joined(running)
+    [name] = left
+    source.execute("DELETE FROM headrace.views WHERE id = %s", (ids[name],))
+    running.on(lambda: running.engine.lifecycle.drop(ids[name]))
+    assert running.engine.sharing.subplans == {}
+
+
+def test_a_paused_view_is_fed_what_it_missed(source, database, start):
+    running = start()
+    one = create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    [shared] = joined(running)
+    rng = random.Random(6)
+    change(source, rng, 10)
+    settle(running, source)
+    running.on(lambda: running.engine.lifecycle.pause(one))
+    before = source.execute("SELECT * FROM one ORDER BY 1, 2").fetchall()
+    change(source, rng, 20)
+    check(running, source, two=SUMS)
+    assert source.execute("SELECT * FROM one ORDER BY 1, 2").fetchall() == before
+    running.stop()
+    running = start()
+    change(source, rng, 20)
+    check(running, source, two=SUMS)
+    running.on(lambda: running.engine.lifecycle.resume(one))
+    change(source, rng, 20)
+    check(running, source, one=ROWS, two=SUMS)
+    # What was kept for it is forgotten.
+    time.sleep(0.1)
+    for _ in range(3):
+        change(source, rng)
+        settle(running, source)
+        running.on(running.engine.durability.finish)
+    [shared] = joined(running)
+    log = running.on(lambda: shared.log().floor)
+    assert log > shared.mark.txid - 10
+
+
+class Stopped:
+    """An engine that does not run, for ``create_view``: everything is held at its position."""
+
+    def __init__(self, running) -> None:
+        self.settings = running.settings
+        self.engine = running.engine
+
+    def on(self, work) -> Position:
+        return self.engine.position
+
+
+def test_nobody_joins_before_the_stream_has_reached_the_snapshot(
+    source, database, start
+):
+    running = start()
+    create(running, database, "one", ROWS)
+    rng = random.Random(16)
+    change(source, rng, 5)
+    running.stop()
+    change(source, rng, 20)
+    # Its state is ahead of the stream, though not of its txids.
+    create(Stopped(running), database, "two", ROWS, adopt=False)
+    change(source, rng, 20)
+    running = start(batch_rows_max=1)
+    change(source, rng, 20)
+    joined(running)
+    change(source, rng, 20)
+    check(running, source, one=ROWS, two=ROWS)
+
+
+def test_a_locked_table_holds_up_no_other(source, database, start):
+    running = start()
+    create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    joined(running)
+    rng = random.Random(7)
+    with psycopg.connect(database) as other:
+        other.execute("LOCK TABLE one IN ACCESS EXCLUSIVE MODE")
+        change(source, rng, 10)
+        wait_until(
+            lambda: status_of(source, "one")[0] == views.SINK_ERROR, "it is blocked"
+        )
+        change(source, rng, 10)
+        check(running, source, two=SUMS)
+    wait_until(lambda: status_of(source, "one")[0] == views.RUNNING, "it goes on")
+    change(source, rng, 10)
+    check(running, source, one=ROWS, two=SUMS)
+
+
+def test_a_row_that_fails_stops_all_who_read_it(source, database, start):
+    running = start()
+    inner = f"SELECT i.name, sum(100 / o.n) AS s {JOINED} GROUP BY i.name"
+    source.execute("DELETE FROM orders WHERE n = 0")
+    queries = {
+        "one": inner,
+        "two": f"SELECT s, count(*) AS c FROM ({inner}) x GROUP BY s",
+        "three": ROWS,
+    }
+    ids = {n: create(running, database, n, q) for n, q in queries.items()}
+    joined(running, len(running.engine.sharing.subplans))
+    source.execute("UPDATE orders SET n = 0 WHERE id = 6")
+    wait_until(lambda: status_of(source, "one")[0] == views.ERROR, "it has stopped")
+    wait_until(lambda: status_of(source, "two")[0] == views.ERROR, "it has stopped")
+    check(running, source, three=ROWS)
+    message = source.execute(
+        "SELECT message FROM headrace.views WHERE id = %s", (ids["two"],)
+    ).fetchone()[0]
+    assert "division by zero" in message
+    source.execute("UPDATE orders SET n = 1 WHERE id = 6")
+    rng = random.Random(8)
+    change(source, rng, 10)
+    check(running, source, three=ROWS)
+    running.stop()
+    running = start()
+    change(source, rng, 10)
+    check(running, source, three=ROWS)
+    assert all(not s.feeds for s in running.engine.sharing.subplans.values())
+
+
+def test_views_that_must_not_share(source, database, start):
+    running = start(sharing=False)
+    create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    assert running.engine.sharing.subplans == {}
+    running.stop()
+    running = start()
+    assert joined(running, 0) == []
+    create(running, database, "three", MOST)
+    joined(running)
+    rng = random.Random(9)
+    change(source, rng, 20)
+    check(running, source, one=ROWS, two=SUMS, three=MOST)
+
+
+def test_views_come_and_go_while_rows_change(source, database, start):
+    running = start()
+    stop = threading.Event()
+
+    def work() -> None:
+        rng = random.Random(10)
+        with psycopg.connect(database, autocommit=True) as conn:
+            while not stop.is_set():
+                change(conn, rng)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        rng = random.Random(11)
+        queries = [ROWS, SUMS, MOST, OVER, WIDE]
+        there: dict[str, tuple[int, str]] = {}
+        for number in range(14):
+            if len(there) < 3 or rng.random() < 0.6:
+                name, query = f"v{number}", rng.choice(queries)
+                there[name] = (create(running, database, name, query), query)
+            else:
+                name = rng.choice(list(there))
+                view_id, _ = there.pop(name)
+                with psycopg.connect(database, autocommit=True) as conn:
+                    conn.execute("DELETE FROM headrace.views WHERE id = %s", (view_id,))
+                drop(running, view_id)
+            if number % 5 == 4:
+                running.stop()
+                running = start()
+    finally:
+        stop.set()
+        thread.join()
+    joined(running, len(running.engine.sharing.subplans))
+    assert running.engine.sharing.subplans
+    check(running, source, **{name: query for name, (_, query) in there.items()})
+
+
+def killed(running, source, fault: str, seed: int) -> None:
+    """Let a worker run under changes until ``fault`` has killed it."""
+    worker = WorkerProcess(running.settings, HEADRACE_FAULT=fault)
+    try:
+        rng = random.Random(seed)
+        until = time.monotonic() + PATIENCE_S
+        while worker.wait(0.02) is None and time.monotonic() < until:
+            change(source, rng)
+        assert worker.wait(0) == -signal.SIGKILL, "the fault must have landed"
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_kill_9_at_every_point(source, database, start, point):
+    queries = {"one": ROWS, "two": SUMS, "three": WIDE}
+    running = start(feedback_interval_ms=20)
+    ids = {n: create(running, database, n, q) for n, q in queries.items()}
+    joined(running, 2)
+    if point != faults.FEEDBACK_SENT:  # nothing is confirmed while it stands
+        running.on(lambda: running.engine.lifecycle.pause(ids["one"]))
+    change(source, random.Random(12), 5)
+    running.stop()
+    for seed, times in enumerate((2, 7)):
+        killed(running, source, f"{point}:kill:{times}", seed)
+    running = start()
+    rng = random.Random(13)
+    change(source, rng, 5)
+    check(running, source, two=SUMS, three=WIDE)
+    running.on(lambda: running.engine.lifecycle.resume(ids["one"]))
+    change(source, rng, 5)
+    check(running, source, **queries)
+    assert_consistent(running, source)
+    joined(running, 2)
+
+
+@pytest.mark.parametrize(
+    "point", [faults.BEFORE_JOIN, faults.JOINED, faults.BEFORE_CHECKPOINT]
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_kill_9_while_views_join(source, database, start, point, times):
+    queries = {"one": ROWS, "two": OVER, "three": WIDE}
+    running = start()
+    for name, query in queries.items():
+        create(running, database, name, query, adopt=name == "one")
+    change(source, random.Random(14), 5)
+    running.stop()
+    killed(running, source, f"{point}:kill:{times}", times)
+    running = start()
+    joined(running, 2)
+    change(source, random.Random(15), 5)
+    check(running, source, **queries)
+    assert_consistent(running, source)
