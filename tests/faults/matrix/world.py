@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import subprocess
@@ -323,7 +324,11 @@ class World:
         database = RocksDatabase(path)
         try:
             assert positions.holds(database) == {}
-            assert positions.views(database).keys() == ids
+            marks = positions.views(database).keys()
+            assert {i for i in marks if i > 0} == ids
+            feeds = [json.loads(v) for _, v in database.scan_meta(b"feeds/")]
+            read = {shared for feed in feeds for shared in feed.values()}
+            assert {i for i in marks if i < 0} == read, "shared subplans are read"
         finally:
             database.close()
         assert self.witness.reads, "the witness must have looked"
