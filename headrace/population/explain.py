@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.errors import TransientError, UserError
+from headrace.errors import HeadraceError, UserError
 from headrace.planner import PlanRequest, plan
 from headrace.population import names
 from headrace.population.context import Context
@@ -55,8 +55,8 @@ def explain_view(
 
 
 def _shared(context: Context, view_id: int) -> Mapping[str, Sequence[str]]:
-    """Nodes whose rows the view shares with others just now; none while the worker is down."""
-    with contextlib.suppress(TransientError):
+    """Nodes whose rows the view shares with others just now; none if the worker cannot say."""
+    with contextlib.suppress(HeadraceError):
         status = context.worker.call("status", {})
         for view in status["views"]:
             if view["id"] == view_id:
