@@ -27,6 +27,14 @@ OVER = f"SELECT s, count(*) AS c FROM ({SUMS}) x GROUP BY s"
 WIDE = f"SELECT name, s, rank() OVER (ORDER BY s) AS r FROM ({SUMS}) x"
 
 
+QUICK = (faults.COLLECTIONS_DONE, faults.COMMIT_ANSWERED, faults.CHECKPOINT_WRITTEN)
+
+
+def rarely(point: str, often: tuple[str, ...]):
+    """A parameter that is tried with the slow tests only, unless it is one of ``often``."""
+    return pytest.param(point, marks=[pytest.mark.slow] * (point not in often))
+
+
 @pytest.fixture
 def source(database):
     install_schema(database)
@@ -366,7 +374,7 @@ def killed(running, source, fault: str, seed: int) -> None:
         worker.close()
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [rarely(p, QUICK) for p in POINTS])
 def test_kill_9_at_every_point(source, database, start, point):
     queries = {"one": ROWS, "two": SUMS, "three": WIDE}
     running = start(feedback_interval_ms=20)
@@ -390,7 +398,11 @@ def test_kill_9_at_every_point(source, database, start, point):
 
 
 @pytest.mark.parametrize(
-    "point", [faults.BEFORE_JOIN, faults.JOINED, faults.BEFORE_CHECKPOINT]
+    "point",
+    [
+        rarely(p, (faults.JOINED,))
+        for p in (faults.BEFORE_JOIN, faults.JOINED, faults.BEFORE_CHECKPOINT)
+    ],
 )
 @pytest.mark.parametrize("times", [1, 2])
 def test_kill_9_while_views_join(source, database, start, point, times):
