@@ -122,11 +122,13 @@ SELECT t.oid, n.nspname, format_type(t.oid, -1), t.typtype::text, t.typbasetype,
           WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype
                 IN (t.oid, CASE t.oid WHEN 1043 THEN 25 WHEN 650 THEN 869 END))
   FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.oid = ANY (%s)"""
-# Code-point order is byte order in UTF-8 only; elsewhere "C" alone compares by bytes.
+# We compare the bytes that the server sends, which are UTF-8: in the order of its own bytes if
+# the database has UTF-8 or a part of it, or sends what it has.
+_BY_POINT: Final = frozenset({"UTF8", "SQL_ASCII", "LATIN1"})
 _COLLATION: Final = """
 WITH d AS (
   SELECT datlocprovider::text AS provider, datcollate AS locale,
-         pg_encoding_to_char(encoding) = 'UTF8' AS utf8,
+         pg_encoding_to_char(encoding) AS encoding,
          coalesce(to_jsonb(pg_database) ->> 'datlocale',
                   to_jsonb(pg_database) ->> 'daticulocale') AS builtin
     FROM pg_database WHERE datname = current_database())
@@ -136,7 +138,7 @@ SELECT c.oid, format('%%I.%%I', n.nspname, c.collname), c.collisdeterministic,
             WHEN c.collprovider = 'c' THEN c.collcollate
             WHEN c.collprovider = 'b' THEN
               coalesce(to_jsonb(c) ->> 'colllocale', to_jsonb(c) ->> 'colliculocale')
-       END, d.utf8
+       END, d.encoding
   FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace, d
  WHERE c.oid = ANY (%s)"""
 _CAST: Final = """
@@ -486,10 +488,12 @@ class Catalog:
             self._types[row[0]] = Type(*row)
 
     def _load_collations(self, oids: set[int]) -> None:
-        for oid, name, deterministic, locale, utf8 in self._rows(
+        for oid, name, deterministic, locale, encoding in self._rows(
             _COLLATION, oids - self._collations.keys()
         ):
-            plain = locale in ("C", "POSIX")
+            plain = locale in ("C", "POSIX") and encoding in _BY_POINT
             by_point = locale in ("C.UTF-8", "C.UTF8", "C.utf8", "PG_UNICODE_FAST")
-            bytewise = bool(deterministic and (plain or (by_point and utf8)))
+            bytewise = bool(
+                deterministic and (plain or (by_point and encoding == "UTF8"))
+            )
             self._collations[oid] = Collation(oid, name, deterministic, bytewise)

@@ -126,7 +126,7 @@ def test_a_pattern_that_is_no_constant_or_is_cut_off_is_left_to_postgres():
     assert resolve("strpos", [loose, loose]) is None
 
 
-@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "UTF8"])
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "WIN1252", "UTF8"])
 def test_a_database_that_counts_in_another_way_computes_texts_itself(
     postgres, encoding
 ):
@@ -136,7 +136,9 @@ def test_a_database_that_counts_in_another_way_computes_texts_itself(
             f"CREATE DATABASE other_encoding ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
         )
     try:
-        with psycopg.connect(postgres, dbname="other_encoding") as conn:
+        with psycopg.connect(
+            postgres, dbname="other_encoding", client_encoding="UTF8"
+        ) as conn:
             texts = Catalog(conn).type_refs([(TEXT, -1, None), (TEXT, -1, "a_")], 950)
     finally:
         with psycopg.connect(postgres, autocommit=True) as conn:
@@ -149,6 +151,8 @@ def test_a_database_that_counts_in_another_way_computes_texts_itself(
     }.items():
         assert (resolve(name, args) is not None) == ours
     assert resolve("=", texts) is not None
+    # WIN1252 has the euro before "¡", UTF-8 after it.
+    assert (resolve("<", texts) is not None) == (encoding != "WIN1252")
 
 
 def test_substring_equals_postgres(conn):
