@@ -62,39 +62,55 @@ PHASES: Final[tuple[tuple[Rule, ...], ...]] = (
 RULES: Final = {rule.name: rule for phase in PHASES for rule in phase}
 
 
+Settled = dict[str, dict[int, Node]]
+"""Per rule the nodes, by identity, under which it changes nothing: it will not later either."""
+
+
 def optimise(plan: Node, phases: tuple[tuple[Rule, ...], ...] = PHASES) -> Node:
     """``plan`` after all phases, each run until nothing changes."""
+    settled: Settled = {rule.name: {} for phase in phases for rule in phase}
     for phase in phases:
-        plan = _fixpoint(plan, phase)
+        plan = _fixpoint(plan, phase, settled)
     return plan
 
 
-def _fixpoint(plan: Node, phase: tuple[Rule, ...]) -> Node:
+def _fixpoint(plan: Node, phase: tuple[Rule, ...], settled: Settled) -> Node:
     for _ in range(_ROUNDS_MAX):
         before = plan
         for rule in phase:
-            plan = run(rule, plan)
+            plan = run(rule, plan, settled[rule.name])
         if plan == before:
             return plan
     names = ", ".join(r.name for r in phase)
     raise BugError(f"rules {names} go round in circles")
 
 
-def run(rule: Rule, plan: Node) -> Node:
-    """``plan`` after one pass of ``rule``."""
-    result = _checked(rule, plan) if rule.whole_plan else _descend(rule, plan)
+def run(rule: Rule, plan: Node, settled: dict[int, Node] | None = None) -> Node:
+    """``plan`` after one pass of ``rule``, which leaves the nodes in ``settled`` alone."""
+    if rule.whole_plan:
+        result = _checked(rule, plan)
+    else:
+        result = _descend(rule, plan, {} if settled is None else settled)
     if result != plan:
         _log.debug("rule applied", rule=rule.name)
     return result
 
 
-def _descend(rule: Rule, node: Node) -> Node:
-    node = _checked(rule, node)
-    return with_children(node, tuple(_descend(rule, c) for c in children(node)))
+def _descend(rule: Rule, node: Node, settled: dict[int, Node]) -> Node:
+    if id(node) in settled:
+        return node
+    made = _checked(rule, node)
+    below = tuple(_descend(rule, c, settled) for c in children(made))
+    made = with_children(made, below)
+    if made is node:
+        settled[id(node)] = node
+    return made
 
 
 def _checked(rule: Rule, node: Node) -> Node:
     result = rule.apply(node)
+    if result is node or result == node:
+        return node
     before = [(c.id, c.oid) for c in node.columns]
     if [(c.id, c.oid) for c in result.columns] != before:
         raise BugError(f"rule {rule.name} changed the columns of a node")
