@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from headrace.errors import UnsupportedError
 from headrace.planner.logical import Col, Node, Scan, children
 from headrace.planner.scalar import Const, Ref
 from headrace.planner.tables import Table, TableColumn
 
 T = TypeVar("T")
+_IDS_MAX: Final = 1_000_000
+"""A minute of planning."""
 _LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
 
 
@@ -25,8 +28,20 @@ def defined(node: Node) -> set[int]:
 
 
 def renumbered(node: Node, numbers: Iterator[int]) -> Node:
-    """``node`` with new ids for all its own columns; free references stay."""
-    return mapped(node, {i: next(numbers) for i in sorted(defined(node))})
+    """``node`` with new ids for all its own columns; free references stay.
+
+    Raises:
+        UnsupportedError: so many copies have been made that nobody would wait for the plan.
+    """
+    mapping = {i: next(numbers) for i in sorted(defined(node))}
+    if max(mapping.values(), default=0) > _IDS_MAX:
+        raise UnsupportedError(
+            "subqueries nested this deeply are not supported",
+            detail="Each one that reads columns of the query around it is computed for that query's"
+            f" rows: in all, over {_IDS_MAX} columns of intermediate results.",
+            hint="Write some of them as joins or groups, or make views of parts of the query.",
+        )
+    return mapped(node, mapping)
 
 
 def mapped(value: T, mapping: Mapping[int, int]) -> T:

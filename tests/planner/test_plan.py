@@ -14,7 +14,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.expressions import ir
-from headrace.planner import PlanRequest, plan
+from headrace.planner import PlanRequest, plan, renumber
 
 
 def refusal(conn, query, **request) -> HeadraceError:
@@ -161,6 +161,20 @@ def test_unsupported(conn, query, word, at):
             assert (
                 found.startswith(at) or abs(query.index(at) + 1 - error.position) <= 4
             )
+
+
+def test_copies_without_end_are_refused(conn, monkeypatch):
+    monkeypatch.setattr(renumber, "_IDS_MAX", 100)
+    inner = "x.k"
+    for depth in range(4):
+        inner = (
+            f"(SELECT max(x{depth}.k) FROM t x{depth} FULL JOIN t y{depth}"
+            f" ON x{depth}.k = y{depth}.id WHERE x{depth}.k = x.k OR y{depth}.k > {inner})"
+        )
+    error = refusal(conn, f"SELECT x.id, {inner} AS m FROM t x")
+    assert isinstance(error, UnsupportedError)
+    assert "nested this deeply" in error.message
+    assert error.hint
 
 
 ERRORS = [
