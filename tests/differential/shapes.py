@@ -37,6 +37,9 @@ SUBTLE = 0.12
 class Shapes(Generator):
     """Everything random of one schema."""
 
+    depths: Sequence[int] = (0, 1, 1, 2, 2, 3)
+    """How deep its queries are nested, each equally often."""
+
     def _table(self, number: int) -> Table:
         rng = self.rng
         identity = rng.choice(["pk", "pk", "full"])
@@ -69,7 +72,7 @@ class Shapes(Generator):
         made = Query(random.Random(f"{self.tables}/{number}"), self.tables)
         made.own = [(name, shown) for name, _, shown in self.views()]
         made.results = list(results)
-        return made.text()
+        return made.text(self.depths)
 
 
 class Query:
@@ -86,9 +89,9 @@ class Query:
         """Views of Headrace likewise."""
         self._aliases = 0
 
-    def text(self) -> tuple[str, list[str]]:
-        """The whole statement, and the kinds of its columns."""
-        sql, kinds = self.block(self.rng.choice([0, 1, 1, 2, 2, 3]), [])
+    def text(self, depths: Sequence[int]) -> tuple[str, list[str]]:
+        """The whole statement, nested one of ``depths``, and the kinds of its columns."""
+        sql, kinds = self.block(self.rng.choice(depths), [])
         if self.rng.random() < 0.1 and not any(k in LOOSE for k in kinds):
             sql = f"SELECT * FROM ({sql}) q ORDER BY 1 DESC"
         return sql, kinds
