@@ -113,15 +113,13 @@ class Temporal(Collection):
         if all(test.slack is None for test in self._tests):
             return before
         bounds = self._bounds.run([pa.array([instant], pa.int64())], 1)
-        out = []
-        for test, bound, limit in zip(self._tests, bounds, before, strict=True):
-            [value] = bound.to_pylist()
-            known = test.slack is not None and value is not None
-            shifted = _shifted(value, test) if known else None
-            if test.slack is None or shifted is None:
-                out.append(limit)
-            else:
-                out.append(max(limit, shifted + _BIAS - test.slack))
+        out = list(before)
+        for number, (test, bound) in enumerate(zip(self._tests, bounds, strict=True)):
+            if test.slack is None:
+                continue
+            shifted = _shifted(bound.to_pylist()[0], test)
+            if shifted is not None:
+                out[number] = max(out[number], shifted + _BIAS - test.slack)
         return out
 
     def near(self, instant: int) -> int:
