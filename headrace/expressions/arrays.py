@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from headrace.expressions.ir import Expr, Literal, Native
 from headrace.expressions.signature import (
     INTS,
+    TEXTS,
     Args,
     Builder,
     Kernel,
@@ -40,7 +41,6 @@ _ELEMENTS: Final = {
     1182: DATE, 1183: TIME, 1115: TIMESTAMP, 1185: TIMESTAMPTZ, 2951: UUID,
 }  # fmt: skip
 """Array types by OID, where equality of the elements is that of their Arrow values."""
-_TEXTS: Final = (TEXT, VARCHAR)
 _ITEM: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
 
 
@@ -74,10 +74,10 @@ def _membership(name: str, args: Args) -> NativeOp | None:
 
 
 def _same(left: TypeRef, element: int) -> bool:
-    if left.oid in (*_TEXTS, BPCHAR) and not left.deterministic:
+    if left.oid in (*TEXTS, BPCHAR) and not left.deterministic:
         return False
-    if left.oid in INTS or left.oid in _TEXTS:
-        return element in (INTS if left.oid in INTS else _TEXTS)
+    if left.oid in INTS or left.oid in TEXTS:
+        return element in (INTS if left.oid in INTS else TEXTS)
     return left.oid == element
 
 

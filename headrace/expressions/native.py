@@ -19,6 +19,7 @@ from headrace.expressions.keys import order_native
 from headrace.expressions.signature import (
     FLOATS,
     INTS,
+    TEXTS,
     Args,
     NativeOp,
     Resolver,
@@ -57,7 +58,6 @@ __all__ = [
     "resolve_cast",
 ]
 
-_TEXTS: Final = (TEXT, VARCHAR)
 _EQUALITY: Final = frozenset({"=", "<>"})
 _ORDER: Final = frozenset({"<", "<=", ">", ">="})
 _SAME_TYPE: Final = frozenset(
@@ -99,7 +99,7 @@ def comparable(op: str, left: TypeRef, right: TypeRef) -> bool:
     """Whether we compare these two types with ``op`` exactly as Postgres does."""
     if common_number(left.oid, right.oid) is not None:
         return True
-    if left.oid in _TEXTS and right.oid in _TEXTS:
+    if left.oid in TEXTS and right.oid in TEXTS:
         return _text_comparable(op, left, right)
     if left.oid == right.oid == BPCHAR:
         return _text_comparable(op, left, right)
@@ -124,7 +124,7 @@ def common_type(args: Args) -> tuple[int, int] | None:
         return args[0].oid, (args[0].typmod if len(typmods) == 1 else -1)
     if oids <= set(INTS):
         return max(oids, key=INTS.index), -1
-    if oids <= set(_TEXTS):
+    if oids <= set(TEXTS):
         return args[0].oid, -1  # both convert to each other: the first one stays
     return None
 
@@ -175,7 +175,7 @@ def _coalesce(name: str, args: Args) -> NativeOp | None:
 def _nullif(name: str, args: Args) -> NativeOp | None:
     if len(args) != 2 or not comparable("=", *args):
         return None
-    if args[0].oid in _TEXTS:
+    if args[0].oid in TEXTS:
         return NativeOp(name, TEXT)
     if args[0].oid != args[1].oid and common_number(args[0].oid, args[1].oid) != (
         args[0].oid
@@ -191,12 +191,12 @@ def _extreme(name: str, args: Args) -> NativeOp | None:
 
 
 def _concat(name: str, args: Args) -> NativeOp | None:
-    good = len(args) == 2 and all(a.oid in _TEXTS for a in args)
+    good = len(args) == 2 and all(a.oid in TEXTS for a in args)
     return NativeOp(name, TEXT, may_raise=True) if good else None
 
 
 def _length(name: str, args: Args) -> NativeOp | None:
-    good = len(args) == 1 and args[0].oid in _TEXTS and args[0].utf8
+    good = len(args) == 1 and args[0].oid in TEXTS and args[0].utf8
     return NativeOp("length", INT4) if good else None
 
 
@@ -273,7 +273,7 @@ def resolve_cast(source: TypeRef, target: TypeRef) -> NativeOp | None:
         return None  # a length or precision is applied: Postgres' business
     if left in INTS and right in INTS:
         return NativeOp("cast", right, may_raise=INTS.index(left) > INTS.index(right))
-    if source.enum and right in _TEXTS:
+    if source.enum and right in TEXTS:
         return NativeOp("cast", right)
     if (left, right) in _CASTS or (left in INTS and right in _FROM_INTS):
         return NativeOp("cast", right)

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from headrace.expressions.ir import Expr, Native
-from headrace.types import FLOAT4, FLOAT8, INT2, INT4, INT8
+from headrace.types import FLOAT4, FLOAT8, INT2, INT4, INT8, TEXT, VARCHAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ Args = Sequence[TypeRef]
 
 INTS: Final = (INT2, INT4, INT8)
 FLOATS: Final = (FLOAT4, FLOAT8)
+TEXTS: Final = (TEXT, VARCHAR)
 Resolver = Callable[[str, Args], NativeOp | None]
 """Of an operator's name and arguments: what we make of it, None if Postgres computes it."""
 Kernel = Callable[[list[pa.Array]], pa.Array]

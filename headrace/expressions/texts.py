@@ -18,6 +18,7 @@ from headrace.expressions import kernels
 from headrace.expressions.ir import Expr, Literal, Native
 from headrace.expressions.signature import (
     INTS,
+    TEXTS,
     Args,
     Builder,
     Kernel,
@@ -26,15 +27,14 @@ from headrace.expressions.signature import (
     TypeRef,
 )
 from headrace.kernels import buffers, strings, text
-from headrace.types import BOOL, BPCHAR, INT4, TEXT, UNKNOWN, VARCHAR
+from headrace.types import BOOL, BPCHAR, INT4, TEXT, UNKNOWN
 
-_TEXTS: Final = (TEXT, VARCHAR)
 _SUBSTRING_ERROR, _INVALID_PARAMETER = "22011", "22023"
 
 
 def _texts(args: Args, count: int) -> bool:
     return len(args) >= count and all(
-        a.oid in _TEXTS and a.deterministic and a.utf8 for a in args[:count]
+        a.oid in TEXTS and a.deterministic and a.utf8 for a in args[:count]
     )
 
 
@@ -49,7 +49,7 @@ def _like(name: str, args: Args) -> NativeOp | None:
     if len(args) != 2 or not all(a.deterministic and a.utf8 for a in args):
         return None
     subject, pattern = args
-    if subject.oid not in (*_TEXTS, BPCHAR) or pattern.oid != TEXT:
+    if subject.oid not in (*TEXTS, BPCHAR) or pattern.oid != TEXT:
         return None
     if pattern.literal is None or strings.compile_like(pattern.literal) is None:
         return None
@@ -115,7 +115,7 @@ def _of_one(oid: int, name: str, args: Args) -> NativeOp | None:
 
 
 def _concat(name: str, args: Args) -> NativeOp | None:
-    printed = (*_TEXTS, BPCHAR, UNKNOWN, *INTS)
+    printed = (*TEXTS, BPCHAR, UNKNOWN, *INTS)
     if len(args) < 2 or any(a.oid not in printed for a in args):
         return None
     return NativeOp(name, TEXT, may_raise=True)
