@@ -85,12 +85,9 @@ def _fixpoint(plan: Node, phase: tuple[Rule, ...], settled: Settled) -> Node:
     raise BugError(f"rules {names} go round in circles")
 
 
-def run(rule: Rule, plan: Node, settled: dict[int, Node] | None = None) -> Node:
+def run(rule: Rule, plan: Node, settled: dict[int, Node]) -> Node:
     """``plan`` after one pass of ``rule``, which leaves the nodes in ``settled`` alone."""
-    if rule.whole_plan:
-        result = _checked(rule, plan)
-    else:
-        result = _descend(rule, plan, {} if settled is None else settled)
+    result = _checked(rule, plan) if rule.whole_plan else _descend(rule, plan, settled)
     if result != plan:
         _log.debug("rule applied", rule=rule.name)
     return result
