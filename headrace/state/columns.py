@@ -70,7 +70,7 @@ class Family:
             iterator = self.rows.iter()
             iterator.seek_to_first()
             while iterator.valid():
-                name, _ = layout.split(iterator.key())
+                name = layout.state_of(iterator.key())
                 out.append(name)
                 iterator.seek(layout.section_end(name))
             iterator.status()

@@ -53,10 +53,9 @@ def section_end(state: str) -> bytes:
     return state.encode() + b"\x01"
 
 
-def split(key: bytes) -> tuple[str, bytes]:
-    """The name of the state, and the physical key, of a key on disk."""
-    name, _, physical = key.partition(b"\x00")
-    return name.decode(), physical
+def state_of(key: bytes) -> str:
+    """The name of the state that has a key on disk."""
+    return key.partition(b"\x00")[0].decode()
 
 
 def encode_weight(weight: int) -> bytes:
