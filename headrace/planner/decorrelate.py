@@ -60,7 +60,7 @@ from headrace.planner.logical import (
     with_children,
 )
 from headrace.planner.lower import Lowering
-from headrace.planner.renumber import defined, mapped, renumbered
+from headrace.planner.renumber import Copies, defined, mapped
 from headrace.planner.scalar import (
     ARG,
     Call,
@@ -133,6 +133,7 @@ class _Decorrelation:
     def __init__(self, lowering: Lowering, highest: int) -> None:
         self._lowering = lowering
         self._ids = itertools.count(highest + 1)
+        self._copies = Copies(self._ids)
 
     def run(self, node: Node) -> Node:
         """``node`` without ``Apply``, from below."""
@@ -268,9 +269,9 @@ class _Decorrelation:
         )
 
     def _domain(self, left: Node, read: frozenset[int]) -> Restricted:
-        push = Push(self._lowering, self._ids)
+        push = Push(self._lowering, self._ids, self._copies)
         left = _lean(left, read)
-        copy = renumbered(left, self._ids)
+        copy = self._copies.again(left)
         columns = [c for c in left.columns if c.id in read]
         copies = dict(zip(ids_of(left), ids_of(copy), strict=True))
         domain, mapping = push.domain(copy, [(c, copies[c.id]) for c in columns])

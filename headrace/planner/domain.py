@@ -30,6 +30,7 @@ from headrace.expressions.native import resolve
 from headrace.planner.failing import serious
 from headrace.planner.logical import (
     LEFT_ONLY,
+    Again,
     Agg,
     Aggregate,
     Col,
@@ -49,7 +50,7 @@ from headrace.planner.logical import (
 )
 from headrace.planner.lower import Lowering
 from headrace.planner.recursion import Carrier
-from headrace.planner.renumber import mapped, renumbered
+from headrace.planner.renumber import Copies, defined, is_local, mapped
 from headrace.planner.scalar import (
     ARG,
     Const,
@@ -66,12 +67,14 @@ from headrace.planner.typekeys import is_key
 class Domain:
     """Distinct values of the left side.
 
-    ``keys`` decide which are distinct; ``carried`` columns depend on them.
+    ``keys`` decide which are distinct; ``carried`` columns depend on them.  Copies have the same
+    ``origin``.
     """
 
     node: Node
     keys: tuple[Col, ...]
-    carried: tuple[Col, ...] = ()
+    carried: tuple[Col, ...]
+    origin: int
 
     @property
     def columns(self) -> tuple[Col, ...]:
@@ -87,9 +90,12 @@ class Domain:
 class Push:
     """Pushes domains into plans."""
 
-    def __init__(self, lowering: Lowering, numbers: Iterator[int]) -> None:
+    def __init__(
+        self, lowering: Lowering, numbers: Iterator[int], copies: Copies
+    ) -> None:
         self._lowering = lowering
         self._ids = numbers
+        self._copies = copies
 
     # -- domains
 
@@ -118,10 +124,11 @@ class Push:
             asks = Const("t", t.BOOL)
             keys.append((self._column("asks", asks), asks))
         made = tuple(c for c, _ in keys), tuple(c for c, _ in carried)
-        if not carried:
-            return Domain(Distinct(Project(left, tuple(keys))), *made), mapping
-        aggs = tuple(Agg(c, "any", e, name="any") for c, e in carried)
-        return Domain(Aggregate(left, tuple(keys), aggs), *made), mapping
+        node: Node = Distinct(Project(left, tuple(keys)))
+        if carried:
+            aggs = tuple(Agg(c, "any", e, name="any") for c, e in carried)
+            node = Aggregate(left, tuple(keys), aggs)
+        return Domain(node, *made, next(self._ids)), mapping
 
     def same(self, domain: Domain, read: list[Col]) -> tuple[Expr, ...]:
         """Conditions that join the left side with the domain made of its columns ``read``."""
@@ -158,14 +165,13 @@ class Push:
     def _again(self, domain: Domain, node: Node) -> tuple[Domain, Node]:
         """A copy of ``domain``, and ``node`` reading the copy."""
         old = [c.id for c in domain.columns]
-        copy = renumbered(domain.node, self._ids)
+        copy = self._copies.again(domain.node)
         mapping = {
             c.id: n.id for c, n in zip(domain.node.columns, copy.columns, strict=True)
         }
         assert set(old) <= mapping.keys(), "a domain shows its columns"
-        new = Domain(
-            copy, mapped(domain.keys, mapping), mapped(domain.carried, mapping)
-        )
+        keys, carried = mapped((domain.keys, domain.carried), mapping)
+        new = Domain(copy, keys, carried, domain.origin)
         return new, mapped(node, mapping)
 
     # -- pushing
@@ -198,10 +204,31 @@ class Push:
                 return self._set_operation(domain, node)
             case Recursive():
                 return self._recursive(domain, node)
+            case Again():
+                return self._named(domain, node)
             case _:
                 return self._lowering.refuse(
                     f"a correlated subquery with a {type(node).__name__} node"
                 )
+
+    def _named(self, domain: Domain, node: Again) -> Node:
+        """Into a named plan once, whatever the domain's columns are called where it is read."""
+        if is_local(domain.node):
+            return self.push(domain, self._copies.copied(node))
+        mine = [c.id for c in domain.columns]
+        places = {number: place for place, number in enumerate(mine)}
+        outer = tuple((i, places.get(ref.id), ref.id) for i, ref in node.outer)
+        # Copies of a domain call what they read themselves alike, but not their own columns.
+        names = tuple((i, p, n if p is None else 0) for i, p, n in outer)
+        key = domain.origin, node.number, names
+        if key not in self._copies.pushed:
+            mapping = {i: n for i, _, n in outer if i != n}
+            assert not defined(node.plan) & set(mapping.values()), "names are new"
+            pushed = self.push(domain, mapped(node.plan, mapping))
+            self._copies.pushed[key] = (tuple(mine), self._copies.named(pushed))
+        there, found = self._copies.pushed[key]
+        pairs = tuple(zip(domain.columns, there, strict=True)) + node.pairs
+        return dataclasses.replace(found, pairs=pairs)
 
     def _join(self, domain: Domain, node: Join) -> Node:
         mine = {c.id for c in domain.columns}

@@ -6,12 +6,14 @@ slower, never wrong.  Where a table was never analysed, all is unknown (None).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.planner.logical import (
+    Again,
     Aggregate,
     Distinct,
     Expand,
@@ -65,6 +67,8 @@ def _width(node: Node, ref: Ref) -> int:
         case Project():
             expr = next(e for c, e in node.items if c.id == ref.id)
             return _width(node.input, expr) if isinstance(expr, Ref) else _WIDTH
+        case Again():
+            return _width(node.plan, _inner(node, ref))
         case Aggregate():
             expr = dict((c.id, e) for c, e in node.keys).get(ref.id, ref)
             if not isinstance(expr, Ref) or expr.id not in ids(node.input):
@@ -75,6 +79,12 @@ def _width(node: Node, ref: Ref) -> int:
                 if ref.id in ids(child):
                     return _width(child, ref)
             return _WIDTH
+
+
+def _inner(node: Again, ref: Ref) -> Ref:
+    """The column ``ref`` as the plan has it."""
+    number = next(i for c, i in node.pairs if c.id == ref.id)
+    return dataclasses.replace(ref, id=number)
 
 
 class Estimates:
@@ -127,6 +137,8 @@ class Estimates:
                 return None if None in parts else sum(p for p in parts if p is not None)
             case SetOp():
                 return self.rows(node.left)
+            case Again():
+                return self.rows(node.plan)
             case _ if len(children(node)) == 1:
                 [below] = children(node)
                 found = self.rows(below)
@@ -198,6 +210,8 @@ class Estimates:
                 number = (
                     self.distinct(node.input, expr) if isinstance(expr, Ref) else None
                 )
+            case Again():
+                number = self.distinct(node.plan, _inner(node, ref))
             case Aggregate():
                 keys = {c.id: e for c, e in node.keys}
                 expr = keys.get(ref.id, ref)

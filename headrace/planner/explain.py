@@ -8,6 +8,7 @@ from typing import Final
 from headrace.collections import plan as physical
 from headrace.planner.estimates import Size
 from headrace.planner.logical import (
+    Again,
     Agg,
     Aggregate,
     Distinct,
@@ -36,13 +37,17 @@ _INDENT: Final = "  "
 
 def explain_logical(node: Node) -> str:
     """Text of a logical plan."""
-    return "\n".join(_lines(node, 0))
+    return "\n".join(_lines(node, 0, set()))
 
 
-def _lines(node: Node, depth: int) -> Iterable[str]:
+def _lines(node: Node, depth: int, shown: set[int]) -> Iterable[str]:
     yield _INDENT * depth + describe(node)
-    for child in children(node):
-        yield from _lines(child, depth + 1)
+    below = children(node)
+    if isinstance(node, Again) and node.number not in shown:
+        shown.add(node.number)
+        below = (node.plan,)
+    for child in below:
+        yield from _lines(child, depth + 1, shown)
 
 
 def _all(exprs: Iterable[Expr]) -> str:
@@ -94,6 +99,8 @@ def describe(node: Node) -> str:  # noqa: C901  one case per node
 
 
 def _rare(node: Node) -> str:
+    if isinstance(node, Again):
+        return f"Again {node.number} [{_names(node)}]"
     if isinstance(node, Temporal):
         return "Temporal [" + ", ".join(show(t.test) for t in node.tests) + "]"
     return type(node).__name__

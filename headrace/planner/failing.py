@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.planner.logical import Node, children, expressions
+from headrace.planner.logical import Again, Node, children, expressions
 from headrace.planner.scalar import Call, Const, Expr, any_call, reads_clock, refs
 
 _OVERFLOW: Final = frozenset(
@@ -43,4 +43,6 @@ def serious(node: Node) -> bool:
 
     Numbers out of range do not count: each query that adds or multiplies would be computed by domain.
     """
+    if isinstance(node, Again):
+        return node.fails
     return any(map(fails, expressions(node))) or any(map(serious, children(node)))

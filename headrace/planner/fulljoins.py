@@ -15,6 +15,7 @@ from headrace.errors import UnsupportedError
 from headrace.planner.catalog import Connection
 from headrace.planner.logical import Join, Node, children, ids
 from headrace.planner.lower import Lowering
+from headrace.planner.named import named
 from headrace.planner.scalar import Expr, Ref, quote, reads_clock, refs, trusted
 
 _WORDS = r"\bfull\s+(outer\s+)?join\b"
@@ -24,7 +25,11 @@ def require_executable(
     conn: Connection, lowering: Lowering, bound: Node, optimised: Node
 ) -> None:
     """Refuse full joins of ``bound`` that are still in ``optimised`` and that Postgres refuses."""
-    left = [frozenset(join.condition) for join in _full(optimised)]
+    left = [
+        frozenset(join.condition)
+        for plan in (optimised, *named(optimised).values())
+        for join in _full(plan)
+    ]
     for join in _full(bound):
         mine = frozenset(join.condition)
         if not any(mine <= other for other in left) or not _known(join):

@@ -11,7 +11,7 @@ and no collection ever sees a node with a *free* reference, one to a column of n
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from headrace.collections.plan import Running
@@ -380,6 +380,30 @@ class Recursive:
     columns: tuple[Col, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The rows of ``plan``, which has other readers too, under column ids of its own.
+
+    So a plan is a graph, and what it computes at several places stands in it once.  The ids inside of
+    ``plan`` mean nothing outside; all with the same ``number`` have the same one.  ``outer``: while
+    subqueries are being decorrelated it may read columns of queries around it, by these names.
+    """
+
+    plan: Node = field(compare=False, repr=False)
+    number: int
+    pairs: tuple[tuple[Col, int], ...]
+    """(output column, id of the same in ``plan``)."""
+    fails: bool
+    """Whether something in it may fail on a row: ``failing.serious``."""
+    outer: tuple[tuple[int, Ref], ...] = ()
+    """(id of a free reference in ``plan``, what it is here)."""
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return tuple(c for c, _ in self.pairs)
+
+
 Node = (
     Scan
     | Values
@@ -398,15 +422,16 @@ Node = (
     | Temporal
     | WorkTable
     | Recursive
+    | Again
 )
 LEFT_ONLY: Final = ("semi", "anti")
 """Kinds of joins that show columns of the left side only."""
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Inputs of ``node``."""
+    """Inputs of ``node``; what ``Again`` names is none."""
     match node:
-        case Scan() | Values() | WorkTable():
+        case Scan() | Values() | WorkTable() | Again():
             return ()
         case Join() | Apply() | SetOp():
             return (node.left, node.right)
@@ -432,10 +457,10 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def with_children(node: Node, new: tuple[Node, ...]) -> Node:
     """``node`` over other inputs."""
-    if new == children(node):
+    if all(a is b for a, b in zip(new, children(node), strict=True)):
         return node
     match node:
-        case Scan() | Values() | WorkTable():
+        case Scan() | Values() | WorkTable() | Again():
             return node
         case Recursive():
             return dataclasses.replace(node, base=new[0], step=new[1])
@@ -469,8 +494,8 @@ def expressions(node: Node) -> tuple[Expr, ...]:
     match node:
         case Scan() | Filter():
             return node.predicates
-        case Project():
-            return tuple(e for _, e in node.items)
+        case Project(items=pairs) | Expand(keys=pairs) | Again(outer=pairs):
+            return tuple(e for _, e in pairs)
         case Join():
             return node.condition
         case Apply():
@@ -485,8 +510,6 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return (*node.keys, *order, *(a for c in node.calls for a in c.args))
         case Functions():
             return node.calls
-        case Expand():
-            return tuple(e for _, e in node.keys)
         case Temporal():
             return tuple(e for t in node.tests for e in (t.test, t.key, t.bound))
         case Values() | Distinct() | Union() | SetOp() | WorkTable() | Recursive():

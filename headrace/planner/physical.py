@@ -24,6 +24,7 @@ from headrace.planner import logical as lg
 from headrace.planner import recursion
 from headrace.planner.estimates import Estimates, Size, table_size
 from headrace.planner.lower import RECORDS, Lowering
+from headrace.planner.named import named
 from headrace.planner.request import RECURSIONS
 from headrace.planner.scalar import (
     CLOCK,
@@ -109,6 +110,8 @@ class Builder:
         self.sets: list[tuple[Call, ...]] = []
         """Every list of functions in FROM (or set-returning ones) that it will run."""
         self._step: _Step | None = None
+        self._named: dict[int, tuple[str, tuple[lg.Col, ...]]] = {}
+        """Node and columns of what ``Again`` names, by number."""
         self._iterations_max, self._rows_max = recursions
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
@@ -227,6 +230,8 @@ class Builder:
                 return self._window(node)
             case lg.Temporal():
                 return self._temporal(node)
+            case lg.Again():
+                return self._again(node)
             case _:
                 return self._lowering.refuse(f"a {type(node).__name__} node")
 
@@ -568,6 +573,18 @@ class Builder:
             for item in order
         )
 
+    # -- what stands in the plan once
+
+    def _again(self, node: lg.Again) -> _Chain:
+        if node.number not in self._named:
+            made = self._chain(node.plan)
+            self._named[node.number] = (self._close(made), made.columns)
+        base, columns = self._named[node.number]
+        chain = _Chain(base, columns, columns)
+        inner = {c.id: c for c in columns}
+        self._map(chain, tuple((c, inner[i].ref) for c, i in node.pairs))
+        return chain
+
     # -- the clock
 
     def _temporal(self, node: lg.Temporal) -> _Chain:
@@ -742,7 +759,8 @@ def _tables(plan: lg.Node) -> dict[int, tuple[Table, tuple[TableColumn, ...]]]:
         for child in lg.children(node):
             visit(child)
 
-    visit(plan)
+    for each in (plan, *named(plan).values()):
+        visit(each)
     return {
         oid: (table, tuple(c for c in table.columns if c.attnum in needed[oid]))
         for oid, table in tables.items()

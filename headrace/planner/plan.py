@@ -31,6 +31,7 @@ from headrace.planner.decorrelate import decorrelate
 from headrace.planner.explain import explain_logical, explain_physical
 from headrace.planner.input_order import carry_order
 from headrace.planner.lower import Lowering, Scope
+from headrace.planner.named import each
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.optimise import optimise
 from headrace.planner.physical import Builder
@@ -96,9 +97,10 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         columns = _columns(catalog, bound)
         rewritten = optimise(logical)
         fulljoins.require_executable(conn, lowering, bound_plan, rewritten)
-        optimised = temporal.extract(rewritten, lowering)
+        optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
         builder = Builder(lowering, request.recursions)
-        physical = builder.build(place_singles(optimised, lowering), columns)
+        placed = each(optimised, partial(place_singles, lowering=lowering))
+        physical = builder.build(placed, columns)
         _prove(conn, lowering, constants, builder.remotes)
         functions_in_from.prove(conn, lowering, constants, builder.sets, plain)
         return Planned(

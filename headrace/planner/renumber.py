@@ -1,4 +1,9 @@
-"""Copies of plans with other column ids: ids are unique in a plan, also where parts repeat."""
+"""Copies of plans with other column ids: ids are unique in a plan, also where parts repeat.
+
+Copies of copies grow exponentially with the depth of a query.  So only so much is copied; after that
+a plan that is needed again gets a name instead (``logical.Again``).  Copies have the better plans:
+each is optimised for its own reader, and those that end up alike are computed once in any case.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,30 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from headrace.errors import UnsupportedError
-from headrace.planner.logical import Col, Node, Scan, children
-from headrace.planner.scalar import Const, Ref
+from headrace.planner.failing import serious
+from headrace.planner.logical import (
+    Again,
+    Col,
+    Node,
+    Project,
+    Recursive,
+    Scan,
+    WorkTable,
+    children,
+    expressions,
+    free,
+)
+from headrace.planner.scalar import Const, Ref, reads_clock
 from headrace.planner.tables import Table, TableColumn
 
 T = TypeVar("T")
+COPIED_MAX = 1_000
+"""Nodes that are copied in a query before plans are named."""
+SMALL = 8
+"""Plans of so many nodes are always copied."""
 _IDS_MAX: Final = 1_000_000
 """A minute of planning."""
+Pushed = tuple[int, int, tuple[tuple[int, int | None, int], ...]]
 _LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
 
 
@@ -49,6 +71,9 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
     found: Any = value
     if isinstance(value, Col | Ref):
         found = dataclasses.replace(value, id=mapping.get(value.id, value.id))
+    elif isinstance(value, Again):
+        pairs, outer = mapped((value.pairs, value.outer), mapping)
+        found = dataclasses.replace(value, pairs=pairs, outer=outer)
     elif isinstance(value, tuple):
         found = tuple(mapped(v, mapping) for v in value)
     elif isinstance(value, frozenset):
@@ -60,3 +85,72 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
         }
         found = dataclasses.replace(value, **new)  # type: ignore[type-var]
     return found  # type: ignore[no-any-return]
+
+
+class Copies:
+    """What one decorrelation needs again: copied as long as that is little, then named."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._ids = numbers
+        self._left = COPIED_MAX
+        # By identity; the node is kept, so that no other one gets its place.
+        self._named: dict[int, tuple[Node, Again]] = {}
+        self.pushed: dict[Pushed, tuple[tuple[int, ...], Again]] = {}
+        """Domains pushed into named plans by ``domain.Push``: the domain's columns there, the plan."""
+
+    def again(self, node: Node) -> Node:
+        """The rows of ``node`` under new ids, columns in the same order; free references stay."""
+        size = _size(node)
+        if size > max(SMALL, self._left) and not is_local(node):
+            return renumbered(self.named(node), self._ids)
+        self._left -= size if size > SMALL else 0
+        return renumbered(node, self._ids)
+
+    def named(self, node: Node) -> Again:
+        """``node`` as a plan of its own, its columns called as they are there."""
+        if id(node) not in self._named:
+            numbers = sorted(free(node))
+            found = {r.id: r for r in _references(node)}
+            outer = tuple((i, found[i]) for i in numbers)
+            pairs = tuple((c, c.id) for c in node.columns)
+            made = Again(node, next(self._ids), pairs, serious(node), outer)
+            self._named[id(node)] = (node, made)
+        return self._named[id(node)][1]
+
+    def copied(self, node: Again) -> Node:
+        """The named plan itself, instead of its name."""
+        mapping = {i: ref.id for i, ref in node.outer}
+        copy = renumbered(node.plan, self._ids)
+        old = zip(node.plan.columns, copy.columns, strict=True)
+        found = {c.id: new.ref for c, new in old}
+        items = tuple((c, found[i]) for c, i in node.pairs)
+        return Project(mapped(copy, mapping), items)
+
+
+def _size(node: Node) -> int:
+    """The nodes of ``node`` itself."""
+    return 1 + sum(map(_size, children(node)))
+
+
+def _references(node: Node) -> Iterator[Ref]:
+    """All references that expressions of ``node`` or below it make."""
+    stack = list(expressions(node))
+    while stack:
+        expr = stack.pop()
+        if isinstance(expr, Ref):
+            yield expr
+        stack.extend(getattr(expr, "args", ()))
+    for child in children(node):
+        yield from _references(child)
+
+
+def is_local(node: Node, names: frozenset[str] = frozenset()) -> bool:
+    """Whether ``node`` has no place elsewhere: it reads an iteration's rows, or shows the clock."""
+    if isinstance(node, WorkTable):
+        return node.name not in names
+    if any(map(reads_clock, expressions(node))):
+        return True
+    if isinstance(node, Recursive):
+        inner = names | {node.name}
+        return is_local(node.base, names) or is_local(node.step, inner)
+    return any(is_local(child, names) for child in children(node))

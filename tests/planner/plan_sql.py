@@ -136,6 +136,10 @@ class Renderer:
         word = node.kind.upper() + (" ALL" if node.all else "")
         return f"{self._arm(node, node.left)} {word} {self._arm(node, node.right)}"
 
+    def _again(self, node):
+        items = ", ".join(f"c{i} AS c{c.id}" for c, i in node.pairs)
+        return f"SELECT {items} FROM {self._from(node.plan)}"
+
     def _order(self, order):
         return ", ".join(
             f"c{o.column.id} USING {o.operator} NULLS {'FIRST' if o.nulls_first else 'LAST'}"

@@ -13,7 +13,7 @@ from collections import Counter
 import psycopg
 import pytest
 
-from headrace.planner import PlanRequest
+from headrace.planner import PlanRequest, renumber
 from headrace.planner.decorrelate import decorrelate
 from headrace.planner.logical import Apply, children, free
 from headrace.planner.optimise import optimise
@@ -254,6 +254,15 @@ def data(planner_dsn):
         yield conn
 
 
+@pytest.fixture(params=["copied", "named"])
+def again(request, monkeypatch):
+    """Whether plans that are needed again are copied, or named: deep queries do both."""
+    if request.param == "named":
+        monkeypatch.setattr(renumber, "COPIED_MAX", 0)
+        monkeypatch.setattr(renumber, "SMALL", 0)
+
+
+@pytest.mark.usefixtures("again")
 @pytest.mark.parametrize("query", QUERIES.strip().splitlines())
 def test_all_stages_mean_the_query(query, data, monkeypatch):
     stages = texts(data, monkeypatch, query)
@@ -265,6 +274,7 @@ def test_all_stages_mean_the_query(query, data, monkeypatch):
             assert rows(data, text) == want, f"{stage}: {query}\n{text}"
 
 
+@pytest.mark.usefixtures("again")
 @pytest.mark.parametrize("query", FAILING.strip().splitlines())
 def test_nothing_fails_for_rows_that_nobody_asks_for(query, data, monkeypatch):
     stages = texts(data, monkeypatch, query)
@@ -297,6 +307,7 @@ def random_data(data):
     data.execute("RESET search_path")
 
 
+@pytest.mark.usefixtures("again")
 @pytest.mark.parametrize("seed", range(5))
 def test_random_shapes(seed, random_data, monkeypatch):
     maker = Maker(seed)

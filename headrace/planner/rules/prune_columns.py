@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from headrace.planner.logical import (
+    Again,
     Aggregate,
     Col,
     Distinct,
@@ -36,14 +37,26 @@ from headrace.planner.logical import (
     ids,
     with_children,
 )
+from headrace.planner.named import leaves
 from headrace.planner.scalar import Expr, refs
 
 
-def apply_root(node: Node) -> Node:
-    """The whole plan, pruned; the root keeps exactly its columns."""
-    shapes = Counter(_shapes(node))
+def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
+    """All plans, readers first, pruned: the first keeps its columns, the others what is read."""
+    shapes = Counter(s for plan in plans.values() for s in _shapes(plan))
     pruner = _Pruner(frozenset(s for s, count in shapes.items() if count > 1))
-    return _exact(pruner.prune(node, ids(node)), [c.id for c in node.columns])
+    root = next(iter(plans))
+    required = {root: set(ids(plans[root]))}
+    pruned: dict[int, Node] = {}
+    for number, plan in plans.items():
+        if number not in required:
+            continue  # a rule has taken its last reader away
+        read = frozenset(required[number])
+        wanted = [c.id for c in plan.columns if c.id in read]
+        pruned[number] = _exact(pruner.prune(plan, read), wanted)
+        for leaf in leaves(pruned[number]):
+            required.setdefault(leaf.number, set()).update(i for _, i in leaf.pairs)
+    return pruned
 
 
 def _shapes(node: Node) -> Iterator[tuple[object, ...]]:
@@ -74,6 +87,10 @@ class _Pruner:
                 return _scan(node, required)
             case Values():
                 return _values(node, required)
+            case Again():
+                keep = _some(node.columns, required)
+                pairs = tuple(p for p in node.pairs if p[0].id in keep)
+                return dataclasses.replace(node, pairs=pairs)
             case Filter():
                 below = required | _all_refs(node.predicates)
                 return dataclasses.replace(node, input=self.prune(node.input, below))
