@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
@@ -67,6 +68,28 @@ def connect(
     except psycopg.Error as error:
         raise classify(error) from error
     return conn
+
+
+def become(conn: psycopg.Connection[Any], caller: str) -> None:
+    """For the rest of the transaction, have the rights of ``caller``.
+
+    Raises:
+        PrerequisiteError: we may not act for that role.
+    """
+    role = sql.Identifier(caller)
+    try:
+        with conn.transaction():
+            conn.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
+    except psycopg.errors.InsufficientPrivilege as error:
+        row = conn.execute("SELECT current_user").fetchone()
+        assert row is not None, "every session has a user"
+        grant = sql.SQL("GRANT {} TO {};").format(role, sql.Identifier(row[0]))
+        raise PrerequisiteError(
+            f'Headrace may not act for role "{caller}"',
+            detail="Queries are checked and carried out with the rights of whoever asks.",
+            hint=f"Run: {grant.as_string(conn)}",
+            sqlstate="42501",
+        ) from error
 
 
 def is_transient(error: psycopg.Error) -> bool:

@@ -68,7 +68,8 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "client_encoding": "UTF8",
-    "search_path": "pg_catalog",
+    # Temporary objects stand before all schemas unless they are named: they may be a user's.
+    "search_path": "pg_catalog, pg_temp",
     "xmloption": "content",
     "lc_monetary": "C",
     # Off, it reads the element NULL of an array as the string "NULL".

@@ -101,7 +101,7 @@ def binding(
     try:
         with conn.transaction(force_rollback=True):
             if caller is not None:
-                _set_role(conn, caller)
+                pinned.become(conn, caller)
             given = {name.lower(): value for name, value in settings.items()}
             for name in (*CAPTURED, *_PARSING):
                 if (value := given.get(name.lower())) is not None:
@@ -113,22 +113,6 @@ def binding(
 
 def _set(conn: Connection, name: str, value: str) -> None:
     conn.execute("SELECT pg_catalog.set_config(%s, %s, true)", (name, value))
-
-
-def _set_role(conn: Connection, caller: str) -> None:
-    role = sql.Identifier(caller)
-    try:
-        with conn.transaction():
-            conn.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
-    except psycopg.errors.InsufficientPrivilege as error:
-        mine = conn.execute("SELECT current_user").fetchone()
-        assert mine is not None, "every session has a user"
-        grant = sql.SQL("GRANT {} TO {};").format(role, sql.Identifier(mine[0]))
-        raise PrerequisiteError(
-            f'Headrace may not act for role "{caller}"',
-            detail="A query is checked under the rights of whoever creates the view.",
-            hint=f"Run: {grant.as_string(conn)}",
-        ) from error
 
 
 def captured_settings(conn: Connection) -> dict[str, str]:
@@ -192,8 +176,6 @@ def pin_settings(conn: Connection) -> None:
     for name, value in PINNED_SETTINGS.items():
         if name != "client_encoding":
             _set(conn, name, value)
-    # Temporary objects stand before all schemas unless they are named: they may be a user's.
-    _set(conn, "search_path", "pg_catalog, pg_temp")
 
 
 def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import psycopg
-from psycopg import sql
 
 from headrace import pinned
 from headrace.errors import (
     HeadraceError,
-    PrerequisiteError,
     QueryCancelled,
     UserError,
 )
@@ -76,29 +74,8 @@ def act_as(conn: Connection, caller: str | None, settings: dict[str, str]) -> No
     """For the rest of the transaction, be ``caller`` with the caller's search path."""
     path = settings.get("search_path", _SEARCH_PATH)
     if caller is not None:
-        become(conn, caller)
+        pinned.become(conn, caller)
     conn.execute("SELECT pg_catalog.set_config('search_path', %s, true)", (path,))
-
-
-def become(conn: Connection, caller: str) -> None:
-    """For the rest of the transaction, have the rights of ``caller``.
-
-    Raises:
-        PrerequisiteError: we may not act for that role.
-    """
-    role = sql.Identifier(caller)
-    try:
-        with conn.transaction():
-            conn.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
-    except psycopg.errors.InsufficientPrivilege as error:
-        row = conn.execute("SELECT current_user").fetchone()
-        assert row is not None, "every session has a user"
-        grant = sql.SQL("GRANT {} TO {};").format(role, sql.Identifier(row[0]))
-        raise PrerequisiteError(
-            f'Headrace may not act for role "{caller}"',
-            hint=f"Run: {grant.as_string(conn)}",
-            sqlstate="42501",
-        ) from error
 
 
 def quoted(schema: str, name: str) -> str:

@@ -154,8 +154,6 @@ def _connection(context: Context, job: Job) -> Any:
         what="builder",
         settings={
             "lock_timeout": f"{context.settings.lock_timeout_ms}ms",
-            "search_path": "pg_catalog, pg_temp",
-            "standard_conforming_strings": "on",
         },
     )
 

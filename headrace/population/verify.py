@@ -35,11 +35,12 @@ from headrace.errors import (
     UndefinedError,
     UnsupportedError,
 )
+from headrace.pinned import become
 from headrace.planner.present import inlined
 from headrace.planner.session import CAPTURED
 from headrace.population import clocks, names, rights
 from headrace.population import snapshot as snapshots
-from headrace.population.connect import Connection, as_headrace, become
+from headrace.population.connect import Connection, as_headrace
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
