@@ -140,7 +140,7 @@ class _Decorrelation:
         node = with_children(node, tuple(self.run(c) for c in children(node)))
         if not isinstance(node, Apply):
             return node
-        outer = free(node.right) & ids(node.left)
+        outer = self._copies.free(node.right) & ids(node.left)
         one = exactly_one(node.right)
         if node.kind == "left" and not node.condition and one and not node.asks:
             node = dataclasses.replace(node, kind="inner")
@@ -265,6 +265,7 @@ class _Decorrelation:
             self._lowering,
             self._ids,
             outer,
+            self._copies.free,
             lambda read: self._domain(node.left, read),
         )
 
@@ -338,12 +339,14 @@ class Lift:
         lowering: Lowering,
         numbers: Iterator[int],
         outer: frozenset[int],
+        free: Callable[[Node], frozenset[int]],
         domain: Callable[[frozenset[int]], Restricted],
     ) -> None:
-        """``domain`` makes one of the outer columns with these ids."""
+        """``domain`` makes one of the outer columns with these ids; ``free``: ``Copies.free``."""
         self._lowering = lowering
         self._ids = numbers
         self._outer = outer
+        self._free = free
         self._domain = domain
 
     def lift(self, node: Node, *, top: bool = False) -> Lifted | None:
@@ -351,7 +354,7 @@ class Lift:
 
         ``top``: there is only the join above, so all that may fail goes there.
         """
-        if not free(node) & self._outer and not (top and _failing_chain(node)):
+        if not self._free(node) & self._outer and not (top and _failing_chain(node)):
             return Lifted(node)
         match node:
             case Filter():
@@ -413,7 +416,7 @@ class Lift:
         if left is None or left.always:
             return None
         if node.kind != "inner":
-            if node.kind == "full" or free(node.right) & self._outer:
+            if node.kind == "full" or self._free(node.right) & self._outer:
                 return None
             tests = [substitute(c, left.late) for c in node.condition]
             if any(self._reads(c) or (left.match and raises(c)) for c in tests):
@@ -471,7 +474,7 @@ class Lift:
 
     def _within(self, node: Aggregate, late: dict[int, Expr]) -> Lifted:
         """One group for each combination of the outer columns that are read."""
-        to = self._domain(free(node) & self._outer)
+        to = self._domain(self._free(node) & self._outer)
         renamed = mapped(node, to.mapping)
         below = to.push.push(to.domain, renamed.input)
         keys: list[tuple[Col, Expr]] = []

@@ -46,7 +46,6 @@ from headrace.planner.logical import (
     TopK,
     Union,
     Window,
-    free,
 )
 from headrace.planner.lower import Lowering
 from headrace.planner.recursion import Carrier
@@ -178,7 +177,7 @@ class Push:
 
     def push(self, domain: Domain, node: Node) -> Node:
         """The rows of ``domain``, each beside the rows of ``node`` for it."""
-        reads = free(node) & {c.id for c in domain.columns}
+        reads = self._copies.free(node) & {c.id for c in domain.columns}
         if not reads and (isinstance(node, Recursive) or not serious(node)):
             return Join(domain.node, node)
         match node:
@@ -234,8 +233,8 @@ class Push:
         mine = {c.id for c in domain.columns}
         if node.kind == "full":
             return self._full(domain, node)
-        left_reads = bool(free(node.left) & mine) or serious(node.left)
-        right_reads = bool(free(node.right) & mine) or serious(node.right)
+        left_reads = bool(self._copies.free(node.left) & mine) or serious(node.left)
+        right_reads = bool(self._copies.free(node.right) & mine) or serious(node.right)
         if not right_reads:
             return dataclasses.replace(node, left=self.push(domain, node.left))
         if not left_reads and node.kind == "inner":

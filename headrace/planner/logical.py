@@ -4,8 +4,8 @@ Columns have plan-wide unique ids; a node's output order matters only at the roo
 inputs of ``Union`` and ``SetOp`` and for ``Values``.
 
 ``Apply`` is a join whose right side may read columns of its left side (LATERAL, subqueries
-in expressions).  The rules of ``rules/decorrelate.py`` replace every one of them; no other rule
-and no collection ever sees a node with a *free* reference, one to a column of no input of its.
+in expressions).  ``decorrelate.py`` replaces every one of them; no rule and no collection ever sees
+a node with a *free* reference, one to a column of no input of its.
 """
 
 from __future__ import annotations
@@ -518,8 +518,23 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             assert_never(node)
 
 
-def free(node: Node) -> frozenset[int]:
-    """Ids of the columns that ``node`` or something below reads and no input of it has."""
+Known = dict[int, tuple[Node, frozenset[int]]]
+"""What was found of nodes, by identity; the node is kept, so that no other one gets its place."""
+
+
+def free(node: Node, known: Known | None = None) -> frozenset[int]:
+    """Ids of the columns that ``node`` or something below reads and no input of it has.
+
+    ``known`` spares a second look at what was looked at before.
+    """
+    if known is None:
+        known = {}
+    if id(node) not in known:
+        known[id(node)] = (node, _free(node, known))
+    return known[id(node)][1]
+
+
+def _free(node: Node, known: Known) -> frozenset[int]:
     below = children(node)
     read: frozenset[int] = frozenset().union(*(refs(e) for e in expressions(node)))
     if isinstance(node, Scan):
@@ -527,5 +542,6 @@ def free(node: Node) -> frozenset[int]:
     for child in below:
         read -= ids(child)
     if isinstance(node, Apply):
-        return read | free(node.left) | (free(node.right) - ids(node.left))
-    return read.union(*(free(c) for c in below))
+        right = free(node.right, known) - ids(node.left)
+        return read | free(node.left, known) | right
+    return read.union(*(free(c, known) for c in below))

@@ -16,6 +16,7 @@ from headrace.planner.failing import serious
 from headrace.planner.logical import (
     Again,
     Col,
+    Known,
     Node,
     Project,
     Recursive,
@@ -95,6 +96,7 @@ class Copies:
         self._left = COPIED_MAX
         # By identity; the node is kept, so that no other one gets its place.
         self._named: dict[int, tuple[Node, Again]] = {}
+        self._free: Known = {}
         self.pushed: dict[Pushed, tuple[tuple[int, ...], Again]] = {}
         """Domains pushed into named plans by ``domain.Push``: the domain's columns there, the plan."""
 
@@ -106,10 +108,14 @@ class Copies:
         self._left -= size if size > SMALL else 0
         return renumbered(node, self._ids)
 
+    def free(self, node: Node) -> frozenset[int]:
+        """``logical.free``, of each node once."""
+        return free(node, self._free)
+
     def named(self, node: Node) -> Again:
         """``node`` as a plan of its own, its columns called as they are there."""
         if id(node) not in self._named:
-            numbers = sorted(free(node))
+            numbers = sorted(self.free(node))
             found = {r.id: r for r in _references(node)}
             outer = tuple((i, found[i]) for i in numbers)
             pairs = tuple((c, c.id) for c in node.columns)

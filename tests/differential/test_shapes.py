@@ -1,6 +1,6 @@
 """Random shapes of queries: the result table equals the query after every transaction.
 
-``make test`` runs 40 schemas of 25 queries, ``make test-all`` 800, which are nested more deeply.  ``HEADRACE_SHAPES`` and
+``make test`` runs 40 schemas of 25 queries, ``make test-all`` 800.  ``HEADRACE_SHAPES`` and
 ``HEADRACE_SHAPES_SEED`` change how many schemas run and where the seeds start.  A failure prints
 seed and number of the query, its text, what was done, and the rows that differ.  What create_view
 refuses is counted by reason; more than 3 % are a failure.
@@ -26,8 +26,6 @@ SEED = int(os.environ.get("HEADRACE_SHAPES_SEED", "1"))
 MORE_SCHEMAS = 760
 QUERIES = 25
 TRANSACTIONS = 5
-QUICK = (0, 1, 1, 2)
-"""How deep queries of ``make test`` are nested: planning deeper ones may take a minute."""
 ROWS_MAX = 2000
 REFUSED_MAX = 0.03
 
@@ -49,7 +47,7 @@ class Outcome:
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + SCHEMAS))
 def test_shapes(seed, source, commander):
-    judge(run(seed, source, commander, quick=True))
+    judge(run(seed, source, commander))
 
 
 @pytest.mark.slow
@@ -72,18 +70,9 @@ def judge(outcome: Outcome) -> None:
     assert not outcome.wrong, "\n\n".join(outcome.wrong)
 
 
-def run(
-    seed: int,
-    source,
-    commander,
-    only: set[int] | None = None,
-    *,
-    quick: bool = False,
-) -> Outcome:
+def run(seed: int, source, commander, only: set[int] | None = None) -> Outcome:
     """One schema: its views (``only`` those numbers), then its transactions."""
     shapes, outcome = Shapes(seed), Outcome()
-    if quick:
-        shapes.depths = QUICK
     setup = shapes.ddl()
     for table in shapes.tables:
         if shapes.rng.random() < 0.85:

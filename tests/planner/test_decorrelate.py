@@ -16,6 +16,7 @@ import pytest
 from headrace.planner import PlanRequest, renumber
 from headrace.planner.decorrelate import decorrelate
 from headrace.planner.logical import Apply, children, free
+from headrace.planner.named import named
 from headrace.planner.optimise import optimise
 from headrace.planner.plan import plan
 from tests.differential.subqueries import DDL, Maker
@@ -323,3 +324,48 @@ def test_random_shapes(seed, random_data, monkeypatch):
             want = rows(random_data, query)
             for stage, text in by_stage.items():
                 assert rows(random_data, text) == want, f"{stage}: {query}\n{text}"
+
+
+def nested(depth, level=1):
+    """A query whose subqueries read columns of all queries around them, two in each."""
+    mine = f"t{level}"
+    outer = " + ".join(f"t{i}.x" for i in range(level))
+    more = "true"
+    if level < depth:
+        inner = nested(depth, level + 1)
+        more = f"{mine}.id < ({inner}) AND {mine}.a > ({inner})"
+    return (
+        f"SELECT sum({mine}.x) FROM db {mine} JOIN db u{level} ON u{level}.a <= {mine}.x + t0.x"
+        f" WHERE {mine}.a < {outer} AND {more}"
+    )
+
+
+@pytest.mark.usefixtures("data")
+def test_plans_do_not_grow_exponentially_with_the_depth(data):
+    """Each level has twice the subqueries of the one around it."""
+
+    def size(depth):
+        query = f"SELECT id, ({nested(depth)}) AS v FROM da t0"
+        planned = plan(data, PlanRequest(query))
+        plans = [planned.logical, *named(planned.logical).values()]
+        return sum(1 for p in plans for _ in walk(p))
+
+    assert size(5) < 4 * size(4)
+
+
+def test_what_is_named_stands_in_the_plan_once(data, monkeypatch):
+    arms = "SELECT x FROM db WHERE a < da.x UNION ALL SELECT y FROM dc WHERE b < da.x"
+    query = f"SELECT id, (SELECT sum(q.x) FROM ({arms}) q) AS v FROM da"
+    copied = plan(data, PlanRequest(query))
+    assert "Again" not in copied.explain["optimised"]
+    monkeypatch.setattr(renumber, "COPIED_MAX", 0)
+    monkeypatch.setattr(renumber, "SMALL", 0)
+    planned = plan(data, PlanRequest(query))
+    lines = [line.strip() for line in planned.explain["optimised"].splitlines()]
+    names = [line for line in lines if line.startswith("Again")]
+    assert len(names) > len(named(planned.optimised))
+    scans = [line for line in lines if line.startswith("Scan public.da")]
+    assert len(scans) == 2, (
+        "the query's own, and that of the domain, which is read twice"
+    )
+    assert len(planned.physical.nodes) <= len(copied.physical.nodes)
