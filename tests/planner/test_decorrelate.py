@@ -326,6 +326,9 @@ def test_random_shapes(seed, random_data, monkeypatch):
                 assert rows(random_data, text) == want, f"{stage}: {query}\n{text}"
 
 
+PUBLIC = {"search_path": "public"}
+
+
 def nested(depth, level=1):
     """A query whose subqueries read columns of all queries around them, two in each."""
     mine = f"t{level}"
@@ -346,7 +349,7 @@ def test_plans_do_not_grow_exponentially_with_the_depth(data):
 
     def size(depth):
         query = f"SELECT id, ({nested(depth)}) AS v FROM da t0"
-        planned = plan(data, PlanRequest(query))
+        planned = plan(data, PlanRequest(query, settings=PUBLIC))
         plans = [planned.logical, *named(planned.logical).values()]
         return sum(1 for p in plans for _ in walk(p))
 
@@ -356,11 +359,11 @@ def test_plans_do_not_grow_exponentially_with_the_depth(data):
 def test_what_is_named_stands_in_the_plan_once(data, monkeypatch):
     arms = "SELECT x FROM db WHERE a < da.x UNION ALL SELECT y FROM dc WHERE b < da.x"
     query = f"SELECT id, (SELECT sum(q.x) FROM ({arms}) q) AS v FROM da"
-    copied = plan(data, PlanRequest(query))
+    copied = plan(data, PlanRequest(query, settings=PUBLIC))
     assert "Again" not in copied.explain["optimised"]
     monkeypatch.setattr(renumber, "COPIED_MAX", 0)
     monkeypatch.setattr(renumber, "SMALL", 0)
-    planned = plan(data, PlanRequest(query))
+    planned = plan(data, PlanRequest(query, settings=PUBLIC))
     lines = [line.strip() for line in planned.explain["optimised"].splitlines()]
     names = [line for line in lines if line.startswith("Again")]
     assert len(names) > len(named(planned.optimised))
