@@ -40,7 +40,8 @@ def _node(  # noqa: C901  one case per node
         case plan.Source():
             width = len(node.columns)
             assert len(load_columns(node)) >= width
-            return Counter(row[:width] for row in tables.get(node.table_oid, ()))
+            shown = Counter(row[:width] for row in tables.get(node.table_oid, ()))
+            return _filter(node.wanted, shown)
         case plan.Filter():
             return _filter(node.predicates, inputs[0])
         case plan.Map():

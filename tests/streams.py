@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from headrace.collections.plan import Source, SourceColumn
 from headrace.collections.source import load_columns
+from headrace.expressions.ir import Expr
 from headrace.kernels import text
 from headrace.kernels.pgoutput import Changes
 from headrace.types import Field
@@ -46,6 +47,7 @@ class Table:
     key: tuple[int, ...]
     """Places of the key columns; empty for REPLICA IDENTITY FULL."""
     needed: tuple[int, ...] | None = None
+    wanted: tuple[Expr, ...] = ()
     rows: list[Texts] = field(default_factory=list)
 
     def source(self, node_id: str) -> Source:
@@ -64,6 +66,7 @@ class Table:
             key=tuple(all_columns[i] for i in self.key),
             full_identity=not self.key,
             schema=tuple(Field(c.name, c.oid) for c in columns),
+            wanted=self.wanted,
         )
 
     def typed(self) -> list[Row]:

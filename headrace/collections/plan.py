@@ -28,7 +28,7 @@ class SourceColumn:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """All rows of one base table (one node per table of a view, shared by its scans).
+    """The rows of one base table (one node per table of a view, shared by its scans).
 
     ``columns`` are the output; ``key`` are the primary-key (or replica-identity index) columns,
     empty when the table has REPLICA IDENTITY FULL and rows are kept as a multiset.
@@ -41,9 +41,11 @@ class Source:
     columns: tuple[SourceColumn, ...]
     key: tuple[SourceColumn, ...]
     full_identity: bool
-    pushdown: str = ""
-    """SQL predicate over the table's own columns that population may add to its COPY, or ''."""
+    pushdown: tuple[str, ...] = ()
+    """``wanted`` as SQL that population adds to its COPY: text, place in ``columns``, text, …"""
     schema: Schema = ()
+    wanted: tuple[Expr, ...] = ()
+    """Rows for which not all of these are true are neither kept nor shown.  None of them may fail."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,10 @@
 The stream carries, for most tables, only the key of an old row.  So the source keeps the needed
 columns of every row by key: that gives the row to retract, and the values that an UPDATE left
 out because they are stored apart and did not change (TOAST).
+
+Rows that no reader wants (``plan.Source.wanted``) are not kept.  The planner asks for that only
+where no needed value can be stored apart, or where the stream carries whole old rows: else an
+UPDATE could bring a row into view of which we had never seen some value.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from headrace.errors import (
     StructureChanged,
     UnsupportedError,
 )
+from headrace.expressions.evaluate import Program
 from headrace.kernels import rows, source, text
 from headrace.state import layout
 from headrace.state.contract import MapState, StateStore
@@ -73,12 +78,12 @@ class _Ops:
 class Source(Collection):
     """All rows of a base table.
 
-    Meaning: the multiset of the table's rows, reduced to the needed columns.  Ops are carried out
+    Meaning: the multiset of the table's wanted rows, reduced to the needed columns.  Ops are carried out
         in stream order; what an op sequence leaves as it was yields no diff.  Input is no diff
         batch, so there are no negative weights.
     Shape: change batch (or population rows) -> ``columns``; key: the table's.
     State: ``id``: canonical key -> row; with REPLICA IDENTITY FULL row -> weight.  As large as
-        the needed columns of the table.
+        the needed columns of the wanted rows.
     Time: emits on apply.
     Errors: StructureChanged when a needed column has no number in the batch; DefiniteFailure when
         the replica identity changed; BugError when the stream does not fit the rows kept.
@@ -93,6 +98,7 @@ class Source(Collection):
         places = {c.attnum: i for i, c in enumerate(self._load_columns)}
         self._key_places = [places[c.attnum] for c in node.key]
         self._key_oids = [c.oid for c in node.key]
+        self._wanted = [Program((expr,), None) for expr in node.wanted]
         self._state: MapState
 
     def open(self, store: StateStore) -> None:
@@ -222,13 +228,15 @@ class Source(Collection):
             values = self._fill(ops, start, end, values, slots, before)
         new_rows = encode(values, end - start)
         there = [row is not None for row in before]
+        partial = bool(self._wanted)
         after, bad, why = source.replay(
-            ops.ops, ops.old_keys, ops.new_keys, start, end, slots, there
+            ops.ops, ops.old_keys, ops.new_keys, start, end, slots, there, partial
         )
         if why:
             raise self._misfit(ops.ops[bad], missing=why == source.MISSING)
+        wanted = self._mask(values, end - start).to_pylist() if self._wanted else None
         went, came, put_keys, put_values = source.changes(
-            keys, before, after, new_rows, start
+            keys, before, after, new_rows, wanted, start
         )
         self._state.put_many(put_keys, put_values)
         if not values:
@@ -254,6 +262,12 @@ class Source(Collection):
                 continue
             key = ops.old_keys[place] or ops.new_keys[place]
             row = None if key is None else before[slots[key]]
+            if row is None and self._wanted:
+                raise StructureChanged(
+                    f"an update of table {self._table} leaves out values that are not kept",
+                    detail="They have come to be stored apart since the view was created.",
+                    hint=RESYNC,
+                )
             if row is None:
                 raise self._misfit(source.UPDATE, missing=True)
             index[place - start] = len(old_rows)
@@ -302,7 +316,14 @@ class Source(Collection):
             (old, old_batch.num_rows, -1),
             (new, new_batch.num_rows, 1),
         ):
-            consolidator.add(encode(columns, count), [weight] * count)
+            kept = encode(columns, count)
+            if self._wanted and count:
+                kept = (
+                    pa.array(kept, pa.binary())
+                    .filter(self._mask(columns, count))
+                    .to_pylist()
+                )
+            consolidator.add(kept, [weight] * len(kept))
         net, weights = consolidator.items()
         self._add(net, weights)
         return self._decoded(net, weights)
@@ -318,6 +339,14 @@ class Source(Collection):
         self._state.put_many(net, values)
 
     # --- both
+
+    def _mask(self, columns: list[pa.Array], count: int) -> pa.Array:
+        """Which rows are wanted."""
+        masks = [program.run(columns, count)[0] for program in self._wanted]
+        mask = pc.fill_null(masks[0], fill_value=False)
+        for other in masks[1:]:
+            mask = pc.and_(mask, pc.fill_null(other, fill_value=False))
+        return mask
 
     def _truncate(self) -> list[pa.RecordBatch]:
         out: list[pa.RecordBatch] = []

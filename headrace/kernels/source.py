@@ -90,10 +90,12 @@ def replay(
     end: int,
     slots: dict[bytes, int],
     present: list[bool],
+    partial: bool,
 ) -> tuple[list[int], int, int]:
     """Carry out ops ``start`` to ``end`` in order.
 
-    ``present`` says which keys have a row before.  Returns, per slot, the op whose new row the
+    ``present`` says which keys have a row before; ``partial``: only of some rows it is known, so
+    that none can be missing.  Returns, per slot, the op whose new row the
     key has afterwards (or ``NO_ROW``, ``UNTOUCHED``), then the position of the first op that does
     not fit and what is wrong with it (``MISSING``, ``PRESENT``); -1 and 0 if all fit.
     """
@@ -109,7 +111,7 @@ def replay(
             if old is None:
                 old = new_keys[i]
             slot = slots[old]
-            if not there[slot]:
+            if not there[slot] and not partial:
                 return after, i, 1
             there[slot] = False
             after[slot] = -1
@@ -127,11 +129,13 @@ def changes(
     before: list[bytes | None],
     after: list[int],
     rows: list[bytes],
+    wanted: list[bool] | None,
     start: int,
 ) -> tuple[list[bytes], list[int], list[bytes], list[bytes | None]]:
     """What a replay did to the rows that are kept.
 
-    ``rows`` are the new rows of the ops from ``start`` on.  Returns the rows that went, the
+    ``rows`` are the new rows of the ops from ``start`` on, of which the ``wanted`` ones are kept (None:
+    all).  Returns the rows that went, the
     positions in ``rows`` of those that came, and the keys and values to store (None deletes).
     A key that ends with the row it had takes no part.
     """
@@ -148,6 +152,8 @@ def changes(
             continue
         old = before[slot]
         new = None if at == -1 else rows[at - first]
+        if wanted is not None and at != -1 and not wanted[at - first]:
+            new = None
         if old == new:
             continue
         if old is not None:

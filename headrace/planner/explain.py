@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -33,6 +34,7 @@ from headrace.planner.logical import (
 from headrace.planner.scalar import Expr, Ref, show
 
 _INDENT: Final = "  "
+_OPERATOR: Final = re.compile(r"OPERATOR\(pg_catalog\.([^)]+)\)")
 
 
 def explain_logical(node: Node) -> str:
@@ -275,7 +277,8 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
                 if node.full_identity
                 else "key " + ", ".join(k.name for k in node.key)
             )
-            return f"{node.schema_name}.{node.table_name} by {identity}"
+            text = f"{node.schema_name}.{node.table_name} by {identity}"
+            return text + _where(node)
         case physical.Fused():
             return " + ".join(type(s).__name__ for s in node.steps)
         case physical.Join():
@@ -309,6 +312,19 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
             return ""
 
 
+def _where(node: physical.Source) -> str:
+    """Which rows of the table are kept, where not all are."""
+    if not node.wanted:
+        return ""
+    if not node.pushdown:
+        return f" where {len(node.wanted)} predicates are true"
+    parts = [
+        node.columns[int(part)].name if number % 2 else part
+        for number, part in enumerate(node.pushdown)
+    ]
+    return " where " + _OPERATOR.sub(r"\1", "".join(parts))
+
+
 def _inner(node: physical.Node) -> str:
     return f"{node.id} {_detail(node)}".strip()
 
@@ -316,7 +332,8 @@ def _inner(node: physical.Node) -> str:
 def _state(node: physical.Node) -> str:
     match node:
         case physical.Source():
-            return "all rows of the table, columns above"
+            rows = "wanted" if node.wanted else "all"
+            return f"{rows} rows of the table, columns above"
         case physical.Join():
             if node.left_only and not node.residual:
                 return "all rows of the left, one entry per key of the right"

@@ -4,13 +4,15 @@ Column ids become positions, joins get their keys, aggregates their prepared arg
 chains of filters and maps are fused into one collection on a synchronous edge.  One
 ``Source`` per table is shared by all scans of the view, each a chain over it.
 
-Nothing is pushed into the extraction of a table (``Source.pushdown`` stays empty): the row
-store must know every row, because a later UPDATE may bring it into the filter.
+A source leaves out rows that no scan wants, in the extraction and in the stream, if an UPDATE that
+brings one into view tells all of it: where no needed value can be stored apart (TOAST), or the
+stream carries whole old rows.  Filters stay where they are, so this is never what a result rests on.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -36,10 +38,11 @@ from headrace.planner.scalar import (
     native,
     raises,
     refs,
+    substitute,
     trusted,
 )
 from headrace.planner.sharing import shared
-from headrace.planner.tables import Table, TableColumn
+from headrace.planner.tables import TableColumn
 from headrace.planner.typekeys import identifies, is_key
 from headrace.types import Field, Schema
 
@@ -107,6 +110,8 @@ class Builder:
         self._estimates = Estimates()
         self.remotes: list[Expr] = []
         """Every expression that Postgres will evaluate."""
+        self.pushed: list[Expr] = []
+        """What extractions are narrowed by, as Postgres will evaluate it."""
         self.sets: list[tuple[Call, ...]] = []
         """Every list of functions in FROM (or set-returning ones) that it will run."""
         self._step: _Step | None = None
@@ -116,8 +121,8 @@ class Builder:
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
         """The plan whose sink has ``columns``."""
-        for table, fields in _tables(plan).values():
-            self._source(table, fields)
+        for scans in _by_table(plan).values():
+            self._source(scans)
         last = self._close(self._chain(plan))
         node_id = self._id("sink")
         self._nodes.append(p.Sink(node_id, last, columns))
@@ -280,7 +285,10 @@ class Builder:
 
     # -- sources
 
-    def _source(self, table: Table, fields: tuple[TableColumn, ...]) -> None:
+    def _source(self, scans: list[lg.Scan]) -> None:
+        table = scans[0].table
+        needed = {f.attnum for s in scans for _, f in (*s.fields, *s.hidden)}
+        fields = tuple(c for c in table.columns if c.attnum in needed)
         node_id = self._id("source")
         columns = tuple(_source_column(f) for f in fields)
         key = tuple(_source_column(table.column(number)) for number in table.key)
@@ -291,6 +299,11 @@ class Builder:
                     f'primary key of table "{table.name}" over type {name}'
                     " is not supported"
                 )
+        tests: tuple[Expr, ...] = ()
+        if table.full or not any(f.apart for f in fields):
+            tests = self._tests(scans)
+        self.pushed.extend(tests)
+        places = {-f.attnum: i for i, f in enumerate(fields)}
         self._nodes.append(
             p.Source(
                 id=node_id,
@@ -303,11 +316,51 @@ class Builder:
                 schema=tuple(
                     Field(f.name, f.oid, f.typmod, f.collation) for f in fields
                 ),
+                pushdown=self._pushdown(tests, places),
+                wanted=tuple(self._native(e, places) for e in tests),
             )
         )
         self._sources[table.oid] = (node_id, fields)
         if (known := table_size(table, fields)) is not None:
-            self.sizes[node_id] = known
+            shown = [self._estimates.rows(s) or known.rows for s in scans]
+            rows = min(known.rows, sum(shown)) if tests else known.rows
+            self.sizes[node_id] = replace(known, rows=rows)
+
+    def _tests(self, scans: list[lg.Scan]) -> tuple[Expr, ...]:
+        """What is true of all rows that any of ``scans`` shows, over columns -attnum."""
+        arms: dict[tuple[Expr, ...], None] = {}
+        for scan in scans:
+            fields = (*scan.fields, *scan.hidden)
+            names: dict[int, Expr] = {
+                c.id: replace(c.ref, id=-f.attnum) for c, f in fields
+            }
+            own = [p for p in scan.predicates if native(p) and not raises(p)]
+            if not any(isinstance(p, Call) and p.symbol != "is_not_null" for p in own):
+                return ()  # hardly a row less
+            arms[tuple(substitute(p, names) for p in own)] = None
+        if len(arms) == 1:
+            return next(iter(arms))
+        logic = self._lowering.logic
+        each = [logic("and", arm) if len(arm) > 1 else arm[0] for arm in arms]
+        return (logic("or", tuple(each)),)
+
+    def _pushdown(
+        self, tests: tuple[Expr, ...], places: dict[int, int]
+    ) -> tuple[str, ...]:
+        """``tests`` as SQL: text, place of a column, text and so on."""
+        if not tests:
+            return ()
+
+        def text(mark: str) -> str:
+            exprs = (
+                self._lowering.sql(e, lambda ref: mark.format(places[ref.id]))
+                for e in tests
+            )
+            return " AND ".join(exprs)
+
+        plain = text("")
+        mark = next(m for i in itertools.count() if (m := f"column_{i}_") not in plain)
+        return tuple(re.split(rf"{mark}(\d+)_", text(mark + "{}_")))
 
     def _scan(self, node: lg.Scan) -> _Chain:
         source, fields = self._sources[node.table.oid]
@@ -745,23 +798,16 @@ def _source_column(column: TableColumn) -> p.SourceColumn:
     )
 
 
-def _tables(plan: lg.Node) -> dict[int, tuple[Table, tuple[TableColumn, ...]]]:
-    """Every table of the plan with the columns that any of its scans needs."""
-    needed: dict[int, set[int]] = defaultdict(set)
-    tables: dict[int, Table] = {}
+def _by_table(plan: lg.Node) -> dict[int, list[lg.Scan]]:
+    """Every scan of the plan, by table."""
+    found: dict[int, list[lg.Scan]] = defaultdict(list)
 
     def visit(node: lg.Node) -> None:
         if isinstance(node, lg.Scan):
-            tables.setdefault(node.table.oid, node.table)
-            needed[node.table.oid] |= {
-                f.attnum for _, f in (*node.fields, *node.hidden)
-            }
+            found[node.table.oid].append(node)
         for child in lg.children(node):
             visit(child)
 
     for each in (plan, *named(plan).values()):
         visit(each)
-    return {
-        oid: (table, tuple(c for c in table.columns if c.attnum in needed[oid]))
-        for oid, table in tables.items()
-    }
+    return found

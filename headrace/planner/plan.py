@@ -9,11 +9,13 @@ One transaction, always rolled back: nothing is left in the user's database.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import psycopg
 
+from headrace.collections.plan import PhysicalPlan, Source
 from headrace.errors import UnsupportedError
 from headrace.planner import (
     check,
@@ -101,7 +103,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         builder = Builder(lowering, request.recursions)
         placed = each(optimised, partial(place_singles, lowering=lowering))
         physical = builder.build(placed, columns)
-        _prove(conn, lowering, constants, builder.remotes)
+        physical = _proven(conn, lowering, constants, builder, physical)
         functions_in_from.prove(conn, lowering, constants, builder.sets, plain)
         return Planned(
             columns=columns,
@@ -168,6 +170,28 @@ def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
 
 
 # -- proof
+
+
+def _proven(
+    conn: Connection,
+    lowering: Lowering,
+    constants: Constants,
+    builder: Builder,
+    physical: PhysicalPlan,
+) -> PhysicalPlan:
+    """``physical`` if Postgres will evaluate what we mean, without what only spares it work."""
+    try:
+        _prove(conn, lowering, constants, [*builder.remotes, *builder.pushed])
+    except UnsupportedError:
+        if not builder.pushed:
+            raise
+        _prove(conn, lowering, constants, builder.remotes)
+        nodes = (
+            replace(n, pushdown=()) if isinstance(n, Source) else n
+            for n in physical.nodes
+        )
+        return replace(physical, nodes=tuple(nodes))
+    return physical
 
 
 def _prove(

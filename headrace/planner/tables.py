@@ -28,6 +28,8 @@ class TableColumn:
     collation: int
     not_null: bool
     generated: bool
+    apart: bool = True
+    """Whether its values may be stored apart (TOAST): an UPDATE that keeps one does not tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relrepli
            AND CASE c.relreplident WHEN 'i' THEN indisreplident ELSE indisprimary END)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
 _COLUMNS: Final = """
-SELECT attnum, attname, atttypid, atttypmod, attcollation, attnotnull, attgenerated <> ''
+SELECT attnum, attname, atttypid, atttypmod, attcollation, attnotnull, attgenerated <> '',
+       attstorage <> 'p' AND (SELECT reltoastrelid <> 0 FROM pg_class c WHERE c.oid = attrelid)
   FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum"""
 _KINDS: Final = {
@@ -157,13 +160,13 @@ def load_columns(
 
 
 def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
-    attnum, name, oid, typmod, collation, not_null, generated = row
+    attnum, name, oid, typmod, collation, *flags = row
     found = catalog.type(oid)
     while found.kind == "d":
         # A domain over varchar(5) keeps the length; collations are the column's own.
         typmod = found.base_typmod
         found = catalog.type(found.base)
-    return TableColumn(attnum, name, found.oid, typmod, collation, not_null, generated)
+    return TableColumn(attnum, name, found.oid, typmod, collation, *flags)
 
 
 def refuse_system(oid: int, schema: str, name: str, position: int | None) -> None:

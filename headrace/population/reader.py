@@ -126,13 +126,24 @@ def copy_statement(
             sql.SQL("ctid < {}").format(sql.Literal(f"({blocks.last},0)"))
         )
     if source.pushdown:
-        conditions.append(sql.SQL("({})").format(sql.SQL(source.pushdown)))
+        conditions.append(_condition(source))
     where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions))
     return sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT").format(
         sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
         sql.Identifier(source.schema_name, source.table_name),
         where if conditions else sql.SQL(""),
     )
+
+
+def _condition(source: Source) -> sql.Composed:
+    """Which rows are wanted, by the names that the columns have now."""
+    parts: list[sql.Composable] = []
+    for number, part in enumerate(source.pushdown):
+        if number % 2:
+            parts.append(sql.Identifier(source.columns[int(part)].name))
+        else:
+            parts.append(sql.SQL(part))
+    return sql.SQL("({})").format(sql.Composed(parts))
 
 
 def _parse(source: Source, column: SourceColumn, values: pa.Array) -> pa.Array:

@@ -16,7 +16,7 @@ from headrace.errors import (
 from headrace.state.memory import MemoryStore
 from headrace.types import INT4, TEXT
 from tests.ledger import lines
-from tests.plans import table
+from tests.plans import col, native, number, table
 from tests.streams import DELETE, INSERT, TRUNCATE, UPDATE, Op, Table
 
 A, B, C = ("1", "1", "x", "1.0"), ("2", "2", "y", "2.0"), ("3", None, "z", "3")
@@ -120,6 +120,45 @@ def test_unchanged_values_come_from_the_old_row(here: Table) -> None:
         Op(INSERT, inserted),
         Op(UPDATE, changed, inserted, frozenset({2, 3})),
     ) == ["+ 4 1 new 0", "+ 5 2 y 7", "- 4 2 y 2.0"]
+
+
+def test_rows_that_nobody_wants_are_not_kept(here: Table) -> None:
+    here.wanted = (native(">", col(1), number(1)),)
+    made, store = opened(here)
+    assert send(made, here, Op(INSERT, A), Op(INSERT, B), Op(INSERT, C)) == [
+        "+ 2 2 y 2.0"
+    ]
+    assert len(store.dump()["s"]) == 1
+    first = ("1", "5", "x", "1.0")
+    assert send(made, here, Op(UPDATE, first, A)) == ["+ 1 5 x 1.0"]
+    assert send(made, here, Op(UPDATE, A, first)) == ["- 1 5 x 1.0"]
+    moved = ("7", "9", "x", "1.0")
+    assert send(
+        made,
+        here,
+        Op(UPDATE, first, A),
+        Op(UPDATE, moved, first),
+        Op(DELETE, None, C),
+        Op(INSERT, C),
+        Op(UPDATE, ("2", None, "y", "2.0"), B),
+    ) == ["+ 7 9 x 1.0", "- 2 2 y 2.0"]
+    assert send(made, here, Op(DELETE, None, C)) == []
+    assert send(made, here, Op(TRUNCATE)) == ["- 7 9 x 1.0"]
+    assert store.dump() == {"s": []}
+
+
+def test_a_value_that_was_not_kept_stops_the_view() -> None:
+    here = table(1)
+    here.wanted = (native(">", col(1), number(1)),)
+    made, _ = opened(here)
+    send(made, here, Op(INSERT, A), Op(INSERT, B))
+    kept = ("2", "3", "y", "2.0")
+    assert send(made, here, Op(UPDATE, kept, B, frozenset({2}))) == [
+        "+ 2 3 y 2.0",
+        "- 2 2 y 2.0",
+    ]
+    with pytest.raises(StructureChanged, match="not kept"):
+        send(made, here, Op(UPDATE, ("1", "5", "x", "1.0"), A, frozenset({2})))
 
 
 def test_an_unchanged_null_stays_null() -> None:

@@ -12,11 +12,13 @@ import pytest
 from headrace.collections import plan
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan, Source, SourceColumn
+from headrace.expressions.ir import Column, Literal, Native
 from headrace.kernels import text
 from headrace.kernels.pgoutput import Changes, Decoder
 from headrace.state.memory import MemoryStore
-from headrace.types import PINNED_SETTINGS, Field
+from headrace.types import FLOAT8, PINNED_SETTINGS, Field
 from tests.collections.test_dataflow import accumulate, counted
+from tests.plans import native
 from tests.streams import numbered
 
 COLUMNS = "id, k, big, doc, n, f, ts"
@@ -28,7 +30,10 @@ CREATE TABLE {name} (id int, k text COLLATE "C", big text, doc jsonb, n numeric,
 APART = "ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL"
 
 
-def describe(conn, name: str) -> PhysicalPlan:
+WANTED = "f > 0"
+
+
+def describe(conn, name: str, *, wanted: bool = False) -> PhysicalPlan:
     rows = conn.execute(
         "SELECT attnum, attname, atttypid::int, atttypmod, attcollation::int"
         " FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY 1",
@@ -40,8 +45,14 @@ def describe(conn, name: str) -> PhysicalPlan:
     ).fetchone()
     full = identity in ("f", b"f")
     key = () if full else columns[:2]
+    tests: tuple[Native, ...] = ()
+    if wanted:
+        # As the planner does it: of a keyed table nothing that is stored apart is read.
+        columns = tuple(c for c in columns if full or c.name not in ("big", "doc"))
+        place = [c.name for c in columns].index("f")
+        tests = (native(">", Column(place, FLOAT8), Literal("0", FLOAT8)),)
     schema = tuple(Field(c.name, c.oid) for c in columns)
-    source = Source("s", oid, "public", name, columns, key, full, "", schema)
+    source = Source("s", oid, "public", name, columns, key, full, (), schema, tests)
     return PhysicalPlan((source, plan.Sink("k", "s", schema)))
 
 
@@ -51,7 +62,7 @@ def shown(conn, physical: PhysicalPlan) -> Counter:
     flow = Dataflow(physical, MemoryStore(), None, 0)
     rows = conn.execute(
         f"SELECT {', '.join(c.name + '::text' for c in source.columns)}"
-        f" FROM {source.table_name}"
+        f" FROM {source.table_name} WHERE {WANTED if source.wanted else 'true'}"
     ).fetchall()
     flow.load(
         source.table_oid,
@@ -93,9 +104,12 @@ def random_statement(rng: random.Random, name: str) -> str:
     return f"UPDATE {name} SET {column} = {value} WHERE {where}"
 
 
+@pytest.mark.parametrize("wanted", [False, True], ids=["all", "wanted"])
 @pytest.mark.parametrize("identity", ["key", "full"])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_follows_a_table(database: str, identity: str, seed: int) -> None:
+def test_it_follows_a_table(
+    database: str, identity: str, seed: int, wanted: bool
+) -> None:
     rng = random.Random(seed)
     with psycopg.connect(database, autocommit=True) as conn:
         for name, value in PINNED_SETTINGS.items():
@@ -108,18 +122,18 @@ def test_it_follows_a_table(database: str, identity: str, seed: int) -> None:
         if identity == "full":
             conn.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
         conn.execute(f"CREATE PUBLICATION p FOR TABLE {name}")
-        slot = f"c_source_{identity}_{seed}"
+        slot = f"c_source_{identity}_{seed}_{wanted}".lower()
         conn.execute(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,)
         )
         try:
-            follow(conn, name, slot, rng)
+            follow(conn, describe(conn, name, wanted=wanted), slot, rng)
         finally:
             conn.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
 
-def follow(conn, name: str, slot: str, rng: random.Random) -> None:
-    physical = describe(conn, name)
+def follow(conn, physical: PhysicalPlan, slot: str, rng: random.Random) -> None:
+    name = physical.sources[0].table_name
     store = MemoryStore()
     flow = Dataflow(physical, store, None, 0)
     decoder = Decoder()
