@@ -42,7 +42,7 @@ from headrace.planner.scalar import (
     trusted,
 )
 from headrace.planner.sharing import shared
-from headrace.planner.tables import TableColumn
+from headrace.planner.tables import Table, TableColumn
 from headrace.planner.typekeys import identifies, is_key
 from headrace.types import Field, Schema
 
@@ -303,7 +303,7 @@ class Builder:
         if table.full or not any(f.apart for f in fields):
             tests = self._tests(scans)
         self.pushed.extend(tests)
-        places = {-f.attnum: i for i, f in enumerate(fields)}
+        places = {_own(table, f.attnum): i for i, f in enumerate(fields)}
         self._nodes.append(
             p.Source(
                 id=node_id,
@@ -327,12 +327,12 @@ class Builder:
             self.sizes[node_id] = replace(known, rows=rows)
 
     def _tests(self, scans: list[lg.Scan]) -> tuple[Expr, ...]:
-        """What is true of all rows that any of ``scans`` shows, over columns -attnum."""
+        """What is true of all rows that any of ``scans`` shows, over columns ``_own``."""
         arms: dict[tuple[Expr, ...], None] = {}
         for scan in scans:
             fields = (*scan.fields, *scan.hidden)
             names: dict[int, Expr] = {
-                c.id: replace(c.ref, id=-f.attnum) for c, f in fields
+                c.id: replace(c.ref, id=_own(scan.table, f.attnum)) for c, f in fields
             }
             own = [p for p in scan.predicates if native(p) and not raises(p)]
             if not any(isinstance(p, Call) and p.symbol != "is_not_null" for p in own):
@@ -767,6 +767,11 @@ def _made(place: int, expr: Expr) -> lg.Col:
     return lg.Col(
         -100_000 - place, f"key_{place}", expr.oid, expr.typmod, expr.collation
     )
+
+
+def _own(table: Table, attnum: int) -> int:
+    """The id of a column of the table itself: no other id is so far below 0 (an OID is over 16 383)."""
+    return -(table.oid << 16) - attnum
 
 
 def _place(order: list[Ref], ref: Ref) -> int:
