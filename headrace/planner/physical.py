@@ -3,16 +3,11 @@
 Column ids become positions, joins get their keys, aggregates their prepared arguments;
 chains of filters and maps are fused into one collection on a synchronous edge.  One
 ``Source`` per table is shared by all scans of the view, each a chain over it.
-
-A source leaves out rows that no scan wants, in the extraction and in the stream, if an UPDATE that
-brings one into view tells all of it: where no needed value can be stored apart (TOAST), or the
-stream carries whole old rows.  Filters stay where they are, so this is never what a result rests on.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -22,11 +17,10 @@ from headrace.collections import plan as p
 from headrace.errors import UnsupportedError
 from headrace.expressions import ir
 from headrace.expressions.keys import order_native
+from headrace.planner import extraction, recursion
 from headrace.planner import logical as lg
-from headrace.planner import recursion
 from headrace.planner.estimates import Estimates, Size, table_size
 from headrace.planner.lower import RECORDS, Lowering
-from headrace.planner.named import named
 from headrace.planner.request import RECURSIONS
 from headrace.planner.scalar import (
     CLOCK,
@@ -38,11 +32,10 @@ from headrace.planner.scalar import (
     native,
     raises,
     refs,
-    substitute,
     trusted,
 )
 from headrace.planner.sharing import shared
-from headrace.planner.tables import Table, TableColumn
+from headrace.planner.tables import TableColumn
 from headrace.planner.typekeys import identifies, is_key
 from headrace.types import Field, Schema
 
@@ -121,7 +114,7 @@ class Builder:
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
         """The plan whose sink has ``columns``."""
-        for scans in _by_table(plan).values():
+        for scans in extraction.by_table(plan).values():
             self._source(scans)
         last = self._close(self._chain(plan))
         node_id = self._id("sink")
@@ -301,9 +294,9 @@ class Builder:
                 )
         tests: tuple[Expr, ...] = ()
         if table.full or not any(f.apart for f in fields):
-            tests = self._tests(scans)
+            tests = extraction.wanted(scans, self._lowering)
         self.pushed.extend(tests)
-        places = {_own(table, f.attnum): i for i, f in enumerate(fields)}
+        places = {extraction.own(table, f.attnum): i for i, f in enumerate(fields)}
         self._nodes.append(
             p.Source(
                 id=node_id,
@@ -316,7 +309,7 @@ class Builder:
                 schema=tuple(
                     Field(f.name, f.oid, f.typmod, f.collation) for f in fields
                 ),
-                pushdown=self._pushdown(tests, places),
+                pushdown=extraction.pushdown(tests, places, self._lowering),
                 wanted=tuple(self._native(e, places) for e in tests),
             )
         )
@@ -325,42 +318,6 @@ class Builder:
             shown = [self._estimates.rows(s) or known.rows for s in scans]
             rows = min(known.rows, sum(shown)) if tests else known.rows
             self.sizes[node_id] = replace(known, rows=rows)
-
-    def _tests(self, scans: list[lg.Scan]) -> tuple[Expr, ...]:
-        """What is true of all rows that any of ``scans`` shows, over columns ``_own``."""
-        arms: dict[tuple[Expr, ...], None] = {}
-        for scan in scans:
-            fields = (*scan.fields, *scan.hidden)
-            names: dict[int, Expr] = {
-                c.id: replace(c.ref, id=_own(scan.table, f.attnum)) for c, f in fields
-            }
-            own = [p for p in scan.predicates if native(p) and not raises(p)]
-            if not any(isinstance(p, Call) and p.symbol != "is_not_null" for p in own):
-                return ()  # hardly a row less
-            arms[tuple(substitute(p, names) for p in own)] = None
-        if len(arms) == 1:
-            return next(iter(arms))
-        logic = self._lowering.logic
-        each = [logic("and", arm) if len(arm) > 1 else arm[0] for arm in arms]
-        return (logic("or", tuple(each)),)
-
-    def _pushdown(
-        self, tests: tuple[Expr, ...], places: dict[int, int]
-    ) -> tuple[str, ...]:
-        """``tests`` as SQL: text, place of a column, text and so on."""
-        if not tests:
-            return ()
-
-        def text(mark: str) -> str:
-            exprs = (
-                self._lowering.sql(e, lambda ref: mark.format(places[ref.id]))
-                for e in tests
-            )
-            return " AND ".join(exprs)
-
-        plain = text("")
-        mark = next(m for i in itertools.count() if (m := f"column_{i}_") not in plain)
-        return tuple(re.split(rf"{mark}(\d+)_", text(mark + "{}_")))
 
     def _scan(self, node: lg.Scan) -> _Chain:
         source, fields = self._sources[node.table.oid]
@@ -769,11 +726,6 @@ def _made(place: int, expr: Expr) -> lg.Col:
     )
 
 
-def _own(table: Table, attnum: int) -> int:
-    """The id of a column of the table itself: no other id is so far below 0 (an OID is over 16 383)."""
-    return -(table.oid << 16) - attnum
-
-
 def _place(order: list[Ref], ref: Ref) -> int:
     if ref not in order:
         order.append(ref)
@@ -801,18 +753,3 @@ def _source_column(column: TableColumn) -> p.SourceColumn:
     return p.SourceColumn(
         column.attnum, column.name, column.oid, column.typmod, column.collation
     )
-
-
-def _by_table(plan: lg.Node) -> dict[int, list[lg.Scan]]:
-    """Every scan of the plan, by table."""
-    found: dict[int, list[lg.Scan]] = defaultdict(list)
-
-    def visit(node: lg.Node) -> None:
-        if isinstance(node, lg.Scan):
-            found[node.table.oid].append(node)
-        for child in lg.children(node):
-            visit(child)
-
-    for each in (plan, *named(plan).values()):
-        visit(each)
-    return found
