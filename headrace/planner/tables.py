@@ -29,7 +29,9 @@ class TableColumn:
     not_null: bool
     generated: bool
     apart: bool = True
-    """Whether its values may be stored apart (TOAST): an UPDATE that keeps one does not tell it."""
+    """Whether its values may be stored apart (TOAST): an UPDATE that keeps one does not tell it.
+
+    What takes 24 octets at most never is (toast_tuple_find_biggest_attribute): numeric(24)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relrepli
 _COLUMNS: Final = """
 SELECT attnum, attname, atttypid, atttypmod, attcollation, attnotnull, attgenerated <> '',
        attstorage <> 'p' AND (SELECT reltoastrelid <> 0 FROM pg_class c WHERE c.oid = attrelid)
+       AND NOT (atttypid = 'numeric'::regtype AND atttypmod BETWEEN 4 AND (25 << 16))
   FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum"""
 _KINDS: Final = {

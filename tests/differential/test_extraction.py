@@ -119,6 +119,11 @@ def test_what_is_left_out(source):
     assert where(source, "SELECT id FROM example_table WHERE b > 1") == [True]
     # Its texts may be stored apart.
     assert where(source, "SELECT id, c FROM example_table WHERE b > 1") == [False]
+    source.execute(
+        "ALTER TABLE example_table ADD short numeric(10,2), ADD long numeric"
+    )
+    assert where(source, "SELECT id, short FROM example_table WHERE b > 1") == [True]
+    assert where(source, "SELECT id, long FROM example_table WHERE b > 1") == [False]
     # Every row is wanted by one of the scans; hardly a row is left out.
     assert where(source, VIEWS["one_of_two"]) == [False]
     assert where(
