@@ -304,7 +304,7 @@ class Calls:
         )
         try:
             tree = lowering.analysed(query)
-        except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
+        except psycopg.ProgrammingError as error:
             raise UnsupportedError(
                 f'aggregate function "{agg.name}" cannot be written down for evaluation',
                 detail=error.diag.message_primary,

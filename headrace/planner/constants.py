@@ -249,7 +249,7 @@ class Constants:
         if oid == t.NAME:
             return data.split(b"\0", 1)[0].decode(self._codec)
         if oid == t.CHAR:
-            return data[:1].decode("ascii")
+            return data[:1].rstrip(b"\0").decode("ascii")
         if oid in _FIXED:
             return _FIXED[oid](data)
         kind = self._catalog.type(oid)

@@ -21,7 +21,7 @@ from headrace.planner.constants import Constants
 from headrace.planner.logical import Col, Functions, Node, Project
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
-from headrace.planner.scalar import ARG, Call, Const, Expr, Ref, quote, show
+from headrace.planner.scalar import ARG, SINGLE, Call, Const, Expr, Ref, quote, show
 from headrace.planner.session import read_view
 from headrace.planner.sites import Site
 from headrace.types import INT8
@@ -53,7 +53,7 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
     function = lowering.catalog.function(node.number("funcid"))
     if (reason := _refusal(function)) is not None:
         lowering.refuse(reason, node)
-    args = tuple(lowering.lower(a, scope) for a in node.nodes("args"))
+    args, names = lowering.arguments(node.nodes("args"), scope)
     if not function.builtin and len(args) < function.arguments:
         lowering.refuse(f'default arguments of function "{function.name}"', node)
     for argument in args:
@@ -61,8 +61,10 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
             name = lowering.type_name(argument.oid)
             lowering.refuse(f"an argument of pseudo-type {name} in FROM", node)
     oid = node.number("funcresulttype")
-    marks = [ARG] * len(args)
+    marks = [f"{name} => {ARG}" if name else ARG for name in names]
     symbol = function.quoted
+    if any(names):
+        symbol += f" {', '.join(names)}"
     if node.flag("funcvariadic"):
         marks[-1] = f"VARIADIC {ARG}"
         symbol += " variadic"
@@ -74,7 +76,7 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
         typmod=-1,
         collation=node.number("funccollid"),
         sql=f"{function.quoted}({', '.join(marks)}){columns}",
-        show=f"{function.name}({', '.join([ARG] * len(args))})",
+        show=f"{function.name}({', '.join(marks)})",
         native=None,
         raises=True,
         input_collation=node.number("inputcollid"),
@@ -175,14 +177,23 @@ def _definitions(lowering: Lowering, item: Tree) -> str:
 
 def _shape(lowering: Lowering, call: Call) -> list[tuple[str, int, int, int]]:
     """(name, type, typmod, collation) of the columns of ``call``."""
-    query, _ = _query(lowering, "f.*", (call,))
+    query, _ = _query(lowering, "f.*", (_unchecked(call),))
     try:
         return lowering.catalog.described(query)
-    except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
+    except psycopg.ProgrammingError as error:
         raise UnsupportedError(
             "a function in FROM cannot be written down for evaluation",
             detail=error.diag.message_primary,
         ) from error
+
+
+def _unchecked(call: Call) -> Call:
+    """``call`` without the checks of scalar subqueries, which no SQL has: of the same type."""
+    args = tuple(_unchecked(a) if isinstance(a, Call) else a for a in call.args)
+    args = tuple(
+        a.args[1] if isinstance(a, Call) and a.symbol == SINGLE else a for a in args
+    )
+    return dataclasses.replace(call, args=args)
 
 
 def _query(
@@ -231,7 +242,7 @@ def prove(
                 f"CREATE TEMPORARY VIEW pg_temp.headrace_proof AS {query}".encode()
             )
             tree = read_view(conn, query, "headrace_proof").tree
-        constants.load([tree])
+        constants.load([tree], query)
         # Up to Postgres 15 a view's own old and new rows are entries, too.
         entry = next(e for e in tree.nodes("rtable") if e.nodes("functions"))
         scope = Scope(_numbered(found))
@@ -303,7 +314,10 @@ class TargetSets:
             target, field = tree.child("arg"), tree.number("fieldnum")
         if not is_set(target):
             return max((self._register(t, mine) for t in _parts(target)), default=0)
-        inner = target.nodes("args")
+        inner = [
+            a.child("arg") if a.kind == "NAMEDARGEXPR" else a
+            for a in target.nodes("args")
+        ]
         level = max((self._register(t, mine) for t in inner), default=0)
         if field:
             oid, collation = tree.number("resulttype"), tree.number("resultcollid")

@@ -259,9 +259,10 @@ class Lowering:
             with self._conn.transaction(force_rollback=True):
                 [text] = output_texts(self._conn, f"SELECT {sql}")
         except psycopg.Error as error:
-            if (error.sqlstate or "")[:2] not in ("22", "23"):
+            if (error.sqlstate or "")[:2] not in ("22", "23", "42"):
                 raise
-            return call  # fails at run time, if it is ever evaluated
+            # Fails at run time, if it is ever evaluated; or our SQL of it is refused later.
+            return call
         return Const(text, call.oid, call.typmod, call.collation)
 
     def folded(self, expr: Expr) -> Expr:
@@ -405,7 +406,7 @@ class Lowering:
         if node.number("funcid") in _NOW:
             return CLOCK
         function = self.function(node.number("funcid"), node)
-        args, names = self._arguments(node.nodes("args"), scope)
+        args, names = self.arguments(node.nodes("args"), scope)
         if not function.builtin and len(args) < function.arguments:
             # The default would be computed when the query is planned, volatile or not.
             self.refuse(f'default arguments of function "{function.name}"', node)
@@ -444,7 +445,7 @@ class Lowering:
             function=function,
         )
 
-    def _arguments(
+    def arguments(
         self, nodes: list[Node], scope: Scope
     ) -> tuple[tuple[Expr, ...], list[str]]:
         """Arguments of a call, and the quoted names of those that are named."""

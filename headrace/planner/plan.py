@@ -240,7 +240,7 @@ def _analyse_again(
     try:
         with conn.transaction(force_rollback=True):
             return query, session.view_tree(conn, query, "headrace_proof")
-    except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
+    except psycopg.ProgrammingError as error:
         raise UnsupportedError(
             "an expression of the query cannot be written down for evaluation",
             detail=error.diag.message_primary,

@@ -202,7 +202,7 @@ class _Cycle:
         query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608  our own text
         try:
             tree = self._lowering.analysed(query)
-        except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
+        except psycopg.ProgrammingError as error:
             raise UnsupportedError(
                 "the CYCLE clause cannot be written down for evaluation",
                 detail=error.diag.message_primary,

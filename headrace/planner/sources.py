@@ -290,7 +290,7 @@ class Sources:
                 made = self._conn.execute
                 made(f"CREATE TEMPORARY VIEW pg_temp.{shadow} AS {query}".encode())
                 bound = session.read_view(self._conn, query, shadow)
-        except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
+        except psycopg.ProgrammingError as error:
             raise UnsupportedError(
                 f"view {name} cannot be read: {error.diag.message_primary}",
                 detail="Something that its query names was dropped.",

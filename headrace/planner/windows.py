@@ -35,9 +35,11 @@ from headrace.planner.nodetree import Node as Tree
 from headrace.planner.nodetree import same
 from headrace.planner.ordering import KeyOf, orders
 from headrace.planner.scalar import (
+    SINGLE,
     Const,
     Expr,
     Ref,
+    any_call,
     plain,
     quote,
     raises,
@@ -77,6 +79,14 @@ _UP_TO_HERE: Final = (
     "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW",
 )
 """Frames that end at the row or its peers."""
+_EVERY_ROW: Final = (
+    *_UP_TO_HERE,
+    "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING",
+    "RANGE BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING",
+    "ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING",
+    "RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING",
+)
+"""Frames of which each row is in some."""
 _DISTANCE_MAX: Final = 64
 _OFFSETS: Final = ("startOffset", "endOffset")
 _CLAUSE_FIELDS: Final = ("startInRangeFunc", "endInRangeFunc")
@@ -244,6 +254,8 @@ class Windows:
         args = exprs[call.args]
         condition = None if call.condition is None else exprs[call.condition]
         every = [*args, *([condition] if condition is not None else [])]
+        frame = "" if self._frameless(call) else self._frame(call.clause)
+        every = self._without_singles(call, function, every, frame, below)
         parts = every
         if not any(map(raises, every)):
             parts = [e if isinstance(e, Const) else below.column(e) for e in every]
@@ -266,7 +278,6 @@ class Windows:
             lowering.plain_type(oid)
             for oid in (call.column.oid, *(e.oid for e in every))
         )
-        frame = "" if self._frameless(call) else self._frame(call.clause)
         made = WindowCall(
             call.column,
             function.name,
@@ -278,6 +289,41 @@ class Windows:
             frame,
         )
         return made, parts
+
+    def _without_singles(
+        self,
+        call: _Call,
+        function: Function,
+        every: list[Expr],
+        frame: str,
+        below: _Below,
+    ) -> list[Expr]:
+        """``every`` with columns for scalar subqueries that may have several rows.
+
+        No SQL has their check.  So they are computed for each row, which is exact where the function
+        looks at each row.
+        """
+        if not any(map(_checked, every)):
+            return every
+        condition = None if call.condition is None else every[-1]
+        out: list[Expr] = []
+        for place, expr in enumerate(every):
+            sums = function.kind == "a" and frame in _EVERY_ROW
+            offset = function.name in ("lag", "lead") and place == 1
+            if not _checked(expr):
+                out.append(expr)
+                continue
+            if not sums and not (offset and function.builtin):
+                self._lowering.refuse(
+                    f'a scalar subquery of possibly several rows in window function "{function.name}"',
+                    call.tree,
+                    hint="Compute it in a subquery in FROM.",
+                )
+            guarded = expr
+            if condition is not None and expr is not condition:
+                guarded = self._lowering.guarded(condition, expr)
+            out.append(below.column(guarded))
+        return out
 
     def _running(
         self, call: _Call, parts: list[Expr], used: list[Ref], frame: str
@@ -385,7 +431,7 @@ class Windows:
         )
         try:
             tree = lowering.analysed(query)
-        except psycopg.errors.SyntaxErrorOrAccessRuleViolation as error:
+        except psycopg.ProgrammingError as error:
             raise UnsupportedError(
                 "a window function of the query cannot be written down for evaluation",
                 detail=error.diag.message_primary,
@@ -438,13 +484,15 @@ class _Below:
         self._column = column
         self._there = {c.id for c in input_.columns}
         self._made: dict[Expr, Col] = {}
+        self._own: set[int] = set()
 
     def column(self, expr: Expr) -> Ref:
         """A column with the value of ``expr``."""
-        if isinstance(expr, Ref) and expr.id in self._there:
+        if isinstance(expr, Ref) and expr.id in self._there | self._own:
             return expr
         if expr not in self._made:
             self._made[expr] = self._column(show(expr), expr)
+            self._own.add(self._made[expr].id)
         return self._made[expr].ref
 
     def node(self) -> Node:
@@ -503,6 +551,10 @@ def _neighbour(name: str, argument: int | None, parts: list[Expr]) -> Running | 
             return None
         default = parts[2].text
     return Running(name, argument, None, distance, default)
+
+
+def _checked(expr: Expr) -> bool:
+    return any_call(expr, lambda c: c.symbol == SINGLE)
 
 
 def _place(used: list[Ref], ref: Ref) -> int:
