@@ -79,8 +79,10 @@ def unnested(session: Session, fields: Sequence[Field]) -> str:
     """FROM item ``t`` with columns ``a1`` …, typed and collated as ``fields``, and ``o``."""
     arrays, columns = session.parameters(fields)
     listed = ", ".join(f"a{i}" for i in range(1, len(fields) + 1))
+    # Over several arrays it is syntax, which stands for the built-in function alone.
+    unnest = "pg_catalog.unnest" if len(arrays) == 1 else "unnest"
     return (
-        f"(SELECT {', '.join(columns)}, u.o FROM unnest({', '.join(arrays)})"  # noqa: S608
+        f"(SELECT {', '.join(columns)}, u.o FROM {unnest}({', '.join(arrays)})"  # noqa: S608
         f" WITH ORDINALITY AS u({listed}, o)) t"
     )
 
@@ -345,7 +347,7 @@ def _repeated(session: Session, fields: Sequence[Field]) -> str:
     return (
         f"(SELECT {', '.join(columns)}"  # noqa: S608
         f" FROM unnest({', '.join(arrays)}) WITH ORDINALITY AS u({listed}),"
-        " generate_series(1, u.w) ORDER BY u.g, u.i) t"
+        " pg_catalog.generate_series(1, u.w) ORDER BY u.g, u.i) t"
     )
 
 

@@ -29,6 +29,9 @@ _FORCED: Final = frozenset(
 )  # fmt: skip
 """Captured values of these are ignored: values could not be read back, or rights would change."""
 
+FUNCTION_PATH: Final = "functions.search_path"
+"""Captured setting: the schemas in which functions of users look for names, in order."""
+
 _OUTPUT: Final = (
     "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output",
 )  # fmt: skip
@@ -51,9 +54,10 @@ class Session:
             for k, v in settings.items()
             if k.lower() not in _FORCED
         }
-        if trusted:
-            # The engine's own rights: no name may resolve to what a user has created.
-            captured.pop("search_path", None)
+        path = captured.pop(FUNCTION_PATH, None)
+        if path is not None and not trusted:
+            # With the engine's own rights no name may resolve to what a user has created.
+            captured["search_path"] = path
         self._settings = {
             **PINNED_SETTINGS,
             **captured,
@@ -83,15 +87,15 @@ class Session:
             return f"SELECT {outs} FROM (SELECT {inner}, o FROM {source}) q ORDER BY o"  # noqa: S608
         # set_config is volatile and needs all of r: every value exists before the switch.
         resets = ", ".join(
-            f"set_config('{name}', '{PINNED_SETTINGS[name]}', true)"
+            f"pg_catalog.set_config('{name}', '{PINNED_SETTINGS[name]}', true)"
             for name in self._switched
         )
         outs = ", ".join(f"r.{n}" for n in names)
         return (
             f"WITH r AS MATERIALIZED (SELECT {inner}, o FROM {source}), "  # noqa: S608
             f"s AS MATERIALIZED (SELECT c, {resets} "
-            "FROM (SELECT count(*) AS c FROM r OFFSET 0) k) "
-            f"SELECT {outs} FROM s CROSS JOIN r WHERE s.c >= 0 ORDER BY r.o"
+            "FROM (SELECT pg_catalog.count(*) AS c FROM r OFFSET 0) k) "
+            f"SELECT {outs} FROM s CROSS JOIN r WHERE s.c OPERATOR(pg_catalog.>=) 0 ORDER BY r.o"
         )
 
     def parameters(self, fields: Sequence[Field]) -> tuple[list[str], list[str]]:
@@ -118,15 +122,16 @@ class Session:
         wanted = [oid for oid in dict.fromkeys(oids) if oid not in self._types]
         if wanted:
             rows = self.fetch(
-                "SELECT t.oid::text, format_type(t.oid, -1),"
-                " t.typarray <> 0 AND t.typtype IN ('b', 'e', 'r', 'm')"
-                " AND NOT (t.typlen = -1 AND t.typelem <> 0)"
-                " FROM pg_type t WHERE t.oid = ANY ($1::oid[])",
+                "SELECT t.oid, pg_catalog.format_type(t.oid, -1), t.typtype,"
+                " t.typarray, t.typlen, t.typelem FROM pg_catalog.pg_type t"
+                " WHERE t.oid OPERATOR(pg_catalog.=) ANY ($1::pg_catalog.oid[])",
                 ["{" + ",".join(map(str, wanted)) + "}"],
             )
-            for oid, name, plain in rows:
+            for oid, name, kind, array, length, element in rows:
                 assert oid is not None and name is not None, "catalog columns"
-                self._types[int(oid)] = (name, plain == "t")
+                nested = length == "-1" and element != "0"
+                plain = array != "0" and kind in ("b", "e", "r", "m") and not nested
+                self._types[int(oid)] = (name, plain)
         missing = [oid for oid in wanted if oid not in self._types]
         if missing:
             raise DefiniteFailure(
@@ -139,15 +144,16 @@ class Session:
         wanted = {*oids} - {0, _DEFAULT_COLLATION, *self._collations}
         if wanted:
             rows = self.fetch(
-                "SELECT c.oid::text,"
-                " quote_ident(n.nspname) || '.' || quote_ident(c.collname)"
-                " FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace"
-                " WHERE c.oid = ANY ($1::oid[])",
+                "SELECT c.oid, pg_catalog.quote_ident(n.nspname::pg_catalog.text),"
+                " pg_catalog.quote_ident(c.collname::pg_catalog.text)"
+                " FROM pg_catalog.pg_collation c JOIN pg_catalog.pg_namespace n"
+                "   ON n.oid OPERATOR(pg_catalog.=) c.collnamespace"
+                " WHERE c.oid OPERATOR(pg_catalog.=) ANY ($1::pg_catalog.oid[])",
                 ["{" + ",".join(map(str, sorted(wanted))) + "}"],
             )
-            for oid, name in rows:
-                assert oid is not None and name is not None, "catalog columns"
-                self._collations[int(oid)] = name
+            for oid, schema, name in rows:
+                assert oid is not None, "catalog columns"
+                self._collations[int(oid)] = f"{schema}.{name}"
         if wanted - self._collations.keys():
             raise DefiniteFailure("a collation does not exist", sqlstate="42704")
         return self._collations

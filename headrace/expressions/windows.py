@@ -116,7 +116,7 @@ def _statement(session: Session, over: Over) -> str:
     )
     given = ", ".join(["t.g", *([order] if order else []), "t.o"])
     source = (
-        f"(SELECT t.* FROM {inner}, generate_series(1, t.w)"  # noqa: S608
+        f"(SELECT t.* FROM {inner}, pg_catalog.generate_series(1, t.w)"  # noqa: S608
         f" ORDER BY {given} OFFSET 0) t"
     )
     window = "PARTITION BY t.g" + (f" ORDER BY {order}" if order else "")

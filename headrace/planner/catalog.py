@@ -14,7 +14,7 @@ import psycopg
 
 from headrace.errors import UnsupportedError
 from headrace.expressions.signature import TypeRef
-from headrace.planner.nodetree import Node
+from headrace.planner.nodetree import Node, read_nodes
 from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
@@ -247,6 +247,23 @@ class Catalog:
     def user_functions(self) -> frozenset[int]:
         """OIDs of the functions met so far that are not built in."""
         return frozenset(f.oid for f in self._functions.values() if not f.builtin)
+
+    def constant_defaults(self, oid: int) -> bool:
+        """Whether the arguments of a function that may be left out have constants as defaults."""
+        row = self._conn.execute(
+            "SELECT proargdefaults::text FROM pg_proc WHERE oid = %s", (oid,)
+        ).fetchone()
+        if row is None or row[0] is None:
+            return False
+        return all(
+            self._constant(node) for root in read_nodes(row[0]) for node in root.walk()
+        )
+
+    def _constant(self, node: Node) -> bool:
+        if node.kind == "FUNCEXPR":
+            function = self.function(node.number("funcid"))
+            return function.builtin and function.volatility == "i"
+        return node.kind in ("CONST", "RELABELTYPE")
 
     def function(self, oid: int) -> Function:
         """The function of that OID."""

@@ -54,8 +54,8 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
     if (reason := _refusal(function)) is not None:
         lowering.refuse(reason, node)
     args, names = lowering.arguments(node.nodes("args"), scope)
-    if not function.builtin and len(args) < function.arguments:
-        lowering.refuse(f'default arguments of function "{function.name}"', node)
+    if len(args) < function.arguments:
+        lowering.require_constant_defaults(function, node)
     for argument in args:
         if lowering.catalog.type(argument.oid).kind == "p":
             name = lowering.type_name(argument.oid)

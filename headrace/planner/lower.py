@@ -407,9 +407,8 @@ class Lowering:
             return CLOCK
         function = self.function(node.number("funcid"), node)
         args, names = self.arguments(node.nodes("args"), scope)
-        if not function.builtin and len(args) < function.arguments:
-            # The default would be computed when the query is planned, volatile or not.
-            self.refuse(f'default arguments of function "{function.name}"', node)
+        if len(args) < function.arguments:
+            self.require_constant_defaults(function, node)
         result = self.result(node, "funcresulttype", "funccollid")
         if functions.populates_dates(self.catalog, function, result[0]):
             self.refuse(f'function "{function.name}" over dates or times', node)
@@ -444,6 +443,13 @@ class Lowering:
             input_collation=collation,
             function=function,
         )
+
+    def require_constant_defaults(self, function: Function, node: Node) -> None:
+        """Refuse a call with fewer arguments than a user's function has, if they may vary."""
+        if function.builtin or self.catalog.constant_defaults(function.oid):
+            return
+        # It would be computed when the query is planned, volatile or not.
+        self.refuse(f'default arguments of function "{function.name}"', node)
 
     def arguments(
         self, nodes: list[Node], scope: Scope

@@ -164,10 +164,10 @@ def _unescape(token: str) -> str:
     return _ESCAPE.sub(r"\1", token)
 
 
-def read_queries(text: str) -> list[Node]:
-    """The queries of an ``ev_action``."""
+def read_nodes(text: str) -> list[Node]:
+    """The nodes of a list: the queries of an ``ev_action``, the defaults of a function."""
     value = _Reader(text).value()
-    assert isinstance(value, list), "an action is a list of queries"
+    assert isinstance(value, list), "these columns hold lists"
     return [v for v in value if isinstance(v, Node)]
 
 

@@ -17,6 +17,7 @@ import psycopg
 
 from headrace.collections.plan import PhysicalPlan, Source
 from headrace.errors import UnsupportedError
+from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner import (
     check,
     fulljoins,
@@ -62,7 +63,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
 def _plan(conn: Connection, request: PlanRequest) -> Planned:
     with session.binding(conn, request.caller, request.settings):
         session.bind_query(conn, request.query, request.caller)
-        settings = session.captured_settings(conn)
+        settings = session.captured_settings(conn, request.settings)
         catalog = Catalog(conn)
         session.pin_settings(conn)
         bound = session.read_view(conn, request.query)
@@ -75,11 +76,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         conn.execute("RESET ROLE")
         sources = Sources(conn, catalog, settings)
         sources.load(bound, request.caller)
-        check.refuse_constructs(
-            bound.tree,
-            request.query,
-            bound.position,
-        )
+        check.refuse_constructs(bound.tree, request.query, bound.position)
         trees = [bound.tree, *sources.trees]
         catalog.preload(trees)
         for tree in trees:
@@ -120,7 +117,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
                 "sources": describe(sources),
             },
             tables=sources.refs(),
-            settings=settings,
+            settings=_kept(settings, catalog),
             functions=catalog.user_functions(),
             types=frozenset(catalog.mentioned),
             relations=frozenset(sources.relations),
@@ -136,6 +133,13 @@ def _named(
 ) -> tuple[dict[str, Any], ...]:
     functions = catalog.user_functions()
     return tuple(names(conn, sources.named, catalog.mentioned, functions))
+
+
+def _kept(settings: dict[str, str], catalog: Catalog) -> dict[str, str]:
+    """The settings that the view needs."""
+    if catalog.user_functions():
+        return settings
+    return {name: value for name, value in settings.items() if name != FUNCTION_PATH}
 
 
 def _is_c_locale(name: str) -> bool:

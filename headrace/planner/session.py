@@ -28,8 +28,9 @@ from headrace.errors import (
     SyntaxUserError,
     UserError,
 )
+from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.catalog import Connection
-from headrace.planner.nodetree import Node, read_queries
+from headrace.planner.nodetree import Node, read_nodes
 from headrace.types import PINNED_SETTINGS
 
 _VIEW: Final = "headrace_bind"
@@ -115,16 +116,25 @@ def _set(conn: Connection, name: str, value: str) -> None:
     conn.execute("SELECT pg_catalog.set_config(%s, %s, true)", (name, value))
 
 
-def captured_settings(conn: Connection) -> dict[str, str]:
-    """The settings that influence evaluation, as they are now."""
+def captured_settings(conn: Connection, given: dict[str, str]) -> dict[str, str]:
+    """The settings that influence evaluation, as they are now, ``FUNCTION_PATH`` among them.
+
+    A view that is planned again keeps the path it was created with, which is among the ``given``.
+    """
     row = conn.execute(
         # Under the caller's search path.
-        "SELECT pg_catalog.array_agg(pg_catalog.current_setting(s, true))"
+        "SELECT pg_catalog.array_agg(pg_catalog.current_setting(s, true)),"
+        "  (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n), ', ' ORDER BY place)"
+        "     FROM pg_catalog.unnest(pg_catalog.current_schemas(false)::pg_catalog.text[])"
+        "       WITH ORDINALITY p (n, place)"
+        "    WHERE NOT pg_catalog.starts_with(n, 'pg_'))"
         " FROM pg_catalog.unnest(%s::pg_catalog.text[]) s",
         (list(CAPTURED),),
     ).fetchone()
     assert row is not None, "an aggregate gives one row"
-    return {k: v for k, v in zip(CAPTURED, row[0], strict=True) if v is not None}
+    found = {k: v for k, v in zip(CAPTURED, row[0], strict=True) if v is not None}
+    path = ", ".join(filter(None, [row[1], "pg_temp"]))
+    return found | {FUNCTION_PATH: given.get(FUNCTION_PATH, path)}
 
 
 def bind_query(conn: Connection, query: str, caller: str | None) -> None:
@@ -192,7 +202,7 @@ def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:
         " WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
         (name,),
     ).fetchall()
-    [tree] = read_queries(row[0])
+    [tree] = read_nodes(row[0])
     return Bound(int(row[2]), tree, _readable(row[1].strip()), columns, query)
 
 

@@ -27,13 +27,14 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError
+from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner import session
 from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.check import RELATION, SUBQUERY
 from headrace.planner.logical import Col, Node, Project, Scan, Union, Values
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
-from headrace.planner.nodetree import read_node, read_queries
+from headrace.planner.nodetree import read_node, read_nodes
 from headrace.planner.present import present
 from headrace.planner.request import TableRef
 from headrace.planner.scalar import Expr, Ref
@@ -246,7 +247,7 @@ class Sources:
         refuse_system(oid, schema, name, None)
         key = (oid, caller if invoker else owner, caller)
         if key not in self._expanded:
-            [tree] = read_queries(action)
+            [tree] = read_nodes(action)
             self.texts.append(text)
             self.views[oid] = _quoted(schema, name)
             self._expanded[key] = _placeless(tree)
@@ -306,11 +307,14 @@ class Sources:
     def _check_settings(self, result: _Result, tree: Tree) -> None:
         """Refuse a view that was created under other settings, if it depends on them."""
         for name, value in result.settings.items():
-            if self._settings.get(name, value) != value and self._stable(tree):
+            differs = self._settings.get(name, value) != value
+            if differs and (name == FUNCTION_PATH or self._stable(tree)):
+                shown = "search_path" if name == FUNCTION_PATH else name
+                new = value if name == FUNCTION_PATH else f"'{value}'"
                 raise UnsupportedError(
-                    f"reading view {result.name} under another {name}"
+                    f"reading view {result.name} under another {shown}"
                     " than its own is not supported",
-                    hint=f"SET {name} = '{value}', then create the view again.",
+                    hint=f"SET {shown} = {new}; then create the view again.",
                 )
 
     def _stable(self, tree: Tree) -> bool:

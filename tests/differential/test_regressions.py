@@ -191,6 +191,73 @@ CASES = (
             "DELETE FROM blanks WHERE id = 1",
         ),
     ),
+    Case(
+        "functions of users did not find what they call, and defaults were refused",
+        (
+            "CREATE TABLE called (id int PRIMARY KEY, a int, s text)",
+            "INSERT INTO called SELECT i, i % 4, 's' || i FROM generate_series(1, 9) i",
+            "CREATE FUNCTION helper(x int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT x + 1'",
+            "CREATE FUNCTION outer_one(x int, y numeric DEFAULT 2, z text DEFAULT 'q') RETURNS text"
+            " LANGUAGE sql IMMUTABLE AS 'SELECT (helper(x) * y)::text || z'",
+            "CREATE FUNCTION several(x int) RETURNS SETOF int LANGUAGE plpgsql IMMUTABLE AS"
+            " 'DECLARE r called; BEGIN RETURN NEXT helper(x); RETURN NEXT x; END'",
+        ),
+        (
+            "SELECT id, outer_one(a) AS x, outer_one(z => s, x => a) AS y FROM called",
+            "SELECT id, x FROM called, several(helper(a)) x WHERE x > 1",
+            "SELECT a, string_agg(outer_one(id, 3), ',' ORDER BY helper(id)) AS x FROM called GROUP BY a",
+            "SELECT id, sum(helper(a)) OVER (ORDER BY id ROWS 1 PRECEDING) AS x FROM called",
+        ),
+        (
+            "UPDATE called SET a = a + 1 WHERE id % 2 = 0",
+            "DELETE FROM called WHERE a = 1",
+            "INSERT INTO called VALUES (20, NULL, NULL)",
+        ),
+    ),
+    Case(
+        "scalar subqueries were no arguments of windows and of functions in FROM",
+        (
+            "CREATE TABLE asking (id int PRIMARY KEY, b int)",
+            "CREATE TABLE asked_for (id int PRIMARY KEY, a int)",
+            "INSERT INTO asking SELECT i, i % 3 FROM generate_series(1, 9) i",
+            "INSERT INTO asked_for SELECT i, i + 1 FROM generate_series(1, 5) i",
+        ),
+        (
+            "SELECT id, sum((SELECT a FROM asked_for f WHERE f.a = e.id)) OVER (ORDER BY id) AS x"
+            " FROM asking e",
+            "SELECT id, lead(b, (SELECT a - 1 FROM asked_for f WHERE f.a = e.id)) OVER (ORDER BY id) AS x"
+            " FROM asking e",
+            "SELECT id, count(*) FILTER (WHERE (SELECT a > 3 FROM asked_for f WHERE f.a = e.id))"
+            " OVER (PARTITION BY b) AS x FROM asking e",
+            "SELECT id, max((SELECT a FROM asked_for f WHERE f.a = e.id))"
+            " FILTER (WHERE id > 2) OVER (PARTITION BY b) AS x FROM asking e",
+            "SELECT id, x FROM asking e,"
+            " generate_series(1, (SELECT a FROM asked_for f WHERE f.a = e.id)) x",
+        ),
+        (
+            "UPDATE asked_for SET a = a + 1",
+            "DELETE FROM asked_for WHERE id = 2",
+            "UPDATE asking SET b = b + 1 WHERE id < 5",
+        ),
+    ),
+    Case(
+        "functions in FROM took neither arguments by name nor constants of some array types",
+        (
+            "CREATE TABLE paths (id int PRIMARY KEY, j jsonb)",
+            """INSERT INTO paths VALUES (1, '[1, 2]'), (2, '{"a": [3]}'), (3, NULL)""",
+        ),
+        (
+            "SELECT id, x FROM paths, jsonb_path_query(j, 'strict $[*]', silent => true) x",
+            "SELECT id, jsonb_path_query(path => '$.a[*]', target => j, silent => id > 1) AS x FROM paths",
+            """SELECT id, x FROM paths, unnest(ARRAY['{"b": 1}'::jsonb, '2']) x WHERE j <> x""",
+            "SELECT id, x, y FROM paths, unnest(ARRAY[[1, 2], [3, 4]], ARRAY['[1,2)'::int4range]) u(x, y)",
+            "SELECT id, '\\000'::\"char\"::text AS x FROM paths",
+        ),
+        (
+            """UPDATE paths SET j = '[5, {"a": [6]}]' WHERE id = 3""",
+            "DELETE FROM paths",
+        ),
+    ),
 )
 
 REFUSED = (

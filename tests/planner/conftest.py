@@ -54,7 +54,7 @@ CREATE VIEW some_view AS SELECT id FROM t;
 CREATE FUNCTION twice(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1 * 2';
 CREATE FUNCTION counted(int) RETURNS int STABLE LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION dice(int) RETURNS int VOLATILE LANGUAGE sql AS 'SELECT $1';
-CREATE FUNCTION padded(int, int DEFAULT 6) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1';
+CREATE FUNCTION padded(int, timestamptz DEFAULT now()) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1';
 CREATE TABLE hidden (id int PRIMARY KEY, x int, y int GENERATED ALWAYS AS (twice(x)) STORED);
 -- The servers of the wheel have no ICU: a collation that can be named, not used, will do.
 INSERT INTO pg_collation SELECT (jsonb_populate_record(c,

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import BugError
-from headrace.planner.nodetree import Node, read_queries
+from headrace.planner.nodetree import Node, read_nodes
 
 
 def read(text: str) -> Node:
-    [node] = read_queries(f"({text})")
+    [node] = read_nodes(f"({text})")
     return node
 
 

@@ -14,6 +14,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.expressions import ir
+from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner import PlanRequest, plan, renumber
 
 
@@ -313,6 +314,19 @@ def test_settings_of_the_caller_are_kept_with_the_view(conn):
     )
     assert plan(conn, request).settings["TimeZone"] == "Asia/Tokyo"
     assert conn.execute("SHOW TimeZone").fetchone() != ("Asia/Tokyo",)
+
+
+def test_functions_of_users_keep_the_search_path(conn):
+    settings = {"search_path": "other, nowhere, public, pg_catalog"}
+    planned = plan(
+        conn, PlanRequest("SELECT lower(s) AS x FROM public.t", settings=settings)
+    )
+    assert planned.settings[FUNCTION_PATH] == "other, public, pg_temp"
+    # A view that is planned again keeps it; a query without such functions has none.
+    again = plan(conn, PlanRequest(planned.canonical_sql, settings=planned.settings))
+    assert again.settings == planned.settings
+    plain = plan(conn, PlanRequest("SELECT id FROM t", settings=settings))
+    assert FUNCTION_PATH not in plain.settings
 
 
 def test_literals_are_read_under_the_settings_of_the_caller(conn):
