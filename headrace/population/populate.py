@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -82,6 +82,7 @@ class Population:
         self._options = options
         self._view_id = 0
         self._committed = False
+        self._idle: Connection | None = None
         self._log = _log.bind(view=name)
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
@@ -95,7 +96,7 @@ class Population:
     def populate(self) -> int:
         """Everything from the catalog row to the adoption; returns the rows."""
         started = time.monotonic()
-        with contextlib.ExitStack() as undo:
+        with contextlib.closing(self), contextlib.ExitStack() as undo:
             self._register(undo)
             rows = self._populate_attempts(undo)
         self._adopt()
@@ -340,8 +341,25 @@ class Population:
 
     # --- helpers
 
-    def _connect(self) -> contextlib.closing[Connection]:
-        return contextlib.closing(connect(self._dsn, what="builder"))
+    @contextlib.contextmanager
+    def _connect(self) -> Iterator[Connection]:
+        """A connection in autocommit: the one used before, if it still answers."""
+        conn, self._idle = self._idle, None
+        if conn is None or not _answers(conn):
+            conn = connect(self._dsn, what="builder")
+        try:
+            yield conn
+        except BaseException:
+            conn.close()
+            raise
+        self.close()
+        self._idle = conn
+
+    def close(self) -> None:
+        """Give up the connection."""
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
 
     def _call_worker(
         self, method: str, params: dict[str, Any], *, cancellable: bool = True
@@ -357,6 +375,15 @@ class Population:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_RETRY_S)
+
+
+def _answers(conn: Connection) -> bool:
+    """Whether ``conn`` can be used again; else it is closed."""
+    try:
+        conn.execute("SELECT")
+    except psycopg.Error:
+        conn.close()
+    return not conn.closed
 
 
 def unpublish_unused(context: Context, table_oids: list[int]) -> None:
