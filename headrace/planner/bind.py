@@ -20,14 +20,13 @@ from headrace.planner.check import (
     SUBQUERY,
     VALUES,
 )
-from headrace.planner.functions_in_from import TargetSets, with_only
+from headrace.planner.functions_in_from import TargetSets
 from headrace.planner.grouping import Grouping
 from headrace.planner.logical import (
     Agg,
     Aggregate,
     Col,
     Distinct,
-    Functions,
     Node,
     Order,
     Project,
@@ -322,11 +321,12 @@ class Binder:
         )
         if scalar is not None:
             return Project(site.node, (scalar,))
-        calls, outputs, ordinality = functions_in_from.bind_functions(
-            self._lowering, entry, self.scope(level, site), self.column
+        calls = functions_in_from.bind_calls(
+            self._lowering, entry, self.scope(level, site)
         )
-        node = Functions(site.node, calls, outputs, ordinality)
-        return with_only(node, node.columns[len(site.node.columns) :])
+        return functions_in_from.bind_functions(
+            self._lowering, entry, calls, self.column, site.node
+        )
 
     def _scan(self, index: int, entry: Tree, alias: str, level: Level) -> Node:
         node, columns = self._sources.scan(self._lowering, self.column, entry, alias)

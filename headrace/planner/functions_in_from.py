@@ -24,7 +24,7 @@ from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import ARG, SINGLE, Call, Const, Expr, Ref, quote, show
 from headrace.planner.session import read_view
 from headrace.planner.sites import Site
-from headrace.types import INT8
+from headrace.types import INT8, TEXT
 
 NewColumn = Callable[[str, Expr], Col]
 
@@ -96,26 +96,60 @@ def _refusal(function: Function) -> str | None:
 # -- FROM
 
 
+def bind_calls(lowering: Lowering, entry: Tree, scope: Scope) -> tuple[Call, ...]:
+    """The calls of a range-table entry of functions."""
+    return tuple(_from_item(lowering, f, scope) for f in entry.nodes("functions"))
+
+
 def bind_functions(
-    lowering: Lowering, entry: Tree, scope: Scope, column: NewColumn
-) -> tuple[tuple[Expr, ...], tuple[Col, ...], Col | None]:
-    """Calls, output columns and ordinality of a range-table entry of functions."""
-    calls = tuple(_from_item(lowering, f, scope) for f in entry.nodes("functions"))
+    lowering: Lowering,
+    entry: Tree,
+    calls: tuple[Call, ...],
+    column: NewColumn,
+    below: Node,
+) -> Node:
+    """The ``calls`` of an entry over ``below``, whose columns are not shown."""
     shapes = []
+    dated: list[int] = []
     for call, item in zip(calls, entry.nodes("functions"), strict=True):
         mine = _shape(lowering, call)
         _refuse_clock(lowering, item.child("funcexpr"), [oid for _, oid, _, _ in mine])
+        dated += _dated(lowering, item) or [0] * len(mine)
         shapes += mine
     names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
-    outputs = []
+    outputs: list[Col] = []
+    shown: list[tuple[Col, Expr]] = []
     for number, (name, oid, typmod, collation) in enumerate(shapes):
         label = names[number] if number < len(names) else name
         made = Const(None, lowering.catalog.base(oid), typmod, collation)
         outputs.append(column(label, made))
+        shown.append((outputs[-1], outputs[-1].ref))
+        if dated[number]:
+            cast = lowering.cast(outputs[-1].ref, dated[number], -1, 0)
+            shown[-1] = (column(label, cast), cast)
     ordinality = None
     if entry.flag("funcordinality"):
         ordinality = column(names[-1], Const(None, INT8))
-    return calls, tuple(outputs), ordinality
+        shown.append((ordinality, ordinality.ref))
+    node = Functions(below, calls, tuple(outputs), ordinality)
+    if any(dated):
+        return Project(node, tuple(shown))
+    return with_only(node, tuple(c for c, _ in shown))
+
+
+def _dated(lowering: Lowering, item: Tree) -> list[int]:
+    """Per column of a definition list: the date or time type that is read as a text, or 0.
+
+    A text in JSON may stand for the current time.  So it comes as a text, and is cast as texts are.
+    """
+    tree = item.child("funcexpr")
+    if lowering.catalog.function(tree.number("funcid")).name not in _RECORDS:
+        return []
+    types = zip(item.numbers("funccoltypes"), item.items("funccoltypmods"), strict=True)
+    return [
+        oid if functions.clock_guarded(oid) and int(str(typmod)) == -1 else 0
+        for oid, typmod in types
+    ]
 
 
 def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
@@ -129,6 +163,7 @@ def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
                 f'function "{function.name}" with a column of type'
                 f" {lowering.type_name(oid)}, whose input may read the clock,",
                 tree,
+                hint="Declare the column as text, and cast it.",
             )
 
 
@@ -158,16 +193,18 @@ def _definitions(lowering: Lowering, item: Tree) -> str:
     if not names:
         return ""
     columns = []
-    for name, oid, typmod, collation in zip(
+    for name, oid, typmod, collation, dated in zip(
         names,
         item.numbers("funccoltypes"),
         item.items("funccoltypmods"),
         item.numbers("funccolcollations"),
+        _dated(lowering, item) or [0] * len(names),
         strict=True,
     ):
         found = lowering.catalog.collation(collation)
         own = lowering.catalog.type(oid).collation
-        text = lowering.catalog.declaration(oid, int(str(typmod)))
+        declared = TEXT if dated else oid
+        text = lowering.catalog.declaration(declared, int(str(typmod)))
         if found is not None and collation != own:
             text += f" COLLATE {found.quoted}"
         quoted = str(name).replace('"', '""')

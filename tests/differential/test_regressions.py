@@ -258,6 +258,25 @@ CASES = (
             "DELETE FROM paths",
         ),
     ),
+    Case(
+        "dates in JSON were refused, for one could be called 'now'",
+        (
+            "CREATE TABLE events (id int PRIMARY KEY, j jsonb)",
+            """INSERT INTO events VALUES (1, '[{"at": "2024-02-29 12:00+03", "day": "2024-03-01", "n": 1},
+            {"at": null, "day": 20240302, "n": "2"}]'), (2, '[]'), (3, NULL)""",
+        ),
+        (
+            "SELECT id, x.* FROM events, jsonb_to_recordset(j) AS x(n int, at timestamptz, day date)",
+            "SELECT id, x.day, x.o FROM events, ROWS FROM (jsonb_to_recordset(j) AS (day date, n int),"
+            " generate_series(1, id)) WITH ORDINALITY x(day, n, g, o) WHERE x.day > '2024-01-01' OR o = 3",
+            "SELECT x.at::date AS d, sum(n) AS s FROM events e LEFT JOIN LATERAL"
+            " jsonb_to_recordset(j) AS x(n int, at timestamp) ON n > 0 GROUP BY 1",
+        ),
+        (
+            """UPDATE events SET j = '[{"at": "infinity", "n": 7, "day": "J2460000"}]' WHERE id = 2""",
+            "DELETE FROM events WHERE id = 1",
+        ),
+    ),
 )
 
 REFUSED = (
