@@ -59,7 +59,7 @@ UNSUPPORTED = [
         None,
     ),
     (
-        "SELECT t.id, r.d FROM t, jsonb_to_record(t.jb) AS r(d date)",
+        "SELECT t.id, r.d FROM t, jsonb_to_record(t.jb) AS r(d date[])",
         "clock",
         "jsonb_to_record",
     ),
