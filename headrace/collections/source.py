@@ -11,6 +11,7 @@ UPDATE could bring a row into view of which we had never seen some value.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,6 +61,12 @@ def load_batch(node: plan.Source, columns: list[pa.Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
+def _mask(wanted: Program, columns: list[pa.Array], count: int) -> pa.Array:
+    """For which rows all of ``wanted`` is true."""
+    mask = functools.reduce(pc.and_kleene, wanted.run(columns, count))
+    return pc.fill_null(mask, fill_value=False)
+
+
 @dataclass(slots=True)
 class _Ops:
     """A change batch with keys, as the replay takes it."""
@@ -98,7 +105,7 @@ class Source(Collection):
         places = {c.attnum: i for i, c in enumerate(self._load_columns)}
         self._key_places = [places[c.attnum] for c in node.key]
         self._key_oids = [c.oid for c in node.key]
-        self._wanted = [Program((expr,), None) for expr in node.wanted]
+        self._wanted = Program(node.wanted, None) if node.wanted else None
         self._state: MapState
 
     def open(self, store: StateStore) -> None:
@@ -228,13 +235,15 @@ class Source(Collection):
             values = self._fill(ops, start, end, values, slots, before)
         new_rows = encode(values, end - start)
         there = [row is not None for row in before]
-        partial = bool(self._wanted)
+        partial = self._wanted is not None
         after, bad, why = source.replay(
             ops.ops, ops.old_keys, ops.new_keys, start, end, slots, there, partial
         )
         if why:
             raise self._misfit(ops.ops[bad], missing=why == source.MISSING)
-        wanted = self._mask(values, end - start).to_pylist() if self._wanted else None
+        wanted = None
+        if self._wanted is not None:
+            wanted = _mask(self._wanted, values, end - start).to_pylist()
         went, came, put_keys, put_values = source.changes(
             keys, before, after, new_rows, wanted, start
         )
@@ -262,7 +271,7 @@ class Source(Collection):
                 continue
             key = ops.old_keys[place] or ops.new_keys[place]
             row = None if key is None else before[slots[key]]
-            if row is None and self._wanted:
+            if row is None and self._wanted is not None:
                 raise StructureChanged(
                     f"an update of table {self._table} leaves out values that are not kept",
                     detail="They have come to be stored apart since the view was created.",
@@ -317,12 +326,9 @@ class Source(Collection):
             (new, new_batch.num_rows, 1),
         ):
             kept = encode(columns, count)
-            if self._wanted and count:
-                kept = (
-                    pa.array(kept, pa.binary())
-                    .filter(self._mask(columns, count))
-                    .to_pylist()
-                )
+            if self._wanted is not None and count:
+                mask = _mask(self._wanted, columns, count)
+                kept = pa.array(kept, pa.binary()).filter(mask).to_pylist()
             consolidator.add(kept, [weight] * len(kept))
         net, weights = consolidator.items()
         self._add(net, weights)
@@ -339,14 +345,6 @@ class Source(Collection):
         self._state.put_many(net, values)
 
     # --- both
-
-    def _mask(self, columns: list[pa.Array], count: int) -> pa.Array:
-        """Which rows are wanted."""
-        masks = [program.run(columns, count)[0] for program in self._wanted]
-        mask = pc.fill_null(masks[0], fill_value=False)
-        for other in masks[1:]:
-            mask = pc.and_(mask, pc.fill_null(other, fill_value=False))
-        return mask
 
     def _truncate(self) -> list[pa.RecordBatch]:
         out: list[pa.RecordBatch] = []
