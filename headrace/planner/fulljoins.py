@@ -16,7 +16,7 @@ from headrace.planner.catalog import Connection
 from headrace.planner.logical import Join, Node, children, ids
 from headrace.planner.lower import Lowering
 from headrace.planner.named import named
-from headrace.planner.scalar import Expr, Ref, quote, reads_clock, refs, trusted
+from headrace.planner.scalar import quote, reads_clock, references, refs, trusted
 
 _WORDS = r"\bfull\s+(outer\s+)?join\b"
 
@@ -64,7 +64,7 @@ def _known(join: Join) -> bool:
 
 def _query(lowering: Lowering, join: Join) -> str:
     """The join over columns of the same types."""
-    read = list({r.id: r for e in join.condition for r in _columns(e)}.values())
+    read = list({r.id: r for e in join.condition for r in references(e)}.values())
 
     def side(node: Node) -> str:
         shown = [
@@ -80,10 +80,3 @@ def _query(lowering: Lowering, join: Join) -> str:
         f"EXPLAIN SELECT FROM {side(join.left)} l FULL JOIN {side(join.right)} r"
         f" ON {' AND '.join(tests) or 'true'}"
     )
-
-
-def _columns(expr: Expr) -> Iterator[Ref]:
-    if isinstance(expr, Ref):
-        yield expr
-    for arg in getattr(expr, "args", ()):
-        yield from _columns(arg)

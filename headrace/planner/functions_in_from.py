@@ -21,7 +21,17 @@ from headrace.planner.constants import Constants
 from headrace.planner.logical import Col, Functions, Node, Project
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
-from headrace.planner.scalar import ARG, SINGLE, Call, Const, Expr, Ref, quote, show
+from headrace.planner.scalar import (
+    ARG,
+    SINGLE,
+    Call,
+    Const,
+    Expr,
+    Ref,
+    quote,
+    references,
+    show,
+)
 from headrace.planner.session import read_view
 from headrace.planner.sites import Site
 from headrace.types import INT8, TEXT
@@ -247,18 +257,6 @@ def _query(
     # Both lists are our own text over names that are quoted where they come from.
     source = f"(SELECT {inputs}) s, LATERAL " if found else ""
     return f"SELECT {targets} FROM {source}ROWS FROM ({sqls}) f", found  # noqa: S608
-
-
-def references(expr: Expr) -> Iterator[Ref]:
-    """The columns that ``expr`` reads, in order."""
-    match expr:
-        case Ref():
-            yield expr
-        case Call():
-            for argument in expr.args:
-                yield from references(argument)
-        case Const():
-            return
 
 
 def prove(

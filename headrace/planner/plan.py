@@ -40,7 +40,14 @@ from headrace.planner.optimise import optimise
 from headrace.planner.physical import Builder
 from headrace.planner.present import names
 from headrace.planner.request import Planned, PlanRequest
-from headrace.planner.scalar import Call, Const, Expr, Ref, plain, quote, show
+from headrace.planner.scalar import (
+    Expr,
+    Ref,
+    plain,
+    quote,
+    references,
+    show,
+)
 from headrace.planner.singles import place_singles
 from headrace.planner.sources import Sources, describe
 from headrace.types import UNKNOWN, Field, Schema
@@ -209,7 +216,7 @@ def _prove(
     unique = list(dict.fromkeys(remotes))
     for start in range(0, len(unique), _PROOF_CHUNK):
         chunk = unique[start : start + _PROOF_CHUNK]
-        refs = list({r.id: r for e in chunk for r in _columns_of(e)}.values())
+        refs = list({r.id: r for e in chunk for r in references(e)}.values())
         query, tree = _analyse_again(conn, lowering, chunk, refs)
         constants.load([tree], query)
         scope = Scope(partial(_nth, refs))
@@ -249,13 +256,3 @@ def _analyse_again(
             "an expression of the query cannot be written down for evaluation",
             detail=error.diag.message_primary,
         ) from error
-
-
-def _columns_of(expr: Expr) -> list[Ref]:
-    match expr:
-        case Ref():
-            return [expr]
-        case Const():
-            return []
-        case Call():
-            return [r for a in expr.args for r in _columns_of(a)]

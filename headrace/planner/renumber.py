@@ -26,7 +26,7 @@ from headrace.planner.logical import (
     expressions,
     free,
 )
-from headrace.planner.scalar import Const, Ref, reads_clock
+from headrace.planner.scalar import Const, Ref, reads_clock, references
 from headrace.planner.tables import Table, TableColumn
 
 T = TypeVar("T")
@@ -140,12 +140,8 @@ def _size(node: Node) -> int:
 
 def _references(node: Node) -> Iterator[Ref]:
     """All references that expressions of ``node`` or below it make."""
-    stack = list(expressions(node))
-    while stack:
-        expr = stack.pop()
-        if isinstance(expr, Ref):
-            yield expr
-        stack.extend(getattr(expr, "args", ()))
+    for expr in expressions(node):
+        yield from references(expr)
     for child in children(node):
         yield from _references(child)
 

@@ -9,7 +9,7 @@ there is one, and SQL that means exactly this to the user's Postgres under
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,6 +92,18 @@ def refs(expr: Expr) -> frozenset[int]:
             return frozenset()
         case Call():
             return frozenset().union(*(refs(a) for a in expr.args))
+
+
+def references(expr: Expr) -> Iterator[Ref]:
+    """The columns that ``expr`` reads, in order."""
+    match expr:
+        case Ref():
+            yield expr
+        case Call():
+            for argument in expr.args:
+                yield from references(argument)
+        case Const():
+            return
 
 
 def reads_clock(expr: Expr) -> bool:
