@@ -6,7 +6,7 @@ A ``VersionedStore`` knows which txid wrote what: it takes back the last ones,
 and is checkpointed as of a committed one while later ones are processed.
 
 Two implementations behind one contract: ``state.memory`` (tests, Spark executors) and
-``state.rocks`` (one column family per state, atomic checkpoints of all).
+``state.rocks`` (one column family per view, atomic checkpoints of all).
 """
 
 from __future__ import annotations
