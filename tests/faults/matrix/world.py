@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -29,6 +30,8 @@ BUILDER = "headrace.population.builder"
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE_S", "90"))
 """How long anything may take; only a failing test needs it."""
 DISK_MB = 96
+FAMILY = re.compile(r"v-?\d+")
+"""A column family of a view, or (below 0) of a shared subplan."""
 
 
 def connect(dsn: str) -> psycopg.Connection:
@@ -319,8 +322,8 @@ class World:
             assert self._slots(conn) == [self.slot_name]
         self.load.resume()
         path = Settings(source="", data_dir=self.engine.data_dir).state_dir
-        families = {f.split("/")[0] for f in Rdict.list_cf(str(path)) if "/" in f}
-        assert families <= {f"v{i}" for i in ids}, "state of views that are gone"
+        families = {int(f[1:]) for f in Rdict.list_cf(str(path)) if FAMILY.fullmatch(f)}
+        assert families & ids, "views have state, under the names looked for here"
         database = RocksDatabase(path)
         try:
             assert positions.holds(database) == {}
@@ -329,6 +332,7 @@ class World:
             feeds = [json.loads(v) for _, v in database.scan_meta(b"feeds/")]
             read = {shared for feed in feeds for shared in feed.values()}
             assert {i for i in marks if i < 0} == read, "shared subplans are read"
+            assert families <= ids | read, "state of views that are gone"
         finally:
             database.close()
         assert self.witness.reads, "the witness must have looked"
