@@ -239,17 +239,30 @@ def test_every_module_is_used() -> None:
     assert not unused, f"nothing uses {unused}: remove, or use"
 
 
+def not_installed(names: set[str], installer: str) -> set[str]:
+    """SQL files that are no entry of the installer's ``FILES``."""
+    files = [
+        ast.literal_eval(node.value)
+        for node in ast.walk(ast.parse(installer))
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.target.id == "FILES"
+        and node.value is not None
+    ]
+    assert len(files) == 1, "the installer has one list of files"
+    return names ^ set(files[0])
+
+
 def test_every_sql_file_is_installed() -> None:
     folder = PACKAGE / "sql"
-    installer = "\n".join(p.read_text() for p in folder.glob("*.py"))
-    unused = [
-        p.name
-        for p in sorted(folder.glob("*.sql"))
-        if p.name not in installer
-        and "*.sql" not in installer
-        and ".sql" not in installer
-    ]
-    assert not unused, unused
+    names = {p.name for p in folder.glob("*.sql")}
+    wrong = not_installed(names, (folder / "install.py").read_text())
+    assert not wrong, wrong
+
+
+def test_sql_file_rule_itself() -> None:
+    installer = 'FILES: Final = ("a.sql",)\nx = "*.sql b.sql"'
+    assert not_installed({"a.sql", "b.sql"}, installer) == {"b.sql"}
 
 
 @pytest.mark.parametrize(
