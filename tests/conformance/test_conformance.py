@@ -21,6 +21,11 @@ FOLDER = Path(
         Path(__file__).resolve().parents[3] / "shared" / "conformance",
     )
 )
+# What passes today: fewer is a step back, more is to be written here.
+SAMPLE_PASSES = 148
+CORPUS_PASSES = 1128
+TIES = {"nexmark-45ad8cea"}
+"""Rows tie in PARTITION BY and ORDER BY: Postgres shows whichever its heap has first."""
 DEFECTS = ("wrong", "inconsistent", "crash", "refused_late", "timeout")
 
 pytestmark = pytest.mark.skipif(
@@ -45,7 +50,7 @@ def run(engine, out: Path, *options: str) -> list[dict]:
 
 def assert_no_defect(results: list[dict]) -> collections.Counter:
     counts = collections.Counter(r["status"] for r in results)
-    bad = [r for r in results if r["status"] in DEFECTS]
+    bad = [r for r in results if r["status"] in DEFECTS and r["id"] not in TIES]
     text = "\n".join(
         f"{r['status']} {r['id']}: {r['query'][:200]}\n  {r['detail'][:300]}"
         for r in bad[:10]
@@ -59,7 +64,7 @@ def test_sample_of_150(engine, tmp_path):
     results = run(engine, tmp_path / "conf", "--sample", "150", "--seed", "2")
     counts = assert_no_defect(results)
     assert len(results) == 150
-    assert counts["pass"] >= 40
+    assert counts["pass"] >= SAMPLE_PASSES, counts
 
 
 @pytest.mark.slow
@@ -68,4 +73,4 @@ def test_whole_corpus(engine, tmp_path):
     results = run(engine, tmp_path / "conf")
     counts = assert_no_defect(results)
     assert len(results) == 1133
-    assert counts["pass"] >= 350
+    assert counts["pass"] >= CORPUS_PASSES, counts
