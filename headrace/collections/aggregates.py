@@ -1,7 +1,7 @@
 """The aggregates of a reduce: what each keeps per group, gathers per txid, and answers.
 
 An ``Accumulator`` keeps a few integers per group (in the group's state value); a ``Kept``
-aggregate keeps its values in a state of the reduce.  ``Unique`` puts DISTINCT before an accumulator.
+aggregate keeps its values in a state of the reduce, and an ``Asked`` one reads ``Rows`` there.  ``Unique`` puts DISTINCT before an accumulator.
 Weights may be negative within a txid; at its end no multiplicity may be (BugError).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,12 +18,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.collections.kept import (
+    Asked,
+    Extreme,
+    First,
+    Kept,
+    Multiset,
+    Rows,
+    Single,
+)
 from headrace.collections.plan import Aggregate
-from headrace.errors import BugError, RowError
+from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, distinct, numeric, rows
 from headrace.kernels.aggregate import Numbers
-from headrace.state.contract import IndexState, StateStore
+from headrace.state.contract import StateStore
 from headrace.types import (
     FLOAT4,
     FLOAT8,
@@ -312,205 +322,6 @@ def _narrowed(values: list[float | None]) -> list[float | None]:
     return out
 
 
-# --- aggregates that keep values
-
-
-class Multiset:
-    """One aggregate's part of an index state; it notices multiplicities below zero.
-
-    All aggregates of a reduce share one state, their keys begin with the number of theirs: a
-    state costs files and memory even when it is empty.
-    """
-
-    def __init__(self, name: str, number: int, store: StateStore) -> None:
-        self._name = name
-        self._prefix = number.to_bytes(2, "big")
-        self._state: IndexState = store.index(name)
-        self._retracted: dict[tuple[bytes, bytes], None] = {}
-
-    def add(
-        self, keys: Sequence[bytes], values: Sequence[bytes], weights: Int64s
-    ) -> None:
-        """Add to the multiplicities."""
-        own = self._own(keys)
-        self._state.add_many(own, values, weights.tolist())
-        for i in np.flatnonzero(weights < 0).tolist():
-            self._retracted[own[i], values[i]] = None
-
-    def scan(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
-        """See ``IndexState.scan_many``."""
-        return self._state.scan_many(self._own(keys))
-
-    def extremes(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
-        """See ``IndexState.extreme_many``."""
-        return self._state.extreme_many(self._own(keys), last=last)
-
-    def _own(self, keys: Sequence[bytes]) -> list[bytes]:
-        prefix = self._prefix
-        return [prefix + key for key in keys]
-
-    def check(self) -> None:
-        """BugError if a value has been taken away that was not there."""
-        if not self._retracted:
-            return
-        keys, values = zip(*self._retracted, strict=True)
-        self._retracted = {}
-        if min(self._state.weight_many(keys, values)) < 0:
-            raise BugError(f'a value in state "{self._name}" has a negative weight')
-
-
-class Kept(ABC):
-    """An aggregate that keeps its group's values."""
-
-    def __init__(
-        self, name: str, number: int, arguments: Schema, result: Field
-    ) -> None:
-        self.result: Final = result
-        self._name = name
-        self._number = number
-        self._arguments = arguments
-        self._types = [arrow_type(f.oid) for f in arguments]
-        self._values: Multiset
-
-    def open(self, store: StateStore) -> None:
-        """Take its state."""
-        self._values = Multiset(self._name, self._number, store)
-
-    @abstractmethod
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
-        """Take up values of the groups ``keys``, a column per argument."""
-
-    def check(self) -> None:
-        """BugError if a value has been taken away that was not there."""
-        self._values.check()
-
-    @abstractmethod
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """The aggregate of each group now."""
-
-
-class Extreme(Kept):
-    """``min``, ``max`` and ``any``: the values in order, in the form in which they came."""
-
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        function: str,
-        argument: Field,
-        result: Field,
-    ) -> None:
-        super().__init__(name, number, (argument,), result)
-        self._function = function
-
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
-        """See ``Kept``."""
-        values = rows.encode_rows(columns)
-        orders: list[bytes]
-        if self._function == "any":
-            orders = [len(value).to_bytes(4, "big") for value in values]
-        else:
-            found = rows.encode_keys(columns, [self._arguments[0].oid], nulls=True)
-            orders = [key for key in found if key is not None]
-        self._values.add(keys, aggregate.join_ordered(orders, values), weights)
-
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """See ``Kept``."""
-        last = self._function == "max"
-        found = self._values.extremes(keys, last=last)
-        values = [_NULL_ROW if r is None else aggregate.ordered_value(r) for r in found]
-        return rows.decode_rows(values, self._types)[0]
-
-
-_NULL_ROW: Final = b"\x01"
-"""What ``kernels.rows.encode_rows`` makes of one NULL."""
-
-
-class Single(Kept):
-    """``single``: the value of the only row of the group; NULLs are rows too."""
-
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
-        """See ``Kept``."""
-        self._values.add(keys, rows.encode_rows(columns), weights)
-
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """See ``Kept``; RowError if a group has more than one row."""
-        at, found, weights = self._values.scan(keys)
-        if len(set(at)) < len(at) or any(weight > 1 for weight in weights):
-            raise RowError(
-                "more than one row returned by a subquery used as an expression",
-                sqlstate="21000",
-            )
-        values = [_NULL_ROW] * len(keys)
-        for place, row in zip(at, found, strict=True):
-            values[place] = row
-        return rows.decode_rows(values, self._types)[0]
-
-
-class Asked(Kept):
-    """``remote``: the multiset, evaluated by Postgres for the groups that were touched."""
-
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        spec: Aggregate,
-        arguments: Schema,
-        remote: RemoteEvaluator | None,
-    ) -> None:
-        super().__init__(name, number, arguments, spec.result)
-        if remote is None:
-            raise BugError("a remote aggregate needs an evaluator")
-        self._spec = spec
-        self._remote = remote
-
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
-        """See ``Kept``."""
-        encoded = rows.encode_rows(columns) if columns else [b""] * len(keys)
-        self._values.add(keys, encoded, weights)
-
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """See ``Kept``."""
-        at, found, weights = self._values.scan(keys)
-        columns = rows.decode_rows(found, self._types) if self._types else []
-        order = self._canonical(at, found, columns)
-        taken = pa.array(order)
-        spec = self._spec
-        return self._remote.aggregate(
-            spec.sql,
-            self._arguments,
-            np.array(at, np.int64)[order],
-            [column.take(taken) for column in columns],
-            np.array(weights, np.int64)[order],
-            len(keys),
-            self.result,
-            spec.trusted,
-            direct=spec.direct,
-        )
-
-    def _canonical(
-        self, at: list[int], found: list[bytes], columns: list[pa.Array]
-    ) -> Int64s:
-        """The order in which a group's rows are handed over: by canonical key, then bytes.
-
-        Where the query gives no order, array_agg and kin show this one.
-        """
-        order = list(range(len(at)))
-        if columns and len(at) > 1:
-            oids = [f.oid for f in self._arguments]
-            keys = rows.encode_keys(columns, oids, nulls=True)
-            order.sort(key=lambda i: (at[i], keys[i], found[i]))
-        return np.array(order, np.int64)
-
-
 class Unique:
     """DISTINCT: passes on to an accumulator each value when it appears and disappears.
 
@@ -577,28 +388,80 @@ class Unique:
         return distinct.shown(at, found, weights, len(keys))[0]
 
 
-Part = Accumulator | Kept | Unique
+Own = Accumulator | Kept | Unique
+"""What takes up rows, and computes an aggregate of them."""
+Fed = Own | Rows
+Part = Own | Asked
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """``part`` takes up ``columns`` of the rows that take part in one of ``specs``."""
+
+    part: Fed
+    columns: tuple[int, ...]
+    specs: tuple[Aggregate, ...]
+
+    def chosen(
+        self, columns: Sequence[pa.Array], count: int
+    ) -> npt.NDArray[np.bool_] | None:
+        """The rows of ``columns`` that it takes; None = all."""
+        mask = np.zeros(count, np.bool_)
+        for spec in self.specs:
+            own = _chosen(spec, columns)
+            if own is None:
+                return None
+            mask |= own
+        return None if mask.all() else mask
 
 
 def make(
-    spec: Aggregate,
+    specs: Sequence[Aggregate],
     name: str,
-    number: int,
-    arguments: Schema,
+    fields: Schema,
     remote: RemoteEvaluator | None,
-) -> Part:
-    """The part that computes ``spec``, which is aggregate ``number`` of its reduce.
+) -> tuple[list[Part], list[Feed]]:
+    """What computes each of ``specs``, the aggregates of one reduce, and what feeds that.
 
     ``name`` is that of the state that all parts share which need one.
     """
+    parts: list[Part] = []
+    feeds: list[Feed] = []
+    shared: dict[tuple[int, ...], Rows] = {}
+    for number, spec in enumerate(specs):
+        own = spec.row or spec.columns
+        schema = tuple(fields[i] for i in own)
+        if spec.function != "remote":
+            part = _part(spec, name, number, schema)
+            parts.append(part)
+            feeds.append(Feed(part, own, (spec,)))
+            continue
+        kept = shared.get(spec.row)
+        if kept is None:
+            kept = Rows(name, number, schema)
+            readers: tuple[Aggregate, ...] = (spec,)
+            if spec.row:
+                shared[spec.row] = kept
+                readers = tuple(
+                    s for s in specs if s.function == "remote" and s.row == own
+                )
+            feeds.append(Feed(kept, own, readers))
+        arguments = tuple(fields[i] for i in spec.columns)
+        parts.append(Asked(spec, kept, own, arguments, remote))
+    return parts, feeds
+
+
+def _part(spec: Aggregate, name: str, number: int, fields: Schema) -> Own:
+    """``number``: that of the aggregate in its reduce; ``fields``: what it is fed with."""
     function = spec.function
     if function == "count_star":
         return Count(spec.result)
-    if function == "remote":
-        return Asked(name, number, spec, arguments, remote)
-    [argument] = arguments
+    if function == "any" and spec.row and spec.argument is not None:
+        place = spec.row.index(spec.argument)
+        return First(name, number, fields, place, spec.result)
+    [argument] = fields
     if function == "single":
-        return Single(name, number, arguments, spec.result)
+        return Single(name, number, fields, spec.result)
     if function in ("min", "max", "any"):
         return Extreme(name, number, function, argument, spec.result)
     inner = _accumulator(function, argument, spec.result)
@@ -621,8 +484,8 @@ def _accumulator(function: str, argument: Field, result: Field) -> Accumulator:
     raise BugError(f'no aggregate "{function}" over type OID {argument.oid}')
 
 
-def chosen(
-    spec: Aggregate, columns: Sequence[pa.Array], count: int
+def _chosen(
+    spec: Aggregate, columns: Sequence[pa.Array]
 ) -> npt.NDArray[np.bool_] | None:
     """The rows that take part in ``spec``: FILTER true, argument not NULL; None = all.
 
@@ -636,4 +499,4 @@ def chosen(
         if column.null_count:
             valid = buffers.validity(column).astype(bool)
             mask = valid if mask is None else mask & valid
-    return None if mask is None or mask.all() else mask
+    return mask

@@ -137,6 +137,12 @@ class Aggregate:
     """So many of the last columns have one value in a group: direct arguments (WITHIN GROUP)."""
     trusted: bool = True
     """As ``Remote.trusted``."""
+    row: tuple[int, ...] = ()
+    """Columns, all it reads among them, that give the order of the group's rows.
+
+    Aggregates of one ``Reduce`` with the same row see its values together: ``remote`` in that order,
+    ``any`` is the first value that is not NULL.  Without: each by ``columns`` of its own.
+    """
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -440,7 +446,8 @@ class PhysicalPlan:
     """Nodes in topological order; the last is the ``Sink``."""
 
     nodes: tuple[Node, ...]
-    version: int = 1
+    version: int = 2
+    """2: aggregates of one level that show the order of their input have a row in common."""
 
     def node(self, node_id: str) -> Node:
         """The node of that id (KeyError if there is none)."""
@@ -460,11 +467,26 @@ class PhysicalPlan:
         return any(isinstance(n, Temporal) for n in self.nodes)
 
     @property
+    def outdated(self) -> bool:
+        """Whether the query would now be planned to other answers: it must be planned again."""
+        return self.version < 2 and any(map(_apart, self.nodes))
+
+    @property
     def sink(self) -> Sink:
         """The sink node."""
         last = self.nodes[-1]
         assert isinstance(last, Sink), "the sink is always last"
         return last
+
+
+def _apart(node: Node) -> bool:
+    """Whether values may stand in aggregates that each had an order of its own (version 1)."""
+    if isinstance(node, Recursive):
+        return any(map(_apart, node.step))
+    if not isinstance(node, Reduce):
+        return False
+    kept = [a for a in node.aggregates if a.function in ("remote", "any")]
+    return len(kept) > 1
 
 
 def inputs(node: Node) -> tuple[str, ...]:

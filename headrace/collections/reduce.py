@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.collections import aggregates, plan
-from headrace.collections.aggregates import Accumulator, Kept, Part, Unique
+from headrace.collections.aggregates import Accumulator, Feed, Part, Unique
 from headrace.collections.base import Collection, columns_of, cut, encode, keys_of
+from headrace.collections.kept import Asked, Kept, Rows
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, rows, text
@@ -34,7 +35,7 @@ class Reduce(Collection):
     Shape: input -> keys, aggregates; key: the keys.
     State: ``id``: group key -> count, sums and the row that is out (bounded by the groups);
         ``id.values`` for min, max, any, single, remote and DISTINCT aggregates: number of the
-        aggregate, group key -> the group's values.
+        aggregate (the first of those that share a row), group key -> the group's values.
     Time: emits on TimeEnd, per group that became different, the old row and the new one.
     Errors: RowError if a result is out of its type's range, Postgres cannot aggregate, or
         ``single`` finds two rows.
@@ -48,16 +49,9 @@ class Reduce(Collection):
         self._key_oids = [in_schema[i].oid for i in node.keys]
         self._key_types = [arrow_type(oid) for oid in self._key_oids]
         self._result_types = [arrow_type(a.result.oid) for a in node.aggregates]
-        self._parts: list[Part] = [
-            aggregates.make(
-                a,
-                f"{node.id}.values",
-                n,
-                tuple(in_schema[i] for i in a.columns),
-                remote,
-            )
-            for n, a in enumerate(node.aggregates)
-        ]
+        self._parts, self._feeds = aggregates.make(
+            node.aggregates, f"{node.id}.values", in_schema, remote
+        )
         self._accumulators = [_accumulator(part) for part in self._parts]
         self._always = _always(node, self._key_oids)
         self._started = False
@@ -72,9 +66,9 @@ class Reduce(Collection):
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""
         self._state = store.map(self.id)
-        for part in self._parts:
-            if not isinstance(part, Accumulator):
-                part.open(store)
+        for feed in self._feeds:
+            if not isinstance(feed.part, Accumulator):
+                feed.part.open(store)
 
     def describe(self) -> str:
         """See ``Collection``."""
@@ -94,8 +88,8 @@ class Reduce(Collection):
         keys = keys_of([columns[i] for i in self._node.keys], self._key_oids, n)
         slots = self._number(keys, columns)
         self._counts.add(slots, np.ones(n, np.int64), weights, len(self._slots))
-        for spec, part in zip(self._node.aggregates, self._parts, strict=True):
-            self._feed(spec, part, columns, keys, slots, weights)
+        for feed in self._feeds:
+            self._feed(feed, columns, keys, slots, weights)
         return []
 
     def _number(self, keys: list[bytes], columns: Sequence[pa.Array]) -> Int64s:
@@ -114,15 +108,15 @@ class Reduce(Collection):
 
     def _feed(
         self,
-        spec: plan.Aggregate,
-        part: Part,
+        feed: Feed,
         columns: Sequence[pa.Array],
         keys: list[bytes],
         slots: Int64s,
         weights: Int64s,
     ) -> None:
-        mask = aggregates.chosen(spec, columns, len(keys))
-        own = [columns[i] for i in spec.columns]
+        part = feed.part
+        mask = feed.chosen(columns, len(keys))
+        own = [columns[i] for i in feed.columns]
         if mask is not None:
             slots, weights = slots[mask], weights[mask]
             if len(slots) == 0:
@@ -150,11 +144,11 @@ class Reduce(Collection):
         size = len(self._slots)
         if size == 0:
             return []
-        for part in self._parts:
-            if isinstance(part, Unique):
-                part.settle(size)
-            elif isinstance(part, Kept):
-                part.check()
+        for feed in self._feeds:
+            if isinstance(feed.part, Unique):
+                feed.part.settle(size)
+            elif not isinstance(feed.part, Accumulator):
+                feed.part.check()
         counts = self._counts.take(size)
         for accumulator in self._accumulators:
             if accumulator is not None:
@@ -220,12 +214,15 @@ class Reduce(Collection):
             self._parts, self._accumulators, self._result_types, strict=True
         ):
             if accumulator is None:
-                assert isinstance(part, Kept), "the other kind of part"
+                assert isinstance(part, Kept | Asked), "the other kinds of part"
                 columns.append(part.column(own) if own else pa.array([], kind))
             else:
                 column = next(found)
                 chosen = column if whole else [column[i] for i in alive]
                 columns.append(pa.array(chosen, kind))
+        for feed in self._feeds:
+            if isinstance(feed.part, Rows):
+                feed.part.forget()
         shown = encode(columns, len(own))
         if whole:
             return list(shown)

@@ -5,8 +5,8 @@ group's multiset of arguments is kept, and Postgres evaluates ``fn(DISTINCT $1, 
 for the groups that a transaction touched.  Arguments are computed below as columns, constants and
 rows (``ROW(a, b)``, which no array can carry) stand in the SQL itself.
 
-Where the query orders the input only in part, or not at all, the canonical order of the
-arguments decides (``collections.aggregates.Asked``): the same rows always give the same result.
+Where the query orders the input only in part, or not at all, a canonical order decides, which all
+aggregates of the level have in common (``alignment``): the same rows always give the same result.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headrace.errors import UnsupportedError
 from headrace.expressions import keys
 from headrace.expressions.placeholders import substitute
 from headrace.planner import functions
+from headrace.planner.alignment import shows_order
 from headrace.planner.catalog import Function
 from headrace.planner.logical import Agg, Col
 from headrace.planner.lower import Lowering, Scope
@@ -202,7 +203,17 @@ class Calls:
         distinct = call.distinct and name not in _IDEMPOTENT
         if distinct and argument is not None and self._key(argument) is None:
             return None
-        return Agg(column, function, argument, call.filter, distinct, "", name)
+        first = function == "any" and not call.distinct
+        return Agg(
+            column,
+            function,
+            argument,
+            call.filter,
+            distinct,
+            "",
+            name,
+            shows_order=first and not isinstance(argument, Const),
+        )
 
     def _native_name(self, name: str, argument: Expr, collation: int) -> str:
         catalog = self._lowering.catalog
@@ -258,6 +269,9 @@ class Calls:
             and all(
                 map(trusted, (*call.args, *(e for e, _ in call.order), *call.direct))
             ),
+            shows_order=bool(exprs)
+            and not (call.distinct or call.within)
+            and shows_order(call.function),
         )
         self._prove(node, agg)
         return agg

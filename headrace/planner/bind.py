@@ -8,7 +8,9 @@ from functools import partial
 from typing import Final
 
 from headrace import types as t
+from headrace.expressions import keys
 from headrace.planner import functions_in_from
+from headrace.planner.alignment import aligned
 from headrace.planner.catalog import Catalog
 from headrace.planner.check import (
     CTE,
@@ -396,14 +398,18 @@ class Binder:
         values = [key_value(self._lowering, c.ref, construct) for c in node.columns]
         if all(isinstance(v, Ref) for v in values):
             return Distinct(node)
-        # Equal values may look different: the group shows one of them.
-        keys = tuple((self.column(show(v), v), v) for v in values)
-        aggs = tuple(
-            Agg(self.column(c.name, c.ref), "any", c.ref, name="any")
-            for c in node.columns
-        )
-        shown = zip(node.columns, (a.column.ref for a in aggs), strict=True)
-        return Project(Aggregate(node, keys, aggs), tuple(shown))
+        # Equal values may look different: the group shows those of one row.
+        made = tuple((self.column(show(v), v), v) for v in values)
+        shown: list[tuple[Col, Expr]] = []
+        aggs: list[Agg] = []
+        for column, (key, value) in zip(node.columns, made, strict=True):
+            if value == column.ref and keys.is_canonical(column.oid):
+                shown.append((column, key.ref))
+                continue
+            form = self.column(column.name, column.ref)
+            aggs.append(Agg(form, "any", column.ref, name="any"))
+            shown.append((column, form.ref))
+        return Project(Aggregate(node, made, aligned(aggs)), tuple(shown))
 
 
 def _env(level: Level, scope: Scope) -> Env:

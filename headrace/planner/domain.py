@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from headrace import types as t
 from headrace.expressions import keys as key_types
 from headrace.expressions.native import resolve
+from headrace.planner.alignment import aligned
 from headrace.planner.failing import serious
 from headrace.planner.logical import (
     LEFT_ONLY,
@@ -366,12 +367,8 @@ class Push:
         def safe(expr: Expr) -> Expr:
             return guarded(there, expr) if raises(expr) else expr
 
-        return dataclasses.replace(
-            agg,
-            argument=None if agg.argument is None else safe(agg.argument),
-            more=tuple(safe(e) for e in agg.more),
-            filter=there if agg.filter is None else guarded(there, agg.filter),
-        )
+        condition = there if agg.filter is None else guarded(there, agg.filter)
+        return dataclasses.replace(agg.over(safe), filter=condition)
 
     def _grouped(
         self,
@@ -416,7 +413,7 @@ class Push:
         }
         found |= {c.id: a.column.ref for c, a in zip(shown, aggs, strict=True)}
         return Project(
-            Aggregate(below, made, aggs),
+            Aggregate(below, made, aligned(aggs)),
             tuple((c, found[c.id]) for c in (*domain.columns, *node.columns)),
         )
 

@@ -10,6 +10,7 @@ from headrace import types as t
 from headrace.expressions import keys
 from headrace.expressions.native import TypeRef, resolve
 from headrace.planner.aggregates import Calls, NewColumn
+from headrace.planner.alignment import aligned
 from headrace.planner.logical import Agg, Aggregate, Col, Expand, Node, Project, ids
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.nodetree import Node as Tree
@@ -97,7 +98,7 @@ class Grouping:
         if self._number is not None:
             node = self._expand(node, self._number[0])
             always = self._always(self._number[0])
-        result = Aggregate(node, tuple(self._keys), tuple(self._aggs), always)
+        result = Aggregate(node, tuple(self._keys), aligned(self._aggs), always)
         return self._survivors.over(self._groups.over(result))
 
     # -- keys

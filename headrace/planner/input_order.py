@@ -10,19 +10,14 @@ change nothing about it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
-from headrace.planner import functions
+from headrace.planner import alignment, functions
 from headrace.planner.catalog import Catalog
 from headrace.planner.check import CTE, SUBQUERY
 from headrace.planner.nodetree import Node
-from headrace.types import FIRST_USER_OID
 
 Env = tuple[dict[str, Node], ...]
 """WITH queries by name, per query level, outermost first."""
-
-_ORDERED: Final = ("array_agg", "string_agg", "json", "xmlagg")
-"""Beginnings of the names of built-in aggregates that show the order of their input."""
 
 
 def carry_order(tree: Node, catalog: Catalog) -> None:
@@ -81,8 +76,7 @@ def _shows_order(call: Node, catalog: Catalog) -> bool:
     plain = call.text("aggkind") == "n" and call.nodes("args")
     if not plain or call.nodes("aggorder") or call.nodes("aggdistinct"):
         return False
-    oid = call.number("aggfnoid")
-    return oid >= FIRST_USER_OID or catalog.function(oid).name.startswith(_ORDERED)
+    return alignment.shows_order(catalog.function(call.number("aggfnoid")))
 
 
 def _input(query: Node, env: Env) -> tuple[int, Node, Env] | None:

@@ -11,6 +11,7 @@ a node with a *free* reference, one to a column of no input of its.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
@@ -151,12 +152,44 @@ class Agg:
     more: tuple[Expr, ...] = ()
     direct: int = 0
     trusted: bool = True
+    shows_order: bool = False
+    """Whether its value depends on the order in which it sees its rows."""
+    row: tuple[Expr, ...] = ()
+    """What that order goes by, if others must see the same one (``alignment``)."""
+
+    @property
+    def arguments(self) -> tuple[Expr, ...]:
+        """Every expression over the input that its function reads."""
+        first = () if self.argument is None else (self.argument,)
+        return first + self.more
 
     @property
     def inputs(self) -> tuple[Expr, ...]:
-        """Every expression over the input that it needs: arguments, then the filter."""
-        ends = (self.argument, *self.more, self.filter)
-        return tuple(e for e in ends if e is not None)
+        """Every expression over the input that it needs: arguments, filter, the order's."""
+        condition = () if self.filter is None else (self.filter,)
+        return self.arguments + condition + self.row
+
+    def over(self, value: Callable[[Expr], Expr]) -> Agg:
+        """The same over other expressions; equal ones must stay equal."""
+        return dataclasses.replace(
+            self,
+            argument=None if self.argument is None else value(self.argument),
+            filter=None if self.filter is None else value(self.filter),
+            more=tuple(map(value, self.more)),
+            row=tuple(map(value, self.row)),
+        )
+
+
+def over(aggs: Iterable[Agg], value: Callable[[Expr], Expr]) -> tuple[Agg, ...]:
+    """``aggs`` of one level over other expressions; each one is exchanged once."""
+    known: dict[Expr, Expr] = {}
+
+    def once(expr: Expr) -> Expr:
+        if expr not in known:
+            known[expr] = value(expr)
+        return known[expr]
+
+    return tuple(agg.over(once) for agg in aggs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from headrace.collections import plan as p
 from headrace.errors import UnsupportedError
 from headrace.expressions import ir
 from headrace.expressions.keys import order_native
-from headrace.planner import extraction, recursion
+from headrace.planner import alignment, extraction, recursion
 from headrace.planner import logical as lg
 from headrace.planner.estimates import Estimates, Size, table_size
 from headrace.planner.lower import RECORDS, Lowering
@@ -643,6 +643,7 @@ class Builder:
                 more=tuple(wanted[e] for e in a.more),
                 direct=a.direct,
                 trusted=a.trusted,
+                row=tuple(wanted[e] for e in alignment.whole_row(a, node.aggs)),
             )
             for a in node.aggs
         )

@@ -26,6 +26,7 @@ from headrace.planner.logical import (
     Project,
     children,
     expressions,
+    over,
     with_children,
 )
 from headrace.planner.lower import Lowering
@@ -97,15 +98,7 @@ class _Placing:
     def _aggregate(self, node: Aggregate) -> Node:
         self._below = node.input
         keys = tuple((c, self._placed(e)) for c, e in node.keys)
-        aggs = tuple(
-            dataclasses.replace(
-                a,
-                argument=None if a.argument is None else self._placed(a.argument),
-                more=tuple(self._placed(e) for e in a.more),
-                filter=None if a.filter is None else self._placed(a.filter),
-            )
-            for a in node.aggs
-        )
+        aggs = over(node.aggs, self._placed)
         return dataclasses.replace(node, input=self._below, keys=keys, aggs=aggs)
 
     def _placed(self, expr: Expr) -> Expr:

@@ -195,19 +195,7 @@ class _Extraction:
 
     def _aggregate(self, node: lg.Aggregate) -> lg.Node:
         tests = _Tests(self._counter)
-
-        def out(expr: Expr | None) -> Expr | None:
-            return None if expr is None else self._out(expr, tests)
-
-        aggs = tuple(
-            dataclasses.replace(
-                a,
-                argument=out(a.argument),
-                filter=out(a.filter),
-                more=tuple(self._out(e, tests) for e in a.more),
-            )
-            for a in node.aggs
-        )
+        aggs = lg.over(node.aggs, lambda e: self._out(e, tests))
         grouped = tuple((c, self._out(e, tests)) for c, e in node.keys)
         return dataclasses.replace(
             node, input=tests.over(node.input), keys=grouped, aggs=aggs

@@ -368,6 +368,73 @@ def test_rows_without_order_are_seen_in_the_canonical_one(source, commander):
     player.play()
 
 
+FIRST = """
+    CREATE FUNCTION keep_first(text, text) RETURNS text IMMUTABLE STRICT LANGUAGE sql
+        AS 'SELECT $1';
+    CREATE AGGREGATE first_of(text) (SFUNC = keep_first, STYPE = text);
+    CREATE FUNCTION append(text, text) RETURNS text IMMUTABLE LANGUAGE sql
+        AS $$SELECT coalesce($1, '') || coalesce($2, '-')$$;
+    CREATE AGGREGATE trace_of(text) (SFUNC = append, STYPE = text);
+"""
+BY_TEXT = 'v_text COLLATE "C"'
+TOGETHER = [
+    # The calls of one level; the arguments that show an order, as they come; more of the query.
+    (["array_agg(v_int4{})", "array_agg(v_text{})"], ["v_int4", BY_TEXT]),
+    (["string_agg(v_text, ','{})", "json_agg(v_int4{})"], [BY_TEXT, "v_int4"]),
+    (["jsonb_agg(v_int4{})", "array_agg(v_text{}) FILTER (WHERE b)", "count(*)"],
+     ["v_int4", BY_TEXT]),
+    (["array_agg(v_text{}) FILTER (WHERE v_int4 > 1)",
+      "array_agg(v_int4{}) FILTER (WHERE b IS NOT true)"], [BY_TEXT, "v_int4"]),
+    (["array_agg(v_int4 ORDER BY k % 2{})", "array_agg(v_text ORDER BY k % 2{})"],
+     ["v_int4", "k % 2", BY_TEXT]),
+    (["array_agg(v_int4 ORDER BY k % 2 DESC{})", "array_agg(v_text{})"],
+     ["v_int4", "k % 2", BY_TEXT]),
+    (["array_agg(DISTINCT v_text COLLATE \"C\")", "array_agg(v_text{})", "json_agg(v_int4{})"],
+     [BY_TEXT, "v_int4"]),
+    (["first_of(v_text{})", "trace_of(v_int4::text{})", "array_agg(v_int4{})"],
+     [BY_TEXT, "v_int4::text COLLATE \"C\"", "v_int4"]),
+    (["trace_of(v_text{}) FILTER (WHERE b)", "first_of(v_int4::text{})"],
+     [BY_TEXT, "v_int4::text COLLATE \"C\""]),
+    (["jsonb_object_agg(coalesce(v_int4, 0), v_text{})", "array_agg(v_text{})"],
+     ["coalesce(v_int4, 0)", BY_TEXT]),
+    (["array_agg(v_int4{})", "array_agg(v_int4 / nullif(v_int4 - 1, 0){}) FILTER (WHERE b)"],
+     ["v_int4"]),
+    (["json_object_agg(coalesce(v_text, ''), v_int4{})", "string_agg(v_text, '-'{})"],
+     ["coalesce(v_text, '') COLLATE \"C\"", "v_int4", BY_TEXT]),
+    (["array_agg(v_int4{})", "percentile_disc(0.5) WITHIN GROUP (ORDER BY v_int4)",
+      "stddev(v_int4)", "array_agg(v_numeric{})"], ["v_int4", "v_numeric, scale(v_numeric)"]),
+]  # fmt: skip
+LEVELS = [
+    "SELECT b AS key, {} FROM t GROUP BY b",
+    "SELECT 1 AS key, {} FROM t",
+    "SELECT b AS key, {} FROM t GROUP BY ROLLUP (b)",
+    "SELECT b AS key, {} FROM t GROUP BY GROUPING SETS ((b, k), (k), ())",
+    "SELECT u.id AS key, {} FROM t JOIN (SELECT id, k AS other FROM t) u"
+    " ON u.other = t.k GROUP BY u.id",
+    "SELECT k AS key, {} FROM (SELECT * FROM t UNION ALL SELECT * FROM t WHERE b) s GROUP BY k",
+]
+
+
+def in_canonical_order(call: str, order: list[str]) -> str:
+    """``call`` over rows in the order of these; ``{}`` is where its ORDER BY ends."""
+    word = ", " if "ORDER BY" in call else " ORDER BY "
+    return call.format(word + ", ".join(order))
+
+
+def test_aggregates_of_one_level_see_their_rows_in_one_order(source, commander):
+    player = Player(source, commander, 8, SMALL)
+    source.execute(FIRST)
+    source.execute(player.insert(20))
+    for number, (calls_, order) in enumerate(TOGETHER):
+        for level in (LEVELS[number % len(LEVELS)], LEVELS[(number + 1) % len(LEVELS)]):
+            mine = ", ".join(f"{c.format('')} AS c{i}" for i, c in enumerate(calls_))
+            judge = ", ".join(
+                f"{in_canonical_order(c, order)} AS c{i}" for i, c in enumerate(calls_)
+            )
+            player.view(level.format(mine), level.format(judge))
+    player.play()
+
+
 OWN = """
     CREATE FUNCTION times(numeric, numeric) RETURNS numeric IMMUTABLE LANGUAGE sql
         AS 'SELECT coalesce($1, 1) * coalesce($2, 1)';

@@ -22,6 +22,7 @@ from headrace.planner.logical import (
     Join,
     Node,
     Project,
+    over,
 )
 from headrace.planner.scalar import Expr, reads_clock, refs, substitute
 
@@ -64,15 +65,7 @@ def _back(node: Node, new: Node, clocks: Clocks) -> Node:
 
 
 def _aggregate(node: Aggregate, clocks: Clocks) -> Node:
-    aggs = tuple(
-        dataclasses.replace(
-            a,
-            argument=None if a.argument is None else substitute(a.argument, clocks),
-            filter=None if a.filter is None else substitute(a.filter, clocks),
-            more=tuple(substitute(e, clocks) for e in a.more),
-        )
-        for a in node.aggs
-    )
+    aggs = over(node.aggs, lambda e: substitute(e, clocks))
     keys = tuple((c, substitute(e, clocks)) for c, e in node.keys)
     below = _without(node.input, clocks)
     return dataclasses.replace(node, input=below, keys=keys, aggs=aggs)

@@ -16,6 +16,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from headrace.planner.alignment import aligned
 from headrace.planner.logical import (
     Again,
     Aggregate,
@@ -38,7 +39,7 @@ from headrace.planner.logical import (
     with_children,
 )
 from headrace.planner.named import leaves
-from headrace.planner.scalar import Expr, refs
+from headrace.planner.scalar import Expr, refs, show
 
 
 def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
@@ -62,6 +63,8 @@ def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
 def _shapes(node: Node) -> Iterator[tuple[object, ...]]:
     if isinstance(node, TopK | Window):
         yield _shape(node)
+    if isinstance(node, Aggregate):
+        yield from _rows(node)
     for child in children(node):
         yield from _shapes(child)
 
@@ -71,6 +74,12 @@ def _shape(node: TopK | Window) -> tuple[object, ...]:
     order = tuple((o.operator, o.descending, o.nulls_first) for o in node.order)
     columns = tuple((c.name, c.oid) for c in node.input.columns)
     return (type(node).__name__, len(node.keys), order, columns)
+
+
+def _rows(node: Aggregate) -> Iterator[tuple[object, ...]]:
+    """The shape of the row by which aggregates of ``node`` order their input, if they do."""
+    for row in dict.fromkeys(a.row for a in node.aggs if a.row):
+        yield ("row", len(node.keys), tuple((show(e), e.oid) for e in row))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,6 +146,8 @@ class _Pruner:
         aggs = tuple(a for a in node.aggs if a.column.id in required)
         if not node.keys and not aggs:
             aggs = node.aggs[:1]
+        if not any(shape in self.repeated for shape in _rows(node)):
+            aggs = aligned(aggs)
         exprs = [e for _, e in node.keys]
         exprs += [e for a in aggs for e in a.inputs]
         below = self.prune(node.input, _all_refs(exprs))

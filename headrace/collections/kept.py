@@ -1,0 +1,298 @@
+"""Aggregates that keep their groups' values, in a state that all parts of a reduce share.
+
+``min``, ``max``, ``any``: the values in order, of which one is looked at.  ``remote``: Postgres
+evaluates the rows of the groups that were touched, which several aggregates may have in common.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.collections.plan import Aggregate
+from headrace.errors import BugError, RowError
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.kernels import aggregate, buffers, rows
+from headrace.state.contract import IndexState, StateStore
+from headrace.types import Field, Schema, arrow_type
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Multiset:
+    """One aggregate's part of an index state; it notices multiplicities below zero.
+
+    All aggregates of a reduce share one state, their keys begin with the number of theirs: a
+    state costs files and memory even when it is empty.
+    """
+
+    def __init__(self, name: str, number: int, store: StateStore) -> None:
+        self._name = name
+        self._prefix = number.to_bytes(2, "big")
+        self._state: IndexState = store.index(name)
+        self._retracted: dict[tuple[bytes, bytes], None] = {}
+
+    def add(
+        self, keys: Sequence[bytes], values: Sequence[bytes], weights: Int64s
+    ) -> None:
+        """Add to the multiplicities."""
+        own = self._own(keys)
+        self._state.add_many(own, values, weights.tolist())
+        for i in np.flatnonzero(weights < 0).tolist():
+            self._retracted[own[i], values[i]] = None
+
+    def scan(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
+        """See ``IndexState.scan_many``."""
+        return self._state.scan_many(self._own(keys))
+
+    def extremes(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
+        """See ``IndexState.extreme_many``."""
+        return self._state.extreme_many(self._own(keys), last=last)
+
+    def _own(self, keys: Sequence[bytes]) -> list[bytes]:
+        prefix = self._prefix
+        return [prefix + key for key in keys]
+
+    def check(self) -> None:
+        """BugError if a value has been taken away that was not there."""
+        if not self._retracted:
+            return
+        keys, values = zip(*self._retracted, strict=True)
+        self._retracted = {}
+        if min(self._state.weight_many(keys, values)) < 0:
+            raise BugError(f'a value in state "{self._name}" has a negative weight')
+
+
+class Kept(ABC):
+    """An aggregate that keeps its group's values."""
+
+    def __init__(
+        self, name: str, number: int, arguments: Schema, result: Field
+    ) -> None:
+        self.result: Final = result
+        self._name = name
+        self._number = number
+        self._arguments = arguments
+        self._types = [arrow_type(f.oid) for f in arguments]
+        self._values: Multiset
+
+    def open(self, store: StateStore) -> None:
+        """Take its state."""
+        self._values = Multiset(self._name, self._number, store)
+
+    @abstractmethod
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
+        """Take up values of the groups ``keys``, a column per argument."""
+
+    def check(self) -> None:
+        """BugError if a value has been taken away that was not there."""
+        self._values.check()
+
+    @abstractmethod
+    def column(self, keys: Sequence[bytes]) -> pa.Array:
+        """The aggregate of each group now."""
+
+
+class Extreme(Kept):
+    """``min``, ``max`` and ``any``: the values in order, in the form in which they came."""
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        function: str,
+        argument: Field,
+        result: Field,
+    ) -> None:
+        super().__init__(name, number, (argument,), result)
+        self._function = function
+
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
+        """See ``Kept``."""
+        values = rows.encode_rows(columns)
+        orders: list[bytes]
+        if self._function == "any":
+            orders = [len(value).to_bytes(4, "big") for value in values]
+        else:
+            found = rows.encode_keys(columns, [self._arguments[0].oid], nulls=True)
+            orders = [key for key in found if key is not None]
+        self._values.add(keys, aggregate.join_ordered(orders, values), weights)
+
+    def column(self, keys: Sequence[bytes]) -> pa.Array:
+        """See ``Kept``."""
+        last = self._function == "max"
+        found = self._values.extremes(keys, last=last)
+        values = [_NULL_ROW if r is None else aggregate.ordered_value(r) for r in found]
+        return rows.decode_rows(values, self._types)[0]
+
+
+_NULL_ROW: Final = b"\x01"
+"""What ``kernels.rows.encode_rows`` makes of one NULL."""
+
+
+class Single(Kept):
+    """``single``: the value of the only row of the group; NULLs are rows too."""
+
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
+        """See ``Kept``."""
+        self._values.add(keys, rows.encode_rows(columns), weights)
+
+    def column(self, keys: Sequence[bytes]) -> pa.Array:
+        """See ``Kept``; RowError if a group has more than one row."""
+        at, found, weights = self._values.scan(keys)
+        if len(set(at)) < len(at) or any(weight > 1 for weight in weights):
+            raise RowError(
+                "more than one row returned by a subquery used as an expression",
+                sqlstate="21000",
+            )
+        values = [_NULL_ROW] * len(keys)
+        for place, row in zip(at, found, strict=True):
+            values[place] = row
+        return rows.decode_rows(values, self._types)[0]
+
+
+class First(Kept):
+    """``any`` with a row: the value of the first row, in canonical order, that has one."""
+
+    def __init__(
+        self, name: str, number: int, row: Schema, place: int, result: Field
+    ) -> None:
+        """``place``: that of the value in the row."""
+        super().__init__(name, number, row, result)
+        self._oids = [f.oid for f in row]
+        self._place = place
+
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
+        """See ``Kept``."""
+        found = rows.encode_keys(columns, self._oids, nulls=True)
+        orders = [key for key in found if key is not None]
+        values = rows.encode_rows(columns)
+        self._values.add(keys, aggregate.join_ordered(orders, values), weights)
+
+    def column(self, keys: Sequence[bytes]) -> pa.Array:
+        """See ``Kept``."""
+        found = self._values.extremes(keys, last=False)
+        there = [aggregate.ordered_value(row) for row in found if row is not None]
+        values = rows.decode_rows(there, self._types)[self._place]
+        numbers = iter(range(len(there)))
+        taken = [None if row is None else next(numbers) for row in found]
+        return values.take(pa.array(taken, pa.int64()))
+
+
+class Rows:
+    """Rows of groups in canonical order, for aggregates that Postgres evaluates.
+
+    The order is by canonical key, then bytes: where the query gives none, ``array_agg`` and kin
+    show this one, and all that read the same rows show the same.
+    """
+
+    def __init__(self, name: str, number: int, fields: Schema) -> None:
+        self._name = name
+        self._number = number
+        self._oids = [f.oid for f in fields]
+        self._types = [arrow_type(oid) for oid in self._oids]
+        self._values: Multiset
+        self._read: tuple[Int64s, list[pa.Array], Int64s] | None = None
+
+    def open(self, store: StateStore) -> None:
+        """Take its state."""
+        self._values = Multiset(self._name, self._number, store)
+
+    def add(
+        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
+    ) -> None:
+        """Take up rows of the groups ``keys``."""
+        encoded = rows.encode_rows(columns) if columns else [b""] * len(keys)
+        self._values.add(keys, encoded, weights)
+
+    def check(self) -> None:
+        """BugError if a row has been taken away that was not there."""
+        self._values.check()
+
+    def read(self, keys: Sequence[bytes]) -> tuple[Int64s, list[pa.Array], Int64s]:
+        """Place in ``keys``, columns and weights of their rows; once until ``forget``."""
+        if self._read is None:
+            at, found, weights = self._values.scan(keys)
+            columns = rows.decode_rows(found, self._types) if self._types else []
+            order = self._canonical(at, found, columns)
+            taken = pa.array(order)
+            self._read = (
+                np.array(at, np.int64)[order],
+                [column.take(taken) for column in columns],
+                np.array(weights, np.int64)[order],
+            )
+        return self._read
+
+    def forget(self) -> None:
+        """What was read is not needed any more."""
+        self._read = None
+
+    def _canonical(
+        self, at: list[int], found: list[bytes], columns: list[pa.Array]
+    ) -> Int64s:
+        order = list(range(len(at)))
+        if columns and len(at) > 1:
+            keys = rows.encode_keys(columns, self._oids, nulls=True)
+            order.sort(key=lambda i: (at[i], keys[i], found[i]))
+        return np.array(order, np.int64)
+
+
+class Asked:
+    """``remote``: evaluated by Postgres over the rows of the groups that were touched."""
+
+    def __init__(
+        self,
+        spec: Aggregate,
+        kept: Rows,
+        columns: Sequence[int],
+        arguments: Schema,
+        remote: RemoteEvaluator | None,
+    ) -> None:
+        """``columns``: what the rows ``kept`` are made of."""
+        if remote is None:
+            raise BugError("a remote aggregate needs an evaluator")
+        self.result: Final = spec.result
+        self._spec = spec
+        self._kept = kept
+        self._places = [columns.index(i) for i in spec.columns]
+        shared = spec.row and spec.filter is not None
+        # Rows of its own are those that take part.
+        self._filter = columns.index(spec.filter) if shared else None
+        self._arguments = arguments
+        self._remote = remote
+
+    def column(self, keys: Sequence[bytes]) -> pa.Array:
+        """The aggregate of each group now."""
+        at, columns, weights = self._kept.read(keys)
+        own = [columns[i] for i in self._places]
+        if self._filter is not None:
+            condition = pc.fill_null(columns[self._filter], False)
+            mask = buffers.values(condition).astype(bool)
+            at, weights = at[mask], weights[mask]
+            own = [column.filter(condition) for column in own]
+        spec = self._spec
+        return self._remote.aggregate(
+            spec.sql,
+            self._arguments,
+            at,
+            own,
+            weights,
+            len(keys),
+            self.result,
+            spec.trusted,
+            direct=spec.direct,
+        )
