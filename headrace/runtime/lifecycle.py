@@ -22,6 +22,7 @@ from headrace.errors import (
     RowError,
     SinkBlocked,
     SinkTableError,
+    StructureChanged,
     TransientError,
     UndefinedError,
     UserError,
@@ -201,6 +202,16 @@ class Lifecycle:
             )
         except SinkTableError as error:
             self.fail(view, error)
+            return
+        if view.plan.outdated:
+            self.fail(
+                view,
+                StructureChanged(
+                    "the view was planned by an earlier version of headrace",
+                    detail="Its aggregates saw their rows in different orders.",
+                    hint=RESYNC,
+                ),
+            )
             return
         stop = engine.watch.check([view]).get(view.id)
         if stop is not None:
