@@ -143,6 +143,8 @@ class Aggregate:
     Aggregates of one ``Reduce`` with the same row see its values together: ``remote`` in that order,
     ``any`` is the first value that is not NULL.  Without: each by ``columns`` of its own.
     """
+    shows_order: bool = False
+    """Whether its value depends on an order that the query may leave open."""
 
     @property
     def columns(self) -> tuple[int, ...]:

@@ -644,6 +644,7 @@ class Builder:
                 direct=a.direct,
                 trusted=a.trusted,
                 row=tuple(wanted[e] for e in alignment.whole_row(a, node.aggs)),
+                shows_order=a.shows_order,
             )
             for a in node.aggs
         )

@@ -155,6 +155,7 @@ class Subqueries:
             name="array_agg",
             more=more,
             trusted=all(lowering.plain_type(c.oid) for c in (value.ref, *more)),
+            shows_order=True,
         )
         self._hang(scope, Aggregate(right, (), (agg,)))
         return self._or_empty(column.ref)

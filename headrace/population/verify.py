@@ -10,7 +10,8 @@ into the table in between are added.  So it ends on a database of any load.
 
 Rows are compared by their images, the text of the whole row under pinned settings.  Where the
 query itself leaves open which of several equal values it shows (the scale of a grouped numeric,
-the last digits of a float sum), images that differ are compared once more, by value.
+the last digits of a float sum), images that differ are compared once more, by value; and where it
+leaves open in which order aggregates see their rows, by what no order changes (``open_order``).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from headrace.errors import (
 from headrace.pinned import become
 from headrace.planner.present import inlined
 from headrace.planner.session import CAPTURED
-from headrace.population import clocks, names, rights
+from headrace.population import clocks, names, open_order, rights
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import Connection, as_headrace
 from headrace.population.context import Context
@@ -223,6 +224,7 @@ class _Proof:
         """What the view took for now() at the boundary."""
         # Not the names of the view: any two of them may be the same.
         self._columns = [f"a{n}" for n in range(len(schema))]
+        self._open = open_order.trace(subject.physical)
 
     def run(self) -> dict[str, Any]:
         job, settings = self._job, self._context.settings
@@ -373,7 +375,7 @@ class _Proof:
             "CREATE TEMPORARY TABLE differing AS SELECT image, sum(weight)::bigint AS n"
             " FROM images GROUP BY image HAVING sum(weight) <> 0"
         )
-        self._settle_equal_values(scratch)
+        open_rows = self._settle_equal_values(scratch)
         total: Any = scratch.execute(
             "SELECT count(*), coalesce(sum(greatest(n, 0)), 0),"
             " coalesce(sum(greatest(-n, 0)), 0) FROM differing"
@@ -383,31 +385,46 @@ class _Proof:
             " ORDER BY 3 LIMIT %s",
             (ROWS_SHOWN,),
         ).fetchall()
+        if rows and self._open.decides:
+            raise UnsupportedError(
+                f"view {self._subject.view.shown} cannot be compared with its query",
+                detail="Which rows it has depends on the order in which aggregates see their"
+                " rows, and the query does not give it.",
+                hint="Give the aggregates an ORDER BY over a key.",
+            )
         answer: dict[str, Any] = {"rows": [list(row) for row in rows]}
+        notices = [open_rows] if open_rows else []
         if total[0] > len(rows):
-            answer["notice"] = (
+            notices.append(
                 f"{len(rows)} of {total[0]} differing rows are shown: {total[1]} rows"
                 f" are too many in the table, {total[2]} are missing"
             )
+        if notices:
+            answer["notice"] = "; ".join(notices)
         return answer
 
-    def _settle_equal_values(self, scratch: Connection) -> None:
+    def _settle_equal_values(self, scratch: Connection) -> str:
         """Pair surplus and missing rows that are equal as far as the query says.
 
-        Without grouping every digit is determined, and nothing is done.
+        Without grouping every digit is determined, and nothing is done.  Answers which columns
+        were not compared wholly, if some were not.
         """
         nodes = self._subject.physical.nodes
         grouped = any(isinstance(n, _LOOSE) for n in nodes)
         loose = [c for c, o in self._typed if o == NUMERIC]
-        floats = [(c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE]
-        if not grouped or not (loose or floats):
-            return
-        keys = [
+        unsure = [c for c, m in zip(self._columns, self._open.marks, strict=True) if m]
+        floats = [
+            (c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE and c not in unsure
+        ]
+        if not grouped or not (loose or floats or unsure):
+            return ""
+        keys: list[sql.Composable] = [
             sql.SQL("trim_scale({})::text").format(_field(c)) if o == NUMERIC
             else _field(c)  # no cast: it could be a user's
             for c, o in self._typed
-            if o not in _CLOSE
+            if o not in _CLOSE and c not in unsure
         ]  # fmt: skip
+        keys += self._open.keys([_field(c) for c in self._columns])
         order: list[sql.Composable] = [_field(c) for c, _ in floats]
         near: list[sql.Composable] = [_near(c, close) for c, close in floats]
         scratch.execute(
@@ -418,13 +435,17 @@ class _Proof:
                 "  ROW({keys})::text AS key"
                 "  FROM (SELECT image, n, image::typed AS v FROM differing) d"
                 "  CROSS JOIN LATERAL generate_series(1, abs(d.n)))"
-                " SELECT x.image AS much, y.image AS little FROM one x JOIN one y"
+                " SELECT x.image AS much, y.image AS little,"
+                "  ROW({mine})::text <> ROW({theirs})::text AS unsure"
+                "  FROM one x JOIN one y"
                 " ON x.key = y.key AND x.place = y.place AND x.much AND NOT y.much"
                 " WHERE {near}"
             ).format(
                 keys=sql.SQL(", ").join(keys),
                 order=sql.SQL(", ").join([*order, sql.SQL("image")]),
                 near=sql.SQL(" AND ").join([*near, sql.SQL("true")]),
+                mine=_fields("x", unsure),
+                theirs=_fields("y", unsure),
             )
         )
         scratch.execute(
@@ -433,6 +454,25 @@ class _Proof:
             " FROM paired) u GROUP BY image) p WHERE p.image = d.image"
         )
         scratch.execute("DELETE FROM differing WHERE n = 0")
+        row: Any = scratch.execute(
+            "SELECT count(*) FROM paired WHERE unsure"
+        ).fetchone()
+        return self._told(int(row[0]))
+
+    def _told(self, count: int) -> str:
+        """That so many rows differ in what the query leaves open."""
+        if not count:
+            return ""
+        fields = self._subject.physical.sink.schema
+        how = []
+        for kind, words in _HOW.items():
+            named = [f'"{fields[i].name}"' for i in self._open.places(kind)]
+            if named:
+                how.append(f"{words} {', '.join(named)}")
+        return (
+            f"{count} rows differ in an order only that the query does not give: compared"
+            f" were {' and '.join(how)}"
+        )
 
     @property
     def _typed(self) -> list[tuple[str, int]]:
@@ -440,6 +480,20 @@ class _Proof:
 
     def _names(self) -> sql.Composed:
         return sql.SQL(", ").join(map(sql.Identifier, self._columns))
+
+
+_HOW: Final = {
+    open_order.ELEMENTS: "the elements of",
+    open_order.CHARACTERS: "the characters of",
+    open_order.NOTHING: "nothing of",
+}
+
+
+def _fields(alias: str, columns: list[str]) -> sql.Composed:
+    return sql.SQL(", ").join(
+        sql.SQL("({}.v).{}").format(sql.Identifier(alias), sql.Identifier(c))
+        for c in columns
+    )
 
 
 def _field(column: str) -> sql.Composed:

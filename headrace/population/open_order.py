@@ -1,0 +1,224 @@
+"""What of a view's columns hangs on the order in which aggregates see their rows.
+
+A query gives that order in part, or not at all; Postgres has one, ours is another.  So two right
+answers may differ: in the order of the elements of ``array_agg``, by which row ``any_value`` shows.
+``trace`` follows the columns of such aggregates through the plan; ``Open.keys`` are what is equal of
+them in any two right answers:
+
+    array_agg(a), array_agg(b)   the multiset of their elements, side by side
+    string_agg(a, ', ')          the multiset of its characters
+    any_value(a), f(array_agg)   nothing
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+
+from headrace.collections import plan
+from headrace.expressions.ir import Column, Expr, Literal, Native, columns_of
+from headrace.types import TEXT, Schema
+
+ELEMENTS, CHARACTERS, NOTHING = "elements", "characters", "nothing"
+
+_LISTS: Final = {
+    "array_agg": "unnest",
+    "json_agg": "pg_catalog.json_array_elements",
+    "jsonb_agg": "pg_catalog.jsonb_array_elements",
+}
+"""Aggregates of one element per row, and what takes them apart."""
+_CALL: Final = re.compile(r"pg_catalog\.(\w+)\((\$\d+(?:, \$)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a column hangs on an order."""
+
+    kind: str
+    function: str = ""
+    """Of ELEMENTS: what takes it apart."""
+    source: object = None
+    """Of ELEMENTS: columns with the same one have their elements side by side."""
+
+
+_LOST: Final = Mark(NOTHING)
+Marks = tuple[Mark | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What a view leaves open."""
+
+    marks: Marks
+    """Per column; None: the query determines it."""
+    decides: bool
+    """Whether the order also decides which rows there are."""
+
+    def __bool__(self) -> bool:
+        """Whether anything is left open."""
+        return any(self.marks)
+
+    def places(self, kind: str) -> list[int]:
+        """Columns that are compared so."""
+        return [i for i, m in enumerate(self.marks) if m is not None and m.kind == kind]
+
+    def keys(self, columns: Sequence[sql.Composable]) -> list[sql.Composable]:
+        """SQL of what is equal in any two right answers that have these values of the columns."""
+        out: list[sql.Composable] = [
+            sql.SQL(
+                '(SELECT pg_catalog.array_agg(c ORDER BY c COLLATE "C")'
+                " FROM pg_catalog.regexp_split_to_table({}, '') c)"
+            ).format(columns[place])
+            for place in self.places(CHARACTERS)
+        ]
+        together: dict[object, list[int]] = {}
+        for place in self.places(ELEMENTS):
+            mark = self.marks[place]
+            assert mark is not None, "it has a kind"
+            together.setdefault(mark.source, []).append(place)
+        return out + [self._elements(columns, places) for places in together.values()]
+
+    def _elements(
+        self, columns: Sequence[sql.Composable], places: list[int]
+    ) -> sql.Composable:
+        calls = [
+            sql.SQL("{}({})").format(sql.SQL(mark.function), columns[place])
+            for place in places
+            if (mark := self.marks[place]) is not None
+        ]
+        names = sql.SQL(", ").join(sql.Identifier(f"e{n}") for n in range(len(places)))
+        return sql.SQL(
+            "(SELECT pg_catalog.array_agg(ROW({names})::text ORDER BY ROW({names})::text"
+            ' COLLATE "C") FROM ROWS FROM ({calls}) u ({names}))'
+        ).format(names=names, calls=sql.SQL(", ").join(calls))
+
+
+def trace(physical: plan.PhysicalPlan) -> Open:
+    """What the view of a plan leaves open."""
+    tracer = _Tracer()
+    for node in physical.nodes:
+        tracer.visit(node)
+    return Open(tracer.marks[physical.sink.id], tracer.decides)
+
+
+class _Tracer:
+    def __init__(self) -> None:
+        self.marks: dict[str, Marks] = {}
+        self.decides = False
+        self._schemas: dict[str, Schema] = {}
+
+    def visit(self, node: plan.Node) -> None:
+        below = [self.marks[name] for name in plan.inputs(node)]
+        self.marks[node.id] = self._marks(node, below)
+        self._schemas[node.id] = node.schema
+
+    def _decided_by(self, marks: Sequence[Mark | None]) -> None:
+        self.decides = self.decides or any(marks)
+
+    def _marks(self, node: plan.Node, below: list[Marks]) -> Marks:  # noqa: C901  one case per node
+        match node:
+            case plan.Filter():
+                self._decided_by([_mark(e, below[0]) for e in node.predicates])
+                return below[0]
+            case plan.Map():
+                return tuple(_mark(e, below[0]) for e in node.expressions)
+            case plan.Fused():
+                marks = below[0]
+                for step in node.steps:
+                    marks = self._marks(step, [marks])
+                return marks
+            case plan.Join():
+                return self._join(node, *below)
+            case plan.Reduce():
+                self._decided_by([below[0][i] for i in node.keys])
+                made = [self._aggregate(node, a, below[0]) for a in node.aggregates]
+                return (*(below[0][i] for i in node.keys), *made)
+            case plan.Expand():
+                return (*below[0], *(below[0][i] for i in node.keys), None)
+            case plan.Union():
+                return tuple(_same(marks) for marks in zip(*below, strict=True))
+            case plan.TopK():
+                self._decided_by([below[0][i] for i in node.keys])
+                self._decided_by([below[0][item.column] for item in node.order])
+                return below[0]
+            case plan.Window():
+                self._decided_by([below[0][i] for i in node.keys])
+                self._decided_by([below[0][item.column] for item in node.order])
+                calls = (
+                    _LOST if any(below[0][i] for i in c.args) else None
+                    for c in node.calls
+                )
+                return (*below[0], *calls)
+            case plan.FlatMap():
+                self._decided_by([below[0][i] for i in node.arguments])
+                return below[0] + (None,) * (len(node.schema) - len(below[0]))
+            case plan.Temporal():
+                exprs = [e for test in node.tests for e in (test.test, test.key)]
+                # They read the clock too, as one column more.
+                self._decided_by([_mark(e, (*below[0], None)) for e in exprs])
+                return below[0] + (None,) * len(node.tests)
+            case plan.Sink():
+                return below[0]
+            case plan.Recursive() if any(map(_shows_order, node.step)):
+                self.decides = True
+        # Whatever else reads such a column tells rows apart by it.
+        for marks in below:
+            self._decided_by(marks)
+        return (None,) * len(node.schema)
+
+    def _join(self, node: plan.Join, left: Marks, right: Marks) -> Marks:
+        self._decided_by([left[i] for i in node.left_keys])
+        self._decided_by([right[i] for i in node.right_keys])
+        self._decided_by([_mark(e, left + right) for e in node.residual])
+        return left if node.left_only else left + right
+
+    def _aggregate(
+        self, node: plan.Reduce, spec: plan.Aggregate, below: Marks
+    ) -> Mark | None:
+        filters = () if spec.filter is None else (spec.filter,)
+        if any(below[i] for i in (*spec.columns, *filters)):
+            return _LOST
+        if not spec.shows_order:
+            return None
+        found = _CALL.match(spec.sql)
+        name = found[1] if found else ""
+        if name == "string_agg" and spec.result.oid == TEXT:
+            # A delimiter of a column is left out at the first row, whichever that is.
+            return (
+                _LOST
+                if found and (found[2] or "").endswith(", $")
+                else Mark(CHARACTERS)
+            )
+        fields = self._schemas[node.input]
+        if name not in _LISTS or spec.argument is None:
+            return _LOST
+        if fields[spec.argument].oid == spec.result.oid:
+            return _LOST  # of arrays: taken apart, they fall into their own elements
+        return Mark(ELEMENTS, _LISTS[name], (node.id, spec.filter))
+
+
+def _shows_order(node: plan.Node) -> bool:
+    return isinstance(node, plan.Reduce) and any(a.shows_order for a in node.aggregates)
+
+
+def _mark(expr: Expr, below: Marks) -> Mark | None:
+    match expr:
+        case Column():
+            return below[expr.index]
+        case Native(op="coalesce", args=(first, Literal())):
+            return _mark(first, below)
+    return _LOST if any(below[i] for i in columns_of(expr)) else None
+
+
+def _same(marks: Sequence[Mark | None]) -> Mark | None:
+    """The mark of a column that comes from several inputs."""
+    found = [m for m in marks if m is not None]
+    if not found:
+        return None
+    if len(found) < len(marks) or len({(m.kind, m.function) for m in found}) > 1:
+        return _LOST
+    return Mark(found[0].kind, found[0].function, tuple(m.source for m in found))
