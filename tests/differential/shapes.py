@@ -4,7 +4,8 @@
 Postgres, so a query must have one answer only:
 
 * what is ordered where order matters (limits, row_number, array_agg) is ordered by every column
-  that can be told apart, so that ties are rows that nobody can tell apart;
+  that can be told apart, so that ties are rows that nobody can tell apart; aggregates that are not
+  are looked at side by side, and in no order (``together``);
 * values that are equal but look different (``LOOSE`` kinds) are shown, never ordered or grouped;
 * no expression raises on any value of the pools.
 
@@ -25,6 +26,10 @@ Column = tuple[str, str]
 
 STORED = ["int", "small", "big", "text", "vchar", "money2", "bool", "date", "stamp", "uuid",
           "json", "ints"]  # fmt: skip
+SHOWN = frozenset(
+    ("int", "small", "big", "text", "vchar", "money2", "bool", "uuid", "json")
+)
+"""Kinds whose texts tell them apart, whatever the settings."""
 LOOSE = frozenset(("num", "double"))
 """Kinds whose equal values may look different."""
 WHOLE = ("int", "small", "big")
@@ -131,7 +136,7 @@ class Query:
             (0.7, self.distinct_on),
         ]
         if want is None:
-            forms.append((4, self.grouped))
+            forms += [(4, self.grouped), (0.8, self.together)]
         if depth > 0:
             forms += [(1.5, self.set_operation), (1.0, self.with_query)]
             if want is None:
@@ -266,6 +271,47 @@ class Query:
             end += f" ORDER BY {self.every(len(items))}{self.window_of_rows()}"
         sql = f"SELECT {named(items)} FROM {source}"
         return sql + self.where(depth, columns, outer, 0.4) + end, kinds(items)
+
+    def together(
+        self, depth: int, outer: list[Column], _: list[str] | None
+    ) -> tuple[str, list[str]]:
+        """Aggregates that show the order of their rows: the tuples that they give side by side."""
+        source, columns = self.source(depth, outer)
+        fit = [c for c in columns if c[1] in SHOWN]
+        if not fit:
+            return self.plain(depth, outer, None)
+        keys = self.some([c for c in columns if c[1] not in LOOSE], 0, 2)
+        items = list(keys)
+        end = self.where(depth, columns, outer, 0.4)
+        over = ""
+        if keys and self.maybe(0.2):
+            names = [c for c, _ in keys]
+            by = f"PARTITION BY {', '.join(names)} ORDER BY {self.rng.choice(fit)[0]}"
+            whole = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
+            order, over = "", f" OVER ({by} {whole})"
+        else:
+            order = self.maybe(0.4) and self.direction(self.rng.choice(fit)[0])
+            order = f" ORDER BY {order}" if order else ""
+            end += self.grouping([c for c, _ in keys], items) if keys else ""
+        condition = ""
+        if self.maybe(0.3):
+            condition = f" FILTER (WHERE {self.predicate(0, columns, [])})"
+        calls, taken = [], []
+        name = self.alias()
+        for number in range(self.rng.choice([2, 2, 3])):
+            call, take = self.pick(
+                (3, ("array_agg", "unnest")),
+                (1, ("jsonb_agg", "jsonb_array_elements")),
+                (0.5, ("json_agg", "json_array_elements")),
+            )
+            column = self.rng.choice(fit)[0]
+            calls.append(f"{call}({column}{order}){condition}{over} AS a{number}")
+            taken.append(f"{take}({name}.a{number})")
+        listed = ", ".join([*([named(items)] if items else []), *calls])
+        shown = [f"{name}.c{i} AS c{i}" for i in range(len(items))]
+        shown.append(f"{side_by_side(taken)} AS c{len(items)}")
+        sql = f"SELECT {', '.join(shown)} FROM (SELECT {listed} FROM {source}{end}) {name}"
+        return sql, [*kinds(items), "text"]
 
     def grouping(self, names: list[str], items: list[Column]) -> str:
         plain = ", ".join(names)
@@ -751,6 +797,16 @@ class Query:
         if result == kind:
             return f"{column} {rng.choice(['=', '<', '>='])} {text}"
         return f"{text} IS NOT NULL"
+
+
+def side_by_side(taken: list[str]) -> str:
+    """The multiset of tuples that sets of rows give in lockstep, as one text."""
+    names = [f"e{n}" for n in range(len(taken))]
+    line = f"array_to_string(ARRAY[{', '.join(f'{n}::text' for n in names)}], '|', '~')"
+    return (
+        f"(SELECT string_agg({line}, ';' ORDER BY {line} COLLATE \"C\")"
+        f" FROM ROWS FROM ({', '.join(taken)}) u({', '.join(names)}))"
+    )
 
 
 def named(items: list[Column]) -> str:
