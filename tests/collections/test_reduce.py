@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import psycopg
 import pyarrow as pa
@@ -399,3 +400,77 @@ def test_batches_of_any_size_leave_the_same_state():
     single.run(*[[r] for r in rows])
     assert whole.out == single.out
     assert whole.store.dump() == single.store.dump()
+
+
+# --- aggregates that show the order of their rows
+
+
+def together(function, column, *, sql="", where=None):
+    """An aggregate over rows of i4, t and b in common."""
+    result = {"i4": 1007, "t": 1009}[column] if sql else IN[NAMES.index(column)].oid
+    made = agg(function, column, result=result, where=where, sql=sql)
+    return replace(made, row=tuple(map(NAMES.index, ("i4", "t", "b"))))
+
+
+TOGETHER = [
+    together("remote", "i4", sql="array_agg($1)"),
+    together("remote", "t", sql="array_agg($1)"),
+    together("remote", "t", sql="array_agg($1)", where="b"),
+    together("any", "t"),
+    together("any", "i4", where="b"),
+]
+
+
+def test_rows_in_common(postgres):
+    """Elements of one row stand beside each other, and first values come from the first row."""
+    rng = random.Random(9)
+    order = 'ORDER BY i4, t COLLATE "C", b'
+    firsts = (
+        f"(array_agg(t {order}) FILTER (WHERE t IS NOT NULL))[1]",
+        f"(array_agg(i4 {order}) FILTER (WHERE b AND i4 IS NOT NULL))[1]",
+    )
+    remote = RemoteEvaluator(postgres, {})
+    driver = Driver(node_of((0,), TOGETHER), remote)
+    oracle = Oracle(postgres, driver.node)
+    oracle.outs = [
+        "k",
+        f"array_agg(i4 {order})",
+        f"array_agg(t {order})",
+        f"array_agg(t {order}) FILTER (WHERE b)",
+        *firsts,
+    ]
+    live = Counter()
+    for step in range(6):
+        diffs = changes(rng, live, rng.choice([1, 20, 60]), specials=False)
+        cut = rng.randint(0, len(diffs))
+        driver.run(*[part for part in (diffs[:cut], diffs[cut:]) if part])
+        assert driver.out == oracle.rows(live)
+        if step == 3:
+            driver.reopen()
+    kept = driver.store.dump()["r.values"]
+    shared = Counter(
+        (r[0], *(r[NAMES.index(n)] for n in ("i4", "t", "b"))) for r in live
+    )
+    firsts_of = [
+        len([k for k in shared if k[2] is not None]),
+        len([k for k in shared if k[1] is not None and k[3] == "t"]),
+    ]
+    assert len(kept) == len(shared) + sum(firsts_of), (
+        "rows are kept once for all arrays"
+    )
+    driver.run([(row, -weight) for row, weight in live.items()])
+    assert driver.out == Counter()
+    assert not any(driver.store.dump().values())
+    oracle.conn.close()
+    remote.close()
+
+
+@pytest.mark.parametrize("a", TOGETHER, ids=lambda a: f"{a.function} {a.filter}")
+def test_taking_away_a_row_in_common_that_was_not_there_is_a_bug(postgres, a):
+    remote = RemoteEvaluator(postgres, {})
+    driver = Driver(node_of((0,), [a, TOGETHER[0]]), remote)
+    driver.run([(row(k="1", i4="1", t="a", b="t"), 2)])
+    driver.reduce.apply(0, batch([(row(k="1", i4="1", t="b", b="t"), -1)]))
+    with pytest.raises(BugError):
+        driver.reduce.time_end(1)
+    remote.close()

@@ -435,6 +435,66 @@ def test_aggregates_of_one_level_see_their_rows_in_one_order(source, commander):
     player.play()
 
 
+def test_a_group_shows_its_keys_as_one_row_has_them(source, commander):
+    """Of 1.0 and 1.00 it shows one, and of the other key what stands beside it."""
+    source.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, n numeric, m numeric, i interval)"
+    )
+    create_marker(source, commander)
+    queries = {
+        "pairs": "SELECT n, m, count(*) AS c FROM p GROUP BY n, m",
+        "sets": "SELECT n, m, count(*) AS c FROM p GROUP BY GROUPING SETS ((n, m))",
+        "threes": "SELECT n, m, i, sum(id) AS c FROM p GROUP BY n, m, i",
+        "rows": "SELECT DISTINCT n, m FROM p",
+    }
+    for name, query in queries.items():
+        create_view(commander, name, query)
+    rng = random.Random(3)
+    for _ in range(8):
+        ids = rng.sample(range(40), 8)
+        values = ", ".join(
+            f"({i}, {rng.choice(['1', '1.0', '1.00', '2'])},"
+            f" {rng.choice(['7', '7.0', '7.000', 'NULL'])},"
+            f" '{rng.choice(['1 day', '24:00', '2 days'])}')"
+            for i in ids
+        )
+        kept = ", ".join(map(str, ids))
+        commit(source, [f"DELETE FROM p WHERE id IN ({kept}) OR id % 5 = {ids[0] % 5}",
+                        f"INSERT INTO p VALUES {values}"])  # fmt: skip
+        for name, query in queries.items():
+            keys = ["n", "m", "i"] if name == "threes" else ["n", "m"]
+            values = ", ".join(keys)
+            assert multiset(source, f"SELECT trim_scale(n), trim_scale(m), count(*) FROM {name} GROUP BY 1, 2") == multiset(
+                source, f"SELECT trim_scale(n), trim_scale(m), count(*) FROM ({query}) q GROUP BY 1, 2")  # fmt: skip
+            never = source.execute(
+                f"SELECT ROW({values})::text FROM {name} EXCEPT SELECT ROW({values})::text FROM p"
+            ).fetchall()
+            assert never == [], (name, never)
+
+
+def test_some_values_of_a_group_come_from_one_row(source, commander):
+    """any_value, and windows whose calls have the same partitions and order."""
+    player = Player(source, commander, 12, SMALL)
+    player.source.execute(player.insert(20))
+    order = f"ORDER BY v_int4, {BY_TEXT}"
+    if source.info.server_version >= 160000:
+        first = "(array_agg({0} {1}) FILTER (WHERE {0} IS NOT NULL))[1]"
+        player.view(
+            "SELECT b, any_value(v_int4) AS i, any_value(v_text) AS t, sum(k) AS s"
+            " FROM t GROUP BY b",
+            f"SELECT b, {first.format('v_int4', order)} AS i,"
+            f" {first.format('v_text', order)} AS t, sum(k) AS s FROM t GROUP BY b",
+        )
+    whole = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
+    player.view(
+        "SELECT id, array_length(i, 1) AS n, (SELECT string_agg(concat(x, ':', y), ';' ORDER BY"
+        " concat(x, ':', y) COLLATE \"C\") FROM unnest(i, t) u (x, y)) AS pairs FROM (SELECT id,"
+        f" array_agg(v_int4) OVER (PARTITION BY b ORDER BY k {whole}) AS i,"
+        f" array_agg(v_text) OVER (PARTITION BY b ORDER BY k {whole}) AS t FROM t) s"
+    )
+    player.play()
+
+
 OWN = """
     CREATE FUNCTION times(numeric, numeric) RETURNS numeric IMMUTABLE LANGUAGE sql
         AS 'SELECT coalesce($1, 1) * coalesce($2, 1)';

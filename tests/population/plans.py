@@ -181,6 +181,26 @@ def total(conn) -> Case:
     )
 
 
+def together(conn) -> Case:
+    """Aggregates with rows in common, and by the first of them."""
+    o = source(conn, "orders", ["customer", "amount", "f"])
+    row, names = (1, 2), ("amounts", "fs", "first")
+    kinds = (1231, 1022, FLOAT8)
+    fields = tuple(Field(n, oid) for n, oid in zip(names, kinds, strict=True))
+    made = [
+        p.Aggregate("remote", 1, None, fields[0], "array_agg($1)", row=row),
+        p.Aggregate("remote", 2, None, fields[1], "array_agg($1)", row=row),
+        p.Aggregate("any", 2, None, fields[2], row=row),
+    ]
+    schema = (o.schema[0], *fields)
+    r = p.Reduce("reduce", o.id, (0,), tuple(made), schema)
+    return Case(
+        "SELECT customer, array_agg(amount), array_agg(f), max(f) FROM orders"
+        " GROUP BY customer",
+        p.PhysicalPlan((o, r, sink(r))),
+    )
+
+
 def cross(conn) -> Case:
     c = source(conn, "customers", ["region"])
     v = p.Values(
@@ -221,5 +241,5 @@ def union_of_joins(conn) -> Case:
 
 
 CASES = [
-    copy, multiset, filtered, joined, outer, self_join, total, cross, union, union_of_joins,
+    copy, multiset, filtered, joined, outer, self_join, total, together, cross, union, union_of_joins,
 ]  # fmt: skip
