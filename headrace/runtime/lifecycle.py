@@ -527,14 +527,18 @@ class Lifecycle:
         try:
             with conn.transaction():
                 conn.execute(
-                    sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE NOWAIT").format(
+                    sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE NOWAIT").format(
                         view.target.identifier
                     )
                 )
                 table.check(conn, view.target, self._engine.settings.publication_name)
         except psycopg.errors.LockNotAvailable:
             return False
-        except (psycopg.errors.UndefinedTable, SinkTableError) as error:
+        except (
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.InvalidSchemaName,
+            SinkTableError,
+        ) as error:
             known = (
                 error
                 if isinstance(error, SinkTableError)

@@ -252,6 +252,8 @@ class _Group:
             if isinstance(error, SinkBlocked):
                 pids = ", ".join(str(pid) for pid in writer.blockers(part.target))
                 error.detail = f"It is locked by process {pids}." if pids else None
+            else:
+                error = writer.explained(part.target, error)
             self._answer.failed[part.view_id] = error
             return 0
         conn.execute("RELEASE SAVEPOINT view")

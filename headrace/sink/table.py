@@ -135,6 +135,9 @@ class Attribute:
     """Type OID, domains resolved."""
     base_name: str
     """``type_name`` with domains resolved."""
+    base_mod: int
+    """Typmod, domains resolved."""
+    collation: int
     hashable: bool = False
 
 
@@ -142,23 +145,27 @@ def attributes(conn: Connection, oid: int) -> list[Attribute]:
     """Columns in table order; ``hashable`` is left false (see ``hashable``)."""
     rows = conn.execute(
         "WITH RECURSIVE a AS ("
-        " SELECT attnum, attname, atttypid AS typ, atttypmod AS mod, atttypid, atttypmod"
+        " SELECT attnum, attname, atttypid AS typ, atttypmod AS mod, atttypid, atttypmod,"
+        "   attcollation"
         "   FROM pg_catalog.pg_attribute"
         "  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
         " UNION ALL"
-        " SELECT a.attnum, a.attname, t.typbasetype, t.typtypmod, a.atttypid, a.atttypmod"
+        " SELECT a.attnum, a.attname, t.typbasetype, t.typtypmod, a.atttypid, a.atttypmod,"
+        "   a.attcollation"
         "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype = 'd')"
         " SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),"
         # An array's elements cannot be arrays, unnest spreads composites over columns, and
         # a box's delimiter is not a comma.
         "        CASE WHEN t.typcategory <> 'A' AND t.typtype <> 'c' AND t.typarray <> 0 AND t.typdelim = ','"
         "             THEN pg_catalog.format_type(t.typarray, -1) END, t.oid,"
-        "        pg_catalog.format_type(t.oid, a.mod)"
+        "        pg_catalog.format_type(t.oid, a.mod), a.mod, a.attcollation"
         "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype <> 'd'"
         "  ORDER BY a.attnum",
         (oid,),
     ).fetchall()
-    return [Attribute(r[0], r[1], r[2], int(r[3]), r[4]) for r in rows]
+    return [
+        Attribute(r[0], r[1], r[2], int(r[3]), r[4], int(r[5]), int(r[6])) for r in rows
+    ]
 
 
 def hashable(conn: Connection, found: Sequence[Attribute]) -> list[bool]:
@@ -222,6 +229,49 @@ def index_name(oid: int) -> str:
     return name
 
 
+_MARK: Final = "headrace_mark"
+_PREPARE_MARK: Final = (
+    "PREPARE headrace_mark (pg_catalog.oid, pg_catalog.text) AS"
+    " SELECT pg_catalog.to_regclass($2)::pg_catalog.oid IS NOT DISTINCT FROM $1,"
+    " (SELECT ROW(c.relname, c.relnamespace, c.relowner, c.relkind, c.relpersistence,"
+    "   c.relrowsecurity, c.relforcerowsecurity, ARRAY("
+    "    SELECT ROW(a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,"
+    "      a.attgenerated) FROM pg_catalog.pg_attribute a"
+    "     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+    "     ORDER BY a.attnum), ARRAY("
+    "    SELECT k.oid FROM pg_catalog.pg_constraint k"
+    "     WHERE k.conrelid = c.oid AND k.contype <> 'n' ORDER BY k.oid),"
+    "   CASE WHEN c.relhastriggers THEN ARRAY("
+    "    SELECT t.oid FROM pg_catalog.pg_trigger t"
+    "     WHERE t.tgrelid = c.oid AND t.tgenabled <> 'D' ORDER BY t.oid) END,"
+    "   CASE WHEN c.relhasrules THEN ARRAY("
+    "    SELECT r.oid FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid ORDER BY 1)"
+    "    END,"
+    "   CASE WHEN c.relhassubclass THEN ARRAY("
+    "    SELECT h.inhrelid FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid"
+    "     ORDER BY 1) END)::pg_catalog.text"
+    "   FROM pg_catalog.pg_class c WHERE c.oid = $1)"
+)
+
+
+def asking_mark(conn: Connection, target: Target) -> sql.Composed:
+    """A statement for whether the name of ``target`` is that of its OID, and its *mark*.
+
+    As long as the mark stays the same, so does what ``check`` looks at, publications apart.  The
+    statement is prepared in the session of ``conn``: it is sent before each write.
+    """
+    known = conn.execute(
+        "SELECT FROM pg_catalog.pg_prepared_statements WHERE name = %s", (_MARK,)
+    ).fetchone()
+    if known is None:
+        conn.execute(_PREPARE_MARK)
+    return sql.SQL("EXECUTE {} ({}, {})").format(
+        sql.Identifier(_MARK),
+        sql.Literal(target.oid),
+        sql.Literal(target.identifier.as_string(conn)),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """Whatever may change a result table's meaning behind our back."""
@@ -229,12 +279,14 @@ class Fingerprint:
     name: str
     owner: str
     kind: str
-    columns: tuple[tuple[str, str], ...]
+    columns: tuple[Attribute, ...]
     triggers: tuple[str, ...]
     rules: tuple[str, ...]
     constraints: tuple[str, ...]
     row_security: bool
     published: tuple[str, ...]
+    logged: bool
+    children: tuple[str, ...]
 
 
 def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
@@ -253,60 +305,65 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
         " ARRAY(SELECT p.pubname::text FROM pg_catalog.pg_publication p"
         "        WHERE EXISTS (SELECT FROM pg_catalog.pg_publication_tables pt"
         "              WHERE pt.pubname = p.pubname AND pt.schemaname = n.nspname"
-        "                AND pt.tablename = c.relname) ORDER BY 1)"
+        "                AND pt.tablename = c.relname) ORDER BY 1),"
+        " c.relpersistence = 'p', ARRAY("
+        "SELECT pg_catalog.format('%%I.%%I', m.nspname, k.relname)"
+        "  FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class k ON k.oid = h.inhrelid"
+        "  JOIN pg_catalog.pg_namespace m ON m.oid = k.relnamespace"
+        " WHERE h.inhparent = c.oid ORDER BY 1)"
         " FROM pg_catalog.pg_class c"
         " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
         (oid,),
     ).fetchone()
     if row is None:
         return None
-    columns = tuple((a.name, a.type_name) for a in attributes(conn, oid))
     return Fingerprint(
         name=row[0],
         owner=row[1],
         kind=row[2],
-        columns=columns,
+        columns=tuple(attributes(conn, oid)),
         triggers=tuple(row[3]),
         rules=tuple(row[4]),
         constraints=tuple(row[5]),
         row_security=row[6],
         published=tuple(row[7]),
+        logged=row[8],
+        children=tuple(row[9]),
     )
 
 
-def check(conn: Connection, target: Target, publication: str) -> None:
-    """Prove that the result table is still what ``create`` made.
+def check(conn: Connection, target: Target, publication: str | None = None) -> None:
+    """Prove that the result table is still what ``create`` made, and not in ``publication``.
 
     Raises:
         SinkTableError: it is gone, or was altered; the message says how.
     """
     found = fingerprint(conn, target.oid)
     name = target.shown
-    if found is None:
-        raise SinkTableError(
-            f"result table {name} was dropped",
-            hint=RESYNC,
-        )
-    row = conn.execute("SELECT current_user").fetchone()
+    row = conn.execute(
+        "SELECT current_user, pg_catalog.to_regclass(%s)::pg_catalog.oid",
+        (target.identifier.as_string(conn),),
+    ).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
-    expected = [f.name for f in target.schema]
-    wrong = None
-    if not _same_name(conn, target):
-        wrong = f"was renamed to {found.name}"
-    elif found.kind != "r":
-        wrong = "is no ordinary table"
-    elif found.owner != row[0]:
+    if found is None:
+        if row[1] is None:
+            raise SinkTableError(f"result table {name} was dropped", hint=RESYNC)
+        raise SinkTableError(
+            f"result table {name} was replaced by another table",
+            hint=RESYNC,
+            sqlstate="55000",
+        )
+    if row[1] != target.oid:
+        raise SinkTableError(
+            f"result table {name} was renamed to {found.name}", hint=UNDO
+        )
+    wrong: str | None = None
+    if found.owner != row[0]:
         wrong = f'belongs to role "{found.owner}" now'
-    elif [c for c, _ in found.columns] != expected:
-        wrong = "has other columns now"
-    elif found.triggers or found.rules:
-        wrong = f"has a trigger or rule: {', '.join(found.triggers + found.rules)}"
-    elif found.constraints:
-        wrong = f"has a constraint: {', '.join(found.constraints)}"
-    elif found.row_security:
-        wrong = "has row-level security"
-    elif publication in found.published:
+    elif publication is not None and publication in found.published:
         wrong = f'is in publication "{publication}"'
+    else:
+        wrong = _altered(found, target.schema)
     if wrong:
         raise SinkTableError(
             f"result table {name} {wrong}",
@@ -315,9 +372,23 @@ def check(conn: Connection, target: Target, publication: str) -> None:
         )
 
 
-def _same_name(conn: Connection, target: Target) -> bool:
-    row = conn.execute(
-        "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid IS NOT DISTINCT FROM %s::oid",
-        (target.identifier.as_string(conn), target.oid),
-    ).fetchone()
-    return bool(row and row[0])
+def _altered(found: Fingerprint, schema: Schema) -> str | None:
+    """What was made of the table that rows of ``schema`` went into."""
+    if found.kind != "r":
+        return "is no ordinary table"
+    if not found.logged:
+        return "is unlogged now: a crash of the server would empty it"
+    if [a.name for a in found.columns] != [f.name for f in schema]:
+        return "has other columns now"
+    for column, field in zip(found.columns, schema, strict=True):
+        if (column.base_oid, column.base_mod) != (field.oid, field.typmod):
+            return f'has other columns now: column "{column.name}" is of type {column.type_name}'
+    if found.triggers or found.rules:
+        return f"has a trigger or rule: {', '.join(found.triggers + found.rules)}"
+    if found.constraints:
+        return f"has a constraint: {', '.join(found.constraints)}"
+    if found.row_security:
+        return "has row-level security"
+    if found.children:
+        return f"has a child table: {', '.join(found.children)}"
+    return None

@@ -6,8 +6,8 @@ as the weight says, which is checked against the count.
 
 Nothing of a user runs here, where it would have our rights (reliability.md E16):
 
-* Invariant 1: before a row is written the table is locked and known to be ours by its OID, so no
-  other of its name, with a trigger, can take its place.
+* Invariant 1: before a row is written the table is locked, and known to be ours by its OID and
+  unaltered by its mark: no other of its name can take its place, nothing changes rows on the way.
 * Invariant 2: values become text, and text values, by input and output functions alone, never by
   a cast, which the owner of a type may define at any time.
 """
@@ -68,15 +68,19 @@ _TEXTS: Final = frozenset((TEXT, VARCHAR))
 
 _ROWS_PER_COPY: Final = 65_536
 _ROWS_PER_DELETE: Final = 20_000
+_LOOKS: Final = 3
+"""How often the table may change between a look and its lock."""
 
-_TABLE_CHANGED: Final = ("42", "0A", "23", "44", "22")
+_TABLE_CHANGED: Final = ("42", "3F", "0A", "23", "44", "22")
 """SQLSTATE classes of a statement of ours that no longer fits the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Statements:
     hold: sql.Composed
-    """Locks the table; then says whether it is ours."""
+    """Locks the table; then says whether its name is ours, and its mark."""
+    mark: str
+    """What it was when it was found to be as we made it."""
     copy: sql.Composed
     delete: sql.Composed
     by_row: bool
@@ -128,6 +132,7 @@ class SinkWriter:
                 hint="It goes on by itself when the lock is released.",
             ) from error
         except psycopg.Error as error:
+            # What has become of it is asked when the transaction allows: ``explained``.
             if error.sqlstate and error.sqlstate.startswith(_TABLE_CHANGED):
                 raise SinkTableError(
                     f"result table {target.shown} cannot be written:"
@@ -138,8 +143,7 @@ class SinkWriter:
             raise
 
     def _write(self, target: Target, diffs: pa.RecordBatch) -> int:
-        statements = self._prepared(target)
-        self._hold(target, statements)
+        statements = self._held(target)
         # By place: a view may have a column of that name.
         weights = diffs.column(len(target.schema)).to_numpy()
         gone = np.flatnonzero(weights < 0)
@@ -152,17 +156,36 @@ class SinkWriter:
             self._insert(target, statements, diffs, take)
         return int(np.abs(weights).sum())
 
-    def _hold(self, target: Target, made: _Statements) -> None:
-        # Without parameters the simple protocol: both statements in one round trip.
-        cursor = self._conn.execute(made.hold)
-        cursor.nextset()
-        row = cursor.fetchone()
-        if row is None or not row[0]:
-            raise SinkTableError(
-                f"result table {target.shown} was replaced by another table",
-                hint=RESYNC,
-                sqlstate="55000",
-            )
+    def explained(self, target: Target, error: SinkTableError) -> SinkTableError:
+        """What was done to the table that made ``error``, if that can be seen; else ``error``.
+
+        REQUIRES: a transaction that has not failed, or none.
+        """
+        try:
+            table.check(self._conn, target)
+        except SinkTableError as known:
+            return known
+        return error
+
+    def _held(self, target: Target) -> _Statements:
+        """Lock the table and know it to be as we made it; the statements that fit it."""
+        for _ in range(_LOOKS):
+            made = self._prepared(target)
+            # Without parameters the simple protocol: both statements in one round trip.
+            cursor = self._conn.execute(made.hold)
+            cursor.nextset()
+            row = cursor.fetchone()
+            if row == (True, made.mark):
+                return made
+            # Something harmless, or ``check`` will say what it is.
+            self.forget(target.view_id)
+            if row is None or not row[0]:
+                table.check(self._conn, target)
+        raise SinkTableError(
+            f"result table {target.shown} is being altered",
+            hint=RESYNC,
+            sqlstate="55000",
+        )
 
     def _insert(
         self, target: Target, made: _Statements, diffs: pa.RecordBatch, take: np.ndarray
@@ -223,12 +246,12 @@ class SinkWriter:
 
 
 def _compose(conn: Connection, target: Target) -> _Statements:
+    ask = table.asking_mark(conn, target)
+    row = conn.execute(ask).fetchone()
+    # In this order: what is altered after the mark was taken shows in the next one.
+    table.check(conn, target)
+    assert row is not None, "a SELECT without FROM has one row"
     found = table.attributes(conn, target.oid)
-    if [a.name for a in found] != [f.name for f in target.schema]:
-        raise SinkTableError(
-            f"result table {target.shown} was dropped or has other columns now",
-            hint=RESYNC,
-        )
     names = [a.name for a in found]
     copy = sql.SQL("COPY {} ({}) FROM STDIN").format(
         target.identifier, sql.SQL(", ").join(map(sql.Identifier, names))
@@ -251,10 +274,10 @@ def _compose(conn: Connection, target: Target) -> _Statements:
         )
     weight = _free_name(names)
     delete = sql.SQL(
-        "DELETE FROM {table} WHERE ctid = ANY (ARRAY("
+        "DELETE FROM ONLY {table} WHERE ctid = ANY (ARRAY("
         "SELECT x.ctid FROM (SELECT * FROM unnest({arrays}, ${last}::bigint[])"
         " AS u({names}, {weight}) OFFSET 0) g CROSS JOIN LATERAL ("
-        "SELECT t.ctid FROM {table} t WHERE {equal} LIMIT g.{weight}) x))"
+        "SELECT t.ctid FROM ONLY {table} t WHERE {equal} LIMIT g.{weight}) x))"
     ).format(
         table=target.identifier,
         arrays=sql.SQL(", ").join(arrays),
@@ -263,16 +286,10 @@ def _compose(conn: Connection, target: Target) -> _Statements:
         weight=sql.Identifier(weight),
         equal=sql.SQL(" AND ").join(equal),
     )
-    hold = sql.SQL(
-        "LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE;"
-        " SELECT pg_catalog.to_regclass({})::pg_catalog.oid"
-        " IS NOT DISTINCT FROM {}::pg_catalog.oid"
-    ).format(
-        target.identifier,
-        sql.Literal(target.identifier.as_string(conn)),
-        sql.Literal(target.oid),
+    hold = sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE; ").format(
+        target.identifier
     )
-    return _Statements(hold, copy, delete, by_row)
+    return _Statements(hold + ask, str(row[1]), copy, delete, by_row)
 
 
 def _same(attribute: table.Attribute) -> sql.Composed:

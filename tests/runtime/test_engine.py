@@ -279,7 +279,13 @@ def test_restart_while_a_table_is_locked(source, start, database):
     [
         ("DROP TABLE a", "42P01"),
         ("ALTER TABLE a RENAME TO other", "42P01"),
-        ("ALTER TABLE a DROP COLUMN name", "42"),
+        ("CREATE SCHEMA other; ALTER TABLE a SET SCHEMA other", "42P01"),
+        ("ALTER TABLE a DROP COLUMN name", "55000"),
+        (
+            "CREATE TABLE child () INHERITS (a); INSERT INTO child SELECT * FROM a",
+            "55000",
+        ),
+        ("CREATE RULE nothing AS ON INSERT TO a DO INSTEAD NOTHING", "55000"),
         ("DELETE FROM a WHERE id = 1", "55000"),
         ("DROP TABLE a; CREATE TABLE a AS SELECT * FROM items", "55000"),
     ],

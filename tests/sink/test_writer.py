@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
@@ -75,7 +76,9 @@ def make(conn, columns: dict[str, str], name: str = "r") -> Target:
     conn.execute("SET search_path = public")
     oid = table.create(conn, "public", name, f"SELECT {selected}")
     conn.execute("RESET search_path")
-    fields = tuple(Field(a.name, a.base_oid) for a in table.attributes(conn, oid))
+    fields = tuple(
+        Field(a.name, a.base_oid, a.base_mod) for a in table.attributes(conn, oid)
+    )
     return Target(1, "public", name, oid, fields)
 
 
@@ -216,3 +219,103 @@ def test_creator_may_read_and_pass_it_on(conn):
     finally:
         conn.execute("DROP OWNED BY e_reader")
         conn.execute("DROP ROLE e_reader")
+
+
+FUNCTION = (
+    "CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql"
+    " AS 'BEGIN NEW.a := 99; RETURN NEW; END';"
+)
+TRIGGER = "CREATE TRIGGER x BEFORE INSERT ON public.r FOR EACH ROW EXECUTE FUNCTION public.f()"
+HARM = {
+    "dropped": "DROP TABLE public.r",
+    "was replaced by another": "DROP TABLE public.r; CREATE TABLE public.r (a int, b text)",
+    "renamed to public.s": "ALTER TABLE public.r RENAME TO s",
+    "renamed to public.t": "ALTER TABLE public.r RENAME TO t; CREATE TABLE public.r (a int, b text)",
+    "renamed to other.r": "CREATE SCHEMA other; ALTER TABLE public.r SET SCHEMA other",
+    "renamed to moved.r": "ALTER SCHEMA public RENAME TO moved",
+    "trigger or rule: x": FUNCTION + TRIGGER,
+    "trigger or rule: y": FUNCTION + TRIGGER.replace("TRIGGER x", "TRIGGER y")
+    + "; ALTER TABLE public.r ENABLE ALWAYS TRIGGER y",
+    "trigger or rule: z": "CREATE RULE z AS ON DELETE TO public.r DO INSTEAD NOTHING",
+    "row-level": "ALTER TABLE public.r FORCE ROW LEVEL SECURITY",
+    "other columns": "ALTER TABLE public.r ADD c int GENERATED ALWAYS AS (1) STORED",
+    "other columns now": "ALTER TABLE public.r RENAME a TO c",
+    'column "a" is of type numeric': "ALTER TABLE public.r ALTER a TYPE numeric(9,1)",
+    'column "b" is of type character varying': "ALTER TABLE public.r ALTER b TYPE varchar(1)",
+    "constraint": "ALTER TABLE public.r ADD CONSTRAINT c UNIQUE (a)",
+    "child table: public.child": "CREATE TABLE public.child () INHERITS (public.r)",
+    "unlogged": "ALTER TABLE public.r SET UNLOGGED",
+    "belongs to role": 'ALTER TABLE public.r OWNER TO "pg_monitor"',
+}  # fmt: skip
+"""What must be noticed at the next write, by the words that say so."""
+
+
+@pytest.mark.parametrize("word", HARM)
+def test_the_next_write_notices_what_was_altered(conn, database, word):
+    target = make(conn, {"a": "integer", "b": "text"})
+    writer = SinkWriter(conn)
+    with conn.transaction():
+        writer.write(target, diffs(target, [(("1", "x"), 1), (("2", "x"), 1)]))
+    with psycopg.connect(database, autocommit=True) as other:
+        other.execute(HARM[word])
+        before = stored(other)
+    with pytest.raises(SinkTableError) as caught, conn.transaction():
+        writer.write(target, diffs(target, [(("2", "x"), -1), (("3", "long"), 1)]))
+    error = writer.explained(target, caught.value)
+    assert word in error.message
+    assert error.hint
+    with psycopg.connect(database) as other:
+        assert stored(other) == before, "nothing was written"
+
+
+def stored(conn) -> dict[str, list[tuple]]:
+    """Rows of every ordinary table of users."""
+    names = conn.execute(
+        "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND oid >= 16384"
+    ).fetchall()
+    return {
+        name: conn.execute(f"SELECT x::text FROM ONLY {name} x ORDER BY 1").fetchall()
+        for (name,) in names
+    }
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "CREATE INDEX ON public.r (a)",
+        "VACUUM FULL public.r",
+        "COMMENT ON TABLE public.r IS 'x'",
+        "ALTER TABLE public.r SET (fillfactor = 50)",
+        "ALTER TABLE public.r ALTER a SET DEFAULT 7",
+        FUNCTION + TRIGGER + "; ALTER TABLE public.r DISABLE TRIGGER x",
+        "CREATE TABLE public.child () INHERITS (public.r); DROP TABLE public.child",
+    ],
+)
+def test_what_changes_no_row_is_let_be(conn, database, ddl):
+    target = make(conn, {"a": "integer", "b": "text"})
+    writer = SinkWriter(conn)
+    for n in range(3):
+        with conn.transaction():
+            writer.write(target, diffs(target, [((str(n), "x"), 1)]))
+        if n == 0:
+            with psycopg.connect(database, autocommit=True) as other:
+                for statement in ddl.split(";")[-2:] if "plpgsql" not in ddl else [ddl]:
+                    other.execute(statement)
+    assert contents(conn, target) == [("0", "x"), ("1", "x"), ("2", "x")]
+
+
+def test_rows_of_a_child_table_are_never_touched(conn, database):
+    """Noticed or not: a child's row may stand where the row to go stands."""
+    target = make(conn, {"a": "integer", "b": "text"})
+    writer = SinkWriter(conn)
+    with conn.transaction():
+        writer.write(target, diffs(target, [(("1", "x"), 1)]))
+    with psycopg.connect(database, autocommit=True) as other:
+        other.execute("CREATE TABLE public.child () INHERITS (public.r)")
+        other.execute("INSERT INTO public.child VALUES (1, 'x')")
+    made = writer._prepared(target)
+    with conn.transaction():
+        gone = diffs(target, [(("1", "x"), -1)])
+        writer._delete(target, made, gone, np.array([-1]), np.array([0]))
+    assert conn.execute("SELECT a, b FROM public.r").fetchall() == [(1, "x")]
+    assert conn.execute("SELECT a, b FROM ONLY public.r").fetchall() == []
