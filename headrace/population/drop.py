@@ -1,7 +1,8 @@
 """drop_view: the table, what the worker keeps, the publication's entries, the catalog row.
 
 Table and catalog row go in one transaction: if an object of the user depends on the table,
-Postgres says so and nothing has been lost.  The worker is told afterwards, for what it forgets it
+Postgres says so and nothing has been lost.  Only tables that inherit from it are let go, and
+stay as they are.  The worker is told afterwards, for what it forgets it
 cannot get back.  Until it hears of it (perhaps never from us, who may be killed) it finds no
 table to write to and no progress to move, and takes that for what it is.
 """
@@ -45,6 +46,8 @@ class Request:
 def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
     """Drop a view; ``message`` in the answer says so if there was none.
 
+    ``notice`` in the answer says what else it has done.
+
     Raises:
         UndefinedError: 42P01, no such view, and not ``if_exists``.
         PrivilegeError: the caller is not its owner.
@@ -66,7 +69,7 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         check_not_live(context, view)
         read = catalog.tables_of(conn, view.id)
         try:
-            _drop(context, job, conn, view)
+            kept = _drop(context, job, conn, view)
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -80,15 +83,18 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         # The tables stay published, which costs WAL decoding but harms nothing.
         _log.warning("tables not unpublished", view=view.shown, reason=str(error))
     _log.info("view dropped", view=view.shown)
-    return {}
+    if not kept:
+        return {}
+    return {"notice": f"{', '.join(kept)} no longer inherits from {view.shown}"}
 
 
-def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
+def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> list[str]:
+    """Drop table and catalog row; returns the tables that inherited from it."""
     for attempt in range(1, _LOCK_ATTEMPTS + 1):
         try:
             with conn.transaction():
                 _lock_row(conn, view)
-                _drop_table(conn, view)
+                kept = _drop_table(conn, view)
                 job.check()
                 catalog.delete(conn, view.id)
                 faults.point(faults.BEFORE_DROP)
@@ -100,7 +106,8 @@ def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> None:
             if attempt == _LOCK_ATTEMPTS:
                 raise
         else:
-            return
+            return kept
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _lock_row(conn: Connection, view: ViewRow) -> None:
@@ -126,14 +133,66 @@ def _lock_row(conn: Connection, view: ViewRow) -> None:
         )
 
 
-def _drop_table(conn: Connection, view: ViewRow) -> None:
+def _drop_table(conn: Connection, view: ViewRow) -> list[str]:
+    """Drop the result table; returns the tables that inherited from it.
+
+    Raises:
+        UserError: 2BP01, something else of a user depends on it.
+    """
     row = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
         (view.result_oid,),
     ).fetchone()
-    if row is not None:
-        conn.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(row[0], row[1])))
+    if row is None:
+        return []
+    name = sql.Identifier(row[0], row[1])
+    children = _let_children_go(conn, view, name)
+    try:
+        with conn.transaction():
+            conn.execute(sql.SQL("DROP TABLE {}").format(name))
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise _depended_on(view, error.diag.message_detail) from error
+    return children
+
+
+def _let_children_go(
+    conn: Connection, view: ViewRow, name: sql.Identifier
+) -> list[str]:
+    """Make tables that inherit from the result table stand on their own, with all they have."""
+    rows = conn.execute(
+        "SELECT n.nspname, c.relname FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE h.inhparent = %s ORDER BY 1, 2",
+        (view.result_oid,),
+    ).fetchall()
+    children = [sql.Identifier(*row) for row in rows]
+    statements = [
+        sql.SQL("ALTER TABLE {} NO INHERIT {}").format(child, name)
+        for child in children
+    ]
+    shown = [child.as_string(conn) for child in children]
+    try:
+        with conn.transaction():
+            for statement in statements:
+                conn.execute(statement)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise _depended_on(
+            view,
+            "\n".join(f"table {child} inherits from it" for child in shown),
+            " ".join(statement.as_string(conn) + ";" for statement in statements),
+        ) from error
+    return [f"table {child}" for child in shown]
+
+
+def _depended_on(
+    view: ViewRow, detail: str | None, hint: str = "Drop those objects first."
+) -> UserError:
+    return UserError(
+        f"cannot drop view {view.shown} because other objects depend on it",
+        detail=detail,
+        hint=hint,
+        sqlstate="2BP01",
+    )
 
 
 def _tell_worker(context: Context, view: ViewRow) -> None:

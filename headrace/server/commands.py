@@ -175,12 +175,9 @@ class Commands:
         self, arguments: dict[str, Any], context: Context, report: Report
     ) -> None:
         answer = await self._call("drop_view", arguments, context)
-        if (
-            arguments["if_exists"]
-            and isinstance(answer, dict)
-            and answer.get("message")
-        ):
-            report(str(answer["message"]))
+        for key in ("message", "notice"):
+            if isinstance(answer, dict) and answer.get(key):
+                report(str(answer[key]))
 
     async def _create_index(
         self, arguments: dict[str, Any], context: Context, report: Report

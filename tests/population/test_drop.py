@@ -10,8 +10,11 @@ from headrace.errors import (
     PrivilegeError,
     UndefinedError,
     UnsupportedError,
+    UserError,
 )
 from headrace.population import drop, indexes
+from headrace.population.drop import _drop_table
+from headrace.population.names import ViewRow
 
 QUERY = "SELECT id, region FROM customers"
 PATH = {"search_path": "public"}
@@ -75,9 +78,45 @@ def test_dependents_lose_nothing(bench):
     with pytest.raises(HeadraceError) as caught:
         drop_view(bench, "v")
     assert caught.value.code == "2BP01"
+    assert caught.value.detail == "view public.onto depends on table public.v"
+    assert "CASCADE" not in caught.value.hint
     assert "drop" not in bench.worker.methods
     assert bench.rows("TABLE v") == bench.rows(QUERY)
     assert bench.published() == {"customers"}
+
+
+def test_a_child_table_stays_and_stands_on_its_own(bench):
+    bench.create("v", QUERY)
+    bench.conn.execute('CREATE TABLE "Child" (more int) INHERITS (v)')
+    bench.conn.execute('CREATE TABLE grandchild () INHERITS ("Child")')
+    bench.conn.execute('INSERT INTO "Child" SELECT v.*, 7 FROM v')
+    before = bench.rows('TABLE "Child"')
+    done = drop_view(bench, "v")
+    assert 'table "public"."Child" no longer inherits' in done["notice"]
+    assert bench.conn.execute("SELECT to_regclass('v')").fetchone() == (None,)
+    assert bench.rows('TABLE "Child"') == before
+    assert bench.rows("SELECT count(*) FROM grandchild") == [("(0)",)]
+
+
+def test_a_child_table_that_is_not_ours_to_let_go_is_named(bench, stranger):
+    """Not as a superuser: the engine's role owns the view's table only."""
+    bench.create("v", QUERY)
+    bench.conn.execute("CREATE TABLE child () INHERITS (v)")
+    view = bench.conn.execute(
+        "SELECT id, schema_name, view_name, owner, status, result_oid::bigint"
+        " FROM headrace.views"
+    ).fetchone()
+    bench.conn.execute(f"ALTER TABLE v OWNER TO {stranger}")
+    bench.conn.execute(f"SET ROLE {stranger}")
+    with pytest.raises(UserError) as caught:
+        _drop_table(bench.conn, ViewRow(*view))
+    bench.conn.execute("RESET ROLE")
+    assert caught.value.code == "2BP01"
+    assert "public" in caught.value.detail
+    bench.conn.execute(caught.value.hint)
+    bench.conn.execute("ALTER TABLE v OWNER TO CURRENT_USER")
+    drop_view(bench, "v")
+    assert bench.rows("SELECT count(*) FROM child") == [("(0)",)]
 
 
 def test_only_the_owner_drops(bench, stranger):
