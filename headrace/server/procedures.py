@@ -105,6 +105,13 @@ RELAYED: Final = frozenset(("fail_batch",))
 SELECTED: Final = frozenset(("explain_view", "verify_view"))
 """Functions among them: they are selected from, not called."""
 
+ALONE_HINT: Final = (
+    "Run it as a statement of its own, with autocommit on and outside of BEGIN … COMMIT"
+    " (psycopg: conn.autocommit = True; JDBC: setAutoCommit(true);"
+    " psql: \\set AUTOCOMMIT on, without -1)."
+)
+"""How to leave the transaction that a driver or a script has begun without saying so."""
+
 PLANNED: Final = frozenset(
     (
         "create_connection_point", "drop_connection_point",

@@ -30,7 +30,14 @@ from typing import Final
 from headrace.errors import ProtocolError
 from headrace.server import messages as m
 from headrace.server.context import CONTEXT_QUERY, Context, read_context
-from headrace.server.procedures import PLANNED, SELECTED, Given, Invocation, bind
+from headrace.server.procedures import (
+    ALONE_HINT,
+    PLANNED,
+    SELECTED,
+    Given,
+    Invocation,
+    bind,
+)
 from headrace.server.statements import Statement, contains_call, mentions_us, parse
 
 
@@ -579,7 +586,7 @@ class Session:
         fields = {
             "C": "25001",
             "M": f"CALL headrace.{name} cannot run inside a transaction block",
-            "H": "Run it as a statement of its own, outside of BEGIN … COMMIT.",
+            "H": ALONE_HINT,
         }
         self._translation = _Translation(frozenset(("2D000",)), fields)
 

@@ -371,6 +371,26 @@ def test_transaction_block_is_refused_and_stays_as_postgres_has_it(commander):
     assert not commander.builder.calls
 
 
+def test_a_transaction_that_nobody_asked_for_is_told_how_to_leave(commander):
+    """Several statements in one text, and a driver that begins by itself."""
+    call = "CALL headrace.create_view('v', 'SELECT 1')"
+    for autocommit, text, params in (
+        (True, f"SELECT 1; {call}", None),
+        (False, call, None),
+        (False, call.replace("'v'", "%s"), ("v",)),
+    ):
+        with psycopg.connect(commander.dsn, autocommit=autocommit) as conn:
+            with pytest.raises(psycopg.errors.ActiveSqlTransaction) as caught:
+                conn.execute(text, params)
+            hint = caught.value.diag.message_hint
+            assert "autocommit" in hint
+            assert "psycopg: conn.autocommit = True" in hint
+            conn.rollback()
+            conn.autocommit = True
+            conn.execute(call)
+    assert len(commander.builder.calls) == 3
+
+
 def test_error_in_extended_protocol_skips_to_sync(commander):
     with (
         connect(commander) as conn,
