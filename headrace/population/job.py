@@ -28,6 +28,9 @@ _numbers = itertools.count(1)
 _PROCESS: Final = uuid.uuid4().hex[:12]
 """Tells the jobs of this process from those of an earlier one, whose holds may still be."""
 _REPORT_INTERVAL_S: Final = 0.2
+_ETA_AFTER_S: Final = 2.0
+_ETA_FROM_PERCENT: Final = 2
+"""Before that much is done, a rate is a guess."""
 
 
 class Job:
@@ -101,7 +104,10 @@ class Job:
     # --- progress
 
     def phase(self, name: str, total: int = 0, **details: Any) -> None:
-        """A new phase of the work begins; ``total`` is the expected number of rows."""
+        """A new phase of the work begins.
+
+        ``total`` is the expected number of rows; 0: nobody knows.
+        """
         self.check()
         self._phase, self._total = name, total
         self._phase_started = time.monotonic()
@@ -114,20 +120,31 @@ class Job:
             return
         self._send(done, {})
 
+    def complete(self, done: int) -> None:
+        """The phase has done all rows, however many were expected."""
+        self._total = done
+        self._send(done, {"percent": 100} if done else {})
+
     def _send(self, done: int, details: dict[str, Any]) -> None:
         now = time.monotonic()
         self._reported = now
         self._done = done
-        message: dict[str, Any] = {"phase": self._phase, **details}
+        if done > self._total:
+            # More than expected: it was an estimate, and a wrong one.
+            self._total = 0
+        message: dict[str, Any] = {"phase": self._phase}
         if self._total or done:
-            message |= {"rows": done, "total": max(self._total, done)}
+            message["rows"] = done
         if self._total:
-            # The total is an estimate: nothing is 100 % before it is done.
-            message["percent"] = min(99, int(100 * done / max(self._total, done, 1)))
-            if done:
-                left = max(self._total - done, 0) * (now - self._phase_started) / done
+            message["total"] = self._total
+            # Nothing is 100 % before it is known to be done.
+            percent = min(99, 100 * done // self._total)
+            message["percent"] = percent
+            elapsed = now - self._phase_started
+            if percent >= _ETA_FROM_PERCENT and elapsed >= _ETA_AFTER_S:
+                left = (self._total - done) * elapsed / done
                 message["eta_s"] = round(left, 1)
-        self._report(message)
+        self._report(message | details)
 
 
 def _cancel_query(conn: Connection) -> None:

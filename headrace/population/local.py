@@ -48,6 +48,7 @@ def populate(
                 break
         reader.prove(conn, ref)
     job.check()
+    job.complete(done)
     result = flow.end(0)
     job.check()
     staging.write_state(_PART, store.dump())

@@ -171,8 +171,7 @@ class Population:
             with self._connect() as conn:
                 before = tables.shape(conn, sources)
                 sizes = {source.id: tables.size(conn, source) for source in sources}
-            total = sum(size.rows for size in sizes.values())
-            job.phase("reading", total=total)
+            job.phase("reading", total=tables.expected(sources, sizes))
             faults.point(faults.POPULATION_BEGINS)
             try:
                 rows = self._load(mode, snapshot, sizes, staged)

@@ -114,6 +114,7 @@ def copy_rows(
         count = cursor.rowcount
     if count != total:
         raise BugError(f"{count} rows were written, {total} were expected")
+    job.complete(total)
     return total
 
 

@@ -152,6 +152,7 @@ class Spark:
         try:
             with _watched(session, job, staged):
                 counted = sum(row["w"] for row in action.collect())
+            job.complete(staged.rows_read())
         except HeadraceError:
             raise
         except Exception as error:

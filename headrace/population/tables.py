@@ -9,7 +9,7 @@ the population away (reliability.md E11, H9).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -37,6 +37,8 @@ class Size:
     rows: int
     """Estimate, as Postgres' planner makes it."""
     blocks: int
+    known: bool = True
+    """Whether it rests on an ANALYZE; else on nothing but the width of the columns."""
 
 
 Shape = tuple[object, ...]
@@ -73,7 +75,8 @@ def size(conn: Connection, source: Source) -> Size:
         TableChanged: there is no such table any more, or it has another name.
     """
     row = conn.execute(
-        "SELECT pg_relation_size(%s::oid::regclass), current_setting('block_size')::int",
+        "SELECT pg_relation_size(c.oid), current_setting('block_size')::int,"
+        " c.reltuples >= 0 AND c.relpages > 0 FROM pg_class c WHERE c.oid = %s",
         (source.table_oid,),
     ).fetchone()
     if row is None or row[0] is None:
@@ -91,7 +94,15 @@ def size(conn: Connection, source: Source) -> Size:
         ).fetchone()
     assert plan is not None, "EXPLAIN answers one row"
     data = plan[0] if isinstance(plan[0], list) else json.loads(plan[0])
-    return Size(int(data[0]["Plan"]["Plan Rows"]), blocks)
+    return Size(int(data[0]["Plan"]["Plan Rows"]), blocks, bool(row[2]))
+
+
+def expected(sources: Sequence[Source], sizes: Mapping[str, Size]) -> int:
+    """How many rows will be read; 0 if that cannot be told with some right."""
+    tables = {source.table_oid: source for source in sources}.values()
+    if any(s.pushdown or not sizes[s.id].known for s in tables):
+        return 0
+    return sum(sizes[s.id].rows for s in tables)
 
 
 def renamed(conn: Connection, physical: PhysicalPlan) -> PhysicalPlan:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from headrace import clock
 from headrace.errors import (
     HeadraceError,
     QueryCancelled,
@@ -22,7 +23,7 @@ from headrace.errors import (
 from headrace.server.context import Context
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import SIGNATURES, Invocation
-from headrace.server.progress import Reporter
+from headrace.server.progress import Reporter, ready
 from headrace.server.waits import Waits
 from headrace.types import INT8, TEXT
 
@@ -136,10 +137,12 @@ class Commands:
                 accepted.set()
 
         if block:
+            started = clock.monotonic()
             answer = await self._call("create_view", arguments, context, progress)
             reporter.flush()
-            if isinstance(answer, dict) and answer.get("notice"):
+            if answer.get("notice"):
                 report(str(answer["notice"]))
+            report(ready(int(answer["rows"]), clock.monotonic() - started))
             return
         task = asyncio.create_task(
             self._call("create_view", arguments, context, progress)

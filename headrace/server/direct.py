@@ -146,6 +146,9 @@ class Direct:
 
     async def _run(self, number: int, row: dict[str, Any]) -> None:
         def report(line: str) -> None:
+            # Nothing is lost that was not written yet: the last lines come with the outcome.
+            if unwritten := self._outbox.get(number, {}).get("progress"):
+                line = f"{json.loads(unwritten)['text']}\n{line}"
             self._post(number, progress=json.dumps({"text": line}))
 
         try:

@@ -30,16 +30,23 @@ def describe(view: str, progress: dict[str, Any]) -> str:
     if not has_counts(progress):
         return f'{_PHASES.get(phase, "populating")} "{view}"'
     total, percent, left = (progress.get(k) for k in ("total", "percent", "eta_s"))
-    if percent is None and total:
-        percent = min(100.0, 100.0 * rows / total)
+    if not total or rows > total:
+        total = percent = left = None
+    elif percent is None:
+        percent = 100.0 * rows / total
     verb = "writing" if phase == "writing" else "populating"
     text = f'{verb} "{view}": {rows}'
-    text += f" of {max(total, rows)} rows" if total else " rows"
+    text += f" of {total} rows" if total else " rows"
     if percent is not None:
         text += f" ({percent:.0f} %)"
     if left is not None:
         text += f", {_duration(float(left))} left"
     return text
+
+
+def ready(rows: int, seconds: float) -> str:
+    """The last line about a view that was created."""
+    return f"ready: {rows} {'row' if rows == 1 else 'rows'} in {seconds:.1f} s"
 
 
 def has_counts(progress: dict[str, Any]) -> bool:

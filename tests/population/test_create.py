@@ -132,7 +132,7 @@ def test_name_of_a_view_whose_table_is_gone(bench):
 def test_name_taken_while_it_is_populated(bench):
     job = bench.job()
     job._report = lambda m: (
-        bench.conn.execute("CREATE TABLE v (a int)")
+        bench.conn.execute("CREATE TABLE IF NOT EXISTS v (a int)")
         if m["phase"] == "reading"
         else None
     )
@@ -168,6 +168,41 @@ def test_caller_needs_create_on_the_schema(bench, role):
         (role, role),
     ).fetchone()
     assert rights == (True, False, "postgres")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "query", "total"),
+    [
+        ("", "SELECT id FROM grown", None),
+        ("DELETE FROM grown WHERE id > 1", "SELECT id FROM grown", None),
+        # Its statistics are of before the rows.
+        ("TRUNCATE grown; ANALYZE grown; INSERT INTO grown SELECT generate_series(1, 560)",
+         "SELECT id FROM grown", None),
+        ("DELETE FROM grown WHERE id > 1; ANALYZE grown;"
+         " INSERT INTO grown SELECT generate_series(2, 560)", "SELECT id FROM grown", 2),
+        # They say nothing of the rows that pass.
+        ("ANALYZE grown", "SELECT id FROM grown WHERE id < 3", None),
+        ("ANALYZE grown", "SELECT a.id FROM grown a JOIN grown b USING (id)", 560),
+    ],
+)  # fmt: skip
+def test_progress_tells_what_is_known(bench, prepare, query, total):
+    """No total, part or time left of what nobody has counted; all of it at the end."""
+    bench.conn.execute("CREATE TABLE grown (id int PRIMARY KEY)")
+    bench.conn.execute("INSERT INTO grown SELECT generate_series(1, 560)")
+    bench.conn.execute("ALTER TABLE grown SET (autovacuum_enabled = off)")
+    for statement in prepare.split(";") if prepare else ():
+        bench.conn.execute(statement)
+    bench.messages.clear()
+    done = bench.create("v", query)
+    assert (done["rows"],) == bench.conn.execute("SELECT count(*) FROM v").fetchone()
+    reading = [m for m in bench.messages if m["phase"] == "reading"]
+    rows = bench.conn.execute(
+        query.replace("a.id FROM grown a JOIN grown b USING (id)", "id FROM grown")
+    ).rowcount
+    first, last = reading[0], reading[-1]
+    assert first.get("total") == total
+    assert last == {"phase": "reading", "rows": rows, "total": rows, "percent": 100}
+    assert not any("eta_s" in m for m in bench.messages), "it takes no time"
 
 
 def test_missing_schema_is_made_for_those_who_may(bench, role):

@@ -82,7 +82,7 @@ class FakeBuilder:
                 "eta_s": 3.1,
             }
         )
-        return {"view_id": 1}
+        return {"view_id": 1, "rows": 4}
 
 
 class Running:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 import pytest
 
@@ -32,6 +34,7 @@ def test_call_with_progress(commander):
     assert params["settings"]["search_path"] == "pg_temp"
     assert params["settings"]["TimeZone"] == "Asia/Tokyo"
     assert any("25 %" in n for n in notices)
+    assert re.search(r"^ready: 4 rows in \d+\.\d s$", notices[-1], re.MULTILINE)
 
 
 def test_settings_are_the_same_on_both_ways(commander):

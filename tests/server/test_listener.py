@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -234,6 +235,7 @@ def test_asyncpg(commander):
             with pytest.raises(asyncpg.ActiveSQLTransactionError):
                 await conn.execute(call, "w", "SELECT 1", "{}")
         assert any("25 %" in n for n in notices)
+        assert re.fullmatch(r"ready: 4 rows in \d+\.\d s", notices[-1])
         await conn.close()
 
     commander.dsn_url = commander.dsn

@@ -19,10 +19,23 @@ from headrace.server.progress import Reporter, describe
          'writing "v": 5 of 10 rows (50 %), 2 min 10 s left'),
         ({"phase": "snapshot", "rows": 0, "total": 0}, 'waiting for a snapshot for "v"'),
         ({"message": "schema made"}, "schema made"),
+        # An estimate that was too low says nothing any more.
+        ({"phase": "reading", "rows": 561, "total": 560, "percent": 99, "eta_s": 0.1},
+         'populating "v": 561 rows'),
+        ({"phase": "reading", "rows": 560, "total": 560, "percent": 100},
+         'populating "v": 560 of 560 rows (100 %)'),
     ],
 )  # fmt: skip
 def test_words(step, want):
     assert describe("v", step) == want
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "want"),
+    [(4, 2.06, "ready: 4 rows in 2.1 s"), (1, 0.0, "ready: 1 row in 0.0 s")],
+)
+def test_ready(rows, seconds, want):
+    assert progress.ready(rows, seconds) == want
 
 
 def test_rate(monkeypatch):
