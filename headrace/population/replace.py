@@ -65,10 +65,10 @@ def replace_rows(
         UserError: 55000, the query has other types now, which something keeps away.
     """
     name = target.identifier
-    table.check(conn, target, publication)
+    table.check(conn, target, publication, types=False)
     # Writers are locked out: the engine, and whoever may have got the right to write.
     conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
-    table.check(conn, target, publication)
+    table.check(conn, target, publication, types=False)
     columns = [field.name for field in target.schema]
     staged = sql.Identifier("pg_temp", _NEW)
     conn.execute(

@@ -229,46 +229,20 @@ def index_name(oid: int) -> str:
     return name
 
 
-_MARK: Final = "headrace_mark"
-_PREPARE_MARK: Final = (
-    "PREPARE headrace_mark (pg_catalog.oid, pg_catalog.text) AS"
-    " SELECT pg_catalog.to_regclass($2)::pg_catalog.oid IS NOT DISTINCT FROM $1,"
-    " (SELECT ROW(c.relname, c.relnamespace, c.relowner, c.relkind, c.relpersistence,"
-    "   c.relrowsecurity, c.relforcerowsecurity, ARRAY("
-    "    SELECT ROW(a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,"
-    "      a.attgenerated) FROM pg_catalog.pg_attribute a"
-    "     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
-    "     ORDER BY a.attnum), ARRAY("
-    "    SELECT k.oid FROM pg_catalog.pg_constraint k"
-    "     WHERE k.conrelid = c.oid AND k.contype <> 'n' ORDER BY k.oid),"
-    "   CASE WHEN c.relhastriggers THEN ARRAY("
-    "    SELECT t.oid FROM pg_catalog.pg_trigger t"
-    "     WHERE t.tgrelid = c.oid AND t.tgenabled <> 'D' ORDER BY t.oid) END,"
-    "   CASE WHEN c.relhasrules THEN ARRAY("
-    "    SELECT r.oid FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid ORDER BY 1)"
-    "    END,"
-    "   CASE WHEN c.relhassubclass THEN ARRAY("
-    "    SELECT h.inhrelid FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid"
-    "     ORDER BY 1) END)::pg_catalog.text"
-    "   FROM pg_catalog.pg_class c WHERE c.oid = $1)"
-)
-
-
 def asking_mark(conn: Connection, target: Target) -> sql.Composed:
     """A statement for whether the name of ``target`` is that of its OID, and its *mark*.
 
-    As long as the mark stays the same, so does what ``check`` looks at, publications apart.  The
-    statement is prepared in the session of ``conn``: it is sent before each write.
+    As long as the mark stays the same, so does what ``check`` looks at; publications apart, and
+    constraints that an index enforces, which cannot change a row.
     """
-    known = conn.execute(
-        "SELECT FROM pg_catalog.pg_prepared_statements WHERE name = %s", (_MARK,)
-    ).fetchone()
-    if known is None:
-        conn.execute(_PREPARE_MARK)
-    return sql.SQL("EXECUTE {} ({}, {})").format(
-        sql.Identifier(_MARK),
-        sql.Literal(target.oid),
+    return sql.SQL(
+        "SELECT pg_catalog.to_regclass({})::pg_catalog.oid"
+        " IS NOT DISTINCT FROM {}::pg_catalog.oid,"
+        " headrace.table_mark({}::pg_catalog.oid)"
+    ).format(
         sql.Literal(target.identifier.as_string(conn)),
+        sql.Literal(target.oid),
+        sql.Literal(target.oid),
     )
 
 
@@ -332,8 +306,16 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
     )
 
 
-def check(conn: Connection, target: Target, publication: str | None = None) -> None:
+def check(
+    conn: Connection,
+    target: Target,
+    publication: str | None = None,
+    *,
+    types: bool = True,
+) -> None:
     """Prove that the result table is still what ``create`` made, and not in ``publication``.
+
+    ``types``: its columns have to be of the types that ``target`` says, too.
 
     Raises:
         SinkTableError: it is gone, or was altered; the message says how.
@@ -363,7 +345,7 @@ def check(conn: Connection, target: Target, publication: str | None = None) -> N
     elif publication is not None and publication in found.published:
         wrong = f'is in publication "{publication}"'
     else:
-        wrong = _altered(found, target.schema)
+        wrong = _altered(found, target.schema, types=types)
     if wrong:
         raise SinkTableError(
             f"result table {name} {wrong}",
@@ -372,7 +354,7 @@ def check(conn: Connection, target: Target, publication: str | None = None) -> N
         )
 
 
-def _altered(found: Fingerprint, schema: Schema) -> str | None:
+def _altered(found: Fingerprint, schema: Schema, *, types: bool) -> str | None:
     """What was made of the table that rows of ``schema`` went into."""
     if found.kind != "r":
         return "is no ordinary table"
@@ -381,7 +363,8 @@ def _altered(found: Fingerprint, schema: Schema) -> str | None:
     if [a.name for a in found.columns] != [f.name for f in schema]:
         return "has other columns now"
     for column, field in zip(found.columns, schema, strict=True):
-        if (column.base_oid, column.base_mod) != (field.oid, field.typmod):
+        kind = (column.base_oid, column.base_mod)
+        if types and kind != (field.oid, field.typmod):
             return f'has other columns now: column "{column.name}" is of type {column.type_name}'
     if found.triggers or found.rules:
         return f"has a trigger or rule: {', '.join(found.triggers + found.rules)}"

@@ -31,7 +31,9 @@ FILES: Final = (
     "progress.sql",
     "view_tables.sql",
     "view_uses.sql",
+    "made_schemas.sql",
     "commands.sql",
+    "table_mark.sql",
     "engine_running.sql",
     "captured_settings.sql",
     "submit.sql",
@@ -128,10 +130,34 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
                 names.append(name.as_string(conn))
                 if tables:
                     conn.execute(sql.SQL("DROP TABLE {}").format(name))
+            if tables:
+                _drop_made_schemas(conn)
         conn.execute("SET LOCAL client_min_messages = warning")
         conn.execute("DROP SCHEMA IF EXISTS headrace CASCADE")
     _drop_eval_role(conn)
     return names
+
+
+def _drop_made_schemas(conn: Connection) -> None:
+    """Drop the schemas that views were made in, where nothing else is in them."""
+    found = conn.execute(
+        "SELECT pg_catalog.to_regclass('headrace.made_schemas') IS NOT NULL"
+    ).fetchone()
+    if not found or not found[0]:
+        return  # installed by an earlier version
+    rows = conn.execute(
+        "SELECT n.nspname FROM headrace.made_schemas m JOIN pg_catalog.pg_namespace n"
+        " ON n.oid = m.schema_oid AND n.nspowner = m.owner"
+    ).fetchall()
+    for (name,) in rows:
+        with (
+            contextlib.suppress(
+                psycopg.errors.DependentObjectsStillExist,
+                psycopg.errors.InsufficientPrivilege,
+            ),
+            conn.transaction(),
+        ):
+            conn.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(name)))
 
 
 def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | None:

@@ -13,6 +13,7 @@ from headrace.kernels import text
 from headrace.sink import table
 from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
+from headrace.sql import install
 from headrace.types import Field, diff_batch
 
 VALUES = {
@@ -60,6 +61,7 @@ VALUES = {
 @pytest.fixture
 def conn(database):
     with psycopg.connect(database, autocommit=True) as setup:
+        install.install(setup)
         setup.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')")
         setup.execute("CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
         setup.execute("CREATE TYPE pair AS (a int, b text)")
@@ -242,7 +244,7 @@ HARM = {
     "other columns now": "ALTER TABLE public.r RENAME a TO c",
     'column "a" is of type numeric': "ALTER TABLE public.r ALTER a TYPE numeric(9,1)",
     'column "b" is of type character varying': "ALTER TABLE public.r ALTER b TYPE varchar(1)",
-    "constraint": "ALTER TABLE public.r ADD CONSTRAINT c UNIQUE (a)",
+    "constraint": "ALTER TABLE public.r ADD CONSTRAINT c CHECK (a < 9)",
     "child table: public.child": "CREATE TABLE public.child () INHERITS (public.r)",
     "unlogged": "ALTER TABLE public.r SET UNLOGGED",
     "belongs to role": 'ALTER TABLE public.r OWNER TO "pg_monitor"',
@@ -272,11 +274,23 @@ def stored(conn) -> dict[str, list[tuple]]:
     """Rows of every ordinary table of users."""
     names = conn.execute(
         "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND oid >= 16384"
+        " AND relnamespace <> 'headrace'::regnamespace"
     ).fetchall()
     return {
         name: conn.execute(f"SELECT x::text FROM ONLY {name} x ORDER BY 1").fetchall()
         for (name,) in names
     }
+
+
+def test_a_constraint_that_is_broken_is_told(conn):
+    """One that is not changes nothing, and may be there until the next start."""
+    target = make(conn, {"a": "integer", "b": "text"})
+    conn.execute("ALTER TABLE public.r ADD CONSTRAINT one UNIQUE (a)")
+    writer = SinkWriter(conn)
+    with pytest.raises(SinkTableError) as caught, conn.transaction():
+        writer.write(target, diffs(target, [(("1", "x"), 2)]))
+    error = writer.explained(target, caught.value)
+    assert "has a constraint: one" in error.message
 
 
 @pytest.mark.parametrize(
