@@ -69,7 +69,7 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         check_not_live(context, view)
         read = catalog.tables_of(conn, view.id)
         try:
-            kept = _drop(context, job, conn, view)
+            notices = _drop(context, job, conn, view)
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -83,20 +83,19 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         # The tables stay published, which costs WAL decoding but harms nothing.
         _log.warning("tables not unpublished", view=view.shown, reason=str(error))
     _log.info("view dropped", view=view.shown)
-    if not kept:
-        return {}
-    return {"notice": f"{', '.join(kept)} no longer inherits from {view.shown}"}
+    return {"notice": "; ".join(notices)} if notices else {}
 
 
 def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> list[str]:
-    """Drop table and catalog row; returns the tables that inherited from it."""
+    """Drop table, catalog row, and a schema made for it; says what else was done."""
     for attempt in range(1, _LOCK_ATTEMPTS + 1):
         try:
             with conn.transaction():
                 _lock_row(conn, view)
-                kept = _drop_table(conn, view)
+                children = _drop_table(conn, view)
                 job.check()
                 catalog.delete(conn, view.id)
+                schemas = _drop_made_schema(conn, view)
                 faults.point(faults.BEFORE_DROP)
         except psycopg.errors.LockNotAvailable:
             if attempt == _LOCK_ATTEMPTS:
@@ -106,7 +105,13 @@ def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> list[s
             if attempt == _LOCK_ATTEMPTS:
                 raise
         else:
-            return kept
+            return [
+                *(
+                    f"{child} no longer inherits from {view.shown}"
+                    for child in children
+                ),
+                *(f'schema "{schema}" was dropped' for schema in schemas),
+            ]
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -193,6 +198,33 @@ def _depended_on(
         hint=hint,
         sqlstate="2BP01",
     )
+
+
+def _drop_made_schema(conn: Connection, view: ViewRow) -> list[str]:
+    """Drop the schema of ``view`` if it was made for a view, and nothing is in it any more."""
+    conn.execute(
+        "DELETE FROM headrace.made_schemas m WHERE NOT EXISTS"
+        " (SELECT FROM pg_namespace n WHERE n.oid = m.schema_oid)"
+    )
+    row = conn.execute(
+        "SELECT m.schema_oid FROM headrace.made_schemas m JOIN pg_namespace n"
+        " ON n.oid = m.schema_oid AND n.nspowner = m.owner WHERE n.nspname = %(name)s"
+        " AND NOT EXISTS (SELECT FROM headrace.views v WHERE v.schema_name = %(name)s)",
+        {"name": view.schema},
+    ).fetchone()
+    if row is None:
+        return []
+    try:
+        with conn.transaction():
+            conn.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(view.schema)))
+            conn.execute("DELETE FROM headrace.made_schemas WHERE schema_oid = %s", row)
+    except (
+        psycopg.errors.DependentObjectsStillExist,
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.LockNotAvailable,
+    ):
+        return []
+    return [view.schema]
 
 
 def _tell_worker(context: Context, view: ViewRow) -> None:

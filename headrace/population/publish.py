@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import psycopg
 from psycopg import sql
 
 from headrace.errors import BugError, TransientError
@@ -119,10 +120,21 @@ def copy_rows(
 
 
 def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
-    statement = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+    """Make a schema for the view, and remember that we did: ``drop`` takes it away again."""
+    statement = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))
     if caller is not None:
         statement += sql.SQL(" AUTHORIZATION {}").format(sql.Identifier(caller))
-    conn.execute(statement)
+    try:
+        with conn.transaction():
+            conn.execute(statement)
+    except (psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation):
+        return  # somebody has made it meanwhile
+    conn.execute(
+        "INSERT INTO headrace.made_schemas (schema_oid, owner)"
+        " SELECT oid, nspowner FROM pg_namespace WHERE nspname = %s"
+        " ON CONFLICT (schema_oid) DO UPDATE SET owner = EXCLUDED.owner",
+        (schema,),
+    )
 
 
 def _drop_hash_index(conn: Connection, schema: str, oid: int) -> bool:

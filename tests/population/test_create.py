@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
-from headrace.population import staging
+from headrace.population import drop, staging
 from headrace.population.names import parse
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -214,7 +214,53 @@ def test_missing_schema_is_made_for_those_who_may(bench, role):
         "SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'fresh'"
     ).fetchone()
     assert owner == (role,)
-    bench.conn.execute("DROP TABLE fresh.v")
+    drop_view(bench, "fresh.v", role)
+
+
+def drop_view(bench, name, caller=None):
+    request = drop.Request(name, False, caller, {"search_path": "public"})
+    return drop.drop_view(bench.context, bench.job(), request)
+
+
+def schemas(bench) -> set[str]:
+    rows = bench.conn.execute("SELECT nspname FROM pg_namespace").fetchall()
+    return {name for (name,) in rows}
+
+
+def test_a_schema_that_was_made_goes_with_its_last_view(bench):
+    for schema in ("fresh", "Old"):
+        if schema == "Old":
+            bench.conn.execute('CREATE SCHEMA "Old"')
+        for name in ("v", "w"):
+            done = bench.create(f'"{schema}".{name}', QUERY)
+            made = (schema, name) == ("fresh", "v")
+            assert ("notice" in done) == made
+    assert "notice" not in drop_view(bench, "fresh.v")
+    assert drop_view(bench, "fresh.w")["notice"] == 'schema "fresh" was dropped'
+    for name in ("v", "w"):
+        assert "notice" not in drop_view(bench, f'"Old".{name}')
+    assert {"fresh", "Old"} & schemas(bench) == {"Old"}
+    assert bench.conn.execute("TABLE headrace.made_schemas").fetchall() == []
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "CREATE TABLE fresh.mine ()",
+        "CREATE FUNCTION fresh.mine() RETURNS int LANGUAGE sql RETURN 1",
+        "ALTER SCHEMA fresh OWNER TO {role}",
+        "DROP SCHEMA fresh CASCADE; CREATE SCHEMA fresh",
+    ],
+)
+def test_a_schema_that_somebody_has_taken_to_stays(bench, role, taken):
+    bench.create("fresh.v", QUERY)
+    for statement in taken.format(role=role).split(";"):
+        bench.conn.execute(statement)
+    assert "notice" not in drop_view(bench, "fresh.v")
+    assert "fresh" in schemas(bench)
+    bench.conn.execute("DROP SCHEMA fresh CASCADE")
+    assert bench.create("fresh.v", QUERY)["notice"] == 'schema "fresh" was created'
+    assert "notice" in drop_view(bench, "fresh.v")
 
 
 def test_a_schema_is_not_left_by_a_failure(bench):

@@ -69,6 +69,26 @@ def test_uninstall_keeps_or_drops_result_tables(conn):
         assert left == (0 if tables else 1,)
 
 
+def test_uninstall_drops_schemas_made_for_views(conn):
+    install.install(conn)
+    for schema in ("made", "taken"):
+        conn.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.v ()")
+        conn.execute(
+            "INSERT INTO headrace.views (schema_name, view_name, query, result_oid)"
+            " VALUES (%(s)s::text, 'v', 'q', (%(s)s::text || '.v')::regclass)",
+            {"s": schema},
+        )
+    conn.execute("CREATE TABLE taken.mine ()")
+    conn.execute(
+        "INSERT INTO headrace.made_schemas SELECT oid, nspowner FROM pg_namespace"
+        " WHERE nspname IN ('made', 'taken')"
+    )
+    install.uninstall(conn, tables=True)
+    assert conn.execute(
+        "SELECT to_regnamespace('made'), to_regclass('taken.mine')::text"
+    ).fetchone() == (None, "taken.mine")
+
+
 def test_no_right_to_install_is_told(conn, database):
     conn.execute("DROP ROLE IF EXISTS f_nobody; CREATE ROLE f_nobody LOGIN")
     try:
