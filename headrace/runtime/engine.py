@@ -319,6 +319,7 @@ class Engine:
         attempts = {txid: record.attempt for txid, record in self.records.items()}
         self.pipeline.rewind(start.txid + 1, self._next_txid() - 1, attempts)
         self._sink.start(self._owner)
+        self._owner.announce()
         self.error = None
         self.story.add("rewind", txid=start.txid, lsn=start.lsn, batches=len(cuts))
         _log.info("stream started", txid=start.txid, lsn=start.lsn, replay=len(cuts))

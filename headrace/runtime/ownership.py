@@ -7,6 +7,10 @@ Both come and go together.
 Two guards.  A session advisory lock makes a second engine refuse to start.  Epochs fence an
 engine that lost that lock without noticing (a stopped process, a cut network): whoever takes a
 view over raises its epoch, and the compare-and-set of everybody else misses.
+
+``list_views()`` knows us by the sink connection's backend, which is written down once, and hears
+of us by what is asked there every second.  Its application name says since when a batch is under
+way, where that takes long.  So nothing is written while there is nothing to do.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ _log = structlog.get_logger(__name__)
 _LOCK: Final = 0x4844_5203
 _LOCK_WAIT_S: Final = 15.0
 _PAUSE_S: Final = 0.05
+_BUSY_S: Final = 1.0
+"""What takes no longer is not told."""
+_SINK: Final = "headrace sink"
 
 
 class Owner:
@@ -46,7 +53,7 @@ class Owner:
             PrerequisiteError: another engine runs on the database.
             TransientError: the server cannot be reached now.
         """
-        self.sink: Final = _connect(settings, "headrace sink", SINK_SETTINGS)
+        self.sink: Final = _connect(settings, _SINK, SINK_SETTINGS)
         try:
             self._lock(previous_pid)
             self.conn: Final = _connect(
@@ -60,6 +67,21 @@ class Owner:
             raise
         self.writer: Final = SinkWriter(self.sink)
         self.pid: Final = self.sink.info.backend_pid
+        self._busy = False
+        self._announced = False
+
+    def announce(self) -> None:
+        """Say, once, that views are written over the sink connection from now on."""
+        if self._announced:
+            return
+        self._announced = True
+        self.conn.execute(
+            "INSERT INTO headrace.meta (key, value)"
+            " SELECT 'worker', a.pid || ' ' || extract(epoch FROM a.backend_start)"
+            " FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s"
+            " ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value",
+            (self.pid,),
+        )
 
     def take_over(self, views: Iterable[View]) -> list[View]:
         """Become the owner of ``views``; returns those that have no progress (are gone).
@@ -98,9 +120,28 @@ class Owner:
                 hint=f'Only members of role "{row[1] if row else ""}" may.',
             )
 
-    def look(self) -> None:
-        """Fail if the sink connection is lost; the sink thread's."""
-        self.sink.execute("SELECT 1")
+    def look(self, busy_s: float = 0.0) -> None:
+        """Fail if the sink connection is lost, and let others see that we are here.
+
+        ``busy_s``: for how long a batch has been under way.  The sink thread's.
+        """
+        busy = busy_s >= _BUSY_S
+        if busy == self._busy:
+            self.sink.execute("SELECT 1")
+            return
+        self.sink.execute(
+            "SELECT pg_catalog.set_config('application_name', %s || CASE WHEN %s THEN"
+            " ', busy since ' || pg_catalog.round(extract(epoch FROM"
+            " pg_catalog.clock_timestamp())::numeric - %s::numeric, 1)"
+            " ELSE '' END, false)",
+            (_SINK, busy, busy_s),
+        )
+        self._busy = busy
+
+    def ready(self) -> None:
+        """A batch is there to be written: none is stuck.  The sink thread's."""
+        if self._busy:
+            self.look()
 
     def interrupt(self) -> None:
         """Let whoever waits on the sink connection fail at once; from another thread."""

@@ -48,6 +48,8 @@ class Pipeline:
         self._emitted: deque[EmitBatch] = deque()
         self._processed: dict[int, Job] = {}
         self._jobs: deque[Job] = deque()
+        self._begun: dict[int, float] = {}
+        """When the txids in flight were taken, on the monotonic clock."""
         self._answers: deque[Answer] = deque()
         self._failure: Exception | None = None
         self._writing = False
@@ -85,6 +87,7 @@ class Pipeline:
                 made.source_ready = False
             if not self._emitted or self._emitted[0].txid != txid:
                 raise BugError(f"batch {txid} is not the next one: {made.flights()}")
+            self._begun[txid] = clock.monotonic()
             return self._emitted.popleft().attempt
 
     def processed(self, job: Job) -> None:
@@ -108,6 +111,13 @@ class Pipeline:
         """Whether answers are still to come or to be taken."""
         with self._changed:
             return bool(self._processed or self._answers)
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the oldest txid in flight has been under way."""
+        with self._changed:
+            now = clock.monotonic()
+            return now - min(self._begun.values(), default=now)
 
     def answers(self, timeout_s: float = 0.0) -> list[Answer]:
         """What has been committed since the last call, after waiting for some if need be.
@@ -167,6 +177,7 @@ class Pipeline:
                 return False
             self._jobs = deque(j for j in self._jobs if j.txid < txid)
             self._processed = {t: j for t, j in self._processed.items() if t < txid}
+            self._begun = {t: at for t, at in self._begun.items() if t < txid}
             self._emitted.clear()
             self._take_in(made.failed(txid, attempt))
             return True
@@ -231,6 +242,7 @@ class Pipeline:
                 return  # given up meanwhile: the next owner finds it in the progress rows
             self._answers.append(answer)
             del self._processed[job.txid]
+            self._begun.pop(job.txid, None)
             self._take_in(made.committed(job.txid, job.attempt))
 
     def failed(self, error: Exception) -> None:
@@ -267,6 +279,7 @@ class Pipeline:
 
     def _forget(self) -> None:
         self._emitted.clear()
+        self._begun.clear()
         self._processed.clear()
         self._jobs.clear()
         self._answers.clear()

@@ -139,11 +139,12 @@ class SinkThread:
             try:
                 if job is None:
                     if owner is not None:
-                        owner.look()
+                        owner.look(pipeline.busy_s)
                     pipeline.rested()
                     continue
                 if owner is None:
                     raise TransientError("the sink connection was given up")
+                owner.ready()
                 answer = self.write(owner, job)
             except psycopg.Error as error:
                 pipeline.failed(_known(error))

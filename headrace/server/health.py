@@ -17,7 +17,11 @@ from headrace.config import Settings
 from headrace.server.supervisor import Supervisor
 
 _TIMEOUT_S: Final = 5
-_STATES: Final = ("pending", "populating", "running", "paused", "error", "sink_error")
+_STATES: Final = (
+    "pending", "populating", "running", "paused", "error", "sink_error",
+    "starting", "stopped",
+)  # fmt: skip
+"""What list_views() says of a view."""
 _GOOD: Final = frozenset(("running", "populating", "pending", "paused"))
 
 

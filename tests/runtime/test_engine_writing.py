@@ -167,6 +167,34 @@ def test_jobs_made_ahead_of_the_answers_know_old_progress(conn, owner, sink):
     assert a.stored[0] == 3
 
 
+def test_a_batch_that_takes_long_is_told_to_whoever_looks(conn, owner):
+    """By the name of the connection: nothing is written."""
+    lag = "SELECT lag_ms FROM headrace.list_views()"
+    view = View(conn, 1)
+    owner.announce()
+    conn.execute(
+        "UPDATE headrace.views SET status = 'running', result_oid = %s",
+        (view.target.oid,),
+    )
+    (slot,) = conn.execute(
+        "SELECT slot_name FROM pg_create_logical_replication_slot(%s, 'pgoutput')",
+        (f"s_{conn.info.dbname}",),
+    ).fetchone()
+    conn.execute("INSERT INTO headrace.meta VALUES ('slot_name', %s)", (slot,))
+    try:
+        conn.execute("UPDATE headrace.progress SET applied_at = now()")
+        assert conn.execute(lag).fetchone() == (0,)
+        for look, least in ((0.5, 0), (7.0, 7000), (8.0, 7000)):
+            owner.look(look)
+            found = conn.execute(lag).fetchone()[0]
+            assert found >= least
+            assert (found == 0) == (least == 0)
+        owner.ready()
+        assert conn.execute(lag).fetchone() == (0,)
+    finally:
+        conn.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+
 def test_another_owner_fences_all_groups(conn, owner, sink):
     a, b = View(conn, 1, "g"), View(conn, 2)
     sink.start(owner)

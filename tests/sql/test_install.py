@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 from headrace.errors import PrerequisiteError
 from headrace.server.context import CAPTURED
 from headrace.sql import install
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -147,25 +148,52 @@ def test_captured_settings_are_those_of_the_commander(conn):
     assert set(settings) == set(CAPTURED)
 
 
-def test_list_views_columns(conn):
+ENGINE = (
+    "INSERT INTO headrace.meta SELECT %s, a.pid || ' ' || extract(epoch FROM a.backend_start)"
+    " FROM pg_stat_activity a WHERE a.pid = pg_backend_pid()"
+)
+
+
+def test_list_views(conn, database):
+    """Rows that say "running" are believed while a worker's backend is there."""
     install.install(conn)
+    conn.execute('CREATE TABLE "Odd name" ()')
     conn.execute(
-        "INSERT INTO headrace.views (schema_name, view_name, query, status) VALUES"
-        " ('public', 'Odd name', 'SELECT 1', 'running')"
+        "INSERT INTO headrace.views (schema_name, view_name, query, status, result_oid)"
+        " VALUES ('public', 'Odd name', 'SELECT 1', 'running', '\"Odd name\"'::regclass)"
     )
     conn.execute(
-        "INSERT INTO headrace.progress (view_id, txid, lsn, source_commit_at)"
-        " SELECT id, 7, pg_current_wal_lsn() - 100, now() - interval '2 s' FROM headrace.views"
+        "INSERT INTO headrace.progress (view_id, epoch, txid, lsn, source_commit_at)"
+        " SELECT id, 1, 7, pg_current_wal_lsn() - 100, now() - interval '2 s' FROM headrace.views"
     )
     cursor = conn.execute("SELECT * FROM headrace.list_views()")
     names = "name status message query rows lag_ms lag_bytes txid lsn"
     assert [c.name for c in cursor.description] == names.split()
-    row = cursor.fetchone()
-    assert row[0] == 'public."Odd name"'
-    assert row[1] == "running"
-    assert row[5] >= 2000
-    assert row[6] >= 100
-    assert row[7] == 7
+
+    def status() -> str:
+        row = conn.execute("SELECT * FROM headrace.list_views()").fetchone()
+        assert row[0] == 'public."Odd name"'
+        assert row[5] >= 2000
+        assert row[6] >= 100
+        assert row[7] == 7
+        return row[1]
+
+    assert status() == "stopped"
+    with psycopg.connect(database, autocommit=True) as commander:
+        commander.execute(ENGINE, ("commander",))
+        assert status() == "starting"
+        with psycopg.connect(database, autocommit=True) as worker:
+            worker.execute(ENGINE, ("worker",))
+            assert status() == "running"
+            conn.execute("UPDATE headrace.progress SET epoch = 0")
+            assert status() == "starting", "nobody has taken it over"
+            conn.execute("UPDATE headrace.progress SET epoch = 1")
+            conn.execute("UPDATE headrace.views SET status = 'sink_error'")
+            assert status() == "sink_error"
+    wait_until(lambda: status() == "stopped", "the server sees them go")
+    for kept in ("paused", "error"):
+        conn.execute("UPDATE headrace.views SET status = %s", (kept,))
+        assert status() == kept
 
 
 def test_explain_view_of_names(conn):

@@ -1,0 +1,136 @@
+"""What list_views() says, on direct connections: never more than what is so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headrace.embedded.engine import Engine
+from tests.waiting import wait_until
+
+SLOW = (
+    "CREATE FUNCTION slow(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"
+    " 'BEGIN PERFORM pg_sleep($1); RETURN $1; END'"
+)
+
+
+@pytest.fixture
+def source(engine):
+    with psycopg.connect(engine.source, autocommit=True) as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
+        conn.execute("INSERT INTO t SELECT i, 0 FROM generate_series(1, 9) i")
+        yield conn
+
+
+def listed(source: psycopg.Connection, name: str = "v") -> tuple:
+    """Status, message and lag of a view."""
+    row = source.execute(
+        "SELECT status, message, lag_ms FROM headrace.list_views()"
+        " WHERE name = 'public.' || %s::text",
+        (name,),
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def is_running(source: psycopg.Connection) -> bool:
+    return listed(source)[0] == "running"
+
+
+def worker(engine: Engine) -> int:
+    """Process id of the worker."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            command = path.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == engine.pid and b"headrace.runtime.worker" in command:
+            return int(path.parent.name)
+    raise AssertionError("the engine has no worker")
+
+
+def test_nothing_runs_when_everything_was_killed(engine, source):
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
+        conn.execute("CALL headrace.create_view('p', 'SELECT id FROM t')")
+        conn.execute("CALL headrace.pause_view('p')")
+    assert is_running(source)
+    assert listed(source, "p")[0] == "paused"
+    # Also who looks again in one transaction, and took a look before.
+    with psycopg.connect(engine.source) as reader:
+        assert is_running(reader)
+        engine.kill9()
+        wait_until(lambda: not is_running(reader), "somebody notices")
+    source.execute("INSERT INTO t VALUES (10, 0)")
+    status, message, lag = listed(source)
+    assert (status, message) == ("stopped", "no engine is connected to this database")
+    assert lag is not None
+    status, _, lag = listed(source, "p")
+    assert status == "paused"
+    assert lag is not None
+    wait_until(lambda: listed(source)[2] > lag, "the lag grows")
+    engine.start()
+    wait_until(lambda: is_running(source), "it runs again")
+    wait_until(
+        lambda: source.execute("SELECT count(*) FROM v").fetchone() == (10,), "all came"
+    )
+    source.execute("CALL headrace.resume_view('p')")
+    wait_until(lambda: listed(source)[2] == 0, "nothing waits")
+
+
+def test_a_dropped_table_is_no_running_view(engine, source):
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
+        source.execute("DROP TABLE v")
+        status, message, _ = listed(source)
+        assert status == "error"
+        assert "CALL headrace.resync_view('public.v')" in message
+        conn.execute("CALL headrace.resync_view('public.v')")
+    assert is_running(source)
+    assert source.execute("SELECT count(*) FROM v").fetchone() == (9,)
+
+
+def test_a_batch_under_way_has_a_lag(engine, source):
+    """Nothing is confirmed and nothing written: who asks is to know that something waits."""
+    source.execute(SLOW)
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.create_view('v', 'SELECT slow(n) AS n FROM t')")
+    wait_until(lambda: listed(source)[2] == 0, "all is applied and confirmed")
+    source.execute("UPDATE t SET n = 4 WHERE id = 1")
+    lags = []
+
+    def came() -> bool:
+        lags.append(listed(source)[2])
+        return source.execute("SELECT max(n) FROM v").fetchone() == (4,)
+
+    wait_until(came, "the row came")
+    assert max(lags) >= 2000, lags
+    wait_until(lambda: listed(source)[2] == 0, "nothing waits")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_silent_does_not_run(engine, source):
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
+    assert is_running(source)
+    pid = worker(engine)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: listed(source)[0] == "starting", "it is missed")
+        assert listed(source)[1] == "the worker is not connected, or silent"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: is_running(source), "it is back")
+
+
+def test_a_killed_worker_is_missed_and_comes_back(engine, source):
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
+        os.kill(worker(engine), signal.SIGKILL)
+        wait_until(lambda: listed(source)[0] == "starting", "it is missed")
+        wait_until(lambda: is_running(source), "it is back")
