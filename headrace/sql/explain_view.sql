@@ -15,8 +15,9 @@ BEGIN
         parts := pg_catalog.parse_ident(name_or_query);
     EXCEPTION WHEN invalid_parameter_value THEN
         RAISE EXCEPTION USING ERRCODE = '0A000',
-            MESSAGE = 'a query can be explained only on a connection through headrace',
-            HINT = 'Connect to the port of headrace, or give the name of a view.';
+            MESSAGE = 'a query is explained only on the port of headrace, by a statement of its own',
+            HINT = 'On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.explain_view(query);'
+                   ' on any connection, CALL headrace.check_view(query) answers the plan. The name of a view may be explained anywhere.';
     END;
     SELECT v.explain INTO stages FROM headrace.views v
      WHERE v.view_name OPERATOR(pg_catalog.=) parts[pg_catalog.array_upper(parts, 1)]::pg_catalog.name

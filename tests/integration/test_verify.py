@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -123,7 +125,9 @@ def test_what_differs_is_told(commander, source):
     # On a direct connection.
     (found,) = source.execute("CALL headrace.verify('j')").fetchone()
     assert [(r["surplus"], r["missing"], r["contents"]) for r in found] == expected
-    with pytest.raises(psycopg.errors.FeatureNotSupported, match="through headrace"):
+    with pytest.raises(
+        psycopg.errors.FeatureNotSupported, match="only on the port of headrace"
+    ):
         source.execute("SELECT * FROM headrace.verify_view('j')")
     commander.execute("CALL headrace.resync_view('j')")
     assert commander.execute(VERIFY, ("j",)).fetchall() == []
@@ -288,3 +292,47 @@ def test_an_open_transaction_holds_up_the_proof_and_nothing_else(
         assert len(seen) == 10, "the view goes on meanwhile"
     wait_until(lambda: not leftovers(source), "nothing is left")
     assert commander.execute(VERIFY, ("v",)).fetchall() == []
+
+
+LARGER = {
+    "count": ("SELECT count(*) FROM headrace.verify_view('v')", None),
+    "filter": ("SELECT * FROM headrace.verify_view('v') WHERE surplus > 0", None),
+    "parameter": (
+        "SELECT * FROM headrace.verify_view(%s) d WHERE d.missing > 0",
+        ("v",),
+    ),
+    "nested": ("SELECT EXISTS (SELECT FROM headrace.verify_view('v'))", None),
+    "several": ("SELECT 1; SELECT * FROM headrace.verify_view('v')", None),
+}
+
+
+def test_in_a_larger_query_it_says_what_to_write_instead(engine, commander, source):
+    with psycopg.connect(engine.dsn) as begun:
+        asked = [
+            *((c, *LARGER[name]) for c in (commander, source) for name in LARGER),
+            (begun, "SELECT * FROM headrace.verify_view('v')", None),
+            (begun, "SELECT * FROM headrace.verify_view(%s)", ("v",)),
+        ]
+        for conn, query, params in asked:
+            with pytest.raises(psycopg.errors.FeatureNotSupported) as caught:
+                conn.execute(query, params)
+            diag = caught.value.diag
+            assert "as a statement of its own" in diag.message_primary
+            assert "autocommit" in diag.message_hint
+            begun.rollback()
+    # What the hint says, word for word.
+    alone, call = re.findall(r"(?:SELECT|CALL) .*?\)", diag.message_hint)
+    assert commander.execute(alone).fetchall() == []
+    for conn in (commander, source):
+        assert conn.execute(call).fetchone() == ([],)
+
+
+def test_a_query_is_explained_alone(commander, source):
+    query = "SELECT count(*) FROM headrace.explain_view('SELECT 1 AS a')"
+    for conn in (commander, source):
+        with pytest.raises(psycopg.errors.FeatureNotSupported) as caught:
+            conn.execute(query)
+        assert "check_view" in caught.value.diag.message_hint
+        assert conn.execute(
+            "SELECT count(*) > 0 FROM headrace.explain_view('v')"
+        ).fetchone() == (True,)
