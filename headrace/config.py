@@ -64,12 +64,20 @@ class Settings:
     """PEM certificate chain for clients; with ``tls_key`` it switches TLS on."""
     tls_key: str = ""
     """PEM private key of ``tls_cert``."""
+    tls_required: bool = False
+    """Whether clients must use TLS; else they may, as with Postgres' own ``ssl``."""
+    allow_trust: bool = False
+    """Whether clients may come in whom the source lets in without asking for anything."""
     connections_max: int = 500
     """Client sessions at once; the next one gets 53300 (each needs a source session too)."""
     login_timeout_ms: int = 10_000
     """Milliseconds a client may take to log in, so that idle sockets cannot pile up."""
-    statement_bytes_max: int = 1_048_576
-    """Bytes of a statement the commander looks into; longer ones are relayed unread."""
+    logins_per_address_max: int = 100
+    """Clients of one address that are not logged in; one more closes the oldest of them."""
+    client_timeout_ms: int = 900_000
+    """Milliseconds until a client that acknowledges nothing is given up; 0: the system's."""
+    statement_bytes_max: int = 65_536
+    """Bytes of a statement the commander looks into (some ms); longer ones pass unread."""
 
     slot_name: str = "headrace"
     """Permanent replication slot; slots are per server: one name for each database."""
@@ -143,6 +151,8 @@ class Settings:
                 raise UserError(f'setting "{f.name}" must not be negative')
         if bool(self.tls_cert) != bool(self.tls_key):
             raise UserError('settings "tls_cert" and "tls_key" go together')
+        if self.tls_required and not self.tls_cert:
+            raise UserError('setting "tls_required" needs "tls_cert" and "tls_key"')
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise UserError(f'setting "log_level" cannot be "{self.log_level}"')
         address(self.listen)

@@ -19,7 +19,7 @@ CAPTURED: Final = (
 """Settings that can change what a query means; ``sql/captured_settings.sql`` has the same."""
 
 CONTEXT_QUERY: Final = (
-    "SELECT current_user::pg_catalog.text,"  # noqa: S608  constants only
+    "SELECT $1::pg_catalog.text, current_user::pg_catalog.text,"  # noqa: S608  constants only
     " (SELECT pg_catalog.jsonb_object_agg(s.name, pg_catalog.current_setting(s.name))"
     " FROM pg_catalog.unnest('{"
     + ", ".join(CAPTURED)
@@ -35,9 +35,15 @@ class Context:
     settings: dict[str, str]
 
 
-def read_context(values: Sequence[bytes | None], encoding: str) -> Context:
-    """The context in the row that ``CONTEXT_QUERY`` gives."""
-    if len(values) != 2 or values[0] is None or values[1] is None:
+def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> Context:
+    """The context in the row that ``CONTEXT_QUERY`` gives.
+
+    Only a row that carries the nonce is one: it was made up for this very question, after
+    everything that the client has sent was answered.
+    """
+    if len(values) != 3 or values[0] != nonce.encode():
+        raise ProtocolError("the source answers what it was not asked")
+    if values[1] is None or values[2] is None:
         raise ProtocolError("unexpected answer to the context query")
-    caller, settings = (v.decode(encoding) for v in values if v is not None)
+    caller, settings = (v.decode(encoding) for v in values[1:] if v is not None)
     return Context(caller, json.loads(settings))

@@ -166,7 +166,7 @@ class Commander:
         os._exit(1)
 
     def _sessions(self) -> int:
-        return len(self._listener.connections)
+        return len(self._listener.sessions)
 
     async def _builder(self) -> Peer:
         return await self._supervisor.builder.peer()

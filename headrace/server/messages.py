@@ -30,6 +30,7 @@ GSS_CODE: Final = 80_877_104
 
 SSL_REQUEST: Final = struct.pack("!ii", 8, SSL_CODE)
 SYNC: Final = b"S\x00\x00\x00\x04"
+FLUSH: Final = b"H\x00\x00\x00\x04"
 
 # Messages that a client sends in the course of a statement, by what they cost to look at.
 _EMPTY: Final = frozenset(b"SHXc")
@@ -298,31 +299,20 @@ def query(text: str) -> bytes:
     return message(b"Q", text.encode() + b"\x00")
 
 
-def extended_query(name: bytes, text: bytes) -> bytes:
-    """Parse, Bind, Execute, Close both, Sync under the reserved ``name``.
+def extended_query(name: bytes, text: bytes, value: bytes) -> bytes:
+    """Parse, Bind (one parameter, as text), Execute, Close both, Sync under ``name``.
 
     The unnamed statement and portal belong to the client: a simple Query would drop them.
     """
     none = b"\x00\x00"
+    given = struct.pack("!hi", 1, len(value)) + value
     return b"".join(
         (
             message(b"P", name + b"\x00" + text + b"\x00" + none),
-            message(b"B", name + b"\x00" + name + b"\x00" + none + none + none),
+            message(b"B", name + b"\x00" + name + b"\x00" + none + given + none),
             message(b"E", name + b"\x00\x00\x00\x00\x00"),
             message(b"C", b"P" + name + b"\x00"),
             message(b"C", b"S" + name + b"\x00"),
             SYNC,
         )
     )
-
-
-def without_channel_binding(body: bytes) -> bytes:
-    """An authentication request without the SASL mechanisms bound to a TLS channel.
-
-    TLS ends at the commander, so the client's channel is not the server's, and libpq
-    refuses an offer of SCRAM-SHA-256-PLUS on a connection without TLS.
-    """
-    if body[:4] != b"\x00\x00\x00\x0a":
-        return body
-    names = [n for n in body[4:].split(b"\x00") if n and not n.endswith(b"-PLUS")]
-    return body[:4] + b"".join(n + b"\x00" for n in names) + b"\x00"

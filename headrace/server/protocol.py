@@ -17,133 +17,55 @@ the database reaches the engine through the command table, or Postgres says what
 Invariant 1: while the state is BARRIER, CONTEXT or RUNNING no client message is relayed.
 Invariant 2: what the client gets is the upstream's bytes at message boundaries, in order.
 Invariant 3: a message is buffered only up to a limit; longer ones are streamed unread.
+Invariant 4: who calls is what the source says in a row with a nonce made for this one call.
+    What the source still owes (``pipeline.py``) decides when to ask, never whom to believe;
+    an answer that nobody asked for ends the session.
 """
 
 from __future__ import annotations
 
-import enum
 import struct
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.errors import ProtocolError
+from headrace.errors import HeadraceError, ProtocolError
 from headrace.server import messages as m
-from headrace.server.context import CONTEXT_QUERY, Context, read_context
-from headrace.server.procedures import (
-    ALONE_HINT,
-    PLANNED,
-    SELECTED,
-    Given,
-    Invocation,
-    bind,
+from headrace.server.actions import (
+    Action,
+    Cancel,
+    Close,
+    Connect,
+    Ready,
+    Run,
+    StartTls,
+    ToClient,
+    ToServer,
+    Verify,
 )
-from headrace.server.statements import Statement, contains_call, mentions_us, parse
-
-
-class State(enum.Enum):
-    """Where the session is."""
-
-    START = enum.auto()
-    TLS = enum.auto()
-    LOGIN = enum.auto()
-    RELAY = enum.auto()
-    BARRIER = enum.auto()
-    CONTEXT = enum.auto()
-    RUNNING = enum.auto()
-    SKIP = enum.auto()
-    CLOSED = enum.auto()
-
-
-# What happened -> (state it happens in -> next state).  Anything else is a bug, not input.
-TRANSITIONS: Final[dict[str, dict[State, State]]] = {
-    "tls_requested": {State.START: State.TLS},
-    "tls_ready": {State.TLS: State.START},
-    "startup": {State.START: State.LOGIN},
-    "ready": {State.LOGIN: State.RELAY},
-    "ours": {State.RELAY: State.BARRIER},
-    "not_ours": {State.BARRIER: State.RELAY, State.CONTEXT: State.RELAY},
-    "idle": {State.BARRIER: State.CONTEXT},
-    "answered": {State.CONTEXT: State.RUNNING},
-    "finished": {State.RUNNING: State.RELAY},
-    "refused": {State.CONTEXT: State.RELAY},
-    "failed": {
-        State.RUNNING: State.SKIP,
-        State.CONTEXT: State.SKIP,
-        State.BARRIER: State.SKIP,
-    },
-    "sync": {State.SKIP: State.RELAY},
-}
-
-
-# --- actions
-
-
-@dataclass(frozen=True, slots=True)
-class ToClient:
-    """Send to the client."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ToServer:
-    """Send to the source (after connecting, if that is still under way)."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Connect to the source for this session."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartTls:
-    """Begin TLS with the client; answer with ``tls_started``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """A cancel request for the session of ``key``; ``packet`` is for the source."""
-
-    key: bytes
-    packet: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The client has logged in; ``key`` is what its cancel requests carry."""
-
-    key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Carry out the call; then ``finish`` or ``fail`` the session."""
-
-    invocation: Invocation
-    context: Context
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Close both connections, after what was sent before."""
-
-
-Action = ToClient | ToServer | Connect | StartTls | Cancel | Ready | Run | Close
+from headrace.server.context import CONTEXT_QUERY, Context, read_context
+from headrace.server.login import Channel, Login, Step
+from headrace.server.pipeline import Pipeline
+from headrace.server.procedures import SELECTED, Given, Invocation, bind
+from headrace.server.remembered import Calls, Copies, Prepared, may_copy_in
+from headrace.server.scram import Verifier
+from headrace.server.statements import SCHEMA, parse
+from headrace.server.states import TRANSITIONS, State
+from headrace.server.translation import Translation, translation
 
 _READING: Final = (State.LOGIN, State.RELAY, State.SKIP)
-_CONTEXT_NAME: Final = b"__headrace_context"
-_STATEMENTS_MAX: Final = 1_000
+_CONTEXT_NAME: Final = b"__headrace_"
+_CONTEXT_ANSWERS: Final = b"12DC33"
+_CONTEXT_BYTES_MAX: Final = 1_048_576
+_ROLE_BYTES_MAX: Final = 63
 
-_Q, _P, _B, _E, _C, _S, _F, _X = b"QPBECSFX"
-_COPY_END: Final = frozenset(b"cf")
-_COPY_MARK: Final = "c"
-_OUR_SYNC: Final = "B"
-_AUTH: Final = ord("R")
-_LOOKED_AT: Final = frozenset(b"ZKSEG")
-_ANSWERS: Final = frozenset(b"12DC3")
+_Q, _P, _B, _E, _C, _S, _F, _X, _PASSWORD = b"QPBECSFXp"
+_NAMED: Final = frozenset((_P, _B))
+_AUTH, _ERROR, _READY, _ROW = b"REZD"
+_UNASKED: Final = frozenset(b"DdcNAS")
+"""Messages of the source that answer nothing: rows, data, notices, notifications, settings."""
+_AT_ANY_TIME: Final = frozenset(b"NAS")
+_RENAMING: Final = (b"prepare", b"deallocate", b"discard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,68 +75,66 @@ class _Pending:
     invocation: Invocation
     text: str
     message: bytes
+    settings: int
+    """Under which settings it was read."""
     extended: bool
     formats: tuple[int, ...] = ()
     """Result formats of Bind."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Translation:
-    """Error codes of the upstream, and the fields that replace such an error."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What holds for every session of a listener."""
 
-    codes: frozenset[str]
-    fields: dict[str, str]
+    database: str
+    """The source's: calls of others are left to them."""
+    nonce: Callable[[], str]
+    """Makes a text that nobody can know before."""
+    tls: bool = False
+    """It can be offered."""
+    tls_required: bool = False
+    allow_trust: bool = False
+    full: Callable[[], bool] = lambda: False
+    """Whether there is no room for one more session."""
+    statement_bytes_max: int = 65_536
 
 
 class Session:
     """The state machine; every method returns the actions to carry out, in order."""
 
-    def __init__(
-        self,
-        *,
-        database: str,
-        tls: bool = False,
-        full: bool = False,
-        statement_bytes_max: int = 1_048_576,
-    ) -> None:
-        """``database``: the source's; ``tls``: it can be offered; ``full``: refuse."""
+    def __init__(self, rules: Rules) -> None:
         self.state = State.START
         self.key = b""
         self.user = ""
+        self._rules = rules
         self._ours = False
-        self.upstream_tls = False
-        self.challenge_required = False
-        self._database = database
-        self._tls_offered = tls
         self._tls_on = False
-        self._full = full
-        self._statement_bytes_max = statement_bytes_max
+        self._login = Login(allow_trust=rules.allow_trust, nonce=rules.nonce)
         self._parameters = {
             "client_encoding": "UTF8",
             "standard_conforming_strings": "on",
         }
-        self._challenged = False
+        self._settings = 0
+        """Changes with every setting that matters to how a text is read."""
         self._actions: list[Action] = []
         # From the client.
         self._in = bytearray()
         self._in_pass = 0
-        self._statements: dict[bytes, tuple[Statement, tuple[int, ...]]] = {}
-        self._new_statements: list[bytes] = []
-        self._portals: dict[bytes, tuple[Statement, list[Given], tuple[int, ...]]] = {}
+        self._calls = Calls()
+        self._copies = Copies()
         self._executes = 0
-        # What the upstream still owes: Q, S, F for a ReadyForQuery, c for the end of a COPY.
-        self._owed: deque[str] = deque()
-        self._copying = False
+        self.pipeline = Pipeline()
         # From the source.
         self._out = bytearray()
         self._out_pass = 0
-        self._status = b"I"
         self._error_seen = False
-        self._translation: _Translation | None = None
+        self._translation: Translation | None = None
         # A call of ours.
         self._pending: _Pending | None = None
+        self._synced = False
+        self._nonce = ""
         self._context: Context | None = None
-        self._context_begun = False
+        self._context_at = 0
 
     # --- what the listener tells
 
@@ -232,14 +152,35 @@ class Session:
         self._out += data
         try:
             self._read_server()
-        except (ProtocolError, struct.error) as error:
+        except (ProtocolError, struct.error, ValueError) as error:
             return self._die(f"invalid message from the source: {error}", "08P01")
+        except HeadraceError as error:
+            return self._die(error.message, error.code, error.fields())
         return self._guarded()
 
-    def tls_started(self) -> list[Action]:
-        """The TLS handshake with the client is done."""
+    def tls_started(self, binding: bytes = b"") -> list[Action]:
+        """The TLS handshake with the client is done; ``binding`` is of our certificate."""
         self._fire("tls_ready")
+        self.tls_is_on(binding)
+        return self._guarded()
+
+    def tls_is_on(self, binding: bytes = b"") -> None:
+        """The client speaks TLS (from its first byte on, or since ``StartTls``)."""
         self._tls_on = True
+        self._login.client = Channel(True, binding)
+
+    def connected(self, *, tls: bool, binding: bytes = b"") -> None:
+        """The source is reached; ``binding`` is of its certificate."""
+        self._login.source = Channel(tls, binding)
+
+    def verifier_found(self, verifier: Verifier | None) -> list[Action]:
+        """The answer to ``Verify``; None: we may not read it."""
+        if self.state is not State.LOGIN:
+            return []
+        try:
+            self._step(self._login.verifier_found(verifier))
+        except HeadraceError as error:
+            return self._die(error.message, error.code, error.fields())
         return self._guarded()
 
     def server_lost(self, fields: dict[str, str]) -> list[Action]:
@@ -270,7 +211,7 @@ class Session:
             tag = f"SELECT {len(found.rows)}"
         out += m.command_complete(tag)
         if not pending.extended:
-            out += m.ready_for_query(self._status)
+            out += m.ready_for_query(self.pipeline.status)
         self._send_client(out)
         self._pending = None
         self._fire("finished")
@@ -288,14 +229,19 @@ class Session:
         if pending.extended:
             self._fire("failed")
         else:
-            self._send_client(m.ready_for_query(self._status))
+            self._send_client(m.ready_for_query(self.pipeline.status))
             self._fire("finished")
         return self._guarded()
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the client that wait for a running call."""
+        """Bytes of the client that wait to be relayed."""
         return len(self._in)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Bytes of what the client has prepared that are kept."""
+        return self._calls.size
 
     # --- plumbing
 
@@ -334,7 +280,7 @@ class Session:
         self.state = State.CLOSED
         self._in.clear()
         self._out.clear()
-        self._actions.append(Close())
+        self._actions.append(Close(text))
         return self._take()
 
     def _send_client(self, data: bytes | bytearray | memoryview) -> None:
@@ -352,6 +298,9 @@ class Session:
             before = (self.state, len(self._in), self._in_pass)
             if self.state is State.START:
                 self._read_startup()
+            elif self.state is State.RELAY and not self._ours:
+                self._send_server(self._in)
+                self._in.clear()
             elif self.state in _READING:
                 self._read_messages()
             if before == (self.state, len(self._in), self._in_pass):
@@ -362,7 +311,7 @@ class Session:
         if packet is None:
             return
         del self._in[: len(packet.packet)]
-        if packet.code == m.SSL_CODE and self._tls_offered and not self._tls_on:
+        if packet.code == m.SSL_CODE and self._rules.tls and not self._tls_on:
             if self._in:
                 # Bytes sent before the handshake could come from anybody (CVE-2021-23214).
                 raise ProtocolError("received unencrypted data after SSL request")
@@ -374,22 +323,33 @@ class Session:
             self._actions += [Cancel(packet.packet[8:], packet.packet), Close()]
             self.state = State.CLOSED
             self._in.clear()
-        elif packet.code >> 16 == 3 and self._full:
-            self._actions = self._die("sorry, too many clients already", "53300")
         elif packet.code >> 16 == 3:
-            self._fire("startup")
-            parameters = packet.parameters
-            self.user = parameters.get("user", "")
-            database = parameters.get("database") or self.user
-            # Another database has no engine; a replication session runs no statements.
-            self._ours = database == self._database and "replication" not in parameters
-            self._owed.append("Q")
-            self._actions.append(Connect())
-            self._send_server(packet.packet)
+            self._begin(packet)
         else:
             raise ProtocolError(
                 f"unsupported frontend protocol {packet.code >> 16}.{packet.code & 0xFFFF}"
             )
+
+    def _begin(self, packet: m.StartupPacket) -> None:
+        """A StartupMessage: connect to the source, if there is room."""
+        if self._rules.tls_required and not self._tls_on:
+            self._actions = self._die("connections must use TLS here", "28000")
+            return
+        if self._rules.full():
+            self._actions = self._die("sorry, too many clients already", "53300")
+            return
+        self._fire("startup")
+        parameters = packet.parameters
+        # As the source does, which has no longer names.
+        name = parameters.get("user", "").encode()[:_ROLE_BYTES_MAX]
+        self.user = name.decode("utf-8", "ignore")
+        database = parameters.get("database") or parameters.get("user")
+        # Another database has no engine; a replication session runs no statements.
+        self._ours = (
+            database == self._rules.database and "replication" not in parameters
+        )
+        self._actions.append(Connect())
+        self._send_server(packet.packet)
 
     def _read_messages(self) -> None:
         """Relay whole messages and parts of streamed ones, up to where a call begins.
@@ -408,17 +368,13 @@ class Session:
                 if self.state is State.SKIP:
                     sent = at
                 continue
-            if len(buffer) - at < m.HEADER_BYTES:
+            head = self._next_head(at)
+            if head is None:
                 break
-            kind = buffer[at]
-            (length,) = struct.unpack_from("!i", buffer, at + 1)
-            m.check_length(kind, length)
-            if self.state is State.LOGIN and length > m.LOGIN_BYTES_MAX:
-                raise ProtocolError("invalid message length")
-            total = length + 1
+            kind, total = head
             if not self._wanted(kind, total):
                 if self.state is State.RELAY:
-                    self._on_streamed(kind)
+                    self._on_streamed(kind, bytes(buffer[at + 5 : at + 600]))
                 self._in_pass = total
                 continue
             if len(buffer) - at < total:
@@ -428,46 +384,83 @@ class Session:
                 self._send_server(buffer[sent:at])
                 sent = at + total
             at += total
+            if kind == _E and self.pipeline.gated:
+                # What answers it is not flushed without a Sync, which is to wait.
+                self._send_server(buffer[sent:at])
+                self._send_server(m.FLUSH)
+                sent = at
         self._send_server(buffer[sent:at])
         del buffer[:at]
         if self.state is State.BARRIER:
             self._begin_barrier()
 
+    def _next_head(self, at: int) -> tuple[int, int] | None:
+        """Type and size of the client's message at ``at``; None: it has to wait."""
+        if self.pipeline.gated or len(self._in) - at < m.HEADER_BYTES:
+            return None
+        kind = self._in[at]
+        (length,) = struct.unpack_from("!i", self._in, at + 1)
+        m.check_length(kind, length)
+        if self.state is State.LOGIN:
+            if length > m.LOGIN_BYTES_MAX:
+                raise ProtocolError("invalid message length")
+            if kind not in (_PASSWORD, _X):
+                # Said too early: it waits until the source is ready for it.
+                return None
+        return kind, int(length) + 1
+
     def _wanted(self, kind: int, total: int) -> bool:
         """Whether the message must be seen whole before it is relayed or dropped."""
         if self.state is State.LOGIN:
-            return False
-        if kind in (_S, _X):
+            return kind == _PASSWORD and self._login.answers_client
+        if kind in (_S, _X) or kind == m.FLUSH[0]:
             return True
-        if total > self._statement_bytes_max:
+        if self.state is State.SKIP or total > self._rules.statement_bytes_max:
+            return False
+        if self.pipeline.ignoring or self.pipeline.copying:
             return False
         if kind in (_B, _E):
-            return bool(self._statements)
-        return self._ours and kind in (_Q, _P)
+            return bool(self._calls) or bool(self._copies)
+        return kind in (_Q, _P)
 
-    def _on_streamed(self, kind: int) -> None:
-        """Bookkeeping for a message that is relayed unread."""
-        if kind in (_Q, _F):
-            self._owed.append(chr(kind))
-        elif kind == _E:
-            self._executes += 1
-        elif kind in _COPY_END:
-            self._owed.append(_COPY_MARK)
-            self._copying = False
+    def _on_streamed(self, kind: int, begin: bytes) -> None:
+        """Bookkeeping for a message that is relayed unread; ``begin`` of its body."""
+        may_copy = False
+        if not self.pipeline.ignoring and not self.pipeline.copying:
+            if kind == _Q:
+                may_copy = True
+                self._calls.forget_all()
+                self._executes = 0
+            elif kind == _E:
+                self._executes += 1
+            elif kind in _NAMED:
+                self._on_long(kind, begin)
+        self.pipeline.relays(kind, may_copy=may_copy)
+
+    def _on_long(self, kind: int, begin: bytes) -> None:
+        """A Parse or Bind that is too long to look into, but perhaps for its names."""
+        if kind == _B and not self._calls and not self._copies:
+            return
+        names = begin.split(b"\x00", 2)[:-1]
+        if len(names) < 1 + (kind == _B):
+            self._calls.forget_all()
+            self._copies.put_any()
         elif kind == _P:
-            # Too long to look into: whatever name it has, it is not a statement of ours.
-            self._statements.clear()
-        elif kind == _B:
-            self._portals.clear()
+            self._calls.forget(names[0])
+            self._copies.put(_P, names[0], may_copy=True)
+        else:
+            self._calls.unbind(names[0])
+            may_copy = self._copies.has(_P, names[1])
+            self._copies.put(_B, names[0], may_copy=may_copy)
 
     def _on_client_message(self, kind: int, message: bytes) -> bool:
         """Act on a whole message; returns whether it is to be relayed now."""
+        if self.state is State.LOGIN:
+            self._step(self._login.from_client(message[5:]))
+            return False
         if self.state is State.SKIP:
             return self._on_skipped(kind)
         if kind == _S:
-            if not self._copying:
-                # (During COPY FROM STDIN the server ignores Sync.)
-                self._owed.append("S")
             self._end_segment()
         elif kind == _Q:
             return self._on_query(message)
@@ -477,7 +470,7 @@ class Session:
             self._on_bind(message)
         elif kind == _E:
             return self._on_execute(message)
-        return True
+        return self.pipeline.relays(kind)
 
     def _on_skipped(self, kind: int) -> bool:
         """After an error of ours everything up to Sync is dropped."""
@@ -486,69 +479,80 @@ class Session:
         if kind != _S:
             return False
         self._fire("sync")
-        self._owed.append("S")
         self._end_segment()
-        return True
+        return self.pipeline.relays(kind)
 
     def _end_segment(self) -> None:
         self._executes = 0
-        self._portals.clear()
+        self._calls.end_segment()
 
     def _on_query(self, message: bytes) -> bool:
         self._end_segment()
-        text = self._decode(message[5:].rstrip(b"\x00"))
-        if text is not None and mentions_us(text):
-            statement = parse(text, standard_strings=self._standard_strings)
-            invocation = bind(statement, (), self._encoding) if statement else None
-            if invocation:
-                self._pending = _Pending(invocation, text, message, extended=False)
-                self._fire("ours")
-                return False
-            self._translate(text)
-        self._forget_renamed(text)
-        self._owed.append("Q")
-        return True
+        # A Query drops the unnamed statement.
+        self._calls.forget(b"")
+        low = message.lower()
+        if SCHEMA.encode() in low:
+            text = self._decode(message[5:].rstrip(b"\x00"))
+            if text is not None:
+                statement = parse(text, standard_strings=self._standard_strings)
+                invocation = bind(statement, (), self._encoding) if statement else None
+                if invocation:
+                    self._pending = _Pending(
+                        invocation, text, message, self._settings, extended=False
+                    )
+                    self._fire("ours")
+                    return False
+                self._translate(text)
+        self._forget_renamed(low)
+        return self.pipeline.relays(_Q, may_copy=may_copy_in(low))
 
     def _on_parse(self, message: bytes) -> None:
         parsed = m.read_parse(message[5:])
-        self._statements.pop(parsed.name, None)
-        text = self._decode(parsed.query)
-        self._forget_renamed(text)
-        if text is None or not mentions_us(text):
+        low = parsed.query.lower()
+        self._calls.forget(parsed.name)
+        self._copies.put(_P, parsed.name, may_copy=may_copy_in(low))
+        self._forget_renamed(low)
+        if SCHEMA.encode() not in low:
             return
-        statement = parse(text, standard_strings=self._standard_strings)
-        if statement and len(self._statements) < _STATEMENTS_MAX:
-            self._statements[parsed.name] = (statement, parsed.oids)
-            self._new_statements.append(parsed.name)
+        text = self._decode(parsed.query)
+        if text is None:
+            return
+        if parse(text, standard_strings=self._standard_strings):
+            prepared = Prepared(text, parsed.oids, self._settings)
+            self._calls.prepare(parsed.name, prepared)
         self._translate(text)
 
     def _on_bind(self, message: bytes) -> None:
         bound = m.read_bind(message[5:])
-        self._portals.pop(bound.portal, None)
-        found = self._statements.get(bound.statement)
-        if found:
-            statement, oids = found
+        may_copy = self._copies.has(_P, bound.statement)
+        self._copies.put(_B, bound.portal, may_copy=may_copy)
+        given: list[Given] = []
+        prepared = self._calls.prepared(bound.statement)
+        if prepared:
+            oids = prepared.oids
             given = [
                 Given(f, data, oids[i] if i < len(oids) else 0)
                 for i, (f, data) in enumerate(bound.parameters)
             ]
-            self._portals[bound.portal] = (statement, given, bound.result_formats)
+        self._calls.bind(bound.portal, bound.statement, given, bound.result_formats)
 
     def _on_execute(self, message: bytes) -> bool:
-        portal = self._portals.get(m.Reader(message[5:]).cstring())
+        portal = m.Reader(message[5:]).cstring()
+        bound = self._calls.bound(portal)
         self._executes += 1
         # After another Execute the same transaction may hold changes: Postgres decides.
-        if portal is None or self._executes > 1:
-            return True
-        statement, given, formats = portal
-        invocation = bind(statement, given, self._encoding)
-        if invocation is None:
-            return True
-        self._pending = _Pending(
-            invocation, statement.text, message, extended=True, formats=formats
-        )
-        self._fire("ours")
-        return False
+        if bound and self._executes == 1:
+            text = bound.prepared.text
+            statement = parse(text, standard_strings=self._standard_strings)
+            invocation = statement and bind(statement, bound.given, self._encoding)
+            if invocation:
+                settings, formats = bound.prepared.settings, bound.formats
+                self._pending = _Pending(
+                    invocation, text, message, settings, extended=True, formats=formats
+                )
+                self._fire("ours")
+                return False
+        return self.pipeline.relays(_E, may_copy=self._copies.has(_B, portal))
 
     def _decode(self, data: bytes) -> str | None:
         encoding = m.python_encoding(self._parameters["client_encoding"])
@@ -563,71 +567,69 @@ class Session:
     def _standard_strings(self) -> bool:
         return self._parameters["standard_conforming_strings"] == "on"
 
-    def _forget_renamed(self, text: str | None) -> None:
+    def _forget_renamed(self, low: bytes) -> None:
         """SQL that may redefine a prepared name: ours are then left to the database."""
-        if self._statements and text is not None:
-            low = text.lower()
-            if any(w in low for w in ("prepare", "deallocate", "discard")):
-                self._statements.clear()
+        if self._calls and any(w in low for w in _RENAMING):
+            self._calls.forget_all()
 
     def _translate(self, text: str) -> None:
-        """Say it in our words when the database refuses a call that is relayed."""
-        name = contains_call(text, standard_strings=self._standard_strings)
-        if name is None:
-            return
-        if name in PLANNED:
-            fields = {
-                "C": "0A000",
-                "M": f"procedure headrace.{name} is not supported yet",
-                "H": "It is planned for a later version.",
-            }
-            self._translation = _Translation(frozenset(("42883", "2D000")), fields)
-            return
-        fields = {
-            "C": "25001",
-            "M": f"CALL headrace.{name} cannot run inside a transaction block",
-            "H": ALONE_HINT,
-        }
-        self._translation = _Translation(frozenset(("2D000",)), fields)
+        found = translation(text, standard_strings=self._standard_strings)
+        self._translation = found or self._translation
 
     # --- a call of ours
 
     def _begin_barrier(self) -> None:
         pending = self._pending
         assert pending is not None, "a barrier is there for a call"
-        if pending.extended:
-            # Ends the implicit transaction that Parse and Bind began; the client never
-            # sees this ReadyForQuery, its own Sync brings it another.
-            self._owed.append(_OUR_SYNC)
-            self._send_server(m.SYNC)
+        self._synced = False
+        if pending.extended and not self.pipeline.settled:
+            # Parse and Bind are to be answered while the portal is still there.
+            self._send_server(m.FLUSH)
         self._check_barrier()
 
     def _check_barrier(self) -> None:
         """Go on with the pending call once the upstream owes nothing."""
-        if self._owed:
+        if not self.pipeline.settled:
             return
-        if self._status != b"I":
-            # In a transaction block: Postgres refuses it, in its own state.
+        pending = self._pending
+        assert pending is not None, "a barrier is there for a call"
+        idle = self.pipeline.status == b"I" and not self.pipeline.ignoring
+        if not self._synced and (not idle or pending.settings != self._settings):
+            # In a transaction block Postgres refuses it, in its own state; after an error
+            # it is skipped; read under other settings it may be something else.
             self._relay_pending()
-            return
-        self._fire("idle")
-        self._context = None
-        self._context_begun = False
-        self._send_server(m.extended_query(_CONTEXT_NAME, CONTEXT_QUERY.encode()))
+        elif pending.extended and not self._synced:
+            # Ends the implicit transaction that Parse and Bind began; the client never
+            # sees this ReadyForQuery, its own Sync brings it another.
+            self._synced = True
+            self._end_segment()
+            self.pipeline.relays(_S)
+            self._send_server(m.SYNC)
+        else:
+            self._fire("idle")
+            self._context = None
+            self._context_at = 0
+            self._nonce = self._rules.nonce()
+            name = _CONTEXT_NAME + self._nonce.encode()
+            query = CONTEXT_QUERY.encode()
+            self._send_server(m.extended_query(name, query, self._nonce.encode()))
 
     def _relay_pending(self) -> None:
         pending, self._pending = self._pending, None
         assert pending is not None, "there is a call to relay"
         self._fire("not_ours")
         self._translate(pending.text)
-        if not pending.extended:
-            self._owed.append("Q")
+        self.pipeline.relays(_E if pending.extended else _Q)
         self._send_server(pending.message)
 
     # --- from the source
 
     def _read_server(self) -> None:
         buffer = self._out
+        if self.state is State.RELAY and not self._ours:
+            self._send_client(buffer)
+            buffer.clear()
+            return
         sent = at = 0
         while True:
             if self._out_pass:
@@ -645,6 +647,7 @@ class Session:
                 raise ProtocolError("invalid message length")
             total = length + 1
             if not self._reads(kind, total):
+                self._on_passing(kind)
                 self._out_pass = total
                 continue
             if len(buffer) - at < total:
@@ -660,98 +663,104 @@ class Session:
         del buffer[:at]
 
     def _reads(self, kind: int, total: int) -> bool:
-        """Whether a message of the source is looked at; others are streamed."""
-        if self.state is State.CONTEXT and kind in _ANSWERS:
+        """Whether a message of the source is looked at whole; others are streamed."""
+        if self.state is State.CONTEXT and kind not in _AT_ANY_TIME and kind != _ERROR:
+            if total > _CONTEXT_BYTES_MAX:
+                raise ProtocolError("unexpected answer to the context query")
             return True
-        if kind == _AUTH:
-            return self.state is State.LOGIN
-        return kind in _LOOKED_AT and total <= self._statement_bytes_max
+        if self.state is State.LOGIN and kind in (_AUTH, ord("K")):
+            if total > m.LOGIN_BYTES_MAX:
+                raise ProtocolError("invalid message length")
+            return True
+        if kind == _READY:
+            if total != len(m.ready_for_query(b"I")):
+                raise ProtocolError("invalid message length")
+            return True
+        return kind in (_ERROR, ord("S")) and total <= self._rules.statement_bytes_max
+
+    def _on_passing(self, kind: int) -> None:
+        """Bookkeeping for a message of the source that is relayed unread."""
+        if kind in _UNASKED or self.state is State.LOGIN:
+            return
+        if kind == _ERROR:
+            self._on_error()
+        else:
+            self.pipeline.answers(kind)
+        if self.state is State.BARRIER:
+            self._check_barrier()
 
     def _on_server_message(self, kind: int, message: bytes) -> bytes:
         """Act on a message of the source; returns what the client gets instead of it."""
-        match chr(kind):
-            case "Z":
-                return self._on_ready(message)
-            case "E":
-                return self._on_error(message)
-            case "S":
-                reader = m.Reader(message[5:])
-                name, value = reader.cstring().decode(), reader.cstring()
-                self._parameters[name] = value.decode("utf-8", "replace")
-            case "K":
-                self.key = message[5:]
-            case "G":
-                self._on_copy_in()
-            case "R":
-                return self._on_authentication(message)
-            case answer if self.state is State.CONTEXT:
-                self._context_begun = True
-                if answer == "D":
-                    row = m.read_data_row(message[5:])
-                    self._context = read_context(row, self._encoding)
-                return b""
-        return message
-
-    def _on_authentication(self, message: bytes) -> bytes:
-        body = message[5:]
-        (code,) = struct.unpack_from("!i", body)
-        if code:
-            self._challenged = True
-        elif self.challenge_required and not self._challenged:
-            text = (
-                "the source database trusts this computer, which must not include you"
-            )
-            fields = {
-                "C": "28000",
-                "M": text,
-                "H": "Let pg_hba.conf of the source ask for a password.",
-            }
-            self._actions += self._die(text, "28000", fields)
+        if kind == _READY:
+            return self._on_ready(message)
+        if kind == _ERROR:
+            shown = message
+            if self._translation:
+                shown = self._translation.of(message, self._encoding)
+            self._on_error()
+            if self.state is State.BARRIER:
+                self._check_barrier()
+            return shown
+        if kind == ord("S"):
+            self._on_setting(m.Reader(message[5:]))
+        elif self.state is State.CONTEXT:
+            self._on_context(kind, message)
             return b""
-        if self.upstream_tls:
-            return m.message(b"R", m.without_channel_binding(body))
+        elif kind == ord("K"):
+            self.key = message[5:]
+        elif kind == _AUTH:
+            self._step(self._login.from_source(message[5:]))
+            return b""
         return message
 
-    def _on_copy_in(self) -> None:
-        """COPY FROM STDIN began: the Syncs sent since then are ignored by the server."""
-        kept: deque[str] = deque()
-        if self._owed and self._owed[0] == "Q":
-            kept.append(self._owed.popleft())
-        while self._owed and self._owed[0] == "S":
-            self._owed.popleft()
-        self._copying = _COPY_MARK not in self._owed
-        self._owed = kept + self._owed
+    def _on_setting(self, reader: m.Reader) -> None:
+        name = reader.cstring().decode("utf-8", "replace")
+        value = reader.cstring().decode("utf-8", "replace")
+        if name in self._parameters and self._parameters[name] != value:
+            self._parameters[name] = value
+            self._settings += 1
 
-    def _on_error(self, message: bytes) -> bytes:
+    def _step(self, step: Step) -> None:
+        self._send_client(step.client)
+        self._send_server(step.server)
+        if step.asks_verifier:
+            self._actions.append(Verify(self.user))
+
+    def _on_context(self, kind: int, message: bytes) -> None:
+        """One of the answers to the context query: these, in this order, and no others."""
+        expected = _CONTEXT_ANSWERS[self._context_at : self._context_at + 1]
+        if self._error_seen or kind not in expected:
+            raise ProtocolError("the source answers what it was not asked")
+        self._context_at += 1
+        if kind == _ROW:
+            row = m.read_data_row(message[5:])
+            self._context = read_context(row, self._nonce, self._encoding)
+
+    def _on_error(self) -> None:
         self._error_seen = True
-        self._copying = False
-        for name in self._new_statements:
-            self._statements.pop(name, None)
-        self._new_statements.clear()
-        if self._translation:
-            fields = m.read_report(message[5:])
-            if fields.get("C") in self._translation.codes:
-                shown = self._translation.fields
-                return m.error_response(shown, encoding=self._encoding)
-        return message
+        self.pipeline.fails()
+        self._calls.refuse()
+        self._copies.refuse()
 
     def _on_ready(self, message: bytes) -> bytes:
-        if self.state is State.CONTEXT and (self._context_begun or self._error_seen):
-            return self._on_context_ready(message)
-        self._status = message[5:6]
+        status = message[5:6]
         failed, self._error_seen = self._error_seen, False
-        self._translation = None
-        self._new_statements.clear()
-        self._strip_copy_marks()
-        answered = self._owed.popleft() if self._owed else ""
-        self._strip_copy_marks()
         if self.state is State.LOGIN:
+            self.pipeline.status = status
             self._fire("ready")
             self._actions.append(Ready(self.key))
+            return message
+        if self.state is State.CONTEXT:
+            return self._on_context_ready(message, failed=failed)
+        self._translation = None
+        self.pipeline.ready(status)
+        if self.pipeline.settled:
+            self._calls.confirm()
+            self._copies.confirm(idle=status == b"I")
         if self.state is not State.BARRIER:
             return message
-        # What was answered before goes out before anything the barrier leads to.
-        if answered != _OUR_SYNC:
+        if not self._synced:
+            # What was answered before goes out before anything the barrier leads to.
             self._send_client(message)
             self._check_barrier()
         elif failed:
@@ -761,15 +770,17 @@ class Session:
             self._check_barrier()
         return b""
 
-    def _on_context_ready(self, message: bytes) -> bytes:
-        self._error_seen = False
-        self._status = message[5:6]
+    def _on_context_ready(self, message: bytes, *, failed: bool) -> bytes:
+        self.pipeline.status = message[5:6]
         pending = self._pending
         assert pending is not None, "the context is read for a call"
-        if self._context is not None:
+        if not failed and self._context_at == len(_CONTEXT_ANSWERS):
+            assert self._context is not None, "its row has come"
             self._fire("answered")
-            self._actions.append(Run(pending.invocation, self._context))
+            self._actions.append(Run(pending.invocation, self._context, self.user))
             return b""
+        if not failed:
+            raise ProtocolError("the source answers what it was not asked")
         # The client has already been sent the error.
         self._pending = None
         if pending.extended:
@@ -777,7 +788,3 @@ class Session:
             return b""
         self._fire("refused")
         return message
-
-    def _strip_copy_marks(self) -> None:
-        while self._owed and self._owed[0] == _COPY_MARK:
-            self._owed.popleft()

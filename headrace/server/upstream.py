@@ -7,7 +7,6 @@ a relayed session logs in as whoever the client says it is, and the source decid
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,12 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from headrace.errors import TransientError
+from headrace.server.doorway import tune
 from headrace.server.messages import SSL_REQUEST
 
 CONNECT_TIMEOUT_S: Final = 10.0
-_LOOPBACK: Final = ("127.", "::1", "localhost")
+ALPN: Final = "postgresql"
+"""The protocol's name within TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class Target:
     addresses: tuple[tuple[str, int], ...]
     sslmode: str = "prefer"
     sslrootcert: str = ""
+    direct: bool = False
+    """TLS from the first byte on (sslnegotiation=direct)."""
+    pinned: bool = False
+    """The source has been seen to speak TLS: it must, whatever sslmode says."""
 
     @classmethod
     def of(cls, dsn: str) -> Self:
@@ -51,14 +56,10 @@ class Target:
             (host, int(port)) for host, port in zip(hosts, ports, strict=True)
         )
         return cls(
-            addresses, values.get("sslmode") or "prefer", values.get("sslrootcert", "")
-        )
-
-    @property
-    def local(self) -> bool:
-        """Whether the source may trust this computer (loopback or a Unix socket)."""
-        return any(
-            host.startswith(("/", "@", *_LOOPBACK)) for host, _ in self.addresses
+            addresses,
+            values.get("sslmode") or "prefer",
+            values.get("sslrootcert", ""),
+            values.get("sslnegotiation") == "direct",
         )
 
     async def open(
@@ -89,20 +90,26 @@ class Target:
             path = f"{host}/.s.PGSQL.{port}".replace("@", "\0", 1)
             local, _ = await loop.create_unix_connection(lambda: answer, path)
             return _hand_over(local, protocol), False
+        if self.direct:
+            context = self._context()
+            secured, _ = await loop.create_connection(
+                lambda: protocol, host, port, ssl=context, server_hostname=host
+            )
+            tune(secured.get_extra_info("socket"), 0)
+            return secured, True
         transport, _ = await loop.create_connection(lambda: answer, host, port)
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        tune(transport.get_extra_info("socket"), 0)
         if self.sslmode == "disable":
             return _hand_over(transport, protocol), False
         transport.write(SSL_REQUEST)
         if await answer.received == b"S":
-            secured = await loop.start_tls(
+            upgraded = await loop.start_tls(
                 transport, protocol, self._context(), server_hostname=host
             )
-            if secured is None:
+            if upgraded is None:
                 raise ConnectionResetError("connection lost in TLS handshake")
-            return secured, True
-        if self.sslmode in ("require", "verify-ca", "verify-full"):
+            return upgraded, True
+        if self.pinned or self.sslmode in ("require", "verify-ca", "verify-full"):
             transport.close()
             raise ConnectionRefusedError("server does not support SSL")
         return _hand_over(transport, protocol), False
@@ -112,6 +119,7 @@ class Target:
         root = self.sslrootcert or str(Path.home() / ".postgresql" / "root.crt")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols([ALPN])
         context.check_hostname = self.sslmode == "verify-full"
         if root == "system":
             context.load_default_certs()

@@ -91,9 +91,8 @@ class Running:
     def __init__(self, source: str, folder: Path, **settings: Any) -> None:
         self.source = source
         self.builder = FakeBuilder()
-        self.settings = Settings(
-            source=source, data_dir=folder, listen="127.0.0.1:0", **settings
-        )
+        given = {"allow_trust": True, "listen": "127.0.0.1:0"} | settings
+        self.settings = Settings(source=source, data_dir=folder, **given)
         self.port = 0
         self.listener: Listener
         self._up = threading.Event()

@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 
 from headrace.server import messages as m
 from headrace.server.context import CONTEXT_QUERY
-from headrace.server.protocol import (
-    TRANSITIONS,
+from headrace.server.actions import (
     Cancel,
     Close,
     Connect,
     Ready,
     Run,
-    Session,
     StartTls,
-    State,
     ToClient,
     ToServer,
 )
+from headrace.server.protocol import Rules, Session
+from headrace.server.states import TRANSITIONS, State
 
 KEY = struct.pack("!ii", 77, 99)
 CALL = "CALL headrace.create_view('v', 'SELECT 1')"
-CONTEXT = m.extended_query(b"__headrace_context", CONTEXT_QUERY.encode())
+NONCE = "f00d"
+CONTEXT = m.extended_query(b"__headrace_f00d", CONTEXT_QUERY.encode(), NONCE.encode())
 
 
 def startup(**parameters: str) -> bytes:
@@ -55,7 +55,7 @@ def data_row(*values: bytes) -> bytes:
 CONTEXT_ANSWER = (
     m.message(b"1")
     + m.message(b"2")
-    + data_row(b"joe", b'{"search_path": "public"}')
+    + data_row(NONCE.encode(), b"joe", b'{"search_path": "public"}')
     + m.command_complete("SELECT 1")
     + m.message(b"3")
     + m.message(b"3")
@@ -81,11 +81,16 @@ def execute(portal: bytes) -> bytes:
 DESCRIBE = m.message(b"D", b"P\0")
 
 
+def session(**options) -> Session:
+    given = {"database": "db", "nonce": lambda: NONCE, "allow_trust": True}
+    return Session(Rules(**given | options))
+
+
 class Harness:
     """Feeds a session in pieces of ``step`` bytes and gathers what comes out."""
 
     def __init__(self, step: int = 10**9, **options) -> None:
-        self.session = Session(database="db", **options)
+        self.session = session(**options)
         self.step = step
         self.client = b""
         self.server = b""
@@ -183,7 +188,7 @@ def test_cancel_request(h):
 
 
 def test_full_server_answers_at_startup(h):
-    h.session = Session(database="db", full=True)
+    h.session = session(full=lambda: True)
     h.from_client(struct.pack("!ii", 8, m.SSL_CODE))
     h.from_client(startup())
     assert h.client[:1] == b"N"
@@ -203,15 +208,12 @@ def test_channel_binding_is_not_offered_behind_tls():
     offer = struct.pack("!i", 10) + b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0"
     h = Harness()
     h.from_client(startup())
-    assert h.from_server(m.message(b"R", offer)) == m.message(b"R", offer)
-    h.session.upstream_tls = True
     plain = m.message(b"R", struct.pack("!i", 10) + b"SCRAM-SHA-256\0\0")
     assert h.from_server(m.message(b"R", offer)) == plain
 
 
 def test_trust_for_this_computer_is_not_lent_to_others():
-    h = Harness()
-    h.session.challenge_required = True
+    h = Harness(allow_trust=False)
     h.from_client(startup())
     h.from_server(LOGIN_ANSWER)
     assert m.read_report(h.client[5:])["C"] == "28000"
@@ -403,11 +405,13 @@ EXTENDED = "CALL headrace.create_view($1, $2)"
 def extended_call(h: Harness, tail: bytes = b"") -> None:
     head = parse(b"", EXTENDED) + bind(b"", b"", b"v", b"SELECT 1") + DESCRIBE
     got = h.from_client(head + execute(b"") + m.SYNC + tail)
-    assert got == head + m.SYNC
+    assert got == head + m.FLUSH
     answers = m.message(b"1") + m.message(b"2") + m.message(b"n")
     h.server = b""
-    assert h.from_server(answers + m.ready_for_query(b"I")) == answers
-    assert h.server == CONTEXT
+    assert h.from_server(answers) == answers
+    assert h.server == m.SYNC
+    assert h.from_server(m.ready_for_query(b"I")) == b""
+    assert h.server == m.SYNC + CONTEXT
     assert h.from_server(CONTEXT_ANSWER) == b""
     h.client = h.server = b""
 
@@ -462,8 +466,9 @@ def test_parse_error_of_the_source_skips_the_execute(h):
         {"C": "42P05", "M": 'prepared statement "s" already exists'}
     )
     h.server = b""
-    assert h.from_server(error + m.ready_for_query(b"I")) == error
-    assert h.server == m.SYNC
+    assert h.from_server(error) == error
+    # The source skips it, as it skips everything up to the Sync.
+    assert h.server == execute(b"") + m.SYNC
     assert h.from_server(m.ready_for_query(b"I")) == m.ready_for_query(b"I")
     # The name is not ours any more.
     again = bind(b"", b"s") + execute(b"") + m.SYNC

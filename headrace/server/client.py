@@ -1,0 +1,352 @@
+"""One client: the only place where a session meets sockets.
+
+Each client has a ``Session`` (protocol.py) and, after its startup packet, a connection of
+its own to the source.  Bytes go in, actions come out and are carried out here.  Back-pressure
+is TCP's: a side that cannot take more makes the other side's socket stop being read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from headrace.errors import BugError, HeadraceError, QueryCancelled
+from headrace.server import actions as a
+from headrace.server import protocol as p
+from headrace.server.context import Context
+from headrace.server.doorway import tune
+from headrace.server.messages import ResultSet, error_response
+from headrace.server.procedures import Invocation
+from headrace.server.scram import end_point
+from headrace.server.upstream import ALPN
+
+if TYPE_CHECKING:
+    from headrace.server.listener import Listener
+
+Report = Callable[[str], None]
+Runner = Callable[[Invocation, Context, Report], Awaitable[ResultSet | None]]
+
+_HELD_BYTES_MAX: Final = 1_048_576
+_HANDSHAKE: Final = 0x16
+"""First byte of TLS."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Upstream(asyncio.Protocol):
+    """A session's connection to the source."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.transport: asyncio.WriteTransport | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the source."""
+        self._client.apply(self._client.session.receive_server(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The source ended the session."""
+        self._client.close()
+
+    def pause_writing(self) -> None:
+        """The source is slower than the client."""
+        self._client.hold_reading("upstream", on=True)
+
+    def resume_writing(self) -> None:
+        """The source has caught up."""
+        self._client.hold_reading("upstream", on=False)
+
+
+class Client(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.session = p.Session(listener.rules)
+        self.call: asyncio.Task[None] | None = None
+        self._interrupted = False
+        self._transport: asyncio.Transport | None = None
+        self._upstream = Upstream(self)
+        self._unsent: list[bytes] | None = []
+        self._login: asyncio.TimerHandle | None = None
+        self._holds: set[str] = set()
+        self._held_bytes_max = max(
+            _HELD_BYTES_MAX, 2 * listener.settings.statement_bytes_max
+        )
+        self._peek: socket.socket | None = None
+        self._closed = False
+
+    # --- asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        assert isinstance(transport, asyncio.Transport), "TCP transports read and write"
+        self._transport = transport
+        listener, settings = self._listener, self._listener.settings
+        tune(transport.get_extra_info("socket"), settings.client_timeout_ms)
+        listener.connections.add(self)
+        peer = transport.get_extra_info("peername")
+        seconds = settings.login_timeout_ms / 1000
+        loop = asyncio.get_running_loop()
+        self._login = loop.call_later(seconds, self._too_late)
+        if listener.doorway.enter(self, str(peer[0]) if peer else ""):
+            listener.noise.tell("too many clients that do not log in", peer=peer)
+        if listener.tls:
+            self._await_first_byte()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the client."""
+        self.apply(self.session.receive_client(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: its call is cancelled, its session on the source ends."""
+        self.close()
+
+    def pause_writing(self) -> None:
+        """The client is slower than the source."""
+        self._pause_upstream(on=True)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._pause_upstream(on=False)
+
+    # --- what happens
+
+    def apply(self, actions: list[a.Action]) -> None:
+        """Carry out the session's actions, in order."""
+        for action in actions:
+            match action:
+                case a.ToClient(data):
+                    self._send_client(data)
+                case a.ToServer(data):
+                    self._send_upstream(data)
+                case a.Cancel(key, packet):
+                    self._listener.cancel(key, packet)
+                case a.Ready(key):
+                    self._logged_in(key)
+                case a.Close(reason):
+                    if reason and not self.session.key:
+                        self._listener.noise.tell("client not let in", reason=reason)
+                    self.close()
+                case _:
+                    self._begin(action)
+        if self._upstream.transport:
+            busy = self.session.buffered_bytes > self._held_bytes_max
+            self.hold_reading("relay", on=busy)
+
+    def _begin(self, action: a.Connect | a.StartTls | a.Verify | a.Run) -> None:
+        """Start what takes its time."""
+        match action:
+            case a.Connect():
+                self._listener.sessions.add(self)
+                self._listener.spawn(self._connect())
+            case a.StartTls():
+                self._listener.spawn(self._start_tls())
+            case a.Verify(user):
+                self._listener.spawn(self._find_verifier(user))
+            case a.Run(invocation, context, login):
+                self._interrupted = False
+                work = self._run(invocation, context, login)
+                self.call = asyncio.create_task(work)
+
+    def _send_client(self, data: bytes) -> None:
+        transport = self._transport
+        if transport and not self._closed and not transport.is_closing():
+            transport.write(data)
+
+    def interrupt(self) -> None:
+        """Cancel the running call; once, for it is waiting for its cleaning up then."""
+        if self.call and not self._interrupted:
+            self._interrupted = True
+            self.call.cancel()
+
+    def end(self, reason: str) -> None:
+        """Tell the client why and close (the server shuts down)."""
+        if self._transport and not self._closed:
+            fields = {"C": "57P01", "M": reason}
+            self._transport.write(error_response(fields, severity="FATAL"))
+        self.close()
+
+    def close(self) -> None:
+        """End the session on both sides; what was written is still delivered."""
+        if self._closed:
+            return
+        self._closed = True
+        self.interrupt()
+        if self._login:
+            self._login.cancel()
+        if self._peek:
+            self._end_peek()
+        self._listener.connections.discard(self)
+        self._listener.sessions.discard(self)
+        self._listener.doorway.leave(self)
+        if self._listener.keys.get(self.session.key) is self:
+            del self._listener.keys[self.session.key]
+        for transport in (self._transport, self._upstream.transport):
+            if transport:
+                transport.close()
+
+    def hold_reading(self, why: str, *, on: bool) -> None:
+        """Stop (or go on) reading from the client, for each reason on its own."""
+        before = bool(self._holds)
+        (self._holds.add if on else self._holds.discard)(why)
+        if self._transport and before != bool(self._holds) and not self._closed:
+            if self._holds:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _pause_upstream(self, *, on: bool) -> None:
+        transport = self._upstream.transport
+        if isinstance(transport, asyncio.Transport) and not transport.is_closing():
+            if on:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
+
+    def _send_upstream(self, data: bytes) -> None:
+        if self._unsent is not None:
+            self._unsent.append(data)
+        elif self._upstream.transport and not self._upstream.transport.is_closing():
+            self._upstream.transport.write(data)
+
+    def _logged_in(self, key: bytes) -> None:
+        if self._login:
+            self._login.cancel()
+        self._listener.doorway.leave(self)
+        self._listener.keys[key] = self
+
+    def _too_late(self) -> None:
+        self._listener.noise.tell("client did not log in in time")
+        self.close()
+
+    # --- TLS from the first byte on (sslnegotiation=direct)
+
+    def _await_first_byte(self) -> None:
+        """Look at the first byte before anybody reads it: it may be of a TLS handshake."""
+        assert self._transport is not None, "the client is connected"
+        self.hold_reading("peek", on=True)
+        number = self._transport.get_extra_info("socket").fileno()
+        try:
+            # The loop watches the transport's own number by itself.
+            self._peek = socket.socket(fileno=os.dup(number))
+        except OSError:
+            self.close()
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._peek.fileno(), self._on_first_byte)
+
+    def _on_first_byte(self) -> None:
+        assert self._peek is not None, "it is being watched"
+        first = b""
+        with contextlib.suppress(OSError):
+            first = self._peek.recv(1, socket.MSG_PEEK)
+        self._end_peek()
+        if first[:1] == bytes((_HANDSHAKE,)):
+            self._listener.spawn(self._start_tls(direct=True))
+        else:
+            self.hold_reading("peek", on=False)
+
+    def _end_peek(self) -> None:
+        if self._peek:
+            asyncio.get_running_loop().remove_reader(self._peek.fileno())
+            self._peek.close()
+            self._peek = None
+
+    async def _connect(self) -> None:
+        self.hold_reading("connect", on=True)
+        try:
+            transport, tls = await self._listener.target.open(self._upstream)
+        except HeadraceError as error:
+            self.apply(self.session.server_lost(error.fields()))
+            return
+        if self._closed:
+            transport.close()
+            return
+        certificate = b""
+        if tls:
+            source = transport.get_extra_info("ssl_object")
+            certificate = source.getpeercert(binary_form=True) or b""
+        self.session.connected(tls=tls, binding=end_point(certificate))
+        self._upstream.transport = transport
+        unsent, self._unsent = self._unsent, None
+        for data in unsent or ():
+            transport.write(data)
+        self.hold_reading("connect", on=False)
+
+    async def _start_tls(self, *, direct: bool = False) -> None:
+        transport, context = self._transport, self._listener.tls
+        assert transport is not None, "the client is connected"
+        assert context is not None, "TLS is only offered when configured"
+        # Nothing may be read in the clear after the answer.
+        transport.pause_reading()
+        if not direct:
+            transport.write(b"S")
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                transport, self, context, server_side=True
+            )
+        except (OSError, ssl.SSLError) as error:
+            self._listener.noise.tell("TLS handshake failed", reason=str(error))
+            self.close()
+            return
+        if secured is None or self._closed:
+            self.close()
+            return
+        self._transport = secured
+        self._holds.discard("peek")
+        if not direct:
+            self.apply(self.session.tls_started(self._listener.binding))
+            return
+        spoken = secured.get_extra_info("ssl_object").selected_alpn_protocol()
+        if spoken != ALPN:
+            # It may mean another service (an ALPACA attack): the protocol must be named.
+            self._listener.noise.tell("TLS without our protocol's name", named=spoken)
+            self.close()
+            return
+        self.session.tls_is_on(self._listener.binding)
+
+    async def _find_verifier(self, user: str) -> None:
+        try:
+            found = await self._listener.roles.verifier(user)
+        except HeadraceError as error:
+            self.apply(self.session.server_lost(error.fields()))
+            return
+        self.apply(self.session.verifier_found(found))
+
+    async def _run(self, invocation: Invocation, context: Context, login: str) -> None:
+        """Carry out a call of this session and answer the client."""
+        finished: Callable[[], list[a.Action]]
+        try:
+            await self._listener.roles.check(login, context.caller)
+            rows = await self._listener.runner(invocation, context, self._report)
+            finished = _bound(self.session.finish, rows)
+        except asyncio.CancelledError:
+            error = QueryCancelled("canceling statement due to user request")
+            finished = _bound(self.session.fail, error.fields())
+        except HeadraceError as error:
+            finished = _bound(self.session.fail, error.fields())
+        except Exception as error:  # noqa: BLE001  the session boundary: a bug is answered as XX000
+            _log.exception("call failed", procedure=invocation.procedure)
+            bug = BugError(f"internal error in {invocation.procedure}: {error!r}")
+            finished = _bound(self.session.fail, bug.fields())
+        self.call = None
+        if not self._closed:
+            self.apply(finished())
+
+    def _report(self, text: str) -> None:
+        if not self._closed:
+            self.apply(self.session.notice(text))
+
+
+def _bound(
+    method: Callable[[Any], list[a.Action]], value: Any
+) -> Callable[[], list[a.Action]]:
+    return lambda: method(value)

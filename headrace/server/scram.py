@@ -1,0 +1,217 @@
+"""SCRAM-SHA-256 on both sides of a session whose two TLS connections end here.
+
+A client's proof covers the TLS channel that it sees, which is not the source's.  So the
+commander answers the client itself, from the verifier that the source has stored; a right
+proof yields the client's key, and with that the commander logs in to the source as the
+client.  Passwords are never seen, keys live as long as the login.  A wrong proof yields a
+wrong key: the source then refuses it in its own words.
+
+Source: RFC 5802, RFC 5929 (tls-server-end-point), RFC 7677.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+from headrace.errors import ProtocolError
+
+PLAIN: Final = b"SCRAM-SHA-256"
+PLUS: Final = b"SCRAM-SHA-256-PLUS"
+_END_POINT: Final = b"p=tls-server-end-point,,"
+_ITERATIONS: Final = 4096
+_STORED: Final = re.compile(
+    r"SCRAM-SHA-256\$(\d{1,9}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)"
+)
+# Signature algorithm of a certificate (DER of its OID) -> the hash of tls-server-end-point.
+_HASHES: Final = {
+    bytes.fromhex("2a864886f70d010104"): "sha256",  # MD5 and SHA-1 become SHA-256
+    bytes.fromhex("2a864886f70d010105"): "sha256",
+    bytes.fromhex("2a864886f70d01010b"): "sha256",
+    bytes.fromhex("2a864886f70d01010c"): "sha384",
+    bytes.fromhex("2a864886f70d01010d"): "sha512",
+    bytes.fromhex("2a864886f70d01010e"): "sha224",
+    bytes.fromhex("2a8648ce3d0401"): "sha256",
+    bytes.fromhex("2a8648ce3d040302"): "sha256",
+    bytes.fromhex("2a8648ce3d040303"): "sha384",
+    bytes.fromhex("2a8648ce3d040304"): "sha512",
+}
+
+
+def end_point(certificate: bytes) -> bytes:
+    """Channel binding data of a certificate (DER); b"" when its hash is not known."""
+    try:
+        whole, _ = _der(certificate)
+        _, rest = _der(whole)
+        algorithm, _ = _der(rest)
+        oid, _ = _der(algorithm)
+    except IndexError:
+        return b""
+    name = _HASHES.get(oid)
+    return hashlib.new(name, certificate).digest() if name else b""
+
+
+def _der(data: bytes) -> tuple[bytes, bytes]:
+    """Contents of the first DER element, and what is behind it."""
+    size, at = data[1], 2
+    if size & 0x80:
+        at += size & 0x7F
+        size = int.from_bytes(data[2:at], "big")
+    if len(data) < at + size:
+        raise IndexError
+    return data[at : at + size], data[at + size :]
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """What a server stores of a password."""
+
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+    @classmethod
+    def read(cls, stored: str) -> Self | None:
+        """From ``pg_authid.rolpassword``; None when it is none of SCRAM-SHA-256."""
+        found = _STORED.fullmatch(stored)
+        if not found:
+            return None
+        salt, stored_key, server_key = (_b64(found[i].encode()) for i in (2, 3, 4))
+        return cls(int(found[1]), salt, stored_key, server_key)
+
+    @classmethod
+    def mock(cls, secret: bytes, user: str) -> Self:
+        """One that no password fits, the same each time: who exists is not told."""
+        salt, stored, server = (
+            hmac.digest(secret, part + user.encode("utf-8", "replace"), "sha256")
+            for part in (b"salt ", b"stored ", b"server ")
+        )
+        return cls(_ITERATIONS, salt[:16], stored, server)
+
+
+class Answering:
+    """The server's side: toward the client."""
+
+    def __init__(self, verifier: Verifier, binding: bytes, nonce: str) -> None:
+        """``binding`` is that of our certificate (b"": none is offered)."""
+        self._verifier = verifier
+        self._binding = binding
+        self._nonce = nonce.encode()
+        self._header = self._bare = self._first = self._expected = b""
+        self.final = b""
+        """server-final-message, when the client's proof was read."""
+        self.proven = False
+
+    @property
+    def started(self) -> bool:
+        """Whether the client has sent its first message."""
+        return bool(self._first)
+
+    @property
+    def mechanisms(self) -> tuple[bytes, ...]:
+        """What is offered."""
+        return (PLUS, PLAIN) if self._binding else (PLAIN,)
+
+    def first(self, mechanism: bytes, message: bytes) -> bytes:
+        """server-first-message for the client's first."""
+        flag, _, rest = message.partition(b",")
+        authorization, _, self._bare = rest.partition(b",")
+        self._header = flag + b"," + authorization + b","
+        if mechanism not in self.mechanisms or authorization:
+            raise ProtocolError("malformed SCRAM message")
+        bound = mechanism == PLUS
+        if bound != (self._header == _END_POINT) or (
+            not bound and flag != b"n" and (flag != b"y" or self._binding)
+        ):
+            # "y": the client thinks that we offered none; somebody took it away.
+            raise ProtocolError("SCRAM channel binding negotiation error")
+        names = dict(p.split(b"=", 1) for p in self._bare.split(b",") if b"=" in p)
+        if not names.get(b"r") or b"m" in names:
+            raise ProtocolError("malformed SCRAM message")
+        self._expected = names[b"r"] + self._nonce
+        v = self._verifier
+        salt = base64.b64encode(v.salt)
+        self._first = b"r=%s,s=%s,i=%d" % (self._expected, salt, v.iterations)
+        return self._first
+
+    def key(self, message: bytes) -> bytes:
+        """The client's key in its final message (a wrong one if the proof is wrong)."""
+        without, mark, proof = message.rpartition(b",p=")
+        binding, _, rest = without.partition(b",")
+        bound = self._binding if self._header == _END_POINT else b""
+        channel = b"c=" + base64.b64encode(self._header + bound)
+        if not mark or rest.split(b",")[0] != b"r=" + self._expected:
+            raise ProtocolError("malformed SCRAM message")
+        if not hmac.compare_digest(binding, channel):
+            raise ProtocolError("SCRAM channel binding check failed")
+        text = b",".join((self._bare, self._first, without))
+        signature = hmac.digest(self._verifier.stored_key, text, "sha256")
+        key = _xor(_b64(proof), signature)
+        found = hashlib.sha256(key).digest()
+        self.proven = hmac.compare_digest(found, self._verifier.stored_key)
+        final = hmac.digest(self._verifier.server_key, text, "sha256")
+        self.final = b"v=" + base64.b64encode(final)
+        return key
+
+
+class Asking:
+    """The client's side: toward the source, with the client's key."""
+
+    def __init__(
+        self, key: bytes, server_key: bytes, offered: list[bytes], binding: bytes,
+        nonce: str,
+    ) -> None:  # fmt: skip
+        """``binding`` is that of the source's certificate."""
+        bound = bool(binding) and PLUS in offered
+        self.mechanism = PLUS if bound else PLAIN
+        self._key, self._server_key = key, server_key
+        self._header = _END_POINT if bound else b"n,,"
+        self._binding = binding if bound else b""
+        self._nonce = nonce.encode()
+        self._signature = b""
+        self.checked = False
+        """The source has proven that it knows the verifier."""
+
+    @property
+    def first(self) -> bytes:
+        """client-first-message."""
+        return self._header + b"n=,r=" + self._nonce
+
+    def final(self, first: bytes) -> bytes:
+        """client-final-message for the source's first."""
+        nonce = first.split(b",")[0]
+        if not nonce.startswith(b"r=" + self._nonce):
+            raise ProtocolError("malformed SCRAM message of the source")
+        channel = base64.b64encode(self._header + self._binding)
+        without = b"c=" + channel + b"," + nonce
+        text = b",".join((b"n=,r=" + self._nonce, first, without))
+        stored = hashlib.sha256(self._key).digest()
+        proof = _xor(self._key, hmac.digest(stored, text, "sha256"))
+        self._signature = hmac.digest(self._server_key, text, "sha256")
+        return without + b",p=" + base64.b64encode(proof)
+
+    def check(self, final: bytes) -> None:
+        """The source must know the verifier too."""
+        shown = b"v=" + base64.b64encode(self._signature)
+        if not hmac.compare_digest(final, shown):
+            raise ProtocolError("the source does not prove that it knows the verifier")
+        self.checked = True
+
+
+def _xor(a: bytes, b: bytes) -> bytes:
+    if len(a) != len(b):
+        raise ProtocolError("malformed SCRAM message")
+    return bytes(x ^ y for x, y in zip(a, b, strict=True))
+
+
+def _b64(data: bytes) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise ProtocolError("malformed SCRAM message") from error

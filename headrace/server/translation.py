@@ -1,0 +1,43 @@
+"""Errors of the database about a call of ours that was relayed, in our words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.server import messages as m
+from headrace.server.procedures import PLANNED
+from headrace.server.statements import contains_call
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """Error codes of the source, and the fields that replace such an error."""
+
+    codes: frozenset[str]
+    fields: dict[str, str]
+
+    def of(self, message: bytes, encoding: str) -> bytes:
+        """An ErrorResponse as the client is to see it."""
+        if m.read_report(message[5:]).get("C") in self.codes:
+            return m.error_response(self.fields, encoding=encoding)
+        return message
+
+
+def translation(text: str, *, standard_strings: bool) -> Translation | None:
+    """What to say when the database refuses ``text``; None if it has no call of ours."""
+    name = contains_call(text, standard_strings=standard_strings)
+    if name is None:
+        return None
+    if name in PLANNED:
+        fields = {
+            "C": "0A000",
+            "M": f"procedure headrace.{name} is not supported yet",
+            "H": "It is planned for a later version.",
+        }
+        return Translation(frozenset(("42883", "2D000")), fields)
+    fields = {
+        "C": "25001",
+        "M": f"CALL headrace.{name} cannot run inside a transaction block",
+        "H": "Run it as a statement of its own, outside of BEGIN … COMMIT.",
+    }
+    return Translation(frozenset(("2D000",)), fields)

@@ -1,0 +1,53 @@
+"""A commander in front of a real server, and a role on it that may log in and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.security.wire import Wire
+from tests.server.conftest import Running
+from tests.server.conftest import start as start
+
+
+@dataclass
+class Nobody:
+    """A role without rights, and the port it comes through."""
+
+    commander: Running
+    name: str
+    database: str
+
+    def wire(self, **parameters: str) -> Wire:
+        """A session of its own."""
+        given = {"user": self.name, "database": self.database} | parameters
+        return Wire(self.commander.port, **given)
+
+    def callers(self) -> set[str]:
+        """Who the commander took its callers for."""
+        return {params["caller"] for _, params in self.commander.builder.calls}
+
+
+@pytest.fixture
+def commander(start: Any) -> Running:
+    return start()
+
+
+@pytest.fixture
+def nobody(commander: Running, database: str) -> Iterator[Nobody]:
+    """A role that owns a schema to play in."""
+    dbname = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    name = f"nobody_{dbname}"
+    role = sql.Identifier(name)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(sql.SQL("CREATE ROLE {} LOGIN").format(role))
+        conn.execute(sql.SQL("CREATE SCHEMA play AUTHORIZATION {}").format(role))
+    yield Nobody(commander, name, str(dbname))
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(role))
+        conn.execute(sql.SQL("DROP ROLE {}").format(role))

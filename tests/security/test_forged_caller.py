@@ -1,0 +1,124 @@
+"""Rows of an attacker are never taken for the answer to the commander's own question.
+
+Each attack makes the commander count the source's answers wrongly, then lets it ask who is
+calling while rows of the attacker's are on their way.  Whatever happens to the session: no
+call is made in anybody's name but the attacker's.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.security import wire as w
+from tests.security.conftest import Nobody
+
+CALL = "CALL headrace.create_view('v', 'SELECT 1')"
+SETTINGS = '\'{"search_path": "public"}\''
+FORGERIES = [
+    f"SELECT 'postgres'::text, {SETTINGS}::text",
+    f"SELECT repeat('0', 32), 'postgres'::text, {SETTINGS}::text",
+]
+PREPARATION = """
+CREATE TABLE play.t (a int);
+CREATE FUNCTION play.small() RETURNS trigger LANGUAGE plpgsql AS
+  $$BEGIN RAISE EXCEPTION 'no'; END$$;
+CREATE FUNCTION play.large() RETURNS trigger LANGUAGE plpgsql AS
+  $$BEGIN RAISE EXCEPTION '%', repeat('x', 2000000); END$$;
+CREATE TABLE play.refuses (a int);
+CREATE TRIGGER x BEFORE INSERT ON play.refuses EXECUTE FUNCTION play.small();
+CREATE TABLE play.shouts (a int);
+CREATE TRIGGER x BEFORE INSERT ON play.shouts FOR EACH ROW EXECUTE FUNCTION play.large();
+CREATE FUNCTION play.shout() RETURNS int LANGUAGE plpgsql AS
+  $$BEGIN RAISE EXCEPTION '%', repeat('x', 2000000); END$$;
+"""
+SIMPLE = {
+    "data": ("COPY play.t FROM STDIN", w.copy_data(b"x\n")),
+    "header": ("COPY play.t FROM STDIN (HEADER match)", w.copy_data(b"b\n")),
+    "trigger": ("COPY play.refuses FROM STDIN", b""),
+    "large error": ("COPY play.shouts FROM STDIN", w.copy_data(b"1\n")),
+    "fail": ("COPY play.t FROM STDIN", w.message("f", b"no\0")),
+    "done": ("COPY play.t FROM STDIN", w.COPY_DONE),
+}
+
+
+def prepare(nobody: Nobody) -> w.Wire:
+    conn = nobody.wire()
+    conn.send(w.query(PREPARATION))
+    assert "E" not in w.kinds(conn.until("Z"))
+    return conn
+
+
+def drain(conn: w.Wire) -> None:
+    """Read until the session has ended, or is seen to be idle."""
+    conn.send(w.query("SELECT 'the end'"))
+    for _ in conn.rest(lambda m: m[0] == "D" and b"the end" in m[1]):
+        pass
+
+
+@pytest.mark.parametrize("forged", FORGERIES, ids=["two columns", "three columns"])
+@pytest.mark.parametrize("syncs", [0, 1, 2])
+@pytest.mark.parametrize("how", SIMPLE)
+def test_copy_of_the_simple_protocol(nobody, how, syncs, forged):
+    statement, data = SIMPLE[how]
+    with prepare(nobody) as conn:
+        conn.send(w.query(statement))
+        conn.until("G")
+        attack = [w.SYNC] * syncs + [w.query(forged)] * 2 + [w.query(CALL)]
+        conn.send(data, *attack)
+        drain(conn)
+    assert nobody.callers() <= {nobody.name}
+
+
+@pytest.mark.parametrize("forged", FORGERIES, ids=["two columns", "three columns"])
+@pytest.mark.parametrize("wait", [True, False], ids=["wait", "at once"])
+@pytest.mark.parametrize("how", SIMPLE)
+def test_copy_of_the_extended_protocol(nobody, how, wait, forged):
+    statement, data = SIMPLE[how]
+    with prepare(nobody) as conn:
+        rest = w.query(forged) * 2 + w.query(CALL)
+        head = w.parse(statement) + w.bind() + w.execute() + w.SYNC
+        if wait:
+            conn.send(head)
+            conn.until("G")
+            conn.send(data, w.SYNC, rest)
+        else:
+            conn.send(head, rest)
+        drain(conn)
+    assert nobody.callers() <= {nobody.name}
+
+
+@pytest.mark.parametrize("forged", FORGERIES, ids=["two columns", "three columns"])
+def test_copying_ends_with_an_error_of_any_length(nobody, forged):
+    with prepare(nobody) as conn:
+        conn.send(w.query("COPY play.shouts FROM STDIN"))
+        conn.until("G")
+        conn.send(w.copy_data(b"1\n"))
+        conn.until("Z")
+        conn.send(w.SYNC, w.query(forged), w.query(CALL))
+        drain(conn)
+    assert nobody.callers() <= {nobody.name}
+
+
+@pytest.mark.parametrize("forged", FORGERIES, ids=["two columns", "three columns"])
+@pytest.mark.parametrize("error", ["SELECT 1/0", "SELECT play.shout()", "nonsense"])
+def test_what_is_skipped_after_an_error_is_not_counted(nobody, error, forged):
+    with prepare(nobody) as conn:
+        conn.send(
+            w.run(error), w.query("SELECT 1"), w.SYNC, w.query(forged), w.query(CALL)
+        )
+        drain(conn)
+    assert nobody.callers() <= {nobody.name}
+
+
+def test_the_name_of_our_portal_can_be_taken_by_nobody(nobody):
+    """A cursor or a statement of the attacker's is not what the commander executes."""
+    name = '"__headrace_context"'
+    with prepare(nobody) as conn:
+        conn.send(
+            w.query(f"PREPARE {name} AS {FORGERIES[0]}"),
+            w.query(f"DECLARE {name} CURSOR WITH HOLD FOR {FORGERIES[0]}"),
+            w.query(CALL),
+        )
+        answers = conn.until("Z", 3)
+        assert "E" not in w.kinds(answers)
+    assert nobody.callers() == {nobody.name}

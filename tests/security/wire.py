@@ -1,0 +1,150 @@
+"""A client that says what it likes: messages of the protocol, one by one, over a socket.
+
+Drivers are polite; an attacker is not.  Nothing here understands more than framing.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Self
+
+from tests.waiting import PATIENCE_S
+
+Message = tuple[str, bytes]
+
+
+def message(kind: str, body: bytes = b"") -> bytes:
+    """A message with type byte and length."""
+    return kind.encode("latin-1") + struct.pack("!i", len(body) + 4) + body
+
+
+def startup(**parameters: str) -> bytes:
+    """A StartupMessage of version 3.0."""
+    body = struct.pack("!i", 0x30000)
+    for name, value in parameters.items():
+        body += f"{name}\0{value}\0".encode()
+    return struct.pack("!i", len(body) + 5) + body + b"\0"
+
+
+def query(text: str) -> bytes:
+    """Query."""
+    return message("Q", text.encode() + b"\0")
+
+
+def parse(text: str, name: str = "") -> bytes:
+    """Parse without declared types."""
+    return message("P", f"{name}\0{text}\0".encode() + b"\0\0")
+
+
+def bind(*values: bytes, portal: str = "", name: str = "") -> bytes:
+    """Bind with values in text format."""
+    body = f"{portal}\0{name}\0".encode() + b"\0\0" + struct.pack("!h", len(values))
+    for value in values:
+        body += struct.pack("!i", len(value)) + value
+    return message("B", body + b"\0\0")
+
+
+def execute(portal: str = "") -> bytes:
+    """Execute without a limit of rows."""
+    return message("E", portal.encode() + b"\0\0\0\0\0")
+
+
+def describe(what: str = "P") -> bytes:
+    """Describe the unnamed portal (P) or statement (S)."""
+    return message("D", what.encode() + b"\0")
+
+
+SYNC = message("S")
+FLUSH = message("H")
+COPY_DONE = message("c")
+
+
+def copy_data(data: bytes) -> bytes:
+    """CopyData."""
+    return message("d", data)
+
+
+def run(text: str) -> bytes:
+    """One statement in the extended protocol, without Sync."""
+    return parse(text) + bind() + describe() + execute()
+
+
+def fields(body: bytes) -> dict[str, str]:
+    """Fields of an ErrorResponse."""
+    parts = [p for p in body.split(b"\0") if p]
+    return {chr(p[0]): p[1:].decode("utf-8", "replace") for p in parts}
+
+
+class Wire:
+    """One connection; what it reads is kept in ``seen``."""
+
+    def __init__(self, port: int, **parameters: str) -> None:
+        """Connect, and log in (without password) when parameters are given."""
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.settimeout(PATIENCE_S)
+        self._buffer = b""
+        self.seen: list[Message] = []
+        if parameters:
+            self.send(startup(**parameters))
+            self.until("Z")
+
+    def send(self, *data: bytes) -> None:
+        """Send all of it at once."""
+        self.socket.sendall(b"".join(data))
+
+    def read(self) -> Message | None:
+        """The next message; None at the end of the connection."""
+        while not self._whole():
+            try:
+                part = self.socket.recv(1 << 16)
+            except ConnectionError:
+                return None
+            if not part:
+                return None
+            self._buffer += part
+        size = 1 + struct.unpack_from("!i", self._buffer, 1)[0]
+        found = chr(self._buffer[0]), self._buffer[5:size]
+        self._buffer = self._buffer[size:]
+        self.seen.append(found)
+        return found
+
+    def _whole(self) -> bool:
+        if len(self._buffer) < 5:
+            return False
+        return len(self._buffer) > struct.unpack_from("!i", self._buffer, 1)[0]
+
+    def until(self, kind: str, count: int = 1) -> list[Message]:
+        """Messages up to the ``count``-th of ``kind``; fails when the connection ends."""
+        out: list[Message] = []
+        for found in self.rest():
+            out.append(found)
+            count -= found[0] == kind
+            if count == 0:
+                return out
+        raise AssertionError(f"the connection ended: {out}")
+
+    def rest(
+        self, stop: Callable[[Message], bool] = lambda _: False
+    ) -> Iterator[Message]:
+        """Messages until ``stop`` or the end of the connection."""
+        while (found := self.read()) is not None:
+            yield found
+            if stop(found):
+                return
+
+    def close(self) -> None:
+        """Close at once."""
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def kinds(messages: list[Message]) -> str:
+    """Their types in a row."""
+    return "".join(k for k, _ in messages)
