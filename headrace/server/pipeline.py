@@ -9,7 +9,8 @@ not expect is a ProtocolError: the session ends, nobody guesses.
 COPY FROM STDIN needs care: the source drops the Syncs that it reads while it copies, and
 answers those that it reads after an error, and from outside nobody sees which is which.  So
 what follows a statement that may be one is held (``gated``) until it has answered, and Syncs
-sent during a copy are dropped here: none ever reaches a source that copies.
+sent during a copy are kept back here: more data shows that they are to be dropped, an error
+or another message that they are not.  None ever reaches a source that goes on copying.
 
 Source: PostgresMain and CopyGetData of Postgres.
 """
@@ -22,7 +23,9 @@ from typing import Final
 from headrace.errors import ProtocolError
 
 _Q, _P, _B, _D, _E, _C, _S, _F, _H = b"QPBDECSFH"
+_COPY: Final = frozenset(b"dcf")
 _COPY_END: Final = frozenset(b"cf")
+_ONLY_COPYING: Final = frozenset(b"dcfSHX")
 _EXTENDED: Final = frozenset((_P, _B, _D, _E, _C))
 _WHOLE: Final = frozenset((_Q, _F))
 """Answered by one ReadyForQuery of their own, with anything before it."""
@@ -55,6 +58,8 @@ class Pipeline:
         self.gated = False
         """Nothing may be relayed until the source has answered."""
         self._owed: deque[int] = deque()
+        self._syncs = 0
+        """Kept back: what was sent since the last data."""
 
     @property
     def settled(self) -> bool:
@@ -72,6 +77,10 @@ class Pipeline:
         ``may_copy``: it may be a COPY FROM STDIN, or begin one.
         """
         if self.copying:
+            if kind == _S:
+                self._syncs += 1
+            elif kind in _COPY:
+                self._syncs = 0
             if kind in _COPY_END:
                 self.copying = False
                 # One Query may hold several COPYs.
@@ -101,19 +110,39 @@ class Pipeline:
             if not self.gated or head not in (_Q, _E):
                 raise _lost()
             self.gated, self.copying = False, True
+            self._syncs = 0
         elif kind == _COPY_OUT:
             # One Execute is one statement: it copies out, so it does not copy in.
             self.gated = self.gated and head != _E
 
-    def fails(self) -> None:
-        """An ErrorResponse has come."""
+    def interrupts(self, kind: int) -> int:
+        """A message is at hand; how many Syncs kept back are to be sent before it.
+
+        None but these may be sent while the source copies: it ends the session then.  So
+        it does not copy any longer, or nothing matters any more.
+        """
+        if not self.copying or kind in _ONLY_COPYING:
+            return 0
         self.copying = False
-        if not self._owed or self._owed[0] not in _EXTENDED:
-            return
-        while self._owed and self._owed[0] != _S:
-            self._owed.popleft()
-        self.ignoring = not self._owed
-        self.gated = self.gated and bool(self._owed)
+        return self._release()
+
+    def fails(self) -> int:
+        """An ErrorResponse has come; how many Syncs kept back are to be sent now."""
+        if self._owed and self._owed[0] in _EXTENDED:
+            while self._owed and self._owed[0] != _S:
+                self._owed.popleft()
+            self.ignoring = not self._owed
+            self.gated = self.gated and bool(self._owed)
+        if not self.copying:
+            return 0
+        self.copying = False
+        return self._release()
+
+    def _release(self) -> int:
+        count, self._syncs = self._syncs, 0
+        for _ in range(count):
+            self.relays(_S)
+        return count
 
     def ready(self, status: bytes) -> int:
         """A ReadyForQuery has come; returns the message that it answers."""

@@ -372,6 +372,10 @@ class Session:
             if head is None:
                 break
             kind, total = head
+            if syncs := self.pipeline.interrupts(kind):
+                self._send_server(buffer[sent:at])
+                self._send_server(m.SYNC * syncs)
+                sent = at
             if not self._wanted(kind, total):
                 if self.state is State.RELAY:
                     self._on_streamed(kind, bytes(buffer[at + 5 : at + 600]))
@@ -738,7 +742,7 @@ class Session:
 
     def _on_error(self) -> None:
         self._error_seen = True
-        self.pipeline.fails()
+        self._send_server(m.SYNC * self.pipeline.fails())
         self._calls.refuse()
         self._copies.refuse()
 
