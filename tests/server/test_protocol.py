@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.server import messages as m
-from headrace.server.context import CONTEXT_QUERY
 from headrace.server.actions import (
     Cancel,
     Close,
@@ -21,6 +20,7 @@ from headrace.server.actions import (
     ToClient,
     ToServer,
 )
+from headrace.server.context import CONTEXT_QUERY
 from headrace.server.protocol import Rules, Session
 from headrace.server.states import TRANSITIONS, State
 
