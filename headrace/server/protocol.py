@@ -361,12 +361,12 @@ class Session:
         while self.state in _READING:
             if self._in_pass:
                 part = min(self._in_pass, len(buffer) - at)
-                if part == 0:
-                    break
                 self._in_pass -= part
                 at += part
                 if self.state is State.SKIP:
                     sent = at
+                if part == 0:
+                    break
                 continue
             head = self._next_head(at)
             if head is None:
@@ -383,20 +383,24 @@ class Session:
                 continue
             if len(buffer) - at < total:
                 break
-            relay = self._on_client_message(kind, bytes(buffer[at : at + total]))
-            if not relay:
+            message = bytes(buffer[at : at + total])
+            if not self._on_client_message(kind, message):
                 self._send_server(buffer[sent:at])
                 sent = at + total
             at += total
-            if kind == _E and self.pipeline.gated:
-                # What answers it is not flushed without a Sync, which is to wait.
-                self._send_server(buffer[sent:at])
-                self._send_server(m.FLUSH)
-                sent = at
+            sent = self._flush_gated(kind, sent, at)
         self._send_server(buffer[sent:at])
         del buffer[:at]
         if self.state is State.BARRIER:
             self._begin_barrier()
+
+    def _flush_gated(self, kind: int, sent: int, at: int) -> int:
+        """What answers an Execute is not flushed without a Sync, which is to wait."""
+        if kind != _E or not self.pipeline.gated:
+            return sent
+        self._send_server(self._in[sent:at])
+        self._send_server(m.FLUSH)
+        return at
 
     def _next_head(self, at: int) -> tuple[int, int] | None:
         """Type and size of the client's message at ``at``; None: it has to wait."""

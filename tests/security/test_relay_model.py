@@ -17,6 +17,7 @@ import random
 import socket
 import struct
 import termios
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -193,7 +194,7 @@ class Observed:
     def _read_by_postgres(self) -> bool:
         """Whether Postgres has read all it was sent, and what it sent has arrived."""
         ours, theirs = (f":{port:04X}" for port in self._ports)
-        with open("/proc/net/tcp") as file:
+        with Path("/proc/net/tcp").open() as file:
             for line in file:
                 words = line.split()
                 if words[1].endswith(theirs) and words[2].endswith(ours):
@@ -291,6 +292,8 @@ def walk(nobody: Nobody, source: str, steps: int, seed: int) -> None:
             except AssertionError as error:
                 tail = w.kinds(session.wire.seen)[-40:]
                 raise AssertionError(f"{seed=} {trail} {tail}: {error}") from error
+            except psycopg.OperationalError as error:
+                raise AssertionError(f"{seed=} Postgres crashed: {trail}") from error
             if truth is None:
                 ended += 1
                 errors = [w.fields(b) for k, b in session.wire.seen if k == "E"]
