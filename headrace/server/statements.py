@@ -61,6 +61,8 @@ _SPACE: Final = re.compile(r"[ \t\n\r\f\v]+|--[^\n\r]*")
 _WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*")
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _PARAMETER: Final = re.compile(r"\$([0-9]{1,5})")
+_PREFIXED: Final = re.compile(r"[uU]&['\"]|[bBxXnN]'")
+_PLAIN: Final = re.compile(r"[^'\\]+")
 _DOLLAR: Final = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff][\w]*)?\$")
 _CASTS: Final = frozenset(
     ("text", "varchar", "jsonb", "json", "boolean", "bool", "pg_lsn", "interval")
@@ -91,7 +93,7 @@ def contains_call(text: str, *, standard_strings: bool = True) -> str | None:
     except _Unreadable:
         return None
     for at in range(len(tokens) - 3):
-        word, rest = tokens[at], tokens[at + 1 :]
+        word, rest = tokens[at], tokens[at + 1 : at + 5]
         first = at == 0 or tokens[at - 1] == Token("symbol", ";", tokens[at - 1].start)
         if first and word.kind == "word" and word.value == "call" and _is_ours(rest):
             return rest[2].value
@@ -120,7 +122,7 @@ def _token(text: str, at: int, *, standard_strings: bool) -> tuple[Token, int]:
         return _string(text, at, at + 1, escapes=not standard_strings)
     if c in "eE" and text.startswith("'", at + 1):
         return _string(text, at, at + 2, escapes=True)
-    if c in "uUbBxXnN" and re.match(r"(?:[uU]&['\"]|[bBxXnN]')", text[at : at + 3]):
+    if c in "uUbBxXnN" and _PREFIXED.match(text, at):
         raise _Unreadable
     if c == '"':
         return _quoted(text, at)
@@ -160,6 +162,11 @@ def _string(text: str, start: int, at: int, *, escapes: bool) -> tuple[Token, in
     offsets: list[int] = []
     end = len(text)
     while at < end:
+        if run := _PLAIN.match(text, at):
+            value.append(run[0])
+            offsets += range(at, run.end())
+            at = run.end()
+            continue
         c = text[at]
         begin = at
         if c == "'":

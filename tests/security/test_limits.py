@@ -12,7 +12,6 @@ import pytest
 import structlog
 
 from headrace.server.doorway import Noise, network
-from headrace.server.procedures import SIGNATURES
 from headrace.server.protocol import Rules, Session
 from headrace.server.remembered import BYTES_MAX
 from headrace.server.statements import contains_call, parse
@@ -126,12 +125,9 @@ def test_only_texts_that_name_us_are_taken_apart(monkeypatch):
     session = Session(rules)
     session.receive_client(w.startup(user="u", database="db"))
     session.receive_server(w.message("R", struct.pack("!i", 0)) + w.message("Z", b"I"))
-    session.receive_client(
-        w.query("SELECT 1") + w.query("SELECT 'headrace'" + " " * 70_000)
-    )
-    session.receive_client(w.query("SELECT 'HeadRace'"))
+    session.receive_client(w.query("SELECT 1") + w.query("SELECT 'HeadRace'"))
+    session.receive_client(w.query("SELECT 'headrace'" + " " * 70_000))
     assert seen == ["SELECT 'HeadRace'"]
-    assert SIGNATURES
 
 
 @pytest.mark.parametrize(
@@ -193,7 +189,7 @@ def test_rude_clients_are_one_line(start, capfd):
     for _ in range(5):
         with (
             socket.create_connection(("127.0.0.1", commander.port)) as conn,
-            pytest.raises(OSError),
+            pytest.raises((ssl.SSLError, ConnectionError)),
         ):
             context.wrap_socket(conn)
     wait_until(lambda: not commander.listener.connections, "all are gone")

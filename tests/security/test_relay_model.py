@@ -91,8 +91,12 @@ class Script:
     def name(self) -> str:
         return self.random.choice(["", "", "a", "b"])
 
-    def message(self, *, copying: bool, ignoring: bool) -> bytes:
-        """One message, or a few that belong together."""
+    def message(self, *, copying: bool, ignoring: bool, failed: bool) -> bytes:
+        """One message, or a few that belong together.
+
+        In a transaction that has failed nothing is executed but what was just bound: Execute
+        of a portal from before it failed is a segmentation fault in Postgres 16.
+        """
         pick = self.random.random()
         if copying and pick < 0.9:
             ending = [w.COPY_DONE, w.COPY_DONE + w.SYNC, w.message("f", b"no\0")]
@@ -109,7 +113,7 @@ class Script:
                 w.parse(self.text(), self.name()),
                 w.bind(portal=self.name(), name=self.name()),
                 w.describe(self.random.choice("PS")),
-                w.execute(self.name()),
+                w.SYNC if failed else w.execute(self.name()),
                 w.run(self.text()),
                 w.run(self.text()) + w.SYNC,
                 w.run(self.text()) + w.run(self.text()) + w.SYNC,
@@ -272,7 +276,11 @@ def walk(nobody: Nobody, source: str, steps: int, seed: int) -> None:
         for _ in range(steps):
             pipeline = session.client.session.pipeline
             burst = [
-                script.message(copying=pipeline.copying, ignoring=pipeline.ignoring)
+                script.message(
+                    copying=pipeline.copying,
+                    ignoring=pipeline.ignoring,
+                    failed=pipeline.status != b"I",
+                )
                 for _ in range(script.random.choice([1, 1, 1, 2, 3]))
             ]
             trail = [*trail, b" ".join(b[:120].strip() for b in burst)][-12:]
