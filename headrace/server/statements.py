@@ -61,6 +61,9 @@ _SPACE: Final = re.compile(r"[ \t\n\r\f\v]+|--[^\n\r]*")
 _WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*")
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _PARAMETER: Final = re.compile(r"\$([0-9]{1,5})")
+_PIECES_MAX: Final = 1_000
+"""Lexemes of a text, or pieces of one: no call has more, and reading them takes its time."""
+_COMMENT: Final = re.compile(r"/\*|\*/")
 _PREFIXED: Final = re.compile(r"[uU]&['\"]|[bBxXnN]'")
 _PLAIN: Final = re.compile(r"[^'\\]+")
 _DOLLAR: Final = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff][\w]*)?\$")
@@ -113,6 +116,8 @@ def tokenize(text: str, *, standard_strings: bool = True) -> list[Token]:
             continue
         token, at = _token(text, at, standard_strings=standard_strings)
         out.append(token)
+        if len(out) > _PIECES_MAX:
+            raise _Unreadable
     return out
 
 
@@ -144,16 +149,12 @@ def _token(text: str, at: int, *, standard_strings: bool) -> tuple[Token, int]:
 def _comment(text: str, at: int) -> int:
     """End of the comment at ``at``; comments nest."""
     depth = 0
-    end = len(text)
-    while at < end:
-        if text.startswith("/*", at):
-            depth, at = depth + 1, at + 2
-        elif text.startswith("*/", at):
-            depth, at = depth - 1, at + 2
-            if depth == 0:
-                return at
-        else:
-            at += 1
+    for count, found in enumerate(_COMMENT.finditer(text, at)):
+        depth += 1 if found[0] == "/*" else -1
+        if depth == 0:
+            return found.end()
+        if count > _PIECES_MAX:
+            break
     raise _Unreadable
 
 
@@ -162,6 +163,8 @@ def _string(text: str, start: int, at: int, *, escapes: bool) -> tuple[Token, in
     offsets: list[int] = []
     end = len(text)
     while at < end:
+        if len(value) > _PIECES_MAX:
+            break
         if run := _PLAIN.match(text, at):
             value.append(run[0])
             offsets += range(at, run.end())
