@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.server import messages as m
-from headrace.server.procedures import PLANNED
+from headrace.server.procedures import ALONE_HINT, PLANNED
 from headrace.server.statements import contains_call
 
 
@@ -38,6 +38,6 @@ def translation(text: str, *, standard_strings: bool) -> Translation | None:
     fields = {
         "C": "25001",
         "M": f"CALL headrace.{name} cannot run inside a transaction block",
-        "H": "Run it as a statement of its own, outside of BEGIN … COMMIT.",
+        "H": ALONE_HINT,
     }
     return Translation(frozenset(("2D000",)), fields)
