@@ -40,6 +40,7 @@ from headrace.errors import (
     HeadraceError,
     StructureChanged,
 )
+from headrace.forwarder import definitions
 from headrace.forwarder.numbering import Attribute, Observation, Snapshot
 from headrace.forwarder.widening import widens
 from headrace.types import FIRST_USER_OID
@@ -47,7 +48,8 @@ from headrace.types import FIRST_USER_OID
 Connection = psycopg.Connection[Any]
 
 Facts = dict[str, Any]
-"""JSON: ``owner``, ``publication``, ``seen`` (the snapshot they are of), and by OID the ``_KINDS``.
+"""JSON: ``owner``, ``publication``, ``seen`` (the snapshot they are of), by OID the ``_KINDS``, and
+``definitions``.
 
 ``earlier`` are observations of tables (see ``numbering``) before these, oldest first: by OID, pairs
 of snapshot and attributes.  They are what rows still to come may have been written under.
@@ -58,7 +60,7 @@ was then what it is named as.
 
 _EARLIER_MAX: Final = 16
 """Observations that are kept of a table; a column of one altered more often may find no number."""
-_KINDS: Final = ("tables", "types", "functions", "relations", "views", "results")
+_KINDS: Final = ("tables", "relations", "views", "results")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,44 +79,17 @@ class Uses:
     views: frozenset[int] = frozenset()
     results: frozenset[int] = frozenset()
     """Tables of views of Headrace."""
-    casts: bool = True
-    """Whether Postgres evaluates something, so that the casts of the types count."""
+    others: frozenset[tuple[str, int]] = frozenset()
+    """(catalog, OID) of operators, collations and text search configurations."""
+    evaluates: bool = True
+    """Whether Postgres evaluates something."""
 
 
-# Types that are not built in, also inside of domains, arrays and ranges: values of enums and
-# composites change their text when the type is altered, and a cast of any of them, which its
-# owner may make, gives what Postgres evaluates for us another meaning.
+# Of the columns that are read.
 _TYPES: Final = """
-WITH RECURSIVE used (oid) AS (
-  SELECT unnest(%(types)s::oid[])
-  UNION SELECT a.atttypid FROM unnest(%(tables)s::oid[], %(attnums)s::int2[]) u (t, n)
-    JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
-  UNION
-  SELECT x.oid FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid
-    CROSS JOIN LATERAL (
-      SELECT t.typelem UNION ALL SELECT t.typbasetype
-      UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
-        WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0
-      UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r
-        WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid)
-   WHERE x.oid <> 0)
-SELECT t.oid::bigint FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid
- WHERE t.typtype IN ('e', 'c') OR t.oid >= %(user)s"""
-
-# What a function calls: by its dependencies, else by any function whose name is in its text.
-_FUNCTIONS: Final = r"""
-WITH RECURSIVE used (oid) AS (
-  SELECT unnest(%(functions)s::oid[])
-  UNION
-  SELECT g.oid FROM used JOIN pg_catalog.pg_proc f ON f.oid = used.oid
-    JOIN pg_catalog.pg_language l ON l.oid = f.prolang
-     AND l.lanname NOT IN ('internal', 'c')
-    JOIN pg_catalog.pg_proc g ON g.oid >= %(user)s AND (
-      f.prosrc ~* ('(^|\W)' || regexp_replace(g.proname, '(\W)', '\\\1', 'g') || '(\W|$)')
-      OR EXISTS (SELECT FROM pg_catalog.pg_depend d
-        WHERE d.classid = 'pg_catalog.pg_proc'::regclass AND d.objid = f.oid
-          AND d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = g.oid)))
-SELECT oid::bigint FROM used"""
+SELECT DISTINCT a.atttypid::bigint FROM unnest(%s::oid[], %s::int2[]) u (t, n)
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
+ WHERE a.atttypid >= %s"""
 
 _READ: Final = """
 SELECT pg_catalog.pg_current_snapshot()::text,
@@ -157,28 +132,6 @@ SELECT pg_catalog.pg_current_snapshot()::text,
         FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0)))
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
    WHERE c.oid = ANY (%(tables)s::oid[])),
- (SELECT jsonb_object_agg(t.oid::bigint, jsonb_build_object(
-    'name', format('%%I.%%I', n.nspname, t.typname), 'kind', t.typtype::text,
-    'relation', t.typrelid::bigint,
-    'casts', (SELECT jsonb_agg(jsonb_build_array(k.castsource::bigint,
-        k.casttarget::bigint, k.castfunc::bigint, k.castcontext::text, k.castmethod::text)
-        ORDER BY k.castsource, k.casttarget) FROM pg_catalog.pg_cast k
-       WHERE k.oid >= %(user)s AND t.oid IN (k.castsource, k.casttarget)),
-    'labels', (SELECT jsonb_agg(jsonb_build_array(e.oid::bigint, e.enumlabel)
-        ORDER BY e.enumsortorder) FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid),
-    'attributes', (SELECT jsonb_agg(jsonb_build_array(a.attnum, a.attname,
-        a.atttypid::bigint, a.atttypmod, a.attcollation::bigint) ORDER BY a.attnum)
-        FROM pg_catalog.pg_attribute a WHERE t.typrelid <> 0
-         AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)))
-    FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
-   WHERE t.oid = ANY (%(types)s::oid[])),
- (SELECT jsonb_object_agg(f.oid::bigint, jsonb_build_object(
-    'name', format('%%I.%%I', n.nspname, f.proname), 'body', md5(jsonb_build_array(
-      f.prosrc, f.probin, f.prosqlbody::text, f.prolang::bigint, f.proconfig,
-      f.provolatile::text, f.proisstrict, f.prosecdef, f.prokind::text, f.proretset,
-      f.prorettype::bigint, f.proargtypes::text)::text)))
-    FROM pg_catalog.pg_proc f JOIN pg_catalog.pg_namespace n ON n.oid = f.pronamespace
-   WHERE f.oid = ANY (%(functions)s::oid[])),
  (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
     'name', format('%%I.%%I', n.nspname, c.relname),
     'members', (WITH RECURSIVE m (oid) AS (SELECT c.oid
@@ -211,24 +164,21 @@ SELECT jsonb_object_agg(v.result_oid::bigint, jsonb_build_object(
 def take(conn: Connection, uses: Uses, publication: str) -> Facts:
     """The facts of one view, now (or in the snapshot that ``conn`` is in)."""
     columns = sorted(uses.columns)
-    asked = {
-        "tables": [table for table, _ in columns],
-        "attnums": [attnum for _, attnum in columns],
-        "types": sorted(uses.types),
-        "functions": sorted(uses.functions),
-        "user": FIRST_USER_OID,
+    tables, attnums = [t for t, _ in columns], [n for _, n in columns]
+    rows = conn.execute(_TYPES, (tables, attnums, FIRST_USER_OID)).fetchall()
+    roots = {
+        "pg_type": {oid for oid in uses.types if oid >= FIRST_USER_OID}
+        | {int(row[0]) for row in rows},
+        "pg_proc": uses.functions,
     }
-    types = [int(row[0]) for row in conn.execute(_TYPES, asked).fetchall()]
-    functions = []
-    if uses.functions:
-        rows = conn.execute(_FUNCTIONS, asked).fetchall()
-        functions = [int(row[0]) for row in rows]
+    for catalog, oid in uses.others:
+        roots[catalog] = {*roots.get(catalog, ()), oid}
+    # Before the rest: an alteration after it shows when they are read again.
+    known = definitions.find(conn, roots, deep=uses.evaluates)
     found = _read(
         conn,
         columns,
         {
-            "types": types,
-            "functions": functions,
             "relations": sorted({oid for oid, _, _ in uses.relations}),
             "views": sorted(uses.views),
             "results": sorted(uses.results),
@@ -236,20 +186,15 @@ def take(conn: Connection, uses: Uses, publication: str) -> Facts:
         sorted({uses.owner, *(role for _, role, _ in uses.relations)}),
         publication,
     )
-    known: Facts = {"owner": uses.owner, **{kind: found[kind] for kind in _KINDS}}
-    if not uses.casts:
-        known["types"] = {
-            oid: {name: fact for name, fact in facts.items() if name != "casts"}
-            for oid, facts in found["types"].items()
-        }
-    known["relations"] = {
+    facts: Facts = {"owner": uses.owner, **{kind: found[kind] for kind in _KINDS}}
+    facts["relations"] = {
         oid: {
             "readers": sorted({r for o, r, _ in uses.relations if str(o) == oid}),
             "inherits": any(i for o, _, i in uses.relations if str(o) == oid),
         }
         for oid in found["relations"]
     }
-    return _narrow(found, known)
+    return _narrow(found, facts) | {"definitions": known}
 
 
 def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Facts]:
@@ -271,7 +216,13 @@ def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Fac
         sorted({role for view in views for role in _roles(view)}),
         publication,
     )
-    return [_narrow(found, view) for view in views]
+    # By views that an earlier version has made, nothing of it is known.
+    having = [i for i, view in enumerate(views) if "definitions" in view]
+    defined = definitions.read(conn, [views[i]["definitions"] for i in having])
+    out = [_narrow(found, view) for view in views]
+    for i, present in zip(having, defined, strict=True):
+        out[i]["definitions"] = present
+    return out
 
 
 def _roles(view: Facts) -> set[str]:
@@ -281,18 +232,20 @@ def _roles(view: Facts) -> set[str]:
 
 
 def difference(
-    before: Facts, now: Facts, *, published: bool = True
+    before: Facts, now: Facts, *, published: bool = True, quiet: bool = False
 ) -> HeadraceError | None:
     """Why a view that was right under ``before`` cannot go on under ``now``; None: it can.
 
     Both are of the same view.  What may change harmlessly is not compared.  The publication
-    counts from the moment the tables are in it (``published``).
+    counts from the moment the tables are in it (``published``).  ``quiet``: no value of the
+    view was computed in between.
     """
 
     def errors() -> Iterator[HeadraceError]:
         if published and before["tables"]:  # not for a view of constants
             yield from _publication_changed(before["publication"], now["publication"])
-        rows = {facts.get("relation") for facts in before["types"].values()}
+        had = before.get("definitions")
+        rows = definitions.relations(had) if had else set()
         relations = before.get("relations", {})
         for oid, facts in before["tables"].items():
             found = now["tables"].get(oid)
@@ -305,10 +258,11 @@ def difference(
             yield from _table_changed(
                 facts, found, named=not before.get("relations"), whole=int(oid) in rows
             )
-        for oid, facts in before["types"].items():
-            yield from _type_changed(facts, now["types"].get(oid))
-        for oid, facts in before["functions"].items():
-            yield from _function_changed(facts, now["functions"].get(oid))
+        if had:
+            told = definitions.difference(had, now["definitions"], quiet=quiet)
+            yield from map(_refill, told)
+        elif before.get("types") or before.get("functions"):
+            yield _refill("an earlier version did not keep all that the view relies on")
         for oid, facts in before.get("relations", {}).items():
             yield from _relation_changed(facts, now["relations"].get(oid))
         for oid, facts in before.get("views", {}).items():
@@ -403,9 +357,6 @@ def _narrow(found: Facts, known: Facts) -> Facts:
         out[kind] = {
             oid: dict(found[kind][oid]) for oid in known[kind] if oid in found[kind]
         }
-    for oid, facts in out["types"].items():
-        if "casts" not in known["types"][oid]:
-            del facts["casts"]
     for oid, table in out["tables"].items():
         had = known["tables"][oid]["columns"] or {}
         table["columns"] = {
@@ -542,37 +493,6 @@ def _column_changed(
             f"{column} was rewritten",
             "ALTER TABLE may have changed its values, which the stream does not tell.",
         )
-
-
-def _type_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
-    if "casts" in old and (new or old)["casts"] != old["casts"]:
-        yield _stop(f"a cast of type {old['name']} was created or dropped")
-    if old.get("kind", "e") not in ("e", "c"):
-        return  # as the columns of it say
-    if new is None:
-        yield _stop(f"type {old['name']} was dropped")
-        return
-    if old["name"] != new["name"]:
-        yield _refill(f"type {old['name']} was renamed to {new['name']}")
-    had = old["labels"] or []
-    have = dict(new["labels"] or ())
-    for oid, label in had:
-        if have.get(oid) != label:
-            yield _refill(f'label "{label}" of enum {old["name"]} was renamed')
-    kept = {oid for oid, _ in had}
-    if [oid for oid in have if oid in kept] != [oid for oid, _ in had]:
-        yield _refill(f"the order of enum {old['name']} has changed")
-    if old["attributes"] != new["attributes"]:
-        yield _refill(f"the attributes of type {old['name']} have changed")
-
-
-def _function_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
-    if new is None:
-        yield _stop(f"function {old['name']} was dropped")
-    elif old["name"] != new["name"]:
-        yield _refill(f"function {old['name']} was renamed to {new['name']}")
-    elif old["body"] != new["body"]:
-        yield _refill(f"function {old['name']} was replaced")
 
 
 def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:

@@ -204,6 +204,18 @@ _TYPE_FIELDS: Final = (
     *("refcontainertype", "refelemtype", "refrestype", "row_typeid", "typid"),
 )
 _COLLATION_FIELDS: Final = ("inputcollid", "varcollid", "constcollid", "collOid")
+_OPERATOR_FIELDS: Final = ("opno", "eqop", "sortop")
+_DEFAULT_COLLATION: Final = 100
+_REFERENCES: Final = {
+    24: "pg_proc", 2202: "pg_proc", 2203: "pg_operator", 2204: "pg_operator", 2206: "pg_type",
+    3734: "pg_ts_config", 3769: "pg_ts_dict", 4089: "pg_namespace", 4191: "pg_collation",
+}  # fmt: skip
+"""Catalogs that values of regproc and kin are rows of."""
+_DEFAULT_CONFIG: Final = """
+SELECT pg_catalog.current_setting('default_text_search_config')::regconfig::oid::bigint
+ WHERE EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.oid = ANY (%s::oid[])
+   AND p.oid < 16384 AND p.proname ~ '(^ts_headline|to_ts(query|vector))$'
+   AND NOT 3734 = ANY (p.proargtypes::oid[]))"""
 
 
 class Catalog:
@@ -213,6 +225,8 @@ class Catalog:
         self._conn = conn
         self.mentioned: set[int] = set()
         """Types in the trees of ``preload``."""
+        self.others: set[tuple[str, int]] = set()
+        """(catalog, OID) of other objects there that can be altered."""
         self._functions: dict[int, Function] = {}
         self._operators: dict[int, Operator] = {}
         self._types: dict[int, Type] = {}
@@ -235,14 +249,30 @@ class Catalog:
             types.update(node.numbers("colTypes"))
             types.update(node.numbers("funccoltypes"))
             collations.update(node.number(f) for f in _COLLATION_FIELDS)
-            operators.add(node.number("opno"))
-            operators.add(node.number("eqop"))
+            operators.update(node.number(f) for f in _OPERATOR_FIELDS)
+            operators.update(node.numbers("opnos"))
+            self._refer(node)
         self._load_operators(operators)
         functions.update(o.function for o in self._operators.values())
         self._load_types(types)
         self.mentioned |= types - {0}
         self._load_functions(functions)
         self._load_collations(collations)
+        self.others.update(
+            ("pg_operator", o) for o in operators if o >= FIRST_USER_OID
+        )
+        self.others.update(
+            ("pg_collation", o) for o in collations if o not in (0, _DEFAULT_COLLATION)
+        )
+        found = self._conn.execute(_DEFAULT_CONFIG, (list(functions),)).fetchall()
+        self.others.update(("pg_ts_config", row[0]) for row in found)
+
+    def _refer(self, node: Node) -> None:
+        """Take note of what a constant of type regconfig or kin stands for."""
+        value = node.fields.get("constvalue")
+        catalog = _REFERENCES.get(node.number("consttype"))
+        if catalog is not None and isinstance(value, bytes):
+            self.others.add((catalog, int.from_bytes(value[:4], "little")))
 
     def user_functions(self) -> frozenset[int]:
         """OIDs of the functions met so far that are not built in."""

@@ -127,6 +127,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             settings=_kept(settings, catalog),
             functions=catalog.user_functions(),
             types=frozenset(catalog.mentioned),
+            others=frozenset(catalog.others),
             relations=frozenset(sources.relations),
             views=frozenset(sources.views),
             results=frozenset(sources.results),

@@ -54,6 +54,8 @@ class Planned:
     """OIDs of the functions it needs that are not built in."""
     types: frozenset[int] = frozenset()
     """OIDs of the types the query mentions."""
+    others: frozenset[tuple[str, int]] = frozenset()
+    """(catalog, OID) of operators, collations and text search configurations."""
     relations: frozenset[tuple[int, str, bool]] = frozenset()
     """(OID of a table as named, role that reads it, with its children)."""
     views: frozenset[int] = frozenset()

@@ -181,6 +181,7 @@ class Population:
                 snapshot.check()
                 with self._connect() as conn:
                     tables.check_same(before, tables.shape(conn, sources))
+                    uses.check_kept(taken, self._facts_now(conn, taken))
                 raise
             snapshot.check()
             faults.point(faults.POPULATION_LOADED)

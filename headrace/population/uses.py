@@ -33,7 +33,7 @@ def of(
         types | frozenset(types_of(data)),
         functions,
         owner,
-        casts=_evaluates(data),
+        evaluates=_evaluates(data),
     )
 
 
@@ -49,6 +49,7 @@ def of_planned(conn: Connection, planned: Planned, caller: str | None) -> Uses:
     return replace(
         used,
         columns=used.columns | planned.generated,
+        others=planned.others,
         relations=planned.relations,
         views=planned.views,
         results=planned.results,

@@ -157,8 +157,8 @@ def _check_functions(conn: Connection, view: ViewRow) -> None:
     """Refuse code of users: it would run on a connection of ours (reliability.md E16)."""
     row = conn.execute(
         "SELECT p.oid::regprocedure::text FROM headrace.views v"
-        " CROSS JOIN jsonb_object_keys(v.watched -> 'functions') f (oid)"
-        " JOIN pg_proc p ON p.oid = f.oid::oid"
+        " CROSS JOIN jsonb_object_keys(v.watched #> '{definitions,objects}') f (key)"
+        " JOIN pg_proc p ON 'pg_proc:' || p.oid = f.key"
         " JOIN pg_language l ON l.oid = p.prolang"
         " WHERE v.id = %s AND l.lanname NOT IN ('internal', 'c') ORDER BY 1 LIMIT 1",
         (view.id,),

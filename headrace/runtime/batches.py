@@ -53,6 +53,10 @@ class Outcome:
     """Shared subplans that cannot tell what they sent; those who ask fail."""
 
 
+Altered = Callable[[Sequence[Unit]], dict[int, HeadraceError]]
+"""Those of units, or the views that read them, under which something was altered, by id."""
+
+
 class Describer(Protocol):
     """Who knows tables (``runtime.watch``)."""
 
@@ -136,8 +140,10 @@ class Frames:
 class Processor:
     """Runs dataflows on a pool of threads whose number does not depend on the views."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, altered: Altered) -> None:
+        """``altered`` is asked before and after a batch touches units."""
         self._settings = settings
+        self._altered = altered
         self._pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
         # All at once: their number shall not depend on how much there is to do (E-15).
         ready = threading.Barrier(THREADS)
@@ -187,6 +193,7 @@ class Processor:
             elif shared.id not in outcome.failed:
                 _recall(shared, txid, outcome)
         self._end(views, touched, txid, frames, outcome)
+        outcome.failed |= self._altered([u for u in units if u.id in touched])
         for unit in units:
             if unit.id not in outcome.failed:
                 unit.processed = txid
@@ -235,8 +242,9 @@ class Processor:
         """``units`` take part in the batch: they begin it, and take what is on the edge."""
         new = {unit.id for unit in units} - touched
         touched |= new
+        outcome.failed |= self._altered([unit for unit in units if unit.id in new])
         self._each(
-            units,
+            [unit for unit in units if unit.id not in outcome.failed],
             partial(self._ingest, new, txid, outcome.attempt, frames.instant),
             outcome,
         )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
@@ -95,7 +95,7 @@ class Engine:
         self._last_pid: int | None = None
         self._decoder = Decoder()
         self._sink: Final = SinkThread(self.pipeline, self._poke)
-        self._processor = batches.Processor(settings)
+        self._processor = batches.Processor(settings, lambda u: self.watch.altered(u))
         self._taken = Position(0, 0)
         """What is taken from the stream: committed, or in flight."""
         self._inbox: deque[Callable[[], None]] = deque()
@@ -360,7 +360,9 @@ class Engine:
         if outcome.failed:
             self._stop_failed(outcome, frames, txid)
         parts = [
-            Part.of(view, outcome.diffs.get(view.id))
+            Part.of(
+                view, outcome.diffs.get(view.id), self.watch.definitions(view)
+            )
             for view in behind
             if view.processed == txid
         ]
@@ -423,15 +425,32 @@ class Engine:
         for unit_id, error in outcome.failed.items():
             shared = self.sharing.subplans.get(unit_id)
             if shared is not None:
-                known = self._processor.blame(shared, error, frames, txid)
-                for view in self.sharing.views_of(shared):
+                views = self.sharing.views_of(shared)
+                known = self._reason(shared, views, error, frames, txid)
+                for view in views:
                     self.lifecycle.fail(view, known)
         for unit_id, error in outcome.failed.items():
             failed = self.views.get(unit_id)
             # One that is not live could not write an earlier txid, or has just failed.
             if failed is not None and failed.live:
-                known = self._processor.blame(failed, error, frames, txid)
+                known = self._reason(failed, [failed], error, frames, txid)
                 self.lifecycle.fail(failed, known)
+
+    def _reason(
+        self,
+        unit: Unit,
+        views: Sequence[View],
+        error: HeadraceError,
+        frames: batches.Frames,
+        txid: int,
+    ) -> HeadraceError:
+        """Why ``views`` stop that need ``unit``: what was altered, before a row is blamed."""
+        for view in views:
+            known = self.watch.cause(view, error)
+            if known is not error:
+                unit.back(txid)
+                return known
+        return self._processor.blame(unit, error, frames, txid)
 
     def fail_batch(self, txid: int, caller: str | None) -> None:
         """Process a batch that is in flight, and all later ones, again (T-30).

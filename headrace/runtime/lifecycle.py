@@ -480,6 +480,7 @@ class Lifecycle:
         ):
             self.forget(view.id)
             return
+        error = engine.watch.cause(view, error)
         blocked = isinstance(error, SinkBlocked)
         if not blocked:
             error = _with_hint(error, view)

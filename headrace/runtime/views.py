@@ -66,6 +66,8 @@ class Unit:
     feeds: dict[str, int] = field(init=False)
     """Nodes of ``plan`` whose rows come from shared subplans: id of each."""
     story: Story = field(default_factory=Story, kw_only=True)
+    works: int = field(default=0, kw_only=True)
+    """How often it has begun a txid."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
     """Txids in flight that have touched its state."""
     _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
@@ -102,9 +104,15 @@ class Unit:
         self._begun.clear()
         self._marks = {mark.txid: mark}
 
+    @property
+    def busy(self) -> bool:
+        """Whether a txid in flight has touched its state."""
+        return bool(self._begun)
+
     def begin(self, txid: int) -> None:
         """Its dataflow is about to write what ``txid`` changes."""
         assert self.store is not None, "live views have state"
+        self.works += 1
         self.store.begin(txid)
         self._begun.append(txid)
 

@@ -5,6 +5,10 @@ are read when a view is adopted or loaded, every ``catalog_poll_ms``, and when t
 describes a used table anew, before the rows that follow are taken in: DDL on a table is
 always followed by a new description, so no row of after it meets a view of before it.
 
+Where Postgres runs code of users for a view, or its values look as a user's type says, there is
+a quick look (``altered``) before and after a batch touches it, and the sink takes one before it
+commits: what was computed under two definitions is not shown.
+
 A harmless difference becomes part of what is kept: a rewrite is known by two things that
 change in one transaction, and they must not add up over years.
 """
@@ -26,14 +30,17 @@ from headrace.errors import (
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
+    SinkBlocked,
+    StateDamaged,
     TransientError,
 )
-from headrace.forwarder import fingerprint
+from headrace.forwarder import definitions, fingerprint
+from headrace.forwarder.definitions import Definitions
 from headrace.forwarder.fingerprint import Facts
 from headrace.forwarder.numbering import Observation, Snapshot
 from headrace.kernels.pgoutput import Changes
 from headrace.runtime.columns import Columns, Description
-from headrace.runtime.views import View
+from headrace.runtime.views import Unit, View
 
 if TYPE_CHECKING:
     from headrace.runtime.engine import Engine
@@ -51,6 +58,8 @@ class Watch:
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
+        self._quiet: dict[int, frozenset[tuple[int, int]]] = {}
+        """What had been done for a view, by unit, when it was looked at and nothing was under way."""
         self._columns = Columns(self._observations)
         self.due = 0.0
         """When to poll next, on the monotonic clock."""
@@ -71,6 +80,38 @@ class Watch:
             raise next(iter(errors.values()))
         for view_id, error in errors.items():
             self._engine.lifecycle.fail(self._engine.views[view_id], error)
+
+    def altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
+        """A quick look at the definitions: the views among ``units``, or that read them, which
+        cannot go on, by id.
+        """
+        views: dict[int, View] = {}
+        for unit in units:
+            shared = self._engine.sharing.subplans.get(unit.id)
+            for view in self._engine.sharing.views_of(shared) if shared else [unit]:
+                if isinstance(view, View) and self.definitions(view):
+                    views[view.id] = view
+        if not views:
+            return {}
+        kept = [self._facts[view_id]["definitions"] for view_id in views]
+        try:
+            found = definitions.marks(self._conn, kept)
+        except psycopg.errors.LockNotAvailable as error:
+            raise _locked(error) from error
+        looked = zip(views.values(), kept, found, strict=True)
+        return self.check([v for v, k, f in looked if definitions.changed(k, f)])
+
+    def definitions(self, view: View) -> Definitions | None:
+        """What its values depend on besides its tables; None: nothing that can be altered."""
+        found: Definitions | None = self._facts.get(view.id, {}).get("definitions")
+        return found if found and (found["objects"] or found["words"]) else None
+
+    def cause(self, view: View, error: HeadraceError) -> HeadraceError:
+        """Why ``error`` stops a view: what was altered under it, if something was."""
+        if isinstance(error, SinkBlocked | StateDamaged | ContinuityLost):
+            return error
+        found = self.check([view]).get(view.id)
+        return error if found is None or view.id not in self._facts else found
 
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
         """The stream describes tables anew: the views that cannot take the rows that follow.
@@ -132,9 +173,7 @@ class Watch:
         try:
             return self._check(views)
         except psycopg.errors.LockNotAvailable as error:
-            raise TransientError(
-                "the system catalog is locked", detail=str(error).strip()
-            ) from error
+            raise _locked(error) from error
 
     def publication_replaced(self) -> bool:
         """Whether the publication is gone, or another one than a view's that still runs."""
@@ -154,7 +193,8 @@ class Watch:
         return self._engine.owner.conn
 
     def _check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
-        wanted = [view.id for view in views]
+        done = {view.id: self._done(view) for view in views}
+        wanted = list(done)
         self._load(wanted)
         known = {i: self._facts[i] for i in wanted if i in self._facts}
         errors: dict[int, HeadraceError] = {
@@ -171,14 +211,26 @@ class Watch:
         )
         for (view_id, before), now in zip(known.items(), found, strict=True):
             self._now[view_id] = now
-            error = fingerprint.difference(before, now)
+            quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
+            error = fingerprint.difference(before, now, quiet=quiet)
             if error is not None:
                 lost = isinstance(error, ContinuityLost)
                 _log.warning("catalog changed", view=view_id, lost=lost)
                 errors[view_id] = error
-            elif (kept := fingerprint.followed(before, now)) is not None:
+                continue
+            if (kept := fingerprint.followed(before, now)) is not None:
                 self._keep(view_id, before, kept)
+            self._quiet.pop(view_id, None)
+            if (at := done[view_id]) is not None:
+                self._quiet[view_id] = at
         return errors
+
+    def _done(self, view: View) -> frozenset[tuple[int, int]] | None:
+        """What has been done for a view, by unit; None: something is under way."""
+        units: list[Unit] = [view, *self._engine.sharing.needed([view])]
+        if any(unit.busy for unit in units):
+            return None
+        return frozenset((unit.id, unit.works) for unit in units)
 
     def _load(self, wanted: list[int]) -> None:
         """Have the facts of ``wanted``, and of no view that is gone."""
@@ -186,6 +238,7 @@ class Watch:
             if view_id not in wanted:
                 del self._facts[view_id]
                 self._now.pop(view_id, None)
+                self._quiet.pop(view_id, None)
         new = [view_id for view_id in wanted if view_id not in self._facts]
         if new:
             rows = self._conn.execute(
@@ -213,3 +266,7 @@ class Watch:
                     (*name, view_id, int(oid)),
                 )
         self._facts[view_id] = now
+
+
+def _locked(error: psycopg.Error) -> TransientError:
+    return TransientError("the system catalog is locked", detail=str(error).strip())

@@ -22,13 +22,17 @@ import pyarrow as pa
 
 from headrace import clock, pinned
 from headrace.errors import (
+    RESYNC,
     BugError,
     FencedError,
     HeadraceError,
     SinkBlocked,
     SinkTableError,
+    StructureChanged,
     TransientError,
 )
+from headrace.forwarder import definitions
+from headrace.forwarder.definitions import Definitions
 from headrace.runtime import faults
 from headrace.runtime.pipeline import Closed, Pipeline
 from headrace.sink import commit
@@ -55,12 +59,18 @@ class Part:
     """As the engine knows it; its epoch makes us the owner."""
     diffs: pa.RecordBatch | None
     """None, or without rows: the view did not change."""
+    known: Definitions | None = None
+    """What ``diffs`` were computed under, besides tables."""
 
     @classmethod
-    def of(cls, view: View, diffs: pa.RecordBatch | None) -> Self:
+    def of(
+        cls, view: View, diffs: pa.RecordBatch | None, known: Definitions | None = None
+    ) -> Self:
         """The part of ``view``."""
         assert view.progress is not None, "live views are owned"
-        return cls(view.id, view.target, view.commit_group, view.progress, diffs)
+        return cls(
+            view.id, view.target, view.commit_group, view.progress, diffs, known
+        )
 
     @property
     def changes(self) -> bool:
@@ -208,6 +218,10 @@ class _Group:
                 return
             faults.point(faults.ROWS_SENT)
             moving = self._left()
+            if altered := self._altered(moving):
+                conn.execute("ROLLBACK")
+                answer.failed |= altered
+                continue
             try:
                 missing = commit.advance(
                     conn,
@@ -240,6 +254,21 @@ class _Group:
             for p in self._parts
             if p.view_id not in answer.failed and p.view_id not in answer.gone
         ]
+
+    def _altered(self, parts: Sequence[Part]) -> dict[int, HeadraceError]:
+        """Views under which something was altered: what is written may be of two definitions.
+
+        After the rows: writing reads values of users' types as well.
+        """
+        asked = {p.view_id: p.known for p in parts if p.changes and p.known}
+        if not asked:
+            return {}
+        found = definitions.marks(self._conn, asked.values())
+        return {
+            view_id: StructureChanged("what the view relies on was altered", hint=RESYNC)
+            for (view_id, known), now in zip(asked.items(), found, strict=True)
+            if definitions.changed(known, now)
+        }
 
     def _write_view(self, part: Part) -> int:
         conn, writer = self._conn, self._owner.writer

@@ -26,7 +26,7 @@ STOPS = {
     "replaced": (
         "SELECT id, twice(v) AS w FROM t4",
         "CREATE OR REPLACE FUNCTION twice(x int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT x * 3'",
-        "twice was replaced",
+        "twice(integer) was replaced",
     ),
     "keyless": (
         "SELECT v, count(*) AS n FROM t5 GROUP BY v",

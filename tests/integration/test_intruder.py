@@ -207,7 +207,8 @@ def test_a_new_cast_stops_what_it_could_change(database, server, traces, start_e
     server.execute(SETUP.format(trace=traces.prefix))
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         commander.execute(
-            "CALL headrace.create_view('m.v', %s)", ("SELECT es::text FROM m.t",)
+            "CALL headrace.create_view('m.v', %s, '{\"on_change\": \"stop\"}')",
+            ("SELECT es::text FROM m.t",),
         )
     server.execute(
         "CREATE CAST (mood[] AS text) WITH FUNCTION moods_text(mood[]) AS ASSIGNMENT"
@@ -216,7 +217,7 @@ def test_a_new_cast_stops_what_it_could_change(database, server, traces, start_e
 
     def stopped() -> bool:
         found = server.execute(message).fetchone()[0] or ""
-        return "a cast of type m._mood was created or dropped" in found
+        return "a cast of type m.mood[] was created or dropped" in found
 
     wait_until(stopped, "the view has stopped")
 

@@ -1,0 +1,331 @@
+"""What a view's values depend on besides its tables: functions, operators, types and their like.
+
+``find`` follows everything that a plan names as far as it goes, through the dependencies that Postgres
+keeps, the casts, checks and operator classes of types, and the words in the bodies of functions.  Each
+object has one row (or several) in the catalog, and ``xmin`` says which transaction wrote it last.  So
+what was changed and changed back between two looks is not what it was: the values that were computed
+in between may be wrong for good, however alike the object looks now.  ``VACUUM`` leaves ``xmin`` as it is.
+
+``marks`` is the quick look: only what a change cannot leave as it was.  ``read`` has names and contents
+too, by which ``difference`` tells in words what has happened.
+
+What leaves no trace is an object that comes and goes again between two looks.  So there is a look
+before and after whatever a batch evaluates, and this is all that may go unseen: a cast, a check of a
+domain, a mapping of a text search configuration or another function of a name that a body calls, made
+*and* dropped by transactions that both commit while one batch is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from headrace.types import FIRST_USER_OID
+
+Connection = psycopg.Connection[Any]
+
+Definitions = dict[str, Any]
+"""JSON.  ``objects``: by ``catalog:oid`` name, content and what a change leaves behind; ``words``: those
+in bodies of functions; ``called``: user functions of such names; ``deep``: as for ``find``."""
+
+Marks = dict[str, Any]
+"""As ``Definitions``, without names and contents."""
+
+_ALIKE: Final = (
+    *("proacl", "proowner", "procost", "prorows", "typacl", "typowner", "nspacl"),
+    *("nspowner", "oprowner", "collowner", "cfgowner", "dictowner"),
+)
+"""Columns that no value depends on."""
+
+# Of each catalog: what else, besides the row's own xmin, a change of the object is seen by.  An
+# object without names has parts; those under _EVALUATED count where Postgres evaluates something.
+_WRITTEN: Final = {
+    "pg_proc": "concat_ws(' ', c.xmin::text, (SELECT a.xmin::text"
+    " FROM pg_catalog.pg_aggregate a WHERE a.aggfnoid = c.oid))",
+    "pg_operator": "c.xmin::text",
+    "pg_collation": "c.xmin::text",
+    "pg_namespace": "c.xmin::text",
+    "pg_opclass": "c.xmin::text",
+    "pg_opfamily": "concat_ws(' ', c.xmin::text, (SELECT string_agg("
+    " concat_ws(':', a.oid, a.xmin::text), ',' ORDER BY a.oid)"
+    " FROM pg_catalog.pg_amop a WHERE a.amopfamily = c.oid), (SELECT string_agg("
+    " concat_ws(':', a.oid, a.xmin::text), ',' ORDER BY a.oid)"
+    " FROM pg_catalog.pg_amproc a WHERE a.amprocfamily = c.oid))",
+    "pg_ts_config": "concat_ws(' ', c.xmin::text, (SELECT string_agg("
+    " concat_ws(':', m.maptokentype, m.mapseqno, m.mapdict, m.xmin::text), ','"
+    " ORDER BY m.maptokentype, m.mapseqno)"
+    " FROM pg_catalog.pg_ts_config_map m WHERE m.mapcfg = c.oid))",
+    "pg_ts_dict": "c.xmin::text",
+    "pg_type": "concat_ws(' ', c.xmin::text, (SELECT r.xmin::text"
+    " FROM pg_catalog.pg_range r WHERE c.oid IN (r.rngtypid, r.rngmultitypid)))",
+}
+_PARTS: Final = {
+    "labels": "(SELECT jsonb_object_agg(e.oid::bigint, jsonb_build_array("
+    " e.enumlabel, e.xmin::text)) FROM pg_catalog.pg_enum e WHERE e.enumtypid = c.oid)",
+    "attributes": "(SELECT string_agg(concat_ws(':', a.attnum, a.xmin::text), ','"
+    " ORDER BY a.attnum) FROM pg_catalog.pg_attribute a WHERE c.typrelid <> 0"
+    " AND a.attrelid = c.typrelid AND a.attnum > 0)",
+    "casts": "(SELECT string_agg(concat_ws(':', k.oid, k.xmin::text), ',' ORDER BY k.oid)"
+    " FROM pg_catalog.pg_cast k WHERE k.oid >= %(user)s"
+    " AND c.oid IN (k.castsource, k.casttarget))",
+    "checks": "(SELECT string_agg(concat_ws(':', k.oid, k.xmin::text), ',' ORDER BY k.oid)"
+    " FROM pg_catalog.pg_constraint k WHERE k.contypid = c.oid)",
+    "orders": "(SELECT string_agg(concat_ws(':', o.oid, o.xmin::text), ',' ORDER BY o.oid)"
+    " FROM pg_catalog.pg_opclass o WHERE o.oid >= %(user)s AND o.opcintype = c.oid)",
+}
+_EVALUATED: Final = ("casts", "checks", "orders")
+_SAID: Final = {
+    "attributes": "the attributes of {} have changed",
+    "casts": "a cast of {} was created or dropped",
+    "checks": "a constraint of {} has changed",
+    "orders": "an operator class of {} has changed",
+}
+
+_WORD: Final = r'"(?:[^"]|"")+"|(?:[A-Za-z_]|[^\x01-\x7f])(?:[\w$]|[^\x01-\x7f])*'
+_TOKENS: Final = f"""
+SELECT CASE WHEN m[1] LIKE '"%%' THEN replace(substr(m[1], 2, length(m[1]) - 2), '""', '"')
+            ELSE m[1] END AS word
+  FROM regexp_matches(f.prosrc, $re$({_WORD})$re$, 'g') m
+UNION SELECT lower(m[1]) FROM regexp_matches(f.prosrc, $re$({_WORD})$re$, 'g') m
+ WHERE m[1] NOT LIKE '"%%'"""
+# A body is text to Postgres where it is not kept as a tree, with its dependencies.
+_BODIES: Final = """
+  pg_catalog.pg_proc f JOIN pg_catalog.pg_language l ON l.oid = f.prolang
+   AND l.lanname NOT IN ('internal', 'c') AND f.prosqlbody IS NULL"""
+
+# With ``deep`` everything counts that Postgres runs; without, only what values look like.
+_FIND: Final = f"""
+WITH RECURSIVE used (catalog, oid) AS (
+  SELECT r.catalog::regclass::oid, r.oid::oid
+    FROM jsonb_to_recordset(%(roots)s) r (catalog text, oid bigint)
+  UNION
+  SELECT n.catalog, n.oid FROM used u CROSS JOIN LATERAL (
+    SELECT d.refclassid AS catalog, d.refobjid AS oid FROM pg_catalog.pg_depend d
+     WHERE %(deep)s AND d.classid = u.catalog AND d.objid = u.oid
+    UNION ALL
+    SELECT 'pg_type'::regclass, x.oid FROM pg_catalog.pg_type t CROSS JOIN LATERAL (
+        SELECT t.typelem UNION ALL SELECT t.typbasetype
+        UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
+          WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0
+        UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r
+          WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid)
+     WHERE u.catalog = 'pg_type'::regclass AND t.oid = u.oid
+    UNION ALL
+    SELECT x.catalog, x.oid FROM (
+        SELECT 'pg_cast'::regclass, k.oid FROM pg_catalog.pg_cast k
+         WHERE u.oid IN (k.castsource, k.casttarget)
+        UNION ALL SELECT 'pg_constraint'::regclass, k.oid
+          FROM pg_catalog.pg_constraint k WHERE k.contypid = u.oid
+        UNION ALL SELECT 'pg_opclass'::regclass, o.oid
+          FROM pg_catalog.pg_opclass o WHERE o.opcintype = u.oid) x (catalog, oid)
+     WHERE %(deep)s AND u.catalog = 'pg_type'::regclass
+    UNION ALL
+    SELECT x.catalog, x.oid FROM (
+        SELECT 'pg_amop'::regclass, a.oid FROM pg_catalog.pg_amop a
+         WHERE a.amopfamily = u.oid
+        UNION ALL SELECT 'pg_amproc'::regclass, a.oid FROM pg_catalog.pg_amproc a
+         WHERE a.amprocfamily = u.oid) x (catalog, oid)
+     WHERE %(deep)s AND u.catalog = 'pg_opfamily'::regclass
+    UNION ALL
+    SELECT 'pg_ts_dict'::regclass, m.mapdict FROM pg_catalog.pg_ts_config_map m
+     WHERE %(deep)s AND u.catalog = 'pg_ts_config'::regclass AND m.mapcfg = u.oid
+    UNION ALL
+    SELECT x.catalog, x.oid FROM {_BODIES} CROSS JOIN LATERAL ({_TOKENS}) w
+     CROSS JOIN LATERAL (
+        SELECT 'pg_proc'::regclass, g.oid FROM pg_catalog.pg_proc g
+         WHERE g.proname = w.word::name
+        UNION ALL SELECT 'pg_type'::regclass, t.oid FROM pg_catalog.pg_type t
+         WHERE t.typname = w.word::name AND NOT EXISTS (SELECT FROM pg_catalog.pg_class k
+           WHERE k.oid = t.typrelid AND k.relkind <> 'c')) x (catalog, oid)
+     WHERE %(deep)s AND u.catalog = 'pg_proc'::regclass AND f.oid = u.oid
+    UNION ALL
+    SELECT 'pg_operator'::regclass, o.oid FROM {_BODIES}
+      JOIN pg_catalog.pg_operator o ON strpos(f.prosrc, o.oprname) > 0
+     WHERE %(deep)s AND u.catalog = 'pg_proc'::regclass AND f.oid = u.oid) n
+   WHERE n.oid >= %(user)s OR n.catalog IN (
+     'pg_namespace'::regclass, 'pg_ts_dict'::regclass) AND n.oid <> 11)
+SELECT c.relname, array_agg(u.oid::bigint) FROM used u
+  JOIN pg_catalog.pg_class c ON c.oid = u.catalog WHERE u.oid <> 0 GROUP BY c.relname"""
+_WORDS: Final = f"""
+SELECT DISTINCT w.word FROM {_BODIES} CROSS JOIN LATERAL ({_TOKENS}) w
+ WHERE f.oid = ANY (%s::oid[]) ORDER BY 1"""
+_CALLED: Final = """
+SELECT 'called', w.i, NULL, NULL, string_agg(g.oid::text, ',' ORDER BY g.oid), NULL::jsonb
+  FROM ROWS FROM (unnest(%(words)s::text[]), unnest(%(lists)s::int[])) w (word, i)
+  JOIN pg_catalog.pg_proc g ON g.proname = w.word::name AND g.oid >= %(user)s
+ GROUP BY w.i"""
+
+
+def find(
+    conn: Connection, roots: Mapping[str, Collection[int]], *, deep: bool
+) -> Definitions:
+    """What ``roots`` (OIDs by catalog) depend on, as it is now.
+
+    ``deep``: Postgres evaluates something, so what it runs for that counts too.
+    """
+    listed = [{"catalog": c, "oid": o} for c, oids in roots.items() for o in oids]
+    asked = {"roots": Jsonb(listed), "deep": deep, "user": FIRST_USER_OID}
+    found = dict(conn.execute(_FIND, asked).fetchall()) if listed else {}
+    bodies = found.get("pg_proc", []) if deep else []
+    rows = conn.execute(_WORDS, (bodies,)).fetchall() if bodies else []
+    known: Definitions = {
+        "objects": {
+            f"{catalog}:{oid}": {}
+            for catalog in _WRITTEN
+            for oid in sorted(found.get(catalog, ()))
+        },
+        "words": [row[0] for row in rows],
+        "deep": deep,
+    }
+    return read(conn, [known])[0]
+
+
+def read(conn: Connection, known: Iterable[Definitions]) -> list[Definitions]:
+    """For each of ``known``, what there is of the same things now, all of one moment."""
+    return _read(conn, list(known), ", ".join(_FULL))
+
+
+def marks(conn: Connection, known: Iterable[Definitions]) -> list[Marks]:
+    """As ``read``, for ``changed`` only."""
+    return _read(conn, list(known), "NULL::text, NULL::text")
+
+
+def changed(before: Definitions, now: Marks) -> bool:
+    """Whether ``now`` is of something else than ``before``."""
+    if before.get("called") != now.get("called"):
+        return True
+    objects = now["objects"]
+    return any(
+        key not in objects or _differs(entry, objects[key]) is not None
+        for key, entry in before["objects"].items()
+    )
+
+
+def difference(
+    before: Definitions, now: Definitions, *, quiet: bool = False
+) -> Iterator[str]:
+    """What has happened, in words; ``quiet``: nothing was evaluated in between.
+
+    Then it does not matter what something may have been for a while.
+    """
+    for key, old in before["objects"].items():
+        new = now["objects"].get(key)
+        if new is None:
+            yield f"{old['name']} was dropped"
+            continue
+        what = _differs(old, new)
+        if what is None:
+            continue
+        if old["name"] != new["name"]:
+            yield f"{old['name']} was renamed to {new['name']}"
+        elif what == "labels":
+            yield from _labels_changed(old, new)
+        elif what in _SAID:
+            yield _SAID[what].format(old["name"])
+        elif old["content"] != new["content"]:
+            said = "replaced" if key.startswith("pg_proc") else "altered"
+            yield f"{old['name']} was {said}"
+        elif not quiet:
+            yield f"{old['name']} was altered, and may have been another for a while"
+    if before.get("called") != now.get("called"):
+        yield "a function of a name that is called was created or dropped"
+
+
+def relations(known: Definitions) -> set[int]:
+    """Tables whose rows are used as such, by OID."""
+    return {e["relation"] for e in known["objects"].values() if e.get("relation")}
+
+
+def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """The part of an object that is not what it was; new labels of an enum are harmless."""
+    has = new.get("labels") or {}
+    for oid, label in (old.get("labels") or {}).items():
+        if has.get(oid) != label:
+            return "labels"
+    for part in (*_SAID, "written"):
+        if part in old and old[part] != new.get(part):
+            return part
+    return None
+
+
+def _labels_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    has = new.get("labels") or {}
+    for oid, (label, written) in old["labels"].items():
+        found = has.get(oid)
+        if found is None or found[0] != label:
+            yield f'label "{label}" of {old["name"]} was renamed'
+        elif found[1] != written:
+            yield (
+                f'label "{label}" of {old["name"]} was altered,'
+                " and may have been another for a while"
+            )
+
+
+_FULL: Final = (
+    "(SELECT concat_ws(' ', i.type, i.identity)"
+    " FROM pg_catalog.pg_identify_object('{catalog}'::regclass, c.oid, 0) i)",
+    f"md5((to_jsonb(c) - '{{{{{','.join(_ALIKE)}}}}}'::text[])::text)",
+)
+
+
+def _read(
+    conn: Connection, known: list[Definitions], more: str
+) -> list[Definitions]:
+    oids: dict[str, set[int]] = {}
+    for view in known:
+        for key in view["objects"]:
+            catalog, _, oid = key.partition(":")
+            oids.setdefault(catalog, set()).add(int(oid))
+    words = [(w, i) for i, view in enumerate(known) for w in view.get("words", ())]
+    asked = {catalog: sorted(found) for catalog, found in oids.items()}
+    branches = [_branch(catalog, more) for catalog in sorted(asked)]
+    if words:
+        branches.append(_CALLED)
+    found: dict[str, dict[str, Any]] = {}
+    called: dict[int, str] = {}
+    if branches:
+        rows = conn.execute(
+            " UNION ALL ".join(branches),
+            {
+                **asked,
+                "user": FIRST_USER_OID,
+                "words": [word for word, _ in words],
+                "lists": [i for _, i in words],
+            },
+            prepare=True,
+        ).fetchall()
+        for catalog, oid, name, content, written, parts in rows:
+            if catalog == "called":
+                called[oid] = written
+                continue
+            entry = {"name": name, "content": content, "written": written}
+            found[f"{catalog}:{oid}"] = entry | (parts or {})
+    return [_narrow(view, found, called.get(i)) for i, view in enumerate(known)]
+
+
+def _branch(catalog: str, more: str) -> str:
+    parts = "NULL::jsonb"
+    if catalog == "pg_type":
+        pairs = ", ".join(f"'{name}', {text}" for name, text in _PARTS.items())
+        parts = f"jsonb_build_object('relation', c.typrelid::bigint, {pairs})"
+    return (
+        f"SELECT '{catalog}', c.oid::bigint, {more.format(catalog=catalog)},"  # noqa: S608
+        f" {_WRITTEN[catalog]}, {parts} FROM pg_catalog.{catalog} c"
+        f" WHERE c.oid = ANY (%({catalog})s::oid[])"
+    )
+
+
+def _narrow(
+    known: Definitions, found: Mapping[str, dict[str, Any]], called: str | None
+) -> Definitions:
+    """``found`` as far as it concerns ``known``."""
+    left_out = () if known["deep"] else _EVALUATED
+    objects = {
+        key: {k: v for k, v in found[key].items() if k not in left_out}
+        for key in known["objects"]
+        if key in found
+    }
+    return known | {"objects": objects, "called": called}
