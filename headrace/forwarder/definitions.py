@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from headrace.types import FIRST_USER_OID
 
@@ -76,6 +75,7 @@ _PARTS: Final = {
     "orders": "(SELECT string_agg(concat_ws(':', o.oid, o.xmin::text), ',' ORDER BY o.oid)"
     " FROM pg_catalog.pg_opclass o WHERE o.oid >= %(user)s AND o.opcintype = c.oid)",
 }
+_PG_CATALOG: Final = 11
 _EVALUATED: Final = ("casts", "checks", "orders")
 _SAID: Final = {
     "attributes": "the attributes of {} have changed",
@@ -90,68 +90,63 @@ SELECT CASE WHEN m[1] LIKE '"%%' THEN replace(substr(m[1], 2, length(m[1]) - 2),
             ELSE m[1] END AS word
   FROM regexp_matches(f.prosrc, $re$({_WORD})$re$, 'g') m
 UNION SELECT lower(m[1]) FROM regexp_matches(f.prosrc, $re$({_WORD})$re$, 'g') m
- WHERE m[1] NOT LIKE '"%%'"""
+ WHERE m[1] NOT LIKE '"%%'"""  # noqa: S608
 # A body is text to Postgres where it is not kept as a tree, with its dependencies.
 _BODIES: Final = """
-  pg_catalog.pg_proc f JOIN pg_catalog.pg_language l ON l.oid = f.prolang
-   AND l.lanname NOT IN ('internal', 'c') AND f.prosqlbody IS NULL"""
-
-# With ``deep`` everything counts that Postgres runs; without, only what values look like.
-_FIND: Final = f"""
-WITH RECURSIVE used (catalog, oid) AS (
-  SELECT r.catalog::regclass::oid, r.oid::oid
-    FROM jsonb_to_recordset(%(roots)s) r (catalog text, oid bigint)
-  UNION
-  SELECT n.catalog, n.oid FROM used u CROSS JOIN LATERAL (
-    SELECT d.refclassid AS catalog, d.refobjid AS oid FROM pg_catalog.pg_depend d
-     WHERE %(deep)s AND d.classid = u.catalog AND d.objid = u.oid
-    UNION ALL
-    SELECT 'pg_type'::regclass, x.oid FROM pg_catalog.pg_type t CROSS JOIN LATERAL (
-        SELECT t.typelem UNION ALL SELECT t.typbasetype
-        UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
-          WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0
-        UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r
-          WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid)
-     WHERE u.catalog = 'pg_type'::regclass AND t.oid = u.oid
-    UNION ALL
-    SELECT x.catalog, x.oid FROM (
-        SELECT 'pg_cast'::regclass, k.oid FROM pg_catalog.pg_cast k
-         WHERE u.oid IN (k.castsource, k.casttarget)
-        UNION ALL SELECT 'pg_constraint'::regclass, k.oid
-          FROM pg_catalog.pg_constraint k WHERE k.contypid = u.oid
-        UNION ALL SELECT 'pg_opclass'::regclass, o.oid
-          FROM pg_catalog.pg_opclass o WHERE o.opcintype = u.oid) x (catalog, oid)
-     WHERE %(deep)s AND u.catalog = 'pg_type'::regclass
-    UNION ALL
-    SELECT x.catalog, x.oid FROM (
-        SELECT 'pg_amop'::regclass, a.oid FROM pg_catalog.pg_amop a
-         WHERE a.amopfamily = u.oid
-        UNION ALL SELECT 'pg_amproc'::regclass, a.oid FROM pg_catalog.pg_amproc a
-         WHERE a.amprocfamily = u.oid) x (catalog, oid)
-     WHERE %(deep)s AND u.catalog = 'pg_opfamily'::regclass
-    UNION ALL
-    SELECT 'pg_ts_dict'::regclass, m.mapdict FROM pg_catalog.pg_ts_config_map m
-     WHERE %(deep)s AND u.catalog = 'pg_ts_config'::regclass AND m.mapcfg = u.oid
-    UNION ALL
-    SELECT x.catalog, x.oid FROM {_BODIES} CROSS JOIN LATERAL ({_TOKENS}) w
-     CROSS JOIN LATERAL (
-        SELECT 'pg_proc'::regclass, g.oid FROM pg_catalog.pg_proc g
-         WHERE g.proname = w.word::name
-        UNION ALL SELECT 'pg_type'::regclass, t.oid FROM pg_catalog.pg_type t
-         WHERE t.typname = w.word::name AND NOT EXISTS (SELECT FROM pg_catalog.pg_class k
-           WHERE k.oid = t.typrelid AND k.relkind <> 'c')) x (catalog, oid)
-     WHERE %(deep)s AND u.catalog = 'pg_proc'::regclass AND f.oid = u.oid
-    UNION ALL
-    SELECT 'pg_operator'::regclass, o.oid FROM {_BODIES}
-      JOIN pg_catalog.pg_operator o ON strpos(f.prosrc, o.oprname) > 0
-     WHERE %(deep)s AND u.catalog = 'pg_proc'::regclass AND f.oid = u.oid) n
-   WHERE n.oid >= %(user)s OR n.catalog IN (
-     'pg_namespace'::regclass, 'pg_ts_dict'::regclass) AND n.oid <> 11)
-SELECT c.relname, array_agg(u.oid::bigint) FROM used u
-  JOIN pg_catalog.pg_class c ON c.oid = u.catalog WHERE u.oid <> 0 GROUP BY c.relname"""
+SELECT f.oid, f.prosrc FROM pg_catalog.pg_proc f
+  JOIN pg_catalog.pg_language l ON l.oid = f.prolang
+ WHERE f.oid = ANY (%(oids)s::oid[]) AND l.lanname NOT IN ('internal', 'c')
+   AND f.prosqlbody IS NULL"""
 _WORDS: Final = f"""
-SELECT DISTINCT w.word FROM {_BODIES} CROSS JOIN LATERAL ({_TOKENS}) w
- WHERE f.oid = ANY (%s::oid[]) ORDER BY 1"""
+SELECT DISTINCT w.word FROM ({_BODIES} OFFSET 0) f CROSS JOIN LATERAL ({_TOKENS}) w
+ ORDER BY 1"""  # noqa: S608
+
+# What objects of a catalog lead to, step by step: (catalog, OID).  The dependencies that Postgres
+# keeps, then those of which it only knows the other end.
+_DEPENDENCIES: Final = """
+SELECT d.refclassid, d.refobjid FROM pg_catalog.pg_depend d
+ WHERE d.classid = %(catalog)s::regclass AND d.objid = ANY (%(oids)s::oid[])"""
+_MADE_OF: Final = """
+SELECT 'pg_type'::regclass::oid, x.oid FROM pg_catalog.pg_type t CROSS JOIN LATERAL (
+    SELECT t.typelem UNION ALL SELECT t.typbasetype
+    UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
+      WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0
+    UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r
+      WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid)
+ WHERE t.oid = ANY (%(oids)s::oid[])"""
+_MORE: Final = {
+    "pg_type": """
+SELECT 'pg_cast'::regclass::oid, k.oid FROM pg_catalog.pg_cast k
+ WHERE k.castsource = ANY (%(oids)s::oid[]) OR k.casttarget = ANY (%(oids)s::oid[])
+UNION ALL SELECT 'pg_constraint'::regclass, k.oid FROM pg_catalog.pg_constraint k
+ WHERE k.contypid = ANY (%(oids)s::oid[])
+UNION ALL SELECT 'pg_opclass'::regclass, o.oid FROM pg_catalog.pg_opclass o
+ WHERE o.opcintype = ANY (%(oids)s::oid[])""",
+    "pg_opfamily": """
+SELECT 'pg_amop'::regclass::oid, a.oid FROM pg_catalog.pg_amop a
+ WHERE a.amopfamily = ANY (%(oids)s::oid[])
+UNION ALL SELECT 'pg_amproc'::regclass, a.oid FROM pg_catalog.pg_amproc a
+ WHERE a.amprocfamily = ANY (%(oids)s::oid[])""",
+    "pg_ts_config": """
+SELECT 'pg_ts_dict'::regclass::oid, m.mapdict FROM pg_catalog.pg_ts_config_map m
+ WHERE m.mapcfg = ANY (%(oids)s::oid[])""",
+    "pg_proc": f"""
+WITH body AS MATERIALIZED ({_BODIES}), word AS MATERIALIZED (
+    SELECT DISTINCT w.word::name AS word FROM body f CROSS JOIN LATERAL ({_TOKENS}) w)
+SELECT 'pg_proc'::regclass::oid, g.oid FROM word JOIN pg_catalog.pg_proc g
+    ON g.proname = word.word AND g.oid >= %(user)s
+UNION ALL SELECT 'pg_type'::regclass, t.oid FROM word JOIN pg_catalog.pg_type t
+    ON t.typname = word.word AND t.oid >= %(user)s
+ WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class k
+   WHERE k.oid = t.typrelid AND k.relkind <> 'c')
+UNION ALL SELECT 'pg_operator'::regclass, o.oid FROM body JOIN pg_catalog.pg_operator o
+    ON o.oid >= %(user)s AND strpos(body.prosrc, o.oprname) > 0""",  # noqa: S608
+}
+_OWN_NUMBERS: Final = ("pg_namespace", "pg_ts_dict")
+"""Catalogs whose rows count also where they came with Postgres."""
+_CATALOGS: Final = """
+SELECT c.oid::bigint, c.relname FROM pg_catalog.pg_class c
+ WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relname = ANY (%s)"""
 _CALLED: Final = """
 SELECT 'called', w.i, NULL, NULL, string_agg(g.oid::text, ',' ORDER BY g.oid), NULL::jsonb
   FROM ROWS FROM (unnest(%(words)s::text[]), unnest(%(lists)s::int[])) w (word, i)
@@ -166,11 +161,9 @@ def find(
 
     ``deep``: Postgres evaluates something, so what it runs for that counts too.
     """
-    listed = [{"catalog": c, "oid": o} for c, oids in roots.items() for o in oids]
-    asked = {"roots": Jsonb(listed), "deep": deep, "user": FIRST_USER_OID}
-    found = dict(conn.execute(_FIND, asked).fetchall()) if listed else {}
-    bodies = found.get("pg_proc", []) if deep else []
-    rows = conn.execute(_WORDS, (bodies,)).fetchall() if bodies else []
+    found = _reached(conn, roots, deep=deep)
+    bodies = sorted(found.get("pg_proc", ())) if deep else []
+    rows = conn.execute(_WORDS, {"oids": bodies}).fetchall() if bodies else []
     known: Definitions = {
         "objects": {
             f"{catalog}:{oid}": {}
@@ -181,6 +174,32 @@ def find(
         "deep": deep,
     }
     return read(conn, [known])[0]
+
+
+def _reached(
+    conn: Connection, roots: Mapping[str, Collection[int]], *, deep: bool
+) -> dict[str, set[int]]:
+    """OIDs by catalog of all that ``roots`` lead to."""
+    followed = (*_WRITTEN, "pg_cast", "pg_constraint", "pg_amop", "pg_amproc")
+    names = dict(conn.execute(_CATALOGS, (list(followed),)).fetchall())
+    found: dict[str, set[int]] = {c: set() for c in followed}
+    new = {c: set(oids) - {0} for c, oids in roots.items() if c in found}
+    while any(new.values()):
+        reached: dict[str, set[int]] = {c: set() for c in followed}
+        for catalog, oids in new.items():
+            found[catalog] |= oids
+            asked = {"catalog": catalog, "oids": sorted(oids), "user": FIRST_USER_OID}
+            steps = [_MADE_OF] if catalog == "pg_type" else []
+            if deep:
+                steps += [_DEPENDENCIES, *filter(None, [_MORE.get(catalog)])]
+            for step in steps if oids else ():
+                for number, oid in conn.execute(step, asked):
+                    other = names.get(number)
+                    if other and (oid >= FIRST_USER_OID or other in _OWN_NUMBERS):
+                        reached[other].add(oid)
+        new = {c: oids - found[c] - {0} for c, oids in reached.items()}
+    found["pg_namespace"].discard(_PG_CATALOG)
+    return found
 
 
 def read(conn: Connection, known: Iterable[Definitions]) -> list[Definitions]:
@@ -271,9 +290,7 @@ _FULL: Final = (
 )
 
 
-def _read(
-    conn: Connection, known: list[Definitions], more: str
-) -> list[Definitions]:
+def _read(conn: Connection, known: list[Definitions], more: str) -> list[Definitions]:
     oids: dict[str, set[int]] = {}
     for view in known:
         for key in view["objects"]:

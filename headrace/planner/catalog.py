@@ -258,9 +258,7 @@ class Catalog:
         self.mentioned |= types - {0}
         self._load_functions(functions)
         self._load_collations(collations)
-        self.others.update(
-            ("pg_operator", o) for o in operators if o >= FIRST_USER_OID
-        )
+        self.others.update(("pg_operator", o) for o in operators if o >= FIRST_USER_OID)
         self.others.update(
             ("pg_collation", o) for o in collations if o not in (0, _DEFAULT_COLLATION)
         )

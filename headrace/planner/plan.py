@@ -131,16 +131,25 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             relations=frozenset(sources.relations),
             views=frozenset(sources.views),
             results=frozenset(sources.results),
-            named=_named(conn, sources, catalog),
+            named=_named(conn, sources, catalog, settings),
             generated=frozenset(sources.generated),
         )
 
 
 def _named(
-    conn: Connection, sources: Sources, catalog: Catalog
+    conn: Connection, sources: Sources, catalog: Catalog, settings: dict[str, str]
 ) -> tuple[dict[str, Any], ...]:
     functions = catalog.user_functions()
-    return tuple(names(conn, sources.named, catalog.mentioned, functions))
+    return tuple(
+        names(
+            conn,
+            sources.named,
+            catalog.mentioned,
+            functions,
+            catalog.others,
+            _kept(settings, catalog),
+        )
+    )
 
 
 def _kept(settings: dict[str, str], catalog: Catalog) -> dict[str, str]:

@@ -6,14 +6,13 @@ occurrence of a relation can be written anew, under the name that the rest of th
 
     FROM public.orders JOIN …   →   FROM "public"."purchases" "orders" ("id", "amount") JOIN …
 
-Types and functions of users have their OIDs kept too; they stand behind ``::`` and before ``(``.
+Types, functions, operators and their like have their OIDs kept too (``objects``).
 Postgres prints relations only as ``schema.name`` behind FROM, JOIN, ONLY, a comma or a parenthesis.
 How many there are is known from the parse tree; any other number is refused.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,17 +20,13 @@ from typing import Any, Final
 from psycopg import sql
 
 from headrace.errors import UnsupportedError
+from headrace.planner import objects
 from headrace.planner.catalog import Connection
+from headrace.planner.objects import KEYWORD, NAME, TOKEN, plain
 
 _Write = Callable[[str, Sequence[str]], str]
 """SQL of an occurrence of a relation, by its alias and the columns that this names."""
 
-_TOKEN: Final = re.compile(
-    r"""E'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d][\w$]*|\s+|.""",
-    re.DOTALL,
-)
-_NAME: Final = re.compile(r"[^\W\d]|\"")
-_KEYWORD: Final = re.compile(r"[A-Z]+")
 _BEFORE: Final = frozenset({"from", "join", "only", ",", "("})
 _DEPTH_MAX: Final = 100
 
@@ -41,13 +36,6 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, (
    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = ANY (%s::oid[])"""
-_OBJECTS: Final = """
-SELECT 'type', t.oid::bigint, n.nspname, t.typname FROM pg_type t
-  JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.oid = ANY (%(types)s::oid[])
-UNION ALL
-SELECT 'function', f.oid::bigint, n.nspname, f.proname FROM pg_proc f
-  JOIN pg_namespace n ON n.oid = f.pronamespace WHERE f.oid = ANY (%(functions)s::oid[])
- ORDER BY 1, 2"""
 _USER_TYPES: Final = """
 SELECT DISTINCT coalesce(nullif(t.typelem, 0), t.oid)::bigint FROM pg_type t
  WHERE (t.oid = ANY (%s::oid[]) OR t.typrelid = ANY (%s::oid[])) AND t.oid >= 16384"""
@@ -75,37 +63,42 @@ def names(
     counts: dict[int, int],
     types: Iterable[int] = (),
     functions: Iterable[int] = (),
+    others: Iterable[tuple[str, int]] = (),
+    settings: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """What is kept of what a query names, relations ``counts[oid]`` times: plain JSON."""
     rows = conn.execute(_USER_TYPES, (sorted(types), list(counts))).fetchall()
-    found = _objects(conn, [row[0] for row in rows], sorted(functions))
-    others = [
-        {"kind": kind, "oid": oid, "schema": schema, "name": name}
-        for (kind, oid), (schema, name) in found.items()
-    ]
-    return others + [
+    kinds = [row[0] for row in rows]
+    found = objects.kept(conn, kinds, functions, others, settings or {})
+    return found + [
         {
             "oid": oid,
-            "schema": found.schema,
-            "name": found.name,
-            "columns": [list(column) for column in found.columns],
+            "schema": there.schema,
+            "name": there.name,
+            "columns": [list(column) for column in there.columns],
             "count": counts[oid],
         }
-        for oid, found in sorted(_look(conn, list(counts)).items())
+        for oid, there in sorted(_look(conn, list(counts)).items())
     ]
 
 
 def present(
-    conn: Connection, canonical: str, named: list[dict[str, Any]] | None
+    conn: Connection,
+    canonical: str,
+    named: list[dict[str, Any]] | None,
+    *,
+    loosely: bool = False,
 ) -> str:
     """``canonical`` with the names of today; what was dropped keeps its old one.
+
+    ``loosely`` as for ``objects.rewritten``.
 
     Raises:
         UnsupportedError: something was renamed, and the text cannot be followed.
     """
     if not named:
         return canonical
-    canonical = _present_objects(conn, canonical, named)
+    canonical = objects.rewritten(conn, canonical, named, loosely=loosely)
     relations = [entry for entry in named if "columns" in entry]
     now = _look(conn, [entry["oid"] for entry in relations])
     new: dict[tuple[str, str], _Write] = {}
@@ -163,61 +156,6 @@ def _definition(conn: Connection, oid: int, depth: int) -> str | None:
     return _rewrite(text, new, None)
 
 
-def _objects(
-    conn: Connection, types: list[int], functions: list[int]
-) -> dict[tuple[str, int], tuple[str, str]]:
-    """Schema and name of types and functions, by their kind and OID."""
-    rows = conn.execute(_OBJECTS, {"types": types, "functions": functions}).fetchall()
-    return {(kind, oid): (schema, name) for kind, oid, schema, name in rows}
-
-
-def _present_objects(
-    conn: Connection, canonical: str, named: list[dict[str, Any]]
-) -> str:
-    """``canonical`` with the names that its types and functions have now."""
-    had = {
-        (entry["kind"], entry["oid"]): (entry["schema"], entry["name"])
-        for entry in named
-        if "kind" in entry
-    }
-    types, functions = (
-        [o for k, o in had if k == kind] for kind in ("type", "function")
-    )
-    now = _objects(conn, types, functions) if had else {}
-    called: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
-    for key, old in had.items():
-        called.setdefault((key[0], *old), set()).add(now.get(key, old))
-    new = {}
-    for (kind, *old_name), found in called.items():
-        if found == {tuple(old_name)}:
-            continue
-        if len(found) > 1:
-            raise UnsupportedError(
-                f"the query names more than one {kind} {'.'.join(old_name)},"
-                " and one was renamed",
-                hint="Run CALL headrace.alter_view(name, query) with the new names.",
-            )
-        new[kind, old_name[0], old_name[1]] = sql.Identifier(*found.pop()).as_string()
-    if not new:
-        return canonical
-    tokens = _TOKEN.findall(canonical)
-    solid = [at for at, token in enumerate(tokens) if not token.isspace()]
-    words = ["", "", *(tokens[at] for at in solid), ""]
-    for place, at in enumerate(solid[:-2]):
-        before, (schema, dot, name, after) = (
-            words[place : place + 2],
-            words[place + 2 : place + 6],
-        )
-        if dot != "." or not (_NAME.match(schema) and _NAME.match(name)):
-            continue
-        kind = "type" if before == [":", ":"] else "function" if after == "(" else ""
-        written = new.get((kind, _plain(schema), _plain(name)))
-        if written is not None:
-            last = solid[place + 2]
-            tokens[at : last + 1] = [written] + [""] * (last - at)
-    return "".join(tokens)
-
-
 def _look(conn: Connection, oids: list[int]) -> dict[int, _Present]:
     rows = conn.execute(_PRESENT, (oids,)).fetchall()
     return {
@@ -267,7 +205,7 @@ def _rewrite(
 ) -> str:
     if not new:
         return text
-    tokens = _TOKEN.findall(text)
+    tokens = TOKEN.findall(text)
     solid = [at for at, token in enumerate(tokens) if not token.isspace()]
     found = dict.fromkeys(new, 0)
     for place, end, key, alias, listed in _occurrences(tokens, solid):
@@ -281,7 +219,7 @@ def _rewrite(
         names = ", ".join(".".join(k) for k in found if found[k] != counts.get(k))
         raise UnsupportedError(
             f"the query names {names}, which was renamed, in a way that cannot be followed",
-            hint="Run CALL headrace.alter_view(name, query) with the new names.",
+            hint=objects.ALTER,
         )
     return "".join(tokens)
 
@@ -294,30 +232,26 @@ def _occurrences(
     for place in range(1, len(words) - 2):
         if words[place + 1] != "." or words[place - 1].lower() not in _BEFORE:
             continue
-        if not (_NAME.match(words[place]) and _NAME.match(words[place + 2])):
+        if not (NAME.match(words[place]) and NAME.match(words[place + 2])):
             continue
         after = [*words[place + 3 : place + 5], "", ""]
         if after[0] in (".", "("):
             continue
         alias, end = None, place + 2
         listed: tuple[str, ...] = ()
-        if _NAME.match(after[0]) and not _KEYWORD.fullmatch(after[0]):
-            alias, end = _plain(after[0]), place + 3
+        if NAME.match(after[0]) and not KEYWORD.fullmatch(after[0]):
+            alias, end = plain(after[0]), place + 3
             if after[1] == "(":
                 end = words.index(")", end)
                 inside = words[place + 5 : end]
-                listed = tuple(_plain(word) for word in inside if word != ",")
+                listed = tuple(plain(word) for word in inside if word != ",")
         yield (
             place,
             end,
-            (_plain(words[place]), _plain(words[place + 2])),
+            (plain(words[place]), plain(words[place + 2])),
             alias,
             listed,
         )
-
-
-def _plain(word: str) -> str:
-    return word[1:-1].replace('""', '"') if word.startswith('"') else word
 
 
 def _quote(name: str) -> str:

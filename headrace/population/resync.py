@@ -27,7 +27,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.forwarder.fingerprint import Facts
-from headrace.planner import Planned, PlanRequest
+from headrace.planner import Planned, PlanRequest, objects
 from headrace.planner.present import present
 from headrace.population import catalog, names
 from headrace.population.connect import Connection, as_headrace
@@ -52,6 +52,8 @@ class Stored:
     settings: dict[str, str]
     schema: str
     name: str
+    named: tuple[dict[str, Any], ...]
+    """What ``canonical`` names, by OID."""
 
 
 def resync_view(
@@ -78,11 +80,7 @@ def resync_view(
                 raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
             check_not_live(context, view)
             stored = read(conn, view)
-            planned, planned_under = plan_with_facts(
-                conn,
-                context.settings,
-                PlanRequest(stored.canonical, view.owner, stored.settings),
-            )
+            planned, planned_under = _plan_again(context, conn, view, stored)
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -93,6 +91,44 @@ def resync_view(
     resync = _Resync(context, job, view, stored, planned, planned_under)
     rows = resync.populate()
     return {"view_id": resync.view_id, "rows": rows, "notice": resync.notice}
+
+
+def _plan_again(
+    context: Context, conn: Connection, view: ViewRow, stored: Stored
+) -> tuple[Planned, Facts]:
+    """The plan of a stored query under the names of today, of the objects that it has named.
+
+    Raises:
+        UnsupportedError: something was renamed, and the text cannot be followed.
+    """
+    named = stored.named
+    settings = objects.followed(conn, stored.settings, named)
+
+    def attempt(*, loosely: bool) -> tuple[Planned, Facts]:
+        found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
+        text = present(conn, stored.canonical, list(named), loosely=loosely)
+        request = PlanRequest(text, view.owner, settings | found)
+        return plan_with_facts(conn, context.settings, request)
+
+    try:
+        first = attempt(loosely=False)
+    except UnsupportedError:
+        # What had one name may have several now.
+        first = attempt(loosely=True)
+    missing, moved = objects.lost(conn, named, first[0].named)
+    if not missing:
+        return first
+    # Operators that Postgres does not print are found by their schemas.
+    second = attempt(loosely=True)
+    if not objects.lost(conn, named, second[0].named)[0]:
+        return second
+    if moved:
+        raise UnsupportedError(
+            f"the query names {missing[0]}, which was renamed or moved, in a way that"
+            " cannot be followed",
+            hint=objects.ALTER,
+        )
+    return first
 
 
 def alter_view(
@@ -111,7 +147,7 @@ def alter_view(
                 conn, request.name, request.caller, request.settings
             )
             check_not_live(context, view)
-            stored = read(conn, view, follow=False)
+            stored = read(conn, view)
             # Whoever asks, the view's owner is whose rights count from then on.
             planned, planned_under = plan_with_facts(
                 conn,
@@ -145,14 +181,14 @@ def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
         )
 
 
-def read(conn: Connection, view: ViewRow, *, follow: bool = True) -> Stored:
-    """The view as it was created; ``follow``: its query with the names of today.
+def read(conn: Connection, view: ViewRow) -> Stored:
+    """The view as it was created.
 
     Raises:
         UnsupportedError: by a version that did not keep enough of it.
     """
     row: Any = conn.execute(
-        "SELECT canonical, named, options, settings, schema_name, view_name"
+        "SELECT canonical, options, settings, schema_name, view_name, named"
         " FROM headrace.views WHERE id = %s",
         (view.id,),
     ).fetchone()
@@ -163,8 +199,8 @@ def read(conn: Connection, view: ViewRow, *, follow: bool = True) -> Stored:
             f'view "{view.name}" was created by an earlier version of headrace',
             hint="Drop the view and create it again.",
         )
-    canonical = present(conn, row[0], row[1]) if follow else row[0]
-    return Stored(canonical, *row[2:])
+    canonical, options, settings, schema, name, named = row
+    return Stored(canonical, options, settings, schema, name, tuple(named or ()))
 
 
 class _Resync(Population):

@@ -95,7 +95,8 @@ class Engine:
         self._last_pid: int | None = None
         self._decoder = Decoder()
         self._sink: Final = SinkThread(self.pipeline, self._poke)
-        self._processor = batches.Processor(settings, lambda u: self.watch.altered(u))
+        self.watch = Watch(self)
+        self._processor = batches.Processor(settings, self.watch.altered)
         self._taken = Position(0, 0)
         """What is taken from the stream: committed, or in flight."""
         self._inbox: deque[Callable[[], None]] = deque()
@@ -104,7 +105,6 @@ class Engine:
         self._stopping = False
         self._answering = False
         self.lifecycle = lifecycle.Lifecycle(self)
-        self.watch = Watch(self)
         self.sharing: Final = Sharing(self)
         self.durability: Final = Durability(self)
         self.ticker: Final = Ticker(self)
@@ -360,9 +360,7 @@ class Engine:
         if outcome.failed:
             self._stop_failed(outcome, frames, txid)
         parts = [
-            Part.of(
-                view, outcome.diffs.get(view.id), self.watch.definitions(view)
-            )
+            Part.of(view, outcome.diffs.get(view.id), self.watch.definitions(view))
             for view in behind
             if view.processed == txid
         ]

@@ -82,9 +82,7 @@ class Watch:
             self._engine.lifecycle.fail(self._engine.views[view_id], error)
 
     def altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
-        """A quick look at the definitions: the views among ``units``, or that read them, which
-        cannot go on, by id.
-        """
+        """The views among ``units``, or that read them, that cannot go on: a quick look."""
         views: dict[int, View] = {}
         for unit in units:
             shared = self._engine.sharing.subplans.get(unit.id)
@@ -211,7 +209,9 @@ class Watch:
         )
         for (view_id, before), now in zip(known.items(), found, strict=True):
             self._now[view_id] = now
-            quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
+            quiet = done[view_id] is not None and done[view_id] == self._quiet.get(
+                view_id
+            )
             error = fingerprint.difference(before, now, quiet=quiet)
             if error is not None:
                 lost = isinstance(error, ContinuityLost)

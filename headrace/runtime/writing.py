@@ -68,9 +68,7 @@ class Part:
     ) -> Self:
         """The part of ``view``."""
         assert view.progress is not None, "live views are owned"
-        return cls(
-            view.id, view.target, view.commit_group, view.progress, diffs, known
-        )
+        return cls(view.id, view.target, view.commit_group, view.progress, diffs, known)
 
     @property
     def changes(self) -> bool:
@@ -265,7 +263,9 @@ class _Group:
             return {}
         found = definitions.marks(self._conn, asked.values())
         return {
-            view_id: StructureChanged("what the view relies on was altered", hint=RESYNC)
+            view_id: StructureChanged(
+                "what the view relies on was altered", hint=RESYNC
+            )
             for (view_id, known), now in zip(asked.items(), found, strict=True)
             if definitions.changed(known, now)
         }
