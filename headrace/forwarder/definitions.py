@@ -61,6 +61,17 @@ _WRITTEN: Final = {
     "pg_type": "concat_ws(' ', c.xmin::text, (SELECT r.xmin::text"
     " FROM pg_catalog.pg_range r WHERE c.oid IN (r.rngtypid, r.rngmultitypid)))",
 }
+# What else it consists of.
+_CONTENT: Final = {
+    "pg_proc": "(SELECT to_jsonb(a) FROM pg_catalog.pg_aggregate a WHERE a.aggfnoid = c.oid)",
+    "pg_opfamily": "(SELECT string_agg(a.oid::text, ',' ORDER BY a.oid) FROM ("
+    " SELECT a.oid FROM pg_catalog.pg_amop a WHERE a.amopfamily = c.oid UNION ALL"
+    " SELECT a.oid FROM pg_catalog.pg_amproc a WHERE a.amprocfamily = c.oid) a)",
+    "pg_ts_config": "(SELECT string_agg("
+    " concat_ws(':', m.maptokentype, m.mapseqno, m.mapdict), ','"
+    " ORDER BY m.maptokentype, m.mapseqno)"
+    " FROM pg_catalog.pg_ts_config_map m WHERE m.mapcfg = c.oid)",
+}
 _PARTS: Final = {
     "labels": "(SELECT jsonb_object_agg(e.oid::bigint, jsonb_build_array("
     " e.enumlabel, e.xmin::text)) FROM pg_catalog.pg_enum e WHERE e.enumtypid = c.oid)",
@@ -204,12 +215,12 @@ def _reached(
 
 def read(conn: Connection, known: Iterable[Definitions]) -> list[Definitions]:
     """For each of ``known``, what there is of the same things now, all of one moment."""
-    return _read(conn, list(known), ", ".join(_FULL))
+    return _read(conn, list(known), full=True)
 
 
 def marks(conn: Connection, known: Iterable[Definitions]) -> list[Marks]:
     """As ``read``, for ``changed`` only."""
-    return _read(conn, list(known), "NULL::text, NULL::text")
+    return _read(conn, list(known), full=False)
 
 
 def changed(before: Definitions, now: Marks) -> bool:
@@ -283,14 +294,9 @@ def _labels_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[
             )
 
 
-_FULL: Final = (
-    "(SELECT concat_ws(' ', i.type, i.identity)"
-    " FROM pg_catalog.pg_identify_object('{catalog}'::regclass, c.oid, 0) i)",
-    f"md5((to_jsonb(c) - '{{{{{','.join(_ALIKE)}}}}}'::text[])::text)",
-)
-
-
-def _read(conn: Connection, known: list[Definitions], more: str) -> list[Definitions]:
+def _read(
+    conn: Connection, known: list[Definitions], *, full: bool
+) -> list[Definitions]:
     oids: dict[str, set[int]] = {}
     for view in known:
         for key in view["objects"]:
@@ -298,7 +304,7 @@ def _read(conn: Connection, known: list[Definitions], more: str) -> list[Definit
             oids.setdefault(catalog, set()).add(int(oid))
     words = [(w, i) for i, view in enumerate(known) for w in view.get("words", ())]
     asked = {catalog: sorted(found) for catalog, found in oids.items()}
-    branches = [_branch(catalog, more) for catalog in sorted(asked)]
+    branches = [_branch(catalog, full=full) for catalog in sorted(asked)]
     if words:
         branches.append(_CALLED)
     found: dict[str, dict[str, Any]] = {}
@@ -323,13 +329,22 @@ def _read(conn: Connection, known: list[Definitions], more: str) -> list[Definit
     return [_narrow(view, found, called.get(i)) for i, view in enumerate(known)]
 
 
-def _branch(catalog: str, more: str) -> str:
-    parts = "NULL::jsonb"
+def _branch(catalog: str, *, full: bool) -> str:
+    name, content, parts = "NULL::text", "NULL::text", "NULL::jsonb"
+    if full:
+        name = (
+            "(SELECT concat_ws(' ', i.type, i.identity) FROM"  # noqa: S608
+            f" pg_catalog.pg_identify_object('pg_catalog.{catalog}'::regclass, c.oid, 0) i)"
+        )
+        content = (
+            f"md5(concat_ws(' ', to_jsonb(c) - '{{{','.join(_ALIKE)}}}'::text[],"
+            f" {_CONTENT.get(catalog, 'NULL')}))"
+        )
     if catalog == "pg_type":
         pairs = ", ".join(f"'{name}', {text}" for name, text in _PARTS.items())
         parts = f"jsonb_build_object('relation', c.typrelid::bigint, {pairs})"
     return (
-        f"SELECT '{catalog}', c.oid::bigint, {more.format(catalog=catalog)},"  # noqa: S608
+        f"SELECT '{catalog}', c.oid::bigint, {name}, {content},"  # noqa: S608
         f" {_WRITTEN[catalog]}, {parts} FROM pg_catalog.{catalog} c"
         f" WHERE c.oid = ANY (%({catalog})s::oid[])"
     )

@@ -257,6 +257,15 @@ def set_status(
     )
 
 
+def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:
+    """A view has stopped for a reason that may be gone, as ``error`` says: put that before it."""
+    conn.execute(
+        "UPDATE headrace.views SET message = %s || '; before: ' || message, sqlstate = %s"
+        " WHERE id = %s AND status = %s",
+        (error.message, error.code, view_id, ERROR),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a population has left for the worker."""

@@ -32,6 +32,7 @@ from headrace.errors import (
     HeadraceError,
     SinkBlocked,
     StateDamaged,
+    StructureChanged,
     TransientError,
 )
 from headrace.forwarder import definitions, fingerprint
@@ -40,12 +41,16 @@ from headrace.forwarder.fingerprint import Facts
 from headrace.forwarder.numbering import Observation, Snapshot
 from headrace.kernels.pgoutput import Changes
 from headrace.runtime.columns import Columns, Description
-from headrace.runtime.views import Unit, View
+from headrace.runtime.views import Unit, View, reconsider
 
 if TYPE_CHECKING:
     from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
+_FAILED: Final = """
+SELECT v.id, v.watched FROM headrace.views v
+ WHERE v.status = 'error' AND v.watched IS NOT NULL AND v.sqlstate !~ '^(53|55|XX)'
+   AND v.options ->> 'on_change' IS DISTINCT FROM 'stop'"""
 _VISIBLE_S: Final = 2.0
 _LOOK_S: Final = 0.005
 
@@ -74,12 +79,26 @@ class Watch:
         if now < self.due:
             return
         self.due = now + self._engine.settings.catalog_poll_ms / 1000
-        views = [v for v in self._engine.views.values() if v.owned]
-        errors = self.check(views)
+        errors = self.check([v for v in self._engine.views.values() if v.owned])
         if errors and self.publication_replaced():
             raise next(iter(errors.values()))
         for view_id, error in errors.items():
             self._engine.lifecycle.fail(self._engine.views[view_id], error)
+        self._reconsider()
+
+    def _reconsider(self) -> None:
+        """Views that a row has stopped: what made it fail may have been altered since."""
+        known = dict(self._conn.execute(_FAILED).fetchall())
+        if not known:
+            return
+        found = fingerprint.read(
+            self._conn, known.values(), self._engine.settings.publication_name
+        )
+        for (view_id, before), now in zip(known.items(), found, strict=True):
+            error = fingerprint.difference(before, now)
+            if isinstance(error, StructureChanged):
+                _log.info("failed view reconsidered", view=view_id)
+                reconsider(self._conn, view_id, error)
 
     def altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
         """The views among ``units``, or that read them, that cannot go on: a quick look."""
