@@ -121,8 +121,8 @@ TOGGLES = {
         "ALTER SCHEMA drei RENAME TO three",
     ),
     "moved": (
-        "ALTER FUNCTION two.moved(int) SET SCHEMA one; ALTER FUNCTION one.moved(int) RENAME TO m",
-        "ALTER FUNCTION one.m(int) RENAME TO moved; ALTER FUNCTION one.moved(int) SET SCHEMA two",
+        "ALTER FUNCTION two.moved(int) SET SCHEMA one ;; ALTER FUNCTION one.moved(int) RENAME TO m",
+        "ALTER FUNCTION one.m(int) RENAME TO moved ;; ALTER FUNCTION one.moved(int) SET SCHEMA two",
     ),
     "mapping": (
         "ALTER TEXT SEARCH CONFIGURATION one.config ALTER MAPPING FOR asciiword WITH one.words",
@@ -158,7 +158,7 @@ class Story:
         self.frozen: int | None = None
 
     def run(self, statements: str) -> None:
-        for statement in statements.split("; "):
+        for statement in statements.split(" ;; "):
             self.source.execute(statement)
 
     def toggle(self, name: str) -> None:
@@ -281,24 +281,36 @@ def story(engine, source):
 SOME = ("calls", "plain_moods", "told_moods", "casts", "totals", "domains")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["inner", "label", "swapped labels", "operator", "new cast", "aggregate", "check"],
-)
-def test_what_was_changed_back_leaves_nothing(story, name):
+QUICK = ("inner", "swapped labels", "check")
+
+
+def away_and_back(told: Story, name: str) -> None:
     """Rows that were computed in between are right in the end, and rows after them."""
-    told = story(1, (*SOME, "operators"))
     before = told.views()
     told.toggle(name)
     told.source.execute("UPDATE t SET v = v + 1, m = (enum_range(m))[1 + id % 3]")
     told.cover()
     told.toggle(name)
     told.settle()
-    assert told.views() != before, "some were filled anew"
     after = told.views()
+    assert after != before, f"{name}: some were filled anew"
     told.source.execute("UPDATE t SET v = v + 2")
     told.settle()
-    assert told.views() == after, "and only once"
+    assert told.views() == after, f"{name}: and only once"
+
+
+def test_what_was_changed_back_leaves_nothing(story):
+    told = story(1, ("calls", "plain_moods", "casts", "domains"))
+    for name in QUICK:
+        away_and_back(told, name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_that_was_changed_back_leaves_anything(story):
+    told = story(1)
+    for name in sorted(TOGGLES.keys() - {"user's view", *QUICK}):
+        away_and_back(told, name)
 
 
 def test_a_row_is_not_blamed_for_what_was_altered(story):
@@ -336,7 +348,7 @@ def test_a_view_that_a_row_has_stopped_comes_back_when_its_function_does(story):
     told.settle()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [20])
 def test_a_short_story(story, seed):
     told = story(seed, SOME)
     for _ in range(15):
