@@ -2,8 +2,8 @@
 
 Most DDL leaves no trace in the stream (reliability.md E11, E12).  So the facts that a view was
 populated under are kept with it, and read again and again.  ``take`` decides once what there
-is to know for a view; ``read`` gives the present facts of any number of views in one
-statement, hence of one moment; ``difference`` says what stands against going on.
+is to know for a view; ``read`` gives the present facts of any number of views; ``difference`` says
+what stands against going on.  Functions, types and whatever else values depend on: ``definitions``.
 
 Objects are known by OID, never by name: a renamed table is the same table, one that was
 dropped and made again is not.  Harmless: a new column or index, ANALYZE, SET STATISTICS, VACUUM
@@ -12,8 +12,9 @@ default of a column.
 
 Other things stop a view in one of two ways.  Where its query stands, only over other values
 (``StructureChanged``: a column is wider, a row type has more attributes, a table more partitions, a
-function or view another body), a resync is right, and the server does it by itself.  Where what
-the query reads is gone, or of another type, somebody has to decide.
+function or view another body), a resync is right, and the server does it by itself; so too where a
+function, an operator or a cast is gone, which may be made again.  Where a table or column that the
+query reads is gone, or of another type, somebody has to decide.
 
 *Tables* are those whose changes are read, *relations* what the query names: row security counts
 there, and a table that is read with its children has the members it had.  *Views* and *results*
