@@ -158,10 +158,12 @@ _OWN_NUMBERS: Final = ("pg_namespace", "pg_ts_dict")
 _CATALOGS: Final = """
 SELECT c.oid::bigint, c.relname FROM pg_catalog.pg_class c
  WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relname = ANY (%s)"""
+# A subquery, so that each word is looked up in the index.
 _CALLED: Final = """
-SELECT 'called', w.i, NULL, NULL, string_agg(g.oid::text, ',' ORDER BY g.oid), NULL::jsonb
+SELECT 'called', w.i, NULL, NULL, string_agg((SELECT string_agg(g.oid::text, ',' ORDER BY g.oid)
+    FROM pg_catalog.pg_proc g WHERE g.proname = w.word::name AND g.oid >= %(user)s),
+    ',' ORDER BY w.word), NULL::jsonb
   FROM ROWS FROM (unnest(%(words)s::text[]), unnest(%(lists)s::int[])) w (word, i)
-  JOIN pg_catalog.pg_proc g ON g.proname = w.word::name AND g.oid >= %(user)s
  GROUP BY w.i"""
 
 

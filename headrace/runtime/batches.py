@@ -193,7 +193,8 @@ class Processor:
             elif shared.id not in outcome.failed:
                 _recall(shared, txid, outcome)
         self._end(views, touched, txid, frames, outcome)
-        outcome.failed |= self._altered([u for u in units if u.id in touched])
+        unseen = [u for u in units if u.id in touched and not _will_look(u, outcome)]
+        outcome.failed |= self._altered(unseen)
         for unit in units:
             if unit.id not in outcome.failed:
                 unit.processed = txid
@@ -403,6 +404,14 @@ def _fed(unit: Unit, outcome: Outcome) -> list[tuple[str, pa.RecordBatch]]:
             return []
         out += [(node, b) for b in outcome.sent.get(feeder, ()) if b.num_rows]
     return out
+
+
+def _will_look(unit: Unit, outcome: Outcome) -> bool:
+    """Whether the sink looks at the definitions of a view, because it has rows to write."""
+    diffs = outcome.diffs.get(unit.id)
+    if not isinstance(unit, View) or diffs is None or unit.progress is None:
+        return False
+    return diffs.num_rows > 0 and unit.progress.txid < unit.processed + 1
 
 
 def _guarded(work: Callable[[Unit], None], view: Unit) -> HeadraceError | None:
