@@ -20,8 +20,8 @@ import psycopg
 
 from headrace.collections.plan import Running
 from headrace.errors import BugError, UnsupportedError
+from headrace.expressions import placeholders
 from headrace.expressions.keys import order_native
-from headrace.expressions.placeholders import substitute
 from headrace.planner.catalog import Function
 from headrace.planner.logical import (
     Col,
@@ -43,7 +43,9 @@ from headrace.planner.scalar import (
     plain,
     quote,
     raises,
+    references,
     show,
+    substitute,
     trusted,
 )
 from headrace.planner.scope import Scope
@@ -88,6 +90,9 @@ _EVERY_ROW: Final = (
 )
 """Frames of which each row is in some."""
 _DISTANCE_MAX: Final = 64
+_CONSTANT_FRAME: Final = (
+    "Give the offset as a constant, or join each row with the rows of its frame."
+)
 _OFFSETS: Final = ("startOffset", "endOffset")
 _CLAUSE_FIELDS: Final = ("startInRangeFunc", "endInRangeFunc")
 _CALL_FIELDS: Final = ("winfnoid", "wintype", "wincollid", "inputcollid", "winstar")
@@ -256,8 +261,9 @@ class Windows:
         every = [*args, *([condition] if condition is not None else [])]
         frame = "" if self._frameless(call) else self._frame(call.clause)
         every = self._without_singles(call, function, every, frame, below)
-        parts = every
-        if not any(map(raises, every)):
+        if any(map(raises, every)):
+            parts = list(map(below.reading, every))
+        else:
             parts = [e if isinstance(e, Const) else below.column(e) for e in every]
         used: list[Ref] = []
 
@@ -394,11 +400,13 @@ class Windows:
         tree = clause.node(name)
         if tree is None:
             return text
-        if any(part.kind in ("SUBLINK", "PARAM", "VAR") for part in tree.walk()):
-            self._lowering.refuse("a frame offset that is not constant")
-        expr = self._lowering.lower(tree, Scope(_no_column))
+        parts = list(tree.walk())
+        varies = any(part.kind in ("SUBLINK", "PARAM", "VAR") for part in parts)
+        expr = None if varies else self._lowering.lower(tree, Scope(_no_column))
         if not isinstance(expr, Const):
-            self._lowering.refuse("a frame offset that is not constant")
+            self._lowering.refuse(
+                "a frame offset that is not constant", tree, hint=_CONSTANT_FRAME
+            )
         return text.format(quote(expr.text, self._lowering.type_name(expr.oid)).strip())
 
     # -- proof
@@ -495,6 +503,10 @@ class _Below:
             self._own.add(self._made[expr].id)
         return self._made[expr].ref
 
+    def reading(self, expr: Expr) -> Expr:
+        """``expr`` over columns that are there: those of an outer query are computed ones."""
+        return substitute(expr, {ref.id: self.column(ref) for ref in references(expr)})
+
     def node(self) -> Node:
         """The input with the computed columns."""
         if not self._made:
@@ -565,7 +577,7 @@ def _place(used: list[Ref], ref: Ref) -> int:
 
 
 def _named(sql: str, names: list[str]) -> str:
-    return substitute(sql, lambda n: names[n - 1])
+    return placeholders.substitute(sql, lambda n: names[n - 1])
 
 
 def _no_column(varno: int, attno: int) -> Expr:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 
+from tests.differential.places import Places
+
 TABLES = ("da", "db", "dc")
 DDL = tuple(
     f"CREATE TABLE {t} (id int PRIMARY KEY, x int, y int, n numeric, s text)"
@@ -27,8 +29,29 @@ class Maker:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self._aliases = 0
+        self._places = Places(self.rng, self._table)
 
     # -- queries
+
+    def placed(self) -> str:
+        """A query with a subquery that reads its columns at all kinds of places."""
+        self._aliases = 0
+        a, b = self._alias(), self._alias()
+        inner = self._places.subquery(a, b)
+        table, column = self._table(a), self.rng.choice(_NUMBERS)
+        return self.rng.choice(
+            (
+                f"SELECT {a}.id, q.z FROM {table}, LATERAL ({inner}) q",
+                f"SELECT {a}.id, q.z FROM {table} LEFT JOIN LATERAL ({inner}) q"
+                f" ON q.z > {a}.y",
+                f"SELECT {a}.id FROM {table} WHERE EXISTS ({inner})",
+                f"SELECT {a}.id FROM {table} WHERE {a}.{column} NOT IN ({inner})",
+                f"SELECT {a}.id, {a}.{column} IN ({inner}) AS v FROM {table}",
+                f"SELECT {a}.id, (SELECT sum(q.z) FROM ({inner}) q) AS v FROM {table}",
+                f"SELECT {a}.id, ARRAY(SELECT q.z FROM ({inner}) q ORDER BY 1) AS v"
+                f" FROM {table}",
+            )
+        )
 
     def query(self) -> str:
         self._aliases = 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 
+from headrace.expressions import placeholders
 from headrace.planner.scalar import quote
 
 FUNCTIONS = """
@@ -102,7 +103,18 @@ class Renderer:
         items += [f"{self._agg(a)} AS c{a.column.id}" for a in node.aggs]
         keys = ", ".join(str(i + 1) for i in range(len(node.keys)))
         group = f" GROUP BY {keys}" if keys else ""
-        return f"SELECT {', '.join(items)} FROM {self._from(node.input)}{group}"
+        arms = [f"SELECT {', '.join(items)} FROM {self._from(node.input)}{group}"]
+        for texts in node.always:
+            # Grouping sets without keys have their row also over nothing.
+            for place, (text, (column, _)) in enumerate(
+                zip(texts, node.keys, strict=True)
+            ):
+                kind = self._lowering.type_name(column.oid)
+                items[place] = f"{quote(text, kind)} AS c{column.id}"
+            there = f"EXISTS (SELECT FROM {self._from(node.input)})"
+            nothing = f"{self._from(node.input)} WHERE false HAVING NOT {there}"
+            arms.append(f"SELECT {', '.join(items)} FROM {nothing}")
+        return " UNION ALL ".join(arms)
 
     def _agg(self, agg):
         inputs = [self._expr(e) for e in agg.inputs]
@@ -159,6 +171,33 @@ class Renderer:
         return self._select(
             node, f"({rows}) {next(self._names)} WHERE place > {node.offset} AND {end}"
         )
+
+    def _window(self, node):
+        keys = ", ".join(self._expr(k) for k in node.keys)
+        partition = f"PARTITION BY {keys} " if keys else ""
+        order = f"ORDER BY {self._order(node.order)} " if node.order else ""
+        calls = []
+        for call in node.calls:
+            text = placeholders.substitute(
+                call.sql, lambda n, args=call.args: self._expr(args[n - 1])
+            )
+            over = f"({partition}{order}{call.frame})"
+            calls.append(f"{text} OVER {over} AS c{call.column.id}")
+        inputs = ", ".join(f"c{c.id}" for c in node.input.columns)
+        shown = ", ".join([*filter(None, [inputs]), *calls])
+        return f"SELECT {shown} FROM {self._from(node.input)}"
+
+    def _expand(self, node):
+        arms = []
+        for number, members in enumerate(node.sets):
+            items = [f"c{c.id}" for c in node.input.columns]
+            for place, (column, ref) in enumerate(node.keys):
+                kind = self._lowering.type_name(column.oid)
+                shown = self._expr(ref) if place in members else f"NULL::{kind}"
+                items.append(f"{shown} AS c{column.id}")
+            items.append(f"{number} AS c{node.number.id}")
+            arms.append(f"SELECT {', '.join(items)} FROM {self._from(node.input)}")
+        return " UNION ALL ".join(arms)
 
     def _functions(self, node):
         assert len(node.calls) == 1, "one call is enough here"

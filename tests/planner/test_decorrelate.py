@@ -155,6 +155,12 @@ SELECT id, (SELECT max(x) FROM db WHERE da.x > 2) AS v FROM da
 SELECT id, (SELECT count(*) FROM db WHERE da.x > 2) AS v FROM da
 SELECT id, (SELECT count(*) FROM db WHERE db.a IS NOT DISTINCT FROM da.x) AS v FROM da
 SELECT id FROM da WHERE EXISTS (SELECT 1 FROM db WHERE db.a IS NOT DISTINCT FROM da.x GROUP BY db.x)
+SELECT da.id, q.z FROM da, LATERAL (SELECT max(db.x + da.x) OVER () AS z FROM db) q
+SELECT da.id, q.z FROM da, LATERAL (SELECT lag(db.x + da.x) OVER (ORDER BY db.id) AS z FROM db WHERE db.a = da.x) q
+SELECT da.id, q.z FROM da, LATERAL (SELECT max(db.x) FILTER (WHERE db.x + da.x > 2) OVER (PARTITION BY db.a + da.x) AS z FROM db) q
+SELECT id FROM da WHERE EXISTS (SELECT max(db.x + da.x) OVER () FROM db WHERE db.a = da.x)
+SELECT id, (SELECT sum(max(db.x) + da.x) OVER (ORDER BY db.a) FROM db GROUP BY db.a ORDER BY db.a LIMIT 1) AS v FROM da
+SELECT id, (SELECT max(db.x + (SELECT max(y + db.x + da.x) OVER () FROM dc WHERE dc.b = da.x LIMIT 1)) OVER () FROM db LIMIT 1) AS v FROM da
 SELECT DISTINCT (SELECT max(a) FROM db WHERE db.x = da.x) AS v FROM da
 SELECT id FROM da UNION ALL SELECT (SELECT max(a) FROM db WHERE db.x = dc.y) FROM dc
 """
@@ -184,6 +190,8 @@ SELECT id, q.z FROM da, LATERAL (SELECT 10 / db.x AS z FROM db WHERE db.a = da.x
 SELECT id, q.z FROM da LEFT JOIN LATERAL (SELECT 10 / db.x AS z FROM db WHERE db.a = da.x) q ON true
 SELECT id, q.z FROM da, LATERAL (SELECT sum(10 / db.x) AS z FROM db WHERE db.a = da.x) q
 SELECT id, (SELECT x FROM db WHERE a > 1) AS v FROM da
+SELECT id, q.z FROM da, LATERAL (SELECT max(da.x / db.x) OVER () AS z FROM db WHERE db.a = da.x) q
+SELECT id FROM da WHERE EXISTS (SELECT sum(da.x / db.x) OVER (ORDER BY db.id) FROM db)
 """
 """Subqueries that fail on some row of ``db``; nobody asks while ``da`` is empty."""
 
@@ -312,10 +320,24 @@ def random_data(data):
 @pytest.mark.parametrize("seed", range(5))
 def test_random_shapes(seed, random_data, monkeypatch):
     maker = Maker(seed)
+    compare(random_data, monkeypatch, maker, maker.query)
+
+
+@pytest.mark.usefixtures("again")
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
+)
+def test_outer_columns_stand_at_every_place(seed, random_data, monkeypatch):
+    maker = Maker(seed)
+    compare(random_data, monkeypatch, maker, maker.placed)
+
+
+def compare(random_data, monkeypatch, maker, make):
+    """All stages of random queries mean the query, while the data change."""
     path = "random_shapes, public"
     stages = {}
     while len(stages) < RANDOM // 5:
-        query = maker.query()
+        query = make()
         stages[query] = texts(random_data, monkeypatch, query, search_path=path)
     for _ in range(4):
         for _ in range(8):

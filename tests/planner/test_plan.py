@@ -88,6 +88,12 @@ UNSUPPORTED = [
     ("SELECT id, tags::date[] AS d FROM t", "current time", None),
     ("SELECT id, pg_typeof(k) FROM t", "catalogs", "pg_typeof"),
     ("SELECT id, current_schema FROM t", "who reads", "current_schema"),
+    (
+        "SELECT t.id, q.m FROM t, LATERAL (SELECT sum(u.k) OVER (ORDER BY u.id"
+        " ROWS t.k PRECEDING) AS m FROM u) q",
+        "frame offset",
+        "t.k PRECEDING",
+    ),
     ("SELECT id FROM t TABLESAMPLE SYSTEM (10)", "tablesample", "TABLESAMPLE"),
     ("SELECT id FROM t FOR UPDATE", "for update", "FOR UPDATE"),
     ("SELECT id, random() FROM t", "random", "random"),
