@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from headrace.planner import functions
+from headrace.planner import functions, rowtypes
 from headrace.planner.nodetree import Node
-from headrace.planner.scalar import ARG, Const, Expr, Ref, immutable, trusted
+from headrace.planner.scalar import ARG, Const, Expr, Ref, immutable, raises, trusted
 
 if TYPE_CHECKING:
     from headrace.planner.lower import Lowering
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 def _array(lowering: Lowering, node: Node, scope: Scope) -> Expr:
-    args = tuple(lowering.lower(n, scope) for n in node.nodes("elements"))
+    declared = node.number("element_typeid")
+    args = tuple(
+        rowtypes.without_domain(lowering, lowering.lower(n, scope), declared)
+        for n in node.nodes("elements")
+    )
+    checked = lowering.catalog.type(declared).kind == "d"
     result = lowering.result(node, "array_typeid", "array_collid")
     text = f"ARRAY[{', '.join([ARG] * len(args))}]"
     name = lowering.type_name(result[0])
@@ -24,12 +29,42 @@ def _array(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         "array",
         args,
         result,
-        text if args else f"ARRAY[]::{name}",
+        # With its type, a cast around it is one of the array, as Postgres has made it;
+        # a cast of a bare constructor would become one of each element.
+        f"({text}::{name})",
         text,
         native=None,
-        # Inner arrays must have the same size.
-        remote_raises=node.flag("multidims"),
+        # Inner arrays must have the same size, elements fit their domain.
+        remote_raises=node.flag("multidims") or checked,
     )
+
+
+def elements(
+    lowering: Lowering, node: Node, scope: Scope, most: int
+) -> tuple[Expr, ...] | None:
+    """The elements of a constructor of up to ``most``, or of one that is cast as a whole.
+
+    None: it is another array, or computing an element may fail (the array's then does, also
+    where an element before it decides).
+    """
+    if node.kind == "ARRAYCOERCEEXPR":
+        items = elements(lowering, node.child("arg"), scope, most)
+        cast = node.child("elemexpr")
+        # Text conversions have no collation there, which their SQL would have.
+        if items is None or any(
+            n.kind == "COERCEVIAIO" or n.number("funccollid") for n in cast.walk()
+        ):
+            return None
+        scopes = (dataclasses.replace(scope, case_value=item) for item in items)
+        made = tuple(lowering.lower(cast, inner) for inner in scopes)
+    elif node.kind == "ARRAYEXPR" and not node.flag("multidims"):
+        nodes = node.nodes("elements")
+        if not 0 < len(nodes) <= most:
+            return None
+        made = tuple(lowering.lower(n, scope) for n in nodes)
+    else:
+        return None
+    return None if any(map(raises, made)) else made
 
 
 def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:

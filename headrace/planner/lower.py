@@ -107,6 +107,7 @@ class Lowering:
         """What a node of the tree (by ``id``) is: set-returning calls of a select list."""
         self._constants = constants
         self._position = position
+        self._conversions: dict[tuple[int, int, int], Node] = {}
 
     # -- helpers
 
@@ -619,14 +620,14 @@ class Lowering:
     ) -> Expr | None:
         """``x IN (a, b)`` is ``x = a OR x = b``; ``NOT IN`` likewise with AND."""
         operator = self.catalog.operator(node.number("opno"))
-        elements = right.nodes("elements")
-        if right.kind != "ARRAYEXPR" or right.flag("multidims") or not operator.builtin:
+        if not operator.builtin or operator.name not in ("=", "<>"):
             return None
-        if not 0 < len(elements) <= _IN_LIST_MAX or operator.name not in ("=", "<>"):
+        items = containers.elements(self, right, scope, _IN_LIST_MAX)
+        if items is None:
             return None
         collation = node.number("inputcollid")
         tests = []
-        for item in self._all(elements, scope):
+        for item in items:
             native = resolve(operator.name, self.types((left, item), collation))
             if native is None:
                 return None
@@ -694,26 +695,24 @@ class Lowering:
         )
 
     def convert(self, arg: Expr, oid: int, collation: int) -> Expr:
-        """``arg`` converted as UNION does it silently to the common type."""
+        """``arg`` converted as a cast does it, or UNION silently to the common type."""
         if arg.oid == oid:
             return arg
-        found = self.catalog.cast(arg.oid, oid)
-        if found is None or found[1] != "f":
-            return self.cast(arg, oid, -1, collation)
-        function = self.catalog.function(found[0])
-        if function.arguments != 1 or functions.refusal(function) is not None:
-            name = self.type_name(oid)
-            self.refuse(f"UNION of types {self.type_name(arg.oid)} and {name}")
-        return self.call(
-            function.quoted,
-            (arg,),
-            (oid, -1, collation),
-            f"{function.quoted}({ARG})",
-            f"{ARG}::{self.type_name(oid)}",
-            native=resolve_cast(self.types((arg,), 0)[0], TypeRef(oid)),
-            remote_raises=functions.may_raise(function, (arg,)),
-            function=function,
-        )
+        made = self.lower(self._conversion(arg, oid), Scope(lambda *_: arg))
+        return _relabelled(made, -1, collation)
+
+    def _conversion(self, arg: Expr, oid: int) -> Node:
+        """What Postgres makes of a cast of a column like ``arg``, as it would read ours."""
+        kind = arg.oid, arg.collation, oid
+        if kind not in self._conversions:
+            source, target = self.type_name(arg.oid), self.type_name(oid)
+            like = Ref(0, arg.oid, -1, arg.collation)
+            column = self.sql(like, lambda _: f"NULL::{source}")
+            # Names of types and collations are quoted where they come from.
+            query = f"SELECT s.a::{target} FROM (SELECT {column} AS a) s"  # noqa: S608
+            [entry] = self.analysed(query).nodes("targetList")
+            self._conversions[kind] = entry.child("expr")
+        return self._conversions[kind]
 
     def _through_text(self, node: Node, scope: Scope) -> Expr:
         arg = self.lower(node.child("arg"), scope)

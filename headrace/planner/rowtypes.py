@@ -85,12 +85,23 @@ def is_row(expr: Expr) -> bool:
 def _bare(lowering: Lowering, expr: Expr, attribute: Attribute) -> Expr:
     """``expr`` without the coercion to its column that ``ROW(…)::type`` makes again."""
     kind = lowering.catalog.type(attribute.oid)
-    typmod = attribute.typmod
     if kind.kind == "d":
-        if isinstance(expr, Call) and expr.symbol == f"domain {kind.name}":
-            [expr] = expr.args
-        typmod = kind.base_typmod
-    return without_length(lowering, expr, lowering.catalog.base(kind.oid), typmod)
+        return without_domain(lowering, expr, kind.oid)
+    return without_length(lowering, expr, kind.oid, attribute.typmod)
+
+
+def without_domain(lowering: Lowering, expr: Expr, oid: int) -> Expr:
+    """``expr`` without the coercion to type ``oid`` at its top, if that is a domain.
+
+    An array or a row of the domain makes it again.
+    """
+    kind = lowering.catalog.type(oid)
+    if kind.kind != "d":
+        return expr
+    if isinstance(expr, Call) and expr.symbol == f"domain {kind.name}":
+        [expr] = expr.args
+    base = lowering.catalog.base(oid)
+    return without_length(lowering, expr, base, kind.base_typmod)
 
 
 def without_length(lowering: Lowering, expr: Expr, oid: int, typmod: int) -> Expr:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from headrace.expressions import placeholders
+from headrace.planner import PlanRequest
+from headrace.planner.decorrelate import decorrelate
+from headrace.planner.logical import Apply, children, free
+from headrace.planner.optimise import optimise
+from headrace.planner.plan import plan
 from headrace.planner.scalar import quote
 
 FUNCTIONS = """
@@ -211,3 +218,34 @@ class Renderer:
         name = next(self._names)
         call = f"LATERAL {self._expr(call)}{ordinal} {name} ({columns}) ON true"
         return self._select(node, f"{self._from(node.input)} {join} {call}")
+
+
+class Seen(Exception):
+    """Everything is known; the plan need not become physical."""
+
+
+def texts(conn, monkeypatch, query, **settings) -> dict[str, str]:
+    """The plans of ``query`` as SQL, by stage."""
+    out = {}
+
+    def spy(bound, lowering):
+        render = Renderer(lowering)
+        flat = decorrelate(bound, lowering)
+        assert not any(isinstance(n, Apply) for n in walk(flat))
+        assert not free(flat)
+        assert [c.id for c in flat.columns] == [c.id for c in bound.columns]
+        out["bound"] = render.sql(bound)
+        out["decorrelated"] = render.sql(flat)
+        out["optimised"] = render.sql(optimise(flat))
+        raise Seen
+
+    monkeypatch.setitem(plan.__globals__, "decorrelate", spy)
+    with pytest.raises(Seen):
+        plan(conn, PlanRequest(query, settings=settings))
+    return out
+
+
+def walk(node):
+    yield node
+    for child in children(node):
+        yield from walk(child)

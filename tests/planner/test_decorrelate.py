@@ -14,13 +14,10 @@ import psycopg
 import pytest
 
 from headrace.planner import PlanRequest, renumber
-from headrace.planner.decorrelate import decorrelate
-from headrace.planner.logical import Apply, children, free
 from headrace.planner.named import named
-from headrace.planner.optimise import optimise
 from headrace.planner.plan import plan
 from tests.differential.subqueries import DDL, Maker
-from tests.planner.plan_sql import FUNCTIONS, Renderer
+from tests.planner.plan_sql import FUNCTIONS, texts, walk
 
 TABLES = """
 CREATE TABLE da (id int PRIMARY KEY, x int, n numeric, s text, f float8, arr int[]);
@@ -194,37 +191,6 @@ SELECT id, q.z FROM da, LATERAL (SELECT max(da.x / db.x) OVER () AS z FROM db WH
 SELECT id FROM da WHERE EXISTS (SELECT sum(da.x / db.x) OVER (ORDER BY db.id) FROM db)
 """
 """Subqueries that fail on some row of ``db``; nobody asks while ``da`` is empty."""
-
-
-class Seen(Exception):
-    """Everything is known; the plan need not become physical."""
-
-
-def texts(conn, monkeypatch, query, **settings) -> dict[str, str]:
-    """The plans of ``query`` as SQL, by stage."""
-    out = {}
-
-    def spy(bound, lowering):
-        render = Renderer(lowering)
-        flat = decorrelate(bound, lowering)
-        assert not any(isinstance(n, Apply) for n in walk(flat))
-        assert not free(flat)
-        assert [c.id for c in flat.columns] == [c.id for c in bound.columns]
-        out["bound"] = render.sql(bound)
-        out["decorrelated"] = render.sql(flat)
-        out["optimised"] = render.sql(optimise(flat))
-        raise Seen
-
-    monkeypatch.setitem(plan.__globals__, "decorrelate", spy)
-    with pytest.raises(Seen):
-        plan(conn, PlanRequest(query, settings=settings))
-    return out
-
-
-def walk(node):
-    yield node
-    for child in children(node):
-        yield from walk(child)
 
 
 def rows(conn, query):
