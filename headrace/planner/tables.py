@@ -101,6 +101,13 @@ def load_table(
     schema, name = row[0], row[1]
     _refuse(oid, row, position)
     columns = load_columns(conn, catalog, oid)
+    if not columns:
+        raise UnsupportedError(
+            f'table "{name}" without columns is not supported',
+            detail="Nothing tells its rows from each other.",
+            hint="Add a column, such as a primary key.",
+            position=position,
+        )
     identity, indkey = row[4], row[5]
     full = identity == "f"
     if not full and (identity == "n" or indkey is None):
