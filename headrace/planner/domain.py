@@ -61,6 +61,7 @@ from headrace.planner.scalar import (
     show,
 )
 from headrace.planner.typekeys import is_key
+from headrace.planner.words import construct
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class Push:
                 return self._named(domain, node)
             case _:
                 return self._lowering.refuse(
-                    f"a correlated subquery with a {type(node).__name__} node"
+                    f"a correlated subquery with {construct(node)}"
                 )
 
     def _named(self, domain: Domain, node: Again) -> Node:

@@ -26,6 +26,7 @@ from headrace.planner import (
     functions,
     rowtypes,
     session,
+    typenames,
 )
 from headrace.planner.catalog import Catalog, Connection, Function, Operator
 from headrace.planner.constants import Constants, output_texts
@@ -406,6 +407,8 @@ class Lowering:
     def _call(self, node: Node, scope: Scope) -> Expr:
         if node.number("funcid") in _NOW:
             return CLOCK
+        if (known := typenames.constant(self, node, scope)) is not None:
+            return known
         function = self.function(node.number("funcid"), node)
         args, names = self.arguments(node.nodes("args"), scope)
         if len(args) < function.arguments:
@@ -673,6 +676,9 @@ class Lowering:
         stable = False
         found = self.catalog.cast(arg.oid, oid)
         through_text = found is None or found[1] == "i"
+        name = typenames.name(self, arg) if oid in _STRINGS else None
+        if name is not None:
+            return Const(name, oid, typmod, collation)
         if through_text:
             guarded = functions.clock_guarded(oid) and arg.oid in _STRINGS
             reason = functions.io_refusal(self.catalog, arg.oid, oid, guarded=guarded)
@@ -682,13 +688,13 @@ class Lowering:
                 arg = clockless.guard(self, arg)
             stable = not functions.io_immutable(self.catalog, arg.oid, oid)
         source = self.types((arg,), 0)[0]
-        name = self.type_name(oid)
+        kind = self.type_name(oid)
         return self.call(
-            f"cast {name}",
+            f"cast {kind}",
             (arg,),
             (oid, typmod, collation),
-            f"({ARG})::{name}",
-            f"{ARG}::{name}",
+            f"({ARG})::{kind}",
+            f"{ARG}::{kind}",
             native=resolve_cast(source, TypeRef(oid)),
             remote_raises=through_text and oid not in _STRINGS,
             stable=stable,

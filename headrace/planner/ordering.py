@@ -5,6 +5,9 @@ it that fails on some row fails only whoever reads the view in that order.  With
 decides which rows there are; rows equal in it stand in one canonical order (``collections.sorting``),
 and so do all rows where there is no ORDER BY.
 
+A row without a type, ORDER BY (a, b), is sorted by its fields: it is never NULL itself, and of a
+field NULL is more than any value.
+
 A number of rows that is computed (LIMIT (SELECT …), or of an outer query's row) is compared with
 row_number() in the same order; a change then costs the rows whose number becomes another.
 """
@@ -12,8 +15,10 @@ row_number() in the same order; a change then costs the rows whose number become
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+import psycopg
 
 from headrace.collections.plan import Running
 from headrace.planner.logical import (
@@ -28,6 +33,7 @@ from headrace.planner.logical import (
 )
 from headrace.planner.lower import Lowering
 from headrace.planner.nodetree import Node as Tree
+from headrace.planner.rowtypes import RECORD
 from headrace.planner.scalar import Const, Expr, Ref
 from headrace.planner.scope import Scope
 from headrace.planner.sites import Site
@@ -50,6 +56,9 @@ _ROWS_MAX: Final = 2**60
 """More rows than there are."""
 
 _NOT_CONSTANT: Final = ("SUBLINK", "PARAM", "VAR")
+
+_ROW_ORDERS: Final = {2990: False, 2991: True}
+"""The operators < and > of type record: whether they descend."""
 
 KeyOf = Callable[[Lowering, Expr, str], Expr]
 """What decides whether values are equal in a construct (``typekeys.key_value``)."""
@@ -84,20 +93,22 @@ class Ordering:
         visible = [e for e in entries if not e.flag("resjunk")]
         if not self._limited and not self.distinct_on and not self._sorted:
             return visible
-        wanted = {c.number("tleSortGroupRef") for c in self._clauses()}
+        wanted: dict[int, list[Tree]] = {}
+        for clause in self._clauses():
+            wanted.setdefault(clause.number("tleSortGroupRef"), []).append(clause)
         return visible + [
-            e
+            Tree("TARGETENTRY", {**e.fields, "expr": part})
             for e in entries
             if e.flag("resjunk") and e.number("ressortgroupref") in wanted
+            for part in sorted_by(e.child("expr"), wanted[e.number("ressortgroupref")])
         ]
 
     def bind(self, node: Node, targets: list[Tree], scope: Scope) -> Node:
         """The rows that are kept of ``node``, whose columns are ``targets`` in order."""
-        by_ref = {
-            entry.number("ressortgroupref"): column.ref
-            for entry, column in zip(targets, node.columns, strict=True)
-            if entry.number("ressortgroupref")
-        }
+        by_ref: dict[int, list[Ref]] = {}
+        for entry, column in zip(targets, node.columns, strict=True):
+            if reference := entry.number("ressortgroupref"):
+                by_ref.setdefault(reference, []).append(column.ref)
         order: tuple[Order, ...] = ()
         if self._limited or self.distinct_on or self._sorted:
             order = orders(self._lowering, self._query.nodes("sortClause"), by_ref)
@@ -118,12 +129,13 @@ class Ordering:
         return clauses
 
     def _distinct_on(
-        self, node: Node, order: tuple[Order, ...], by_ref: dict[int, Ref]
+        self, node: Node, order: tuple[Order, ...], by_ref: dict[int, list[Ref]]
     ) -> Node:
         columns = node.columns
         named = [
-            by_ref[c.number("tleSortGroupRef")]
+            ref
             for c in self._query.nodes("distinctClause")
+            for ref in by_ref[c.number("tleSortGroupRef")]
         ]
         keys: list[Ref] = []
         made: list[tuple[Col, Expr]] = []
@@ -209,19 +221,40 @@ class Ordering:
         return count
 
 
+def sorted_by(expr: Tree, clauses: list[Tree]) -> list[Tree]:
+    """What the sort clauses of ``expr`` look at: the fields of a row, or itself."""
+    if expr.kind != "ROWEXPR" or expr.number("row_typeid") != RECORD:
+        return [expr]
+    if any(c.number("sortop") not in _ROW_ORDERS for c in clauses):
+        return [expr]
+    return [part for field in expr.nodes("args") for part in sorted_by(field, [])]
+
+
 def orders(
-    lowering: Lowering, clauses: list[Tree], by_ref: dict[int, Ref]
+    lowering: Lowering, clauses: list[Tree], by_ref: Mapping[int, Sequence[Ref]]
 ) -> tuple[Order, ...]:
-    """ORDER BY items; ``by_ref`` has the columns by sort group reference."""
+    """ORDER BY items; ``by_ref`` has the columns (of ``sorted_by``) by sort group reference."""
     out = []
     for clause in clauses:
         operator = lowering.catalog.operator(clause.number("sortop"))
-        out.append(
-            Order(
-                by_ref[clause.number("tleSortGroupRef")],
-                operator.quoted,
-                operator.builtin and operator.name == ">",
-                clause.flag("nulls_first"),
-            )
-        )
+        descending = operator.builtin and operator.name == ">"
+        nulls_first = clause.flag("nulls_first")
+        for ref in by_ref[clause.number("tleSortGroupRef")]:
+            found = operator
+            if operator.oid in _ROW_ORDERS and ref.oid != RECORD:
+                nulls_first = descending
+                found = lowering.catalog.operator(_order_of(lowering, ref, descending))
+            out.append(Order(ref, found.quoted, descending, nulls_first))
     return tuple(out)
+
+
+def _order_of(lowering: Lowering, ref: Ref, descending: bool) -> int:
+    """The operator by which Postgres sorts values of the type of ``ref``."""
+    kind = lowering.type_name(ref.oid)
+    # The type's name is quoted where it comes from.
+    query = f"SELECT 1 FROM (SELECT NULL::{kind} AS a) s ORDER BY s.a {'DESC' if descending else ''}"  # noqa: S608
+    try:
+        [clause] = lowering.analysed(query).nodes("sortClause")
+    except psycopg.ProgrammingError:
+        lowering.refuse(f"ORDER BY a row with a value of type {kind}")
+    return clause.number("sortop")

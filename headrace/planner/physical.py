@@ -37,6 +37,7 @@ from headrace.planner.scalar import (
 from headrace.planner.sharing import shared
 from headrace.planner.tables import TableColumn
 from headrace.planner.typekeys import identifies, is_key
+from headrace.planner.words import construct
 from headrace.types import Field, Schema
 
 _PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
@@ -231,7 +232,7 @@ class Builder:
             case lg.Again():
                 return self._again(node)
             case _:
-                return self._lowering.refuse(f"a {type(node).__name__} node")
+                return self._lowering.refuse(f"{construct(node)} here")
 
     def _filter(self, chain: _Chain, predicates: tuple[Expr, ...]) -> None:
         if predicates:

@@ -55,8 +55,13 @@ from headrace.planner.nodetree import Node as Tree
 from headrace.planner.scalar import Call, Const, Expr, quote, raises, refs
 from headrace.planner.setops import SetOperations
 from headrace.planner.typekeys import require_key
+from headrace.planner.words import construct
 
 _REFUSED: Final = "in the recursive term of WITH RECURSIVE"
+_FLAT: Final = (
+    "Let the recursive term join and filter only, and apply the rest to the result of the"
+    " recursive query."
+)
 _TEXTS: Final = 1009
 """text[]"""
 
@@ -346,23 +351,42 @@ class Carrier:
         return Project(result, _items(join.columns + columns)), columns
 
     def _together(self, node: Union | SetOp) -> tuple[Node, tuple[Col, ...]]:
-        """All inputs read the work table: each has rows of its own iteration."""
+        """Each input has rows of its own iteration; what is outside is there in every one.
+
+        In every one that has rows: Postgres evaluates the step for no other.
+        """
         inputs = children(node)
-        if self.alone or not all(reads(n, self.name) for n in inputs):
+        there = all(reads(n, self.name) for n in inputs)
+        if self.alone or not (there or self.outside is None):
             self._refuse(node)
         new: list[Node] = []
         for each in inputs:
-            below, mine = self.carried(each)
+            if reads(each, self.name):
+                below, mine = self.carried(each)
+            else:
+                iterations, mine = self._iterations(node)
+                below = Join(iterations, each)
             new.append(Project(below, _items((*each.columns, *mine))))
         columns = self.fresh()
         changed = with_children(node, tuple(new))
         assert isinstance(changed, Union | SetOp), "the same kind of node"
         return dataclasses.replace(changed, columns=node.columns + columns), columns
 
+    def _iterations(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
+        """The iterations that have rows."""
+        work = next(w for w in _work_tables(node) if w.name == self.name)
+        copied = tuple(
+            dataclasses.replace(c, id=new.id)
+            for c in work.columns
+            for new in self.fresh()
+        )
+        again, columns = self.carried(WorkTable(work.name, copied))
+        return Distinct(Project(again, _items(columns))), columns
+
     def _refuse(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
         where = "beside CYCLE" if self.alone else _REFUSED
         return self.lowering.refuse(
-            f"{_what(node)} over the recursive reference {where}"
+            f"{construct(node)} over the recursive reference {where}", hint=_FLAT
         )
 
 
@@ -375,15 +399,3 @@ def _separates(join: Join, predicate: Expr) -> bool:
         for a in predicate.args
     }
     return sides == {(True, False), (False, True)}
-
-
-def _what(node: Node) -> str:
-    match node:
-        case Aggregate():
-            return "an aggregate without GROUP BY"
-        case Join():
-            return f"the other side of a {node.kind} join"
-        case Recursive():
-            return "another recursion"
-        case _:
-            return f"{type(node).__name__.upper()}"

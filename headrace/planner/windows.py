@@ -33,7 +33,7 @@ from headrace.planner.logical import (
 from headrace.planner.lower import Lowering
 from headrace.planner.nodetree import Node as Tree
 from headrace.planner.nodetree import same
-from headrace.planner.ordering import KeyOf, orders
+from headrace.planner.ordering import KeyOf, orders, sorted_by
 from headrace.planner.scalar import (
     SINGLE,
     Const,
@@ -117,7 +117,7 @@ class _Definition:
 
     clause: Tree
     keys: slice
-    order: slice
+    order: tuple[slice, ...]
     calls: list[_Call] = field(default_factory=list)
 
 
@@ -209,10 +209,14 @@ class Windows:
             if e.number("ressortgroupref")
         }
         keys, order = (
-            self._add([by_ref[c.number("tleSortGroupRef")] for c in clause.nodes(n)])
+            [
+                sorted_by(by_ref[c.number("tleSortGroupRef")], [c])
+                for c in clause.nodes(n)
+            ]
             for n in ("partitionClause", "orderClause")
         )
-        made = _Definition(clause, keys, order)
+        every = self._add([key for parts in keys for key in parts])
+        made = _Definition(clause, every, tuple(map(self._add, order)))
         self._definitions.append(made)
         return made
 
@@ -236,7 +240,9 @@ class Windows:
             for expr in exprs[definition.keys]
         ]
         clauses = definition.clause.nodes("orderClause")
-        columns = [below.column(expr) for expr in exprs[definition.order]]
+        columns = [
+            [below.column(expr) for expr in exprs[parts]] for parts in definition.order
+        ]
         references = [c.number("tleSortGroupRef") for c in clauses]
         order = orders(
             self._lowering, clauses, dict(zip(references, columns, strict=True))
@@ -453,7 +459,9 @@ class Windows:
             trees = [*again.nodes("args"), *filter(None, [again.node("aggfilter")])]
             equal = equal and (
                 again.kind == "WINDOWFUNC"
-                and self._same_clause(clauses[again.number("winref")], call.clause)
+                and self._same_clause(
+                    clauses[again.number("winref")], call.clause, window
+                )
                 and _same_call(again, call.tree)
                 and [plain(lowering.lower(t, scope)) for t in trees]
                 == [plain(part) for part in parts]
@@ -461,7 +469,9 @@ class Windows:
         if not equal:
             lowering.refuse("a window function that cannot be reproduced exactly")
 
-    def _same_clause(self, one: Tree, other: Tree) -> bool:
+    def _same_clause(self, one: Tree, other: Tree, window: Window) -> bool:
+        catalog = self._lowering.catalog
+
         def offsets(clause: Tree) -> list[Expr]:
             found = [clause.node(name) for name in _OFFSETS]
             scope = Scope(_no_column)
@@ -470,16 +480,14 @@ class Windows:
         def options(clause: Tree) -> int:
             return clause.number("frameOptions") & ~_BETWEEN
 
-        def items(clause: Tree) -> list[tuple[str | None, ...]]:
-            names = ("sortop", "nulls_first")
-            return [
-                tuple(c.text(n) for n in names) for c in clause.nodes("orderClause")
-            ]
-
+        order = [
+            (catalog.operator(c.number("sortop")).quoted, c.flag("nulls_first"))
+            for c in one.nodes("orderClause")
+        ]
         return (
             all(one.text(name) == other.text(name) for name in _CLAUSE_FIELDS)
             and options(one) == options(other)
-            and items(one) == items(other)
+            and order == [(o.operator, o.nulls_first) for o in window.order]
             and offsets(one) == offsets(other)
         )
 

@@ -138,7 +138,7 @@ CASES: list[tuple[int, str]] = [
 REFUSED: list[tuple[str, str]] = [
     ("current_user", "who reads"),
     ("current_schema", "who reads"),
-    ("pg_typeof(k)", "catalogs of the moment"),
+    ("pg_typeof(m)", "catalogs of the moment"),
     ("enum_range(m)", "catalogs of the moment"),
     ("format_type(k, 1)", "catalogs of the moment"),
     ("has_table_privilege('t', 'SELECT')", "who reads"),

@@ -73,7 +73,10 @@ class Writer:
         """Random ORDER BY items."""
         r = self.rng
         some = r.sample(
-            ["k", "n", "t", "d", "f", "g", "e", "ARRAY[k, g]", 't COLLATE "C"'],
+            [
+                *("k", "n", "t", "d", "f", "g", "e", "ARRAY[k, g]", 't COLLATE "C"'),
+                *("(k, n)", "ROW(t, g)", "(e, (f, d))", '(t COLLATE "C", k + 1)'),
+            ],
             r.randrange(3),
         )
         some += r.choice([[], ["k + 1"]])

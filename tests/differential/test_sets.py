@@ -236,6 +236,19 @@ RECURSIVE = (
     "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM edges UNION ALL SELECT x.n, d + 1"
     " FROM (SELECT n, d, row_number() OVER (PARTITION BY n ORDER BY d) AS k FROM r) x"
     " WHERE k < 3 AND d < 4) SELECT n, d FROM r",
+    # Set operations of the rows of the iteration with rows from outside.
+    "WITH RECURSIVE r(n) AS (SELECT a FROM edges UNION (SELECT e.b FROM r JOIN edges e"
+    " ON e.a = r.n EXCEPT SELECT id FROM nodes WHERE k > 2)) SELECT n FROM r",
+    "WITH RECURSIVE r(n) AS (SELECT a FROM edges WHERE id < 4 UNION (SELECT e.b FROM r"
+    " JOIN edges e ON e.a = r.n INTERSECT SELECT parent FROM nodes)) SELECT n FROM r",
+    "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM edges UNION ALL SELECT x.n, d + 1 FROM"
+    " (SELECT k AS n, 1 AS d FROM nodes INTERSECT SELECT n, d FROM r WHERE d < 3) x)"
+    " SELECT n, d FROM r",
+    "WITH RECURSIVE r(n) AS (SELECT a FROM edges WHERE id < 3 UNION (SELECT e.b FROM r"
+    " JOIN edges e ON e.a = r.n UNION ALL SELECT id FROM nodes)) SELECT n FROM r",
+    "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM edges UNION ALL (SELECT x.n, d + 1 FROM"
+    " (SELECT n, d FROM r UNION SELECT parent, 1 FROM nodes) x WHERE d < 2 AND n > 2"
+    " EXCEPT SELECT id, 2 FROM nodes)) SELECT n, d FROM r",
     # One recursion for each row of a table.
     "SELECT nodes.id, x.a FROM nodes, LATERAL (WITH RECURSIVE r(a) AS (SELECT nodes.k UNION"
     " SELECT a + 1 FROM r WHERE a < 6) SELECT a FROM r) x",

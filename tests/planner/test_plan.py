@@ -35,9 +35,9 @@ UNSUPPORTED = [
         None,
     ),
     (
-        "WITH RECURSIVE r(n) AS (SELECT 1 UNION (SELECT n + 1 FROM r WHERE n < 5"
-        " UNION ALL SELECT id FROM t)) SELECT n FROM r",
-        "union over the recursive reference",
+        "WITH RECURSIVE r(n) AS (SELECT id FROM t UNION ALL SELECT x.n FROM (SELECT n FROM r"
+        " UNION ALL SELECT id FROM t) x) CYCLE n SET c USING p SELECT n FROM r",
+        "union over the recursive reference beside cycle",
         None,
     ),
     (
@@ -86,7 +86,10 @@ UNSUPPORTED = [
     ("SELECT id FROM t WHERE xmin::text = '1'", "xmin", "xmin"),
     ("SELECT id, s::timetz AS d FROM t", "current time", "::timetz"),
     ("SELECT id, tags::date[] AS d FROM t", "current time", None),
-    ("SELECT id, pg_typeof(k) FROM t", "catalogs", "pg_typeof"),
+    ("SELECT id, pg_typeof(m) FROM t", "catalogs", "pg_typeof"),
+    ("SELECT id, pg_typeof(1 / k) FROM t", "catalogs", "pg_typeof"),
+    ("SELECT id, format_type(id::oid, -1) FROM t", "catalogs", "format_type"),
+    ("SELECT id, format_type(16999, -1) FROM t", "catalogs", "format_type"),
     ("SELECT id, current_schema FROM t", "who reads", "current_schema"),
     (
         "SELECT t.id, q.m FROM t, LATERAL (SELECT sum(u.k) OVER (ORDER BY u.id"
@@ -137,6 +140,9 @@ UNSUPPORTED = [
     ("SELECT s, count(*) FROM loose GROUP BY s", "", None),
     ("SELECT DISTINCT s FROM loose", "nondeterministic", None),
     ("SELECT id FROM hasty", "unlogged", None),
+    ("SELECT count(*) FROM columnless", 'table "columnless" without columns', None),
+    ("SELECT count(*) FROM columnless_full, t", "without columns", None),
+    ("SELECT id FROM t WHERE EXISTS (SELECT FROM columnless)", "without columns", None),
     ("SELECT y FROM hidden", 'generated column "y"', None),
     ("SELECT x FROM bykey", "in the key of table", None),
     ("SELECT id FROM frozen_view", "materialized view", None),
