@@ -170,20 +170,28 @@ def _slowly(op: str, text: str, places: int, limit: int | None, row: int) -> str
     kind, mantissa, scale = numeric.read(text)
     if kind != numeric.SMALL:
         if limit is not None and kind != numeric.NAN:
-            raise FailingRow(_FIELD_OVERFLOW, row, OUT_OF_RANGE)
+            raise _too_large(row, limit, places, "cannot hold an infinite value")
         return text
     if scale > places:
         mantissa = _IN_PYTHON[op](mantissa, 10 ** (scale - places))
     else:
         mantissa *= 10 ** (places - scale)
     if limit is not None and abs(mantissa) >= limit:
-        raise FailingRow(_FIELD_OVERFLOW, row, OUT_OF_RANGE)
+        digits = len(str(limit)) - 1 - places
+        least = f"10^{digits}" if digits else "1"
+        what = f"must round to an absolute value less than {least}"
+        raise _too_large(row, limit, places, what)
     if places < 0:
         mantissa *= 10**-places
     try:
         return numeric.write((kind, mantissa, max(places, 0)))
     except OverflowError as error:
         raise FailingRow(str(error), row, OUT_OF_RANGE) from None
+
+
+def _too_large(row: int, limit: int, scale: int, what: str) -> FailingRow:
+    field = f"A field with precision {len(str(limit)) - 1}, scale {scale} {what}."
+    return FailingRow(_FIELD_OVERFLOW, row, OUT_OF_RANGE, detail=field)
 
 
 def _cut(mantissa: int, unit: int, *, half: int) -> int:
@@ -259,7 +267,10 @@ def _numeric_to_float(column: pa.StringArray, target: int) -> pa.Array:
     for i in np.flatnonzero(zero).tolist():
         bad[i] = numeric.read(column[i].as_py())[1] != 0
     name = "real" if target == FLOAT4 else "double precision"
-    fail(bad, f"value is out of range for type {name}", OUT_OF_RANGE)
+    if bad.any():
+        row = int(np.argmax(bad))
+        message = f'"{column[row].as_py()}" is out of range for type {name}'
+        raise FailingRow(message, row, OUT_OF_RANGE)
     return out
 
 

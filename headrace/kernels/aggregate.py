@@ -468,7 +468,10 @@ def _float(counts: list[int], total: int, *, average: bool) -> float | None:
         return _NAN
     if plus or minus:
         return _INFINITY if plus else -_INFINITY
-    value = total / (1 << FLOAT_UNIT_BITS)
+    try:
+        value = total / (1 << FLOAT_UNIT_BITS)
+    except OverflowError:
+        raise OverflowError("value out of range: overflow") from None
     if average:
         return value / count
     return -0.0 if zeros == count else value

@@ -84,7 +84,7 @@ UNARY = {
 EVALUATE = """
 CREATE FUNCTION pg_temp.ev(expr text, types text, args text[]) RETURNS SETOF text
 LANGUAGE plpgsql AS $f$
-DECLARE i int; out text;
+DECLARE i int; out text; detail text;
 BEGIN
   EXECUTE format('PREPARE ev_q(%s) AS SELECT (x)::text || '' '' || pg_typeof(x)'
                  ' FROM (SELECT %s AS x OFFSET 0) q', types, expr);
@@ -92,7 +92,9 @@ BEGIN
     BEGIN
       EXECUTE format('EXECUTE ev_q(%s)', args[i]) INTO out;
       RETURN NEXT out;
-    EXCEPTION WHEN OTHERS THEN RETURN NEXT 'ERROR ' || SQLSTATE;
+    EXCEPTION WHEN OTHERS THEN
+      GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+      RETURN NEXT concat_ws(' ', 'ERROR', SQLSTATE, SQLERRM, nullif(detail, ''));
     END;
   END LOOP;
   DEALLOCATE ev_q;
@@ -126,7 +128,7 @@ def ask(conn, expr, names, tuples):
 
 
 def compute(program, columns, result_oid):
-    """Text per row, or ``ERROR code``; failing rows must not spoil their neighbours."""
+    """Text per row, or the error in Postgres' words; failing rows must not spoil their neighbours."""
     n = len(columns[0])
     try:
         out = program.run(columns, n)[0]
@@ -134,7 +136,8 @@ def compute(program, columns, result_oid):
         return text.render(out, result_oid).to_pylist()
     except RowError as error:
         if n == 1:
-            return [f"ERROR {error.code}"]
+            words = ("ERROR", error.code, error.message, error.detail)
+            return [" ".join(filter(None, words))]
         row = error.row
         # A later row may fail for another reason before an earlier one does.
         return (
