@@ -122,7 +122,9 @@ class Recursive(Collection):
             f" {self._node.iterations_max} iterations",
             detail="Postgres, too, would go on until the iteration finds no new rows.",
             hint="Follow each row once (UNION instead of UNION ALL) or bound the depth in"
-            " the query, or raise the setting max_recursion_iterations.",
+            " the query, or create the view with a higher limit: options =>"
+            f" '{{\"max_recursion_iterations\": {self._node.iterations_max * 10}}}' (or"
+            " raise the setting of that name for all views).",
             sqlstate="54001",
         )
 
@@ -131,7 +133,9 @@ class Recursive(Collection):
             "an iteration of a recursive query gives more than"
             f" {self._node.rows_max} rows",
             hint="Follow each row once (UNION instead of UNION ALL) or bound the depth in"
-            " the query, or raise the setting max_recursion_rows.",
+            " the query, or create the view with a higher limit: options =>"
+            f" '{{\"max_recursion_rows\": {self._node.rows_max * 10}}}' (or raise the"
+            " setting of that name for all views).",
             sqlstate="54001",
         )
 

@@ -9,6 +9,7 @@ from headrace.planner import PlanRequest
 from headrace.population.connect import as_headrace
 from headrace.population.context import Context
 from headrace.population.job import Job
+from headrace.population.options import Options
 from headrace.population.populate import check_slot, plan_with_facts
 
 
@@ -24,7 +25,7 @@ def check_view(
         job.phase("planning")
         try:
             planned, _ = plan_with_facts(
-                conn, context.settings, PlanRequest(query, caller, settings)
+                conn, context.settings, PlanRequest(query, caller, settings), Options()
             )
             tables = [table.oid for table in planned.tables]
             with context.publication_lock:

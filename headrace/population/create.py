@@ -56,6 +56,7 @@ def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
                 conn,
                 context.settings,
                 PlanRequest(request.query, request.caller, request.settings),
+                options,
             )
         except psycopg.Error as error:
             job.check()

@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from headrace.config import Settings
 from headrace.errors import UserError
 
 _MODES: Final = ("auto", "local", "spark")
 _KNOWN: Final = (
     *("population", "threshold_rows", "block", "commit_group", "on_change", "sharing"),
+    *("max_recursion_iterations", "max_recursion_rows"),
 )
 _ON_CHANGE: Final = ("follow", "stop", "resync")
 _GROUP_MAX: Final = 63
+_LIMITS: Final = ("max_recursion_iterations", "max_recursion_rows")
+_LIMIT_MAX: Final = 2**31 - 1
+"""The number of an iteration is an integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,20 @@ class Options:
 
     sharing: bool = True
     """Whether subplans that other views have too are kept once for all (runtime/sharing.py)."""
+
+    max_recursion_iterations: int | None = None
+    """Iterations after which a WITH RECURSIVE is taken to have no end; None: the setting."""
+
+    max_recursion_rows: int | None = None
+    """Rows of one iteration that one transaction may change; None: the setting."""
+
+    def recursions(self, settings: Settings) -> tuple[int, int]:
+        """The bounds of recursive queries: the view's, else those of the settings."""
+        iterations, rows = self.max_recursion_iterations, self.max_recursion_rows
+        return (
+            settings.max_recursion_iterations if iterations is None else iterations,
+            settings.max_recursion_rows if rows is None else rows,
+        )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -78,4 +97,19 @@ class Options:
         sharing = given.get("sharing", True)
         if not isinstance(sharing, bool):
             raise UserError('option "sharing" must be true or false')
-        return cls(str(population), rows, block, group, str(on_change), sharing)
+        limits = (_limit(name, given.get(name)) for name in _LIMITS)
+        return cls(
+            str(population), rows, block, group, str(on_change), sharing, *limits
+        )
+
+
+def _limit(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and 0 < value <= _LIMIT_MAX
+    ):
+        return value
+    raise UserError(f'option "{name}" must be a number from 1 to {_LIMIT_MAX}')

@@ -47,13 +47,13 @@ _RETRY_S: Final = 0.2
 
 
 def plan_with_facts(
-    conn: Connection, settings: Settings, request: PlanRequest
+    conn: Connection, settings: Settings, request: PlanRequest, options: Options
 ) -> tuple[Planned, Facts]:
     """The plan, and the facts of the catalog that it was made of."""
     with conn.transaction(force_rollback=True):
         # One snapshot: an alteration after the facts shows when they are read again.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        bounds = settings.max_recursion_iterations, settings.max_recursion_rows
+        bounds = options.recursions(settings)
         planned = plan(conn, replace(request, recursions=bounds))
         rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)

@@ -108,7 +108,8 @@ def _plan_again(
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
         text = present(conn, stored.canonical, list(named), loosely=loosely)
         request = PlanRequest(text, view.owner, settings | found)
-        return plan_with_facts(conn, context.settings, request)
+        options = Options.of(stored.options)
+        return plan_with_facts(conn, context.settings, request, options)
 
     try:
         first = attempt(loosely=False)
@@ -153,6 +154,7 @@ def alter_view(
                 conn,
                 context.settings,
                 PlanRequest(query, view.owner, request.settings),
+                Options.of(stored.options),
             )
             _check_columns(conn, view, planned)
             if view.result_oid in planned.results:

@@ -246,7 +246,7 @@ RECURSIVE = (
     " SELECT n, d FROM r",
     "WITH RECURSIVE r(n) AS (SELECT a FROM edges WHERE id < 3 UNION (SELECT e.b FROM r"
     " JOIN edges e ON e.a = r.n UNION ALL SELECT id FROM nodes)) SELECT n FROM r",
-    "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM edges UNION ALL (SELECT x.n, d + 1 FROM"
+    "WITH RECURSIVE r(n, d) AS (SELECT a, 0 FROM edges UNION (SELECT x.n, d + 1 FROM"
     " (SELECT n, d FROM r UNION SELECT parent, 1 FROM nodes) x WHERE d < 2 AND n > 2"
     " EXCEPT SELECT id, 2 FROM nodes)) SELECT n, d FROM r",
     # One recursion for each row of a table.
@@ -304,6 +304,44 @@ def test_a_recursion_without_an_end_is_refused_and_later_stops_the_view(
         "SELECT message FROM headrace.views WHERE view_name = 'walks'"
     ).fetchone()
     assert "iterations" in str(status)
+
+
+def test_the_depth_of_a_recursion_is_an_option_of_the_view(source, commander):
+    source.execute(DDL)
+    create_marker(source, commander)
+    deep = (
+        "WITH RECURSIVE r(a, b) AS (SELECT a, b FROM edges WHERE a = 0 UNION"
+        " SELECT e.a, e.b FROM r JOIN edges e ON e.a = r.b) SELECT a, b FROM r"
+    )
+
+    def create(name: str, options: str) -> None:
+        call = (
+            f"CALL headrace.create_view('{name}', $q${deep}$q$, options => '{options}')"
+        )
+        commander.execute(call)
+
+    source.execute("INSERT INTO edges SELECT i, i, i + 1 FROM generate_series(0, 19) i")
+    with pytest.raises(psycopg.Error, match="after 12 iterations") as caught:
+        create("shallow", '{"max_recursion_iterations": 12}')
+    assert caught.value.sqlstate == "54001"
+    hint = str(caught.value.diag.message_hint)
+    assert '{"max_recursion_iterations": 120}' in hint
+    source.execute(
+        "INSERT INTO edges SELECT 100 + i, 0, 50 FROM generate_series(1, 9) i"
+    )
+    with pytest.raises(psycopg.Error, match="more than 3 rows"):
+        create("narrow", '{"max_recursion_rows": 3}')
+    create("deep", '{"max_recursion_iterations": 2000}')
+    commit(
+        source, ["INSERT INTO edges SELECT i, i, i + 1 FROM generate_series(20, 99) i"]
+    )
+    more = "INSERT INTO edges SELECT i, i, i + 1 FROM generate_series(200, 1299) i"
+    commit(source, [more, "UPDATE edges SET b = 200 WHERE id = 99"])
+    check(source, {"deep": deep}, "1 200 iterations deep")
+    commander.execute("CALL headrace.resync_view('deep')")
+    commander.execute(f"CALL headrace.alter_view('deep', $q${deep}$q$)")
+    commit(source, ["DELETE FROM edges WHERE id = 250"])
+    check(source, {"deep": deep}, "kept by resync and alter")
 
 
 MIXED = (

@@ -299,7 +299,8 @@ def test_code_of_users_needs_a_role_for_it_also_without_rows(bench):
     "options",
     [
         {"populatoin": "spark"}, {"population": "fast"}, {"threshold_rows": "many"},
-        {"threshold_rows": -1}, {"threshold_rows": True}, {"block": "no"},
+        {"threshold_rows": -1}, {"max_recursion_iterations": 0},
+        {"max_recursion_rows": "many"}, {"max_recursion_iterations": True}, {"threshold_rows": True}, {"block": "no"},
     ],
 )  # fmt: skip
 def test_bad_options(bench, options):
