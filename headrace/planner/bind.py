@@ -227,7 +227,7 @@ class Binder:
             return self._entry(item.number("rtindex"), level)
         kind = item.number("jointype")
         if item.kind != "JOINEXPR" or kind not in _JOIN_KINDS:
-            self._lowering.refuse(f"a FROM item of kind {item.kind.lower()}")
+            self._lowering.refuse("an item of this kind in FROM")
         left = self._item(item.child("larg"), level)
         right = self._item(item.child("rarg"), level)
         if kind == _RIGHT:
@@ -291,7 +291,7 @@ class Binder:
         elif kind == VALUES:
             node = self._values(entry, level)
         else:
-            self._lowering.refuse(f"a FROM item of kind {kind}")
+            self._lowering.refuse("an item of this kind in FROM")
         names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
         for number, column in enumerate(node.columns, 1):
             name = names[number - 1] if number <= len(names) else column.name

@@ -289,7 +289,7 @@ class Lowering:
         handler = self._handlers.get(node.kind)
         if handler is not None:
             return handler(self, node, scope)
-        what = _REFUSED.get(node.kind, f"expression {node.kind.lower()}")
+        what = _REFUSED.get(node.kind, "an expression of this kind")
         return self.refuse(what, node)
 
     def _all(self, nodes: list[Node], scope: Scope) -> tuple[Expr, ...]:

@@ -234,13 +234,15 @@ def orders(
     lowering: Lowering, clauses: list[Tree], by_ref: Mapping[int, Sequence[Ref]]
 ) -> tuple[Order, ...]:
     """ORDER BY items; ``by_ref`` has the columns (of ``sorted_by``) by sort group reference."""
-    out = []
+    out: list[Order] = []
     for clause in clauses:
         operator = lowering.catalog.operator(clause.number("sortop"))
         descending = operator.builtin and operator.name == ">"
         nulls_first = clause.flag("nulls_first")
         for ref in by_ref[clause.number("tleSortGroupRef")]:
             found = operator
+            if any(item.column == ref for item in out):
+                continue  # a field that was sorted by before
             if operator.oid in _ROW_ORDERS and ref.oid != RECORD:
                 nulls_first = descending
                 found = lowering.catalog.operator(_order_of(lowering, ref, descending))

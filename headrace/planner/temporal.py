@@ -40,6 +40,7 @@ from headrace.planner.scalar import (
     refs,
     show,
 )
+from headrace.planner.words import construct
 
 _ORDER: Final = {"=", "<>", "<", "<=", ">", ">="}
 _EQUAL: Final = {"=", "<>"}
@@ -171,7 +172,7 @@ class _Extraction:
                 above.append(predicate)
             else:
                 self._refuse(
-                    f"a condition of a {node.kind} join that compares columns of both"
+                    f"a condition of {construct(node)} that compares columns of both"
                     " sides with the clock"
                 )
         made = dataclasses.replace(

@@ -28,7 +28,7 @@ from headrace.planner.logical import (
 
 _JOINS: Final = {
     "inner": "a join",
-    "left": "an outer join",
+    "left": "a LEFT or RIGHT JOIN",
     "full": "a FULL JOIN",
     "semi": "IN, ANY or EXISTS",
     "anti": "NOT IN, ALL or NOT EXISTS",

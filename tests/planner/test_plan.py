@@ -16,6 +16,7 @@ from headrace.errors import (
 from headrace.expressions import ir
 from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner import PlanRequest, plan, renumber
+from tests.planner.test_words import JARGON
 
 
 def refusal(conn, query, **request) -> HeadraceError:
@@ -160,6 +161,8 @@ UNSUPPORTED = [
 def test_unsupported(conn, query, word, at):
     error = refusal(conn, query)
     assert error.code in ("0A000", "42883", "42704") or not word
+    told = f"{error.message} {error.detail or ''} {error.hint or ''}"
+    assert JARGON.search(told) is None, told
     assert word in f"{error.message} {error.detail or ''}".lower(), error.message
     if word:
         assert isinstance(error, UnsupportedError)
