@@ -351,13 +351,19 @@ class Carrier:
         return Project(result, _items(join.columns + columns)), columns
 
     def _together(self, node: Union | SetOp) -> tuple[Node, tuple[Col, ...]]:
-        """Each input has rows of its own iteration; what is outside is there in every one.
+        """Each input has rows of its own iteration.
 
-        In every one that has rows: Postgres evaluates the step for no other.
+        Of INTERSECT any side may stand outside, of EXCEPT the second: it is there in every
+        iteration that has rows, and in no other has it a say.  UNION is refused: Postgres
+        evaluates the step once also where the first iteration has no rows, and would have those
+        from outside.
         """
         inputs = children(node)
-        there = all(reads(n, self.name) for n in inputs)
-        if self.alone or not (there or self.outside is None):
+        there = [reads(n, self.name) for n in inputs]
+        with_outside = isinstance(node, SetOp) and (
+            there[0] or node.kind == "intersect"
+        )
+        if self.alone or not (all(there) or (with_outside and self.outside is None)):
             self._refuse(node)
         new: list[Node] = []
         for each in inputs:

@@ -36,6 +36,12 @@ UNSUPPORTED = [
         None,
     ),
     (
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION (SELECT n + 1 FROM r WHERE n < 5"
+        " UNION ALL SELECT id FROM t)) SELECT n FROM r",
+        "union over the recursive reference",
+        None,
+    ),
+    (
         "WITH RECURSIVE r(n) AS (SELECT id FROM t UNION ALL SELECT x.n FROM (SELECT n FROM r"
         " UNION ALL SELECT id FROM t) x) CYCLE n SET c USING p SELECT n FROM r",
         "union over the recursive reference beside cycle",
