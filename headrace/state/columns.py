@@ -19,7 +19,18 @@ from headrace.kernels import keygroups
 from headrace.state import layout
 
 MIB: Final = 1024 * 1024
+DEFAULT: Final = "default"
+"""The family of metadata."""
 _WAL_BYTES_MAX: Final = 64 * MIB
+EVENTS_S_MAX: Final = 3600
+"""Seconds after which RocksDB begins another file to tell what it does.
+
+NB: a limit of bytes would be a trap: each file begins with the options of all families that were
+ever made, and once these alone are too many bytes, each line begins another file.
+"""
+EVENTS_FILES_MAX: Final = 4
+MANIFEST_BYTES_MAX: Final = 16 * MIB
+"""Bytes after which the manifest is written anew, without what is gone."""
 _NEVER: Final = 1 << 30
 _BLOCK_BYTES: Final = 4 * 1024
 _BLOOM_BITS: Final = 10
@@ -269,7 +280,10 @@ def options(memory: Memory | None) -> Any:
     out.set_level_zero_stop_writes_trigger(_NEVER)
     out.set_soft_pending_compaction_bytes_limit(0)
     out.set_hard_pending_compaction_bytes_limit(0)
-    out.set_keep_log_file_num(4)
+    out.set_keep_log_file_num(EVENTS_FILES_MAX)
+    out.set_log_file_time_to_roll(EVENTS_S_MAX)
+    out.set_stats_dump_period_sec(0)  # pages of numbers for each family
+    out.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
     if memory is not None:
         out.set_write_buffer_size(memory.memtable_bytes)
         out.set_write_buffer_manager(memory.memtables)

@@ -44,7 +44,12 @@ def check_format(path: Path) -> None:
 def _manifest(path: Path) -> tuple[str, int]:
     """Name and length of the manifest, RocksDB's log of which files count."""
     name = (path / "CURRENT").read_text().strip()
-    return name, (path / name).stat().st_size
+    try:
+        return name, (path / name).stat().st_size
+    except FileNotFoundError:
+        if (path / "CURRENT").read_text().strip() == name:
+            raise
+    return _manifest(path)  # RocksDB has just begun another
 
 
 def note_manifest(path: Path, noted: tuple[str, int] | None) -> tuple[str, int]:
@@ -96,18 +101,21 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def sync_log(path: Path) -> None:
-    """Wait until everything RocksDB has been told is on disk.
+def sync_log(path: Path) -> list[int]:
+    """Wait until everything RocksDB has been told is on disk; the numbers of its log's files.
 
     What it is told stands in its log when ``write`` returns, unsynced; its own way to sync holds
     the interpreter lock all the while.
     """
+    numbers = []
     for file in sorted(path.glob("*.log")):
         try:
             sync(file)
         except FileNotFoundError:
             continue  # its pairs have become sorted files, which RocksDB has synced
+        numbers.append(int(file.stem))
     sync(path)
+    return sorted(numbers)
 
 
 def replace(path: Path, data: bytes) -> None:

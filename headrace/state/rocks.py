@@ -19,18 +19,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import rocksdict
+import structlog
 
-from headrace.errors import HeadraceError, StateDamaged
+from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.kernels import keygroups
 from headrace.state import checkpoint, columns, files, layout
 from headrace.state.checkpoint import Changed, Checkpoint, Meta
 from headrace.state.columns import Family, Memory, reading, writing
 from headrace.state.files import write_run
+from headrace.state.logs import Logs
 from headrace.state.regulator import Regulator
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
 __all__ = ["BUDGET_BYTES", "Checkpoint", "RocksDatabase", "RocksStore", "write_run"]
+
+_log = structlog.get_logger(__name__)
 
 BUDGET_BYTES: Final = 512 * columns.MIB
 """Memory when the caller does not say otherwise (``Settings.state_memory_bytes``)."""
@@ -64,12 +68,14 @@ class RocksDatabase:
         self._families: dict[str, Family] = {}
         self._stores: dict[str, RocksStore] = {}
         self._checkpoint: Checkpoint | None = None
+        self._logs = Logs(path)
         self._noting = threading.Lock()
         self._making = threading.Lock()
         path.mkdir(parents=True, exist_ok=True)
         files.check_format(path)
         self._noted = files.check_manifest(path)
         self._db = self._open()
+        self._default = Family(columns.DEFAULT, self._db)
         checkpoint.finish(self)
 
     def _open(self) -> Any:
@@ -79,7 +85,7 @@ class RocksDatabase:
                 if (self.path / "CURRENT").exists()
                 else []
             )
-            names = [name for name in names if name != "default"]
+            names = [name for name in names if name != columns.DEFAULT]
             db = rocksdict.Rdict(
                 str(self.path),
                 columns.options(self._memory),
@@ -114,15 +120,13 @@ class RocksDatabase:
         family = self._families.get(name)
         if family is None:
             return
-        family.close()
-        try:
-            with writing():
-                self._db.drop_column_family(name)
-        except BaseException:
-            # It is still there (a full disk), and must be found when this is tried again.
-            self._families[name] = Family(name, self._db)
-            raise
+        # First, for closing would flush what is gone.  If this fails (a full disk), it is still
+        # there, and is found when it is tried again.
+        with writing():
+            self._db.drop_column_family(name)
         del self._families[name]
+        self._logs.forget(name)
+        family.close()
 
     def drop_states(
         self, view_id: int | str, keep: Callable[[str], bool], meta: Meta
@@ -146,11 +150,13 @@ class RocksDatabase:
         """Delete the states of a view from disk but for those to ``keep``, and write ``meta``."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         family = self._families.get(f"v{view_id}")
+        touched: set[str] = set()
         for state in family.states() if family is not None else ():
             if family is not None and not keep(state):
                 first, end = layout.section(state), layout.section_end(state)
                 batch.delete_range(first, end, family.handle)
-        self._write(batch, meta, sync=False)
+                touched.add(family.name)
+        self._write(batch, touched, meta, sync=False)
 
     def ingest(
         self,
@@ -246,23 +252,30 @@ class RocksDatabase:
     def write(self, pairs: Iterable[Changed], meta: Meta, *, sync: bool) -> None:
         """One atomic write batch of pairs per state and ``meta``; from any thread."""
         batch = rocksdict.WriteBatch(raw_mode=True)
+        touched = set()
         for section, keys, values in pairs:
+            touched.add(section.family.name)
             # No name for the handle: the traceback of an error would keep the database open.
             keygroups.write_batch(
                 batch, section.family.handle, section.prefix, keys, values
             )
-        self._write(batch, meta, sync=sync)
+        self._write(batch, touched, meta, sync=sync)
 
-    def _write(self, batch: Any, meta: Meta, *, sync: bool) -> None:
-        keygroups.write_batch(batch, None, b"", [*meta], [*meta.values()])
+    def _write(self, batch: Any, touched: set[str], meta: Meta, *, sync: bool) -> None:
+        """Write a batch, of pairs for the families ``touched``, and ``meta``."""
+        if meta:
+            keygroups.write_batch(batch, None, b"", [*meta], [*meta.values()])
+            touched.add(columns.DEFAULT)
         with writing():
             self._db.write(batch)
+            self._logs.wrote(touched)
             if sync:
                 self._sync()
 
     def _sync(self) -> None:
         try:
-            files.sync_log(self.path)
+            for name in self._logs.sync():
+                self._flush(name)
             with self._noting:
                 self._noted = files.note_manifest(self.path, self._noted)
         except OSError as error:
@@ -272,6 +285,18 @@ class RocksDatabase:
                     "the disk cannot keep the state", detail=f"{error}."
                 ) from error
             raise
+
+    def _flush(self, name: str) -> None:
+        """Have the memtable of a family written, which keeps old files of the log."""
+        family = self._default if name == columns.DEFAULT else self._families.get(name)
+        if family is None:
+            return
+        try:
+            family.flush_soon()
+        except TransientError as error:
+            # What was to be durable is; the files of the log can wait.
+            self._logs.wrote([name])
+            _log.warning("log of the state kept", family=name, reason=error.message)
 
     # --- metadata and column families
 
@@ -327,7 +352,7 @@ class RocksDatabase:
         for name in list(self._stores):
             self._retract(name)
         # The lock of the database is released only when its last iterator and handle are gone.
-        for family in self._families.values():
+        for family in (self._default, *self._families.values()):
             family.close()
         self._families.clear()
         columns.close(self._db)
