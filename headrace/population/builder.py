@@ -10,6 +10,7 @@ order of arrival; drops and indexes do not wait for them.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -61,19 +62,40 @@ class WorkerLink:
         self._peer: rpc.Peer | None = None
         self._lock = asyncio.Lock()
 
-    def call(self, method: str, params: dict[str, Any]) -> Any:
-        """See ``create.Worker``; REQUIRES: not on the event loop's thread."""
-        request = self.request(method, params)
-        return asyncio.run_coroutine_threadsafe(request, self._loop).result()
+    def call(
+        self,
+        method: str,
+        params: dict[str, Any],
+        job: Job | None = None,
+        *,
+        cancellable: bool = True,
+    ) -> Any:
+        """See ``context.Worker``; REQUIRES: not on the event loop's thread."""
+        say = None if job is None else _saying(job)
+        request = self.request(method, params, say)
+        future = asyncio.run_coroutine_threadsafe(request, self._loop)
+        if job is None or not cancellable:
+            return future.result()
+        with job.cancelling(future.cancel):
+            try:
+                return future.result()
+            except concurrent.futures.CancelledError:
+                job.check()
+                raise
 
     async def start(self, holds: list[str]) -> None:
         """Tell the worker which holds are still somebody's."""
         await self.request("start", {"holds": holds})
 
-    async def request(self, method: str, params: dict[str, Any]) -> Any:
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        progress: rpc.Progress | None = None,
+    ) -> Any:
         """A request; TransientError while the worker is down."""
         peer = await self._connected()
-        return await peer.call(method, params)
+        return await peer.call(method, params, progress)
 
     async def _connected(self) -> rpc.Peer:
         async with self._lock:
@@ -83,6 +105,10 @@ class WorkerLink:
                 except OSError as error:
                     raise TransientError("the worker process is not running") from error
             return self._peer
+
+
+def _saying(job: Job) -> rpc.Progress:
+    return lambda step: job.say(str(step["message"]))
 
 
 class Builder:

@@ -17,8 +17,19 @@ from headrace.population.tables import Size
 class Worker(Protocol):
     """The worker process, as the builder sees it."""
 
-    def call(self, method: str, params: dict[str, Any]) -> Any:
-        """A request; TransientError while the worker is down."""
+    def call(
+        self,
+        method: str,
+        params: dict[str, Any],
+        job: Job | None = None,
+        *,
+        cancellable: bool = True,
+    ) -> Any:
+        """A request; TransientError while the worker is down.
+
+        ``job`` tells its user what it waits for, and ends the waiting when it is cancelled,
+        if it is ``cancellable``.  What the worker had begun by then, it does.
+        """
 
 
 class SparkPopulation(Protocol):

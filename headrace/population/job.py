@@ -45,7 +45,7 @@ class Job:
         self._report = report
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
-        self._cancels: dict[int, Callable[[], None]] = {}
+        self._cancels: dict[int, Callable[[], object]] = {}
         self._keys = itertools.count()
         self._phase = ""
         self._total = 0
@@ -77,7 +77,7 @@ class Job:
                 _log.warning("cancel failed", job=self.name, reason=str(error))
 
     @contextlib.contextmanager
-    def cancelling(self, action: Callable[[], None]) -> Iterator[None]:
+    def cancelling(self, action: Callable[[], object]) -> Iterator[None]:
         """While inside, ``cancel`` also calls ``action``."""
         self.check()
         with self._lock:
@@ -112,6 +112,10 @@ class Job:
         self._phase, self._total = name, total
         self._phase_started = time.monotonic()
         self._send(0, details)
+
+    def say(self, message: str) -> None:
+        """Tell the user ``message``; from any thread."""
+        self._report({"phase": self._phase, "message": message})
 
     def rows(self, done: int) -> None:
         """So many rows of the phase are done; sent on only a few times a second."""

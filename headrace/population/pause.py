@@ -28,7 +28,7 @@ def pause_view(context: Context, job: Job, request: Request) -> None:
     """
     view = _find(context, job, request)
     if view.status != "paused":
-        context.worker.call("pause", {"view_id": view.id})
+        context.worker.call("pause", {"view_id": view.id}, job)
 
 
 def resume_view(context: Context, job: Job, request: Request) -> None:
@@ -39,7 +39,7 @@ def resume_view(context: Context, job: Job, request: Request) -> None:
     """
     view = _find(context, job, request)
     if view.status != "running":
-        context.worker.call("resume", {"view_id": view.id})
+        context.worker.call("resume", {"view_id": view.id}, job)
 
 
 def _find(context: Context, job: Job, request: Request) -> ViewRow:

@@ -8,6 +8,7 @@ the next begins.  The point of no return is the commit; a cancel after it comes 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -82,6 +83,7 @@ class Population:
         self._options = options
         self._view_id = 0
         self._committed = False
+        self._not_adopted: HeadraceError | None = None
         self._idle: Connection | None = None
         self._log = _log.bind(view=name)
 
@@ -108,16 +110,15 @@ class Population:
     # --- steps
 
     def _register(self, undo: contextlib.ExitStack) -> None:
-        """Catalog row, hold, publication; undone in the opposite order."""
+        """Hold, catalog row, publication; undone in the opposite order."""
         tables_read = [t.oid for t in self._planned.tables]
         self._undo(
             undo, "publication", lambda: unpublish_unused(self._context, tables_read)
         )
+        self._undo(undo, "hold", self._release)
+        self._hold()
         with self._context.publication_lock, self._connect() as conn:
             self.register(conn, undo)
-            self._job.phase("hold")
-            self._undo(undo, "hold", self._release)
-            self._hold()
             self._job.phase("publication")
             publication.add_tables(conn, self._settings, tables_read)
             faults.point(faults.TABLES_PUBLISHED)
@@ -303,14 +304,45 @@ class Population:
             time.sleep(_RETRY_S)
 
     def _adopt(self) -> None:
-        """Hand over to the worker; from here on nothing is undone."""
+        """Hand over to the worker; from here on nothing is undone.
+
+        It may have to wait for a batch, but only as long as the user wants to.
+        """
         with contextlib.suppress(QueryCancelled):
             self._job.phase("adopting")
+        handover = threading.Thread(
+            target=self._hand_over, name=f"handover {self._view_id}", daemon=True
+        )
+        handover.start()
+        with contextlib.suppress(QueryCancelled):
+            while handover.is_alive():
+                self._job.check()
+                handover.join(_RETRY_S)
+        if self._not_adopted is not None:
+            raise self._not_adopted
+
+    def _hand_over(self) -> None:
+        """Have the worker adopt the view; it has what that takes, whatever becomes of us."""
+        deadline = time.monotonic() + _WORKER_WAIT_S
         try:
-            self._call_worker("adopt", {"view_id": self._view_id}, cancellable=False)
-        except TransientError:
-            # A worker that starts adopts what it finds staged (CONTRACTS 5): keep it.
-            self._log.warning("view adopted later: the worker is down")
+            while True:
+                try:
+                    self._context.worker.call(
+                        "adopt",
+                        {"view_id": self._view_id},
+                        self._job,
+                        cancellable=False,
+                    )
+                    break
+                except TransientError:
+                    if time.monotonic() >= deadline:
+                        # One that starts adopts what it finds staged (CONTRACTS 5): keep it.
+                        self._log.warning("view adopted later: the worker is down")
+                        return
+                    time.sleep(_RETRY_S)
+        except HeadraceError as error:
+            self._log.warning("view not adopted", reason=error.message)
+            self._not_adopted = error
             return
         finally:
             with contextlib.suppress(HeadraceError):
@@ -361,16 +393,13 @@ class Population:
             self._idle.close()
             self._idle = None
 
-    def _call_worker(
-        self, method: str, params: dict[str, Any], *, cancellable: bool = True
-    ) -> Any:
+    def _call_worker(self, method: str, params: dict[str, Any]) -> Any:
         """A request to the worker, which may be restarting for a moment."""
         deadline = time.monotonic() + _WORKER_WAIT_S
         while True:
-            if cancellable:
-                self._job.check()
+            self._job.check()
             try:
-                return self._context.worker.call(method, params)
+                return self._context.worker.call(method, params, self._job)
             except TransientError:
                 if time.monotonic() >= deadline:
                     raise

@@ -65,8 +65,9 @@ def rename_view(context: Context, job: Job, request: Request) -> None:
             names.resolve_new(conn, wanted, request.caller, {})
             # A hold, so that the suspension ends with this process too.
             ending.callback(_release, context, job)
-            context.worker.call("hold", {"job": job.name})
-            context.worker.call("suspend", {"view_id": view.id, "job": job.name})
+            context.worker.call("hold", {"job": job.name}, job)
+            suspended = {"view_id": view.id, "job": job.name}
+            context.worker.call("suspend", suspended, job)
             with conn.transaction():
                 _rename(conn, view, name)
         except psycopg.Error as error:

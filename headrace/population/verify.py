@@ -186,8 +186,8 @@ def _check_trusted(view: ViewRow, physical: Any) -> None:
 
 @contextlib.contextmanager
 def _tapped(context: Context, job: Job, view: ViewRow) -> Iterator[Path]:
-    answer = context.worker.call("tap", {"view_id": view.id, "job": job.name})
     try:
+        answer = context.worker.call("tap", {"view_id": view.id, "job": job.name}, job)
         yield Path(answer["path"])
     finally:
         with contextlib.suppress(HeadraceError):
@@ -271,7 +271,7 @@ class _Proof:
         while True:
             self._job.check()
             answer = self._context.worker.call(
-                "tapped", {"job": self._job.name, "lsn": lsn}
+                "tapped", {"job": self._job.name, "lsn": lsn}, self._job
             )
             if answer is not None:
                 self._instant = int(answer["instant"])

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 import structlog
 
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
@@ -150,6 +151,14 @@ class Processor:
         for _ in range(THREADS):
             self._pool.submit(ready.wait)
         self.edge = Edge("source")
+        self._began = 0.0
+        self._working: dict[int, float] = {}
+        """Units at work now, by id: since when, on the monotonic clock."""
+
+    def at_work(self) -> tuple[int, float] | None:
+        """The unit that has been at work longest, and the seconds of its batch; any thread."""
+        working = sorted(self._working.copy().items(), key=lambda item: item[1])
+        return (working[0][0], clock.monotonic() - self._began) if working else None
 
     def close(self) -> None:
         """End the threads."""
@@ -173,6 +182,7 @@ class Processor:
             TransientError: nothing is lost; the whole batch must be processed again.
         """
         outcome = Outcome(attempt)
+        self._began = clock.monotonic()
         behind = _behind(needed, txid, outcome)
         units: list[Unit] = [*behind, *views]
         touched: set[int] = set()
@@ -304,9 +314,9 @@ class Processor:
     ) -> None:
         """``work`` on every unit, side by side when there are several."""
         if len(units) == 1:
-            errors: Iterable[HeadraceError | None] = [_guarded(work, units[0])]
+            errors: Iterable[HeadraceError | None] = [self._guarded(work, units[0])]
         else:
-            errors = list(self._pool.map(lambda u: _guarded(work, u), units))
+            errors = list(self._pool.map(lambda u: self._guarded(work, u), units))
         for view, error in zip(units, errors, strict=True):
             if isinstance(error, RowsLost) and outcome.attempt >= LOST_MAX:
                 outcome.failed[view.id] = BugError(
@@ -317,6 +327,15 @@ class Processor:
                 raise error
             if error is not None:
                 outcome.failed[view.id] = error
+
+    def _guarded(
+        self, work: Callable[[Unit], None], unit: Unit
+    ) -> HeadraceError | None:
+        self._working[unit.id] = clock.monotonic()
+        try:
+            return _guarded(work, unit)
+        finally:
+            del self._working[unit.id]
 
     def blame(
         self, view: Unit, error: HeadraceError, frames: Frames, txid: int

@@ -71,7 +71,7 @@ class Durability:
             engine.db,
             [*owned, *engine.sharing.subplans.values()],
             engine.position,
-            engine.confirmable(),
+            engine.promise(),
         )
 
     def _take(self, what: Durable) -> None:
@@ -92,7 +92,7 @@ class Durability:
         """Forget records that nobody can ask for: all but the last before the least state."""
         engine = self._engine
         needed = [view.durable.txid for view in engine.views.values() if view.owned]
-        needed += [hold.txid for hold in engine.holds.values()]
+        needed += engine.holds.txids()
         least = min([self.position.txid, *needed])
         meta: positions.Meta = {}
         engine.records.trim(meta, least)

@@ -46,6 +46,7 @@ from headrace.kernels.pgoutput import Decoder
 from headrace.runtime import batches, faults, lifecycle, positions, replay
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.durability import Durability
+from headrace.runtime.holds import Holds
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, Record, StateMark
@@ -73,7 +74,7 @@ class Engine:
         self.settings: Final = settings
         self.story: Final = Story()
         self.views: dict[int, View] = {}
-        self.holds: dict[str, Position] = {}
+        self.holds: Final = Holds()
         self.records = positions.Records()
         self.position = Position(0, 0)
         """What is committed."""
@@ -132,6 +133,21 @@ class Engine:
         (self._inbox if quiet else self._urgent).append(run)
         self._poke()
         return future
+
+    def doing(self) -> str | None:
+        """What commands wait for now, in words for whoever waits; from any thread."""
+        busy = self._processor.at_work()
+        if busy is None:
+            return "rows to be written" if self.pipeline.flights() else None
+        unit_id, seconds = busy
+        shared = self.sharing.subplans.get(unit_id)
+        views = (
+            [self.views.get(unit_id)]
+            if shared is None
+            else (self.sharing.views_of(shared))
+        )
+        names = ", ".join(view.target.shown for view in views if view is not None)
+        return f"a batch of view {names}, {seconds:.0f} s" if names else "a batch"
 
     def stop(self) -> None:
         """Finish what is in flight, checkpoint, confirm, and return from ``run``."""
@@ -219,7 +235,7 @@ class Engine:
             self.settings.state_dir, memory_bytes=self.settings.state_memory_bytes
         )
         self.records = positions.records(self.db)
-        self.holds = positions.holds(self.db)
+        self.holds.load(self.db)
         self.confirmed = positions.get_confirmed(self.db)
         self.position = positions.get_position(self.db) or Position(0, 0)
         self.durability.position = self.position
@@ -336,6 +352,7 @@ class Engine:
             positions.put_position(meta, self.position)
             positions.put_confirmed(meta, self.confirmed)
             self.db.put_meta(meta, sync=True)
+        self.holds.begin(Position(self.position.txid, self.confirmed))
 
     # --- one batch
 
@@ -529,15 +546,28 @@ class Engine:
 
     def confirmable(self) -> int:
         """The position before which nobody needs the stream any more, were all durable."""
+        return max(self.holds.limit(self._needless()), self._confirmed_soon)
+
+    def promise(self) -> int:
+        """That position, which is about to be confirmed: a hold may come too late for it."""
+        return self.holds.promise(
+            Position(self.position.txid, self._needless()), self._confirmed_soon
+        )
+
+    @property
+    def _confirmed_soon(self) -> int:
+        """A lower one would be ignored by the server, and mean a lost hold to us."""
+        return max(self.confirmed, self.checkpoints.confirming)
+
+    def _needless(self) -> int:
+        """The position before which no view needs the stream any more."""
         lsns = [self.position.lsn]
         lsns += [
             self.covered(view.mark)
             for view in self.views.values()
             if view.owned and view.mark.txid < self.position.txid
         ]
-        lsns += [hold.lsn for hold in self.holds.values()]
-        # A lower one would be ignored by the server, and mean a lost hold to us.
-        return max(min(lsns), self.confirmed, self.checkpoints.confirming)
+        return min(lsns)
 
     def covered(self, mark: StateMark) -> int:
         """The position before which a view with this mark lacks nothing.
@@ -600,10 +630,9 @@ class Engine:
         self.confirmed = state.confirmed
         self._identity = None
         meta: positions.Meta = {}
-        meta |= {key: None for key in positions.hold_keys(self.holds)}
         for txid in self.records:
             positions.drop_record(meta, txid)
-        self.holds.clear()
+        self.holds.lose(self.position)
         self.records.clear()
         positions.put_position(meta, self.position)
         positions.put_confirmed(meta, self.confirmed)
@@ -645,6 +674,7 @@ class Engine:
         self.checkpoints.close()
         self._processor.close()
         self.views.clear()
+        self.holds.close()
         if self._db is not None:
             self._db.close()
             self._db = None

@@ -28,7 +28,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.runtime import positions, views
-from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.positions import StateMark
 from headrace.runtime.taps import Taps
 from headrace.runtime.views import ERROR, PAUSED, RUNNING, SINK_ERROR, View
 from headrace.runtime.waits import Waits
@@ -242,30 +242,12 @@ class Lifecycle:
 
     # --- commands
 
-    def hold(self, job: str) -> Position:
-        """Confirm nothing beyond the present position until the job is released."""
-        engine = self._engine
-        hold = engine.holds.get(job)
-        if hold is None:
-            hold = Position(
-                engine.position.txid, max(engine.confirmable(), engine.confirmed)
-            )
-            meta: positions.Meta = {}
-            positions.put_hold(meta, job, hold)
-            engine.db.put_meta(meta, sync=True)
-            engine.holds[job] = hold
-        return hold
-
     def release(self, job: str) -> None:
         """End a hold and what was suspended for it; nothing happens if there is none."""
         engine = self._engine
         for view in [v for v in engine.views.values() if v.suspended == job]:
             self._go_on(view)
-        if engine.holds.pop(job, None) is None:
-            return
-        meta: positions.Meta = {}
-        positions.put_hold(meta, job, None)
-        engine.db.put_meta(meta, sync=False)
+        engine.holds.release(job)
 
     def _go_on(self, view: View) -> None:
         """End the suspension of a view, which may have another id or name by now."""
@@ -286,7 +268,7 @@ class Lifecycle:
     def keep_holds(self, jobs: set[str]) -> None:
         """Release every hold of a job that is not among ``jobs``, and its taps."""
         self.taps.keep(jobs)
-        for job in [j for j in self._engine.holds if j not in jobs]:
+        for job in [j for j in self._engine.holds.jobs() if j not in jobs]:
             self.release(job)
 
     def adopt(self, view_id: int) -> Future[None]:

@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
@@ -28,6 +30,10 @@ from headrace.types import format_lsn
 _log = structlog.get_logger(__name__)
 _PATIENCE_S: Final = 0.5
 """Seconds after which whoever waits for a tap is answered, so that it can be cancelled."""
+_TELL_S: Final = 1.0
+_TELL_S_MAX: Final = 10.0
+"""Seconds after which who waits for the engine hears why: at first, and then ever more rarely."""
+_POLL_S: Final = 0.05
 
 
 class Worker:
@@ -39,6 +45,9 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="headrace-engine")
+        self._beside = ThreadPoolExecutor(1, "headrace-holds")
+        self._suspending: set[str] = set()
+        """Jobs for which views may be suspended: only the engine's thread can end that."""
 
     async def main(self) -> None:
         """Serve until the engine ends."""
@@ -74,6 +83,7 @@ class Worker:
         finally:
             server.close()
             settings.worker_socket.unlink(missing_ok=True)
+            self._beside.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         error: Exception | None = None
@@ -106,36 +116,58 @@ class Worker:
         return self._summary()
 
     async def _hold(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
-        job = _job(_need(params, "job"))
-        hold = await self._on_engine(lambda: self._engine.lifecycle.hold(job))
+        job, holds = _job(_need(params, "job")), self._engine.holds
+        while not holds.open:  # noqa: ASYNC110  rare, and the engine knows no loop
+            await asyncio.sleep(_POLL_S)
+        # On its way to disk, but not behind a batch.
+        hold = await self._loop.run_in_executor(self._beside, holds.grant, job)
         return {"txid": hold.txid, "lsn": hold.lsn}
 
-    async def _release(self, params: dict[str, Any], _: Progress) -> None:
+    async def _release(self, params: dict[str, Any], progress: Progress) -> None:
         job = _job(_need(params, "job"))
-        await self._on_engine(lambda: self._engine.lifecycle.release(job))
+        if job in self._suspending:
+            await self._on_engine(
+                lambda: self._engine.lifecycle.release(job), progress=progress
+            )
+            self._suspending.discard(job)
+            return
+        holds = self._engine.holds
+        await self._loop.run_in_executor(self._beside, holds.release, job)
 
-    async def _adopt(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
+    async def _adopt(
+        self, params: dict[str, Any], progress: Progress
+    ) -> dict[str, Any]:
         view_id = int(_need(params, "view_id"))
-        future = await self._on_engine(lambda: self._engine.lifecycle.adopt(view_id))
-        await asyncio.wrap_future(future)
+        future = await self._on_engine(
+            lambda: self._engine.lifecycle.adopt(view_id), progress=progress
+        )
+        await self._told(asyncio.wrap_future(future), progress)
         view = self._engine.views.get(view_id)
         return {"txid": view.mark.txid if view else 0}
 
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
+        """The catalog has dropped it, and so shall we."""
         view_id = int(_need(params, "view_id"))
-        await self._on_engine(lambda: self._engine.lifecycle.drop(view_id))
+        await self._soon(lambda: self._engine.lifecycle.drop(view_id))
 
-    async def _pause(self, params: dict[str, Any], _: Progress) -> None:
+    async def _pause(self, params: dict[str, Any], progress: Progress) -> None:
         view_id = int(_need(params, "view_id"))
-        await self._on_engine(lambda: self._engine.lifecycle.pause(view_id))
+        await self._on_engine(
+            lambda: self._engine.lifecycle.pause(view_id), progress=progress
+        )
 
-    async def _resume(self, params: dict[str, Any], _: Progress) -> None:
+    async def _resume(self, params: dict[str, Any], progress: Progress) -> None:
         view_id = int(_need(params, "view_id"))
-        await self._on_engine(lambda: self._engine.lifecycle.resume(view_id))
+        await self._on_engine(
+            lambda: self._engine.lifecycle.resume(view_id), progress=progress
+        )
 
-    async def _suspend(self, params: dict[str, Any], _: Progress) -> None:
+    async def _suspend(self, params: dict[str, Any], progress: Progress) -> None:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
-        await self._on_engine(lambda: self._engine.lifecycle.suspend(view_id, job))
+        self._suspending.add(job)
+        await self._on_engine(
+            lambda: self._engine.lifecycle.suspend(view_id, job), progress=progress
+        )
 
     async def _wait(self, params: dict[str, Any], _: Progress) -> None:
         view_id, lsn = int(_need(params, "view_id")), int(_need(params, "lsn"))
@@ -143,10 +175,12 @@ class Worker:
         future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         await asyncio.wrap_future(future)
 
-    async def _tap(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
+    async def _tap(self, params: dict[str, Any], progress: Progress) -> dict[str, Any]:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
         lifecycle = self._engine.lifecycle
-        path = await self._on_engine(lambda: lifecycle.tap(view_id, job))
+        path = await self._on_engine(
+            lambda: lifecycle.tap(view_id, job), progress=progress
+        )
         return {"path": str(path)}
 
     async def _tapped(
@@ -168,7 +202,7 @@ class Worker:
 
     async def _untap(self, params: dict[str, Any], _: Progress) -> None:
         job = _job(_need(params, "job"))
-        await self._on_engine(lambda: self._engine.lifecycle.taps.end(job))
+        await self._soon(lambda: self._engine.lifecycle.taps.end(job))
 
     async def _fail_batch(self, params: dict[str, Any], _: Progress) -> None:
         txid, caller = int(_need(params, "txid")), _need(params, "caller")
@@ -195,7 +229,7 @@ class Worker:
                 }
                 for view in list(engine.views.values())
             ],
-            "holds": {j: format_lsn(h.lsn) for j, h in dict(engine.holds).items()},
+            "holds": {j: format_lsn(h.lsn) for j, h in engine.holds.jobs().items()},
             "stream": stream.batcher.statistics() if stream else None,
             "in_flight": [
                 {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
@@ -220,8 +254,40 @@ class Worker:
             "error": error.fields() if error else None,
         }
 
-    async def _on_engine(self, work: Any, *, quiet: bool = True) -> Any:
-        return await asyncio.wrap_future(self._engine.submit(work, quiet=quiet))
+    async def _on_engine(
+        self, work: Any, *, quiet: bool = True, progress: Progress | None = None
+    ) -> Any:
+        future = asyncio.wrap_future(self._engine.submit(work, quiet=quiet))
+        return await (future if progress is None else self._told(future, progress))
+
+    async def _soon(self, work: Callable[[], None]) -> None:
+        """Have the engine do what nobody need wait for when it is inside of a batch."""
+        future = asyncio.wrap_future(self._engine.submit(work))
+        future.add_done_callback(_log_failure)
+        await asyncio.wait((future,), timeout=_PATIENCE_S)
+        if future.done():
+            future.result()
+
+    async def _told(self, future: asyncio.Future[Any], progress: Progress) -> Any:
+        """The result of ``future``; as long as there is none, ``progress`` hears why."""
+        pause = _TELL_S
+        try:
+            while not (await asyncio.wait((future,), timeout=pause))[0]:
+                what = self._engine.doing()
+                if what is not None:
+                    progress({"message": f"waiting for {what}"})
+                pause = min(2 * pause, _TELL_S_MAX)
+        except asyncio.CancelledError:
+            # What has not begun is not done.
+            future.cancel()
+            raise
+        return future.result()
+
+
+def _log_failure(future: asyncio.Future[Any]) -> None:
+    """Whoever asked may have been answered before it failed."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        _log.warning("command failed", reason=str(error))
 
 
 def _need(params: dict[str, Any], name: str) -> Any:

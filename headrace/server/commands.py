@@ -212,12 +212,14 @@ class Commands:
     async def _pause_view(
         self, arguments: dict[str, Any], context: Context, report: Report
     ) -> None:
-        await self._call("pause_view", arguments, context)
+        reporter = Reporter(arguments["name"], report)
+        await self._call("pause_view", arguments, context, reporter)
 
     async def _resume_view(
         self, arguments: dict[str, Any], context: Context, report: Report
     ) -> None:
-        await self._call("resume_view", arguments, context)
+        reporter = Reporter(arguments["name"], report)
+        await self._call("resume_view", arguments, context, reporter)
 
     async def _rename_view(
         self, arguments: dict[str, Any], context: Context, report: Report

@@ -11,7 +11,6 @@ INTERVAL_S: Final = 0.5
 
 _PHASES: Final = {
     "pending": "waiting for another job before",
-    "hold": "preparing",
     "publication": "preparing",
     "snapshot": "waiting for a snapshot for",
     "writing": "writing the result of",
@@ -76,7 +75,7 @@ class Reporter:
 
     def __call__(self, progress: dict[str, Any]) -> None:
         """One step of progress."""
-        if progress.get("phase") == "planning":
+        if progress.get("phase") == "planning" and not progress.get("message"):
             # It takes no time, and says nothing to somebody who gets an error instead.
             return
         line = describe(self._view, progress)

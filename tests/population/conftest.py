@@ -32,7 +32,7 @@ class Worker:
         self.down = 0
         self.on_call = lambda method: None
 
-    def call(self, method: str, params: dict[str, Any]) -> Any:
+    def call(self, method: str, params: dict[str, Any], job=None, **_: bool) -> Any:
         self.on_call(method)
         if self.down:
             self.down -= 1

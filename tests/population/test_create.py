@@ -49,7 +49,6 @@ def test_view_appears_with_rows_progress_and_catalog(bench):
     phases = [m["phase"] for m in bench.messages]
     order = [
         "planning",
-        "hold",
         "publication",
         "snapshot",
         "reading",
@@ -313,7 +312,7 @@ def test_no_tables_at_all(bench):
 
 
 @pytest.mark.parametrize(
-    "phase", ["planning", "hold", "publication", "snapshot", "reading", "writing"]
+    "phase", ["planning", "publication", "snapshot", "reading", "writing"]
 )
 def test_cancel_leaves_nothing_at_any_step(bench, phase):
     job = bench.job()

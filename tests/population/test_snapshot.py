@@ -107,7 +107,7 @@ def test_dead_exporter_is_noticed(bench):
             pass
 
 
-@pytest.mark.parametrize("moment", ["hold", "reading"])
+@pytest.mark.parametrize("moment", ["publication", "reading"])
 def test_population_starts_again_when_the_exporter_dies(bench, moment):
     """H3: everything from one snapshot, or all of it again from another."""
     job = bench.job()
@@ -125,7 +125,7 @@ def test_population_starts_again_when_the_exporter_dies(bench, moment):
     assert bench.rows("TABLE v") == bench.rows(
         "SELECT region, count(*) FROM customers GROUP BY region"
     )
-    assert bool(killed) == (moment != "hold")
+    assert bool(killed) == (moment != "publication")
 
 
 def test_open_writer_is_named_in_time(bench):

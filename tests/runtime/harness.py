@@ -154,7 +154,7 @@ def create_view(
     """Populate and adopt a view; ``between`` runs after the snapshot, before the adoption."""
     settings = running.settings
     running.engine.running.wait(PATIENCE_S)
-    hold = running.on(lambda: running.engine.lifecycle.hold(name))
+    hold = running.engine.holds.grant(name)
     with psycopg.connect(dsn, autocommit=True) as conn:
         view_id = conn.execute(
             "INSERT INTO headrace.views (schema_name, view_name, query, plan, status)"

@@ -223,7 +223,7 @@ def test_changes_between_snapshot_and_adoption(source, start, database):
     settle(running, source)
     assert same(source, "v", QUERY) == []
     assert same(source, "first", QUERY) == []
-    assert running.engine.holds == {}
+    assert running.engine.holds.jobs() == {}
 
 
 def test_locked_table_waits_and_others_go_on(source, start, database):

@@ -353,10 +353,10 @@ class _Direct:
     def __init__(self, running: Running) -> None:
         self._running = running
 
-    def call(self, method, params):
+    def call(self, method, params, job=None, *, cancellable=True):
         running, lifecycle = self._running, self._running.engine.lifecycle
         if method == "hold":
-            hold = running.on(lambda: lifecycle.hold(params["job"]))
+            hold = running.engine.holds.grant(params["job"])
             return {"txid": hold.txid, "lsn": hold.lsn}
         if method == "adopt":
             running.on(lambda: lifecycle.adopt(params["view_id"])).result(SECONDS)
@@ -366,7 +366,7 @@ class _Direct:
 
 
 # Not "writing": the transaction has locked the table then, and the statement would wait.
-PHASES = ("hold", "snapshot", "reading", "adopting")
+PHASES = ("publication", "snapshot", "reading", "adopting")
 
 
 @pytest.mark.parametrize(

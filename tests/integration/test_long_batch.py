@@ -1,0 +1,230 @@
+"""A batch of one view that takes as long as the test likes: what else goes on meanwhile.
+
+View ``slow`` asks the server for a function that waits for a lock, which the test holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.faults.helpers import WORKER
+from tests.waiting import PATIENCE_S, wait_until
+
+BUILDER = "headrace.population.builder"
+LOCK = 4242
+SCHEMA = f"""
+CREATE TABLE items (id int PRIMARY KEY, g int);
+INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i;
+CREATE FUNCTION slow(x int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+  IF x < 0 THEN
+    PERFORM pg_catalog.pg_advisory_lock_shared({LOCK});
+    PERFORM pg_catalog.pg_advisory_unlock_shared({LOCK});
+  END IF;
+  RETURN x + 1;
+END $$;
+"""
+SLOW = "SELECT id, slow(id) AS s FROM items"
+QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
+
+
+def differs(conn, name: str, query: str = QUERY) -> list[tuple]:
+    return conn.execute(
+        f"(TABLE {name} EXCEPT ALL ({query})) UNION ALL (({query}) EXCEPT ALL TABLE {name})"
+    ).fetchall()
+
+
+def waiting(conn) -> bool:
+    return conn.execute(
+        "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        f" AND objid = {LOCK} AND database ="
+        " (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ).fetchone()[0]
+
+
+def of_view(conn, name: str, what: str):
+    return conn.execute(
+        f"SELECT {what} FROM headrace.views WHERE view_name = %s", (name,)
+    ).fetchone()
+
+
+@pytest.fixture
+def source(database):
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(SCHEMA)
+        yield conn
+
+
+@pytest.fixture
+def engine(database, source, start_engine):
+    return start_engine(database)
+
+
+@contextlib.contextmanager
+def long_batch(engine, source) -> Iterator[psycopg.Connection]:
+    """While inside, the worker is in a batch of ``slow``; closing the connection ends it."""
+    with psycopg.connect(engine.dsn, autocommit=True) as commander:
+        commander.execute(f"CALL headrace.create_view('slow', '{SLOW}')")
+        commander.execute(f"CALL headrace.create_view('other', '{QUERY}')")
+    with psycopg.connect(engine.source, autocommit=True) as holder:
+        holder.execute(f"SELECT pg_advisory_lock({LOCK})")
+        source.execute("INSERT INTO items VALUES (-1, 1)")
+        wait_until(lambda: waiting(source), "the batch is being processed")
+        yield holder
+
+
+class Call:
+    """A statement on a connection of its own, in a thread; ``notices`` come meanwhile."""
+
+    def __init__(self, engine, statement: str) -> None:
+        self.notices: list[str] = []
+        self.error: BaseException | None = None
+        self.conn = psycopg.connect(engine.dsn, autocommit=True)
+        self.conn.add_notice_handler(lambda n: self.notices.append(n.message_primary))
+        self._statement = statement
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.conn.execute(self._statement)
+        except psycopg.Error as error:
+            self.error = error
+        finally:
+            self.conn.close()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert self.done
+        if self.error is not None:
+            raise self.error
+
+
+def create(engine, name: str) -> Call:
+    return Call(engine, f"CALL headrace.create_view('{name}', '{QUERY}')")
+
+
+def test_a_view_is_populated_beside_and_follows_when_the_batch_is_done(engine, source):
+    with long_batch(engine, source) as holder:
+        call = create(engine, "v")
+        wait_until(
+            lambda: of_view(source, "v", "status") == ("running",), "it is there"
+        )
+        # The population has what the batch changes; its own batches come later.
+        assert differs(source, "v") == []
+        wait_until(
+            lambda: any('a batch of view "public"."slow"' in n for n in call.notices),
+            "the user hears what is waited for",
+        )
+        assert waiting(source)
+        assert not call.done
+        source.execute("INSERT INTO items VALUES (60, 3)")
+        holder.close()
+        call.end()
+    source.execute("CALL headrace.wait_for('v', timeout => '90 s')")
+    source.execute("CALL headrace.wait_for('slow', timeout => '90 s')")
+    assert differs(source, "v") == differs(source, "other") == []
+    assert differs(source, "slow", SLOW) == []
+
+
+def test_who_does_not_wait_for_the_adoption_has_the_view_all_the_same(engine, source):
+    with long_batch(engine, source) as holder:
+        call = create(engine, "v")
+        wait_until(lambda: call.notices, "it waits for the worker")
+        wait_until(
+            lambda: of_view(source, "v", "status") == ("running",), "it is there"
+        )
+        call.conn.cancel()
+        call.end()  # it succeeded: the view is there
+        assert waiting(source)
+        source.execute("DELETE FROM items WHERE id = 7")
+        holder.close()
+        source.execute("CALL headrace.wait_for('v', timeout => '90 s')")
+    assert differs(source, "v") == []
+    wait_until(
+        lambda: not list((engine.data_dir / "staging").glob("*")), "nothing is left"
+    )
+
+
+def test_failed_and_cancelled_ones_leave_nothing_meanwhile(engine, source):
+    source.execute("CREATE TABLE more (id int PRIMARY KEY)")
+    source.execute("INSERT INTO more VALUES (0)")
+    with long_batch(engine, source):
+        call = Call(
+            engine, "CALL headrace.create_view('v', 'SELECT 1 / id AS q FROM more')"
+        )
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            call.end()
+        with psycopg.connect(engine.source) as writer:
+            writer.execute("INSERT INTO items VALUES (61, 1)")
+            call = create(engine, "v")
+            wait_until(lambda: of_view(source, "v", "status"), "it is registered")
+            wait_until(lambda: any("waiting" in n for n in call.notices), "it waits")
+            call.conn.cancel()
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                call.end()
+            writer.rollback()
+        assert waiting(source)
+        assert of_view(source, "v", "status") is None
+        assert source.execute("SELECT to_regclass('v')").fetchone() == (None,)
+
+
+def test_dropping_checking_and_giving_up_do_not_wait(engine, source):
+    create(engine, "third").end()
+    with long_batch(engine, source) as holder:
+        Call(engine, f"CALL headrace.check_view('{QUERY}', '')").end()
+        for statement in (
+            "CALL headrace.pause_view('slow')",
+            "SELECT * FROM headrace.verify_view('other')",
+        ):
+            call = Call(engine, statement)
+            wait_until(lambda c=call: c.notices, "it waits for the batch")
+            call.conn.cancel()
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                call.end()
+        Call(engine, "CALL headrace.drop_view('third')").end()
+        assert of_view(source, "third", "status") is None
+        resync = Call(engine, "CALL headrace.resync_view('other')")
+        wait_until(
+            lambda: any("a batch of view" in n for n in resync.notices),
+            "it is populated, and waits until the view can be suspended",
+        )
+        resync.conn.cancel()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            resync.end()
+        assert waiting(source)
+        holder.close()
+    source.execute("CALL headrace.wait_for('slow', timeout => '90 s')")
+    assert differs(source, "slow", SLOW) == []
+    source.execute("CALL headrace.wait_for('other', timeout => '90 s')")
+    assert differs(source, "other") == []
+    assert of_view(source, "slow", "status") == ("running",)
+
+
+@pytest.mark.parametrize("victim", [BUILDER, WORKER])
+def test_kill_while_a_view_waits_to_be_adopted(engine, source, victim):
+    with long_batch(engine, source) as holder:
+        call = create(engine, "v")
+        wait_until(
+            lambda: of_view(source, "v", "status") == ("running",), "it is there"
+        )
+        os.kill(wait_until(lambda: engine.child(victim), "it runs"), signal.SIGKILL)
+        source.execute("UPDATE items SET g = g + 1 WHERE id > 0")
+        holder.close()
+        with contextlib.suppress(psycopg.Error):
+            call.end()
+    source.execute("CALL headrace.wait_for('v', timeout => '90 s')")
+    source.execute("CALL headrace.wait_for('slow', timeout => '90 s')")
+    assert differs(source, "v") == differs(source, "other") == []
+    assert differs(source, "slow", SLOW) == []
