@@ -132,6 +132,9 @@ class Settings:
     """Rows a reading partition aims at."""
     staging_dir_override: str = ""
     """Directory of population state when it must be shared with Spark executors."""
+    populations_max: int = 3
+    """Populations that load at once; more share the wait for a snapshot, then take turns: each
+    needs memory, a processor here and one in the source, and a snapshot a replication slot."""
     population_lock_wait_ms: int = 60_000
     """Milliseconds a population waits for transactions that block its snapshot."""
 

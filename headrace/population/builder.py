@@ -3,8 +3,8 @@
     commander ──rpc──► builder ──rpc──► worker (hold, adopt, release, drop)
 
 Started by the commander (``python -m headrace.population.builder``), settings in the environment.
-Each request runs in a thread with connections of its own.  Populations run one at a time, in
-order of arrival; drops and indexes do not wait for them.
+Each request runs in a thread with connections of its own.  Populations wait for a snapshot
+together, and load side by side as far as there are places; drops and indexes do not wait for them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from headrace.runtime import rpc
 
 _log = structlog.get_logger(__name__)
 _THREADS: Final = 64
+_POPULATIONS: Final = 16
+"""Populations under way at once: each is a thread, and a connection now and then."""
 _STOP_S: Final = 8.0
 _RETRY_S: Final = 0.5
 _HANDOVER_S: Final = 10.0
@@ -120,7 +122,7 @@ class Builder:
         self._spark = Spark(settings)
         self._worker = WorkerLink(settings, loop)
         self._context = Context(settings, self._worker, self._spark)
-        self._populations = asyncio.Lock()
+        self._populations = asyncio.Semaphore(_POPULATIONS)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
         self._jobs: set[Job] = set()
         self._running: set[asyncio.Future[Any]] = set()

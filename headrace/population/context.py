@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
 from headrace.population.job import Job
+from headrace.population.places import Places
+from headrace.population.shared import Snapshots
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import Size
@@ -60,5 +62,18 @@ class Context:
     publication_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held from registering a view's tables to publishing them, and from finding unused
     tables to unpublishing them: else a drop could take a table from a new view."""
+    snapshots: Snapshots = field(init=False)
+    """What populations read from, made for several at once."""
+    places: Places = field(init=False)
+    """Where populations load and write their rows."""
+    spark_place: Places = field(default_factory=lambda: Places(1))
+    """Spark has one heap for all: those that use it come one after the other."""
     live: set[int] = field(default_factory=set)
     """Ids of the views that are being populated now."""
+
+    def __post_init__(self) -> None:
+        """As many side by side as the settings allow."""
+        side_by_side = max(self.settings.populations_max, 1)
+        # Each snapshot that is there has somebody who has a place, or gets the next.
+        self.snapshots = Snapshots(side_by_side)
+        self.places = Places(side_by_side)

@@ -61,7 +61,6 @@ def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
-        catalog.delete_stale(conn, target, context.live)
         # Names may have been looked up long ago: what decides is the row inserted now.
         view = NewView(
             target,
@@ -104,7 +103,11 @@ class _Creation(Population):
         return result
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
-        """Enter the view into the catalog."""
+        """Enter the view into the catalog.
+
+        Nobody else does meanwhile: one that has just been entered would look stale.
+        """
+        catalog.delete_stale(conn, self._view.target, self._context.live)
         self._view_id = catalog.insert(conn, self._view)
         self._live(self._view_id, undo)
         self._undo(undo, "catalog row", self._unregister)

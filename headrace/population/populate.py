@@ -30,7 +30,6 @@ from headrace.forwarder import fingerprint, publication
 from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.population import catalog, local, reader, rights, staging, tables, uses
-from headrace.population import snapshot as snapshots
 from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.context import Context
 from headrace.population.job import Job
@@ -140,7 +139,7 @@ class Population:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 # Asked again each time: a worker that was restarted knows no holds.
-                return self._populate(attempt, staged, self._hold())
+                return self._populate(staged, self._hold())
             except (SnapshotLost, TableChanged) as error:
                 self._job.check()
                 with self._connect() as conn:
@@ -151,53 +150,72 @@ class Population:
                 self._log.warning("population starts again", reason=error.message)
         raise AssertionError("the last attempt returns or raises")
 
-    def _populate(self, attempt: int, staged: Staging, position: dict[str, Any]) -> int:
-        job = self._job
-        sources = self._rename()
+    def _populate(self, staged: Staging, position: dict[str, Any]) -> int:
+        job, context = self._job, self._context
+        self._rename()
         mode = self._mode()
         if mode == "spark":
             # Before the snapshot: it should not be held while Spark starts.
-            self._context.spark.session(job)
+            context.spark.session(job)
         job.phase("snapshot")
         staged.make()
-        with snapshots.export(
-            job,
-            self._dsn,
-            slot_name=self._settings.slot_name,
-            number=f"{self._view_id}_{attempt}",
-            wait_ms=self._settings.population_lock_wait_ms,
-        ) as snapshot:
-            taken = self._facts_of(snapshot)
-            sources = self._rename()
-            with self._connect() as conn:
-                before = tables.shape(conn, sources)
-                sizes = {source.id: tables.size(conn, source) for source in sources}
-            job.phase("reading", total=tables.expected(sources, sizes))
-            faults.point(faults.POPULATION_BEGINS)
-            try:
-                rows = self._load(mode, snapshot, sizes, staged)
-            except HeadraceError:
-                # What went wrong may be a consequence of one of these, which say more.
-                job.check()
-                snapshot.check()
-                with self._connect() as conn:
-                    tables.check_same(before, tables.shape(conn, sources))
-                    uses.check_kept(taken, self._facts_now(conn, taken))
-                raise
+        self.close()  # whoever waits needs no connection
+        with contextlib.ExitStack() as place:
+            with context.snapshots.join(job, self._settings) as snapshot:
+                rows, taken = self._load_at(snapshot, mode, staged, place)
+            facts = {
+                "view_id": self._view_id,
+                **position,
+                "start_lsn": int(snapshot.ref.start_lsn),
+            }
+            staged.seal(facts)
+            faults.point(faults.POPULATION_SEALED)
+            self._publish(staged, facts, taken)
+        return rows
+
+    def _load_at(
+        self,
+        snapshot: Snapshot,
+        mode: str,
+        staged: Staging,
+        place: contextlib.ExitStack,
+    ) -> tuple[int, Facts]:
+        """Load what ``snapshot`` shows, in a ``place``; the rows, and what the view relies on."""
+        job = self._job
+        taken = self._facts_of(snapshot)
+        sources = self._rename()
+        with self._connect() as conn:
+            before = tables.shape(conn, sources)
+            sizes = {source.id: tables.size(conn, source) for source in sources}
+        total = sum(size.rows for size in sizes.values())
+        self.close()
+        self._take_place(place, mode, total)
+        job.phase("reading", total=tables.expected(sources, sizes))
+        faults.point(faults.POPULATION_BEGINS)
+        try:
+            rows = self._load(mode, snapshot, sizes, staged)
+        except HeadraceError:
+            # What went wrong may be a consequence of one of these, which say more.
+            job.check()
             snapshot.check()
-            faults.point(faults.POPULATION_LOADED)
             with self._connect() as conn:
                 tables.check_same(before, tables.shape(conn, sources))
                 uses.check_kept(taken, self._facts_now(conn, taken))
-        facts = {
-            "view_id": self._view_id,
-            **position,
-            "start_lsn": int(snapshot.ref.start_lsn),
-        }
-        staged.seal(facts)
-        faults.point(faults.POPULATION_SEALED)
-        self._publish(staged, facts, taken)
-        return rows
+            raise
+        snapshot.check()
+        faults.point(faults.POPULATION_LOADED)
+        with self._connect() as conn:
+            tables.check_same(before, tables.shape(conn, sources))
+            uses.check_kept(taken, self._facts_now(conn, taken))
+        return rows, taken
+
+    def _take_place(self, place: contextlib.ExitStack, mode: str, total: int) -> None:
+        """Wait for the turn to load; the states of a large one in-process are in memory."""
+        places = self._context.places
+        large = mode == "local" and total >= self._threshold_rows
+        if mode == "spark":
+            place.enter_context(self._context.spark_place.take(self._job))
+        place.enter_context(places.take(self._job, places.count if large else 1))
 
     def _rename(self) -> tuple[Source, ...]:
         """Give the plan the names of now, which rows are read by; its sources."""
@@ -223,15 +241,20 @@ class Population:
             return "local"  # one instant for all rows, from one transaction
         if self._options.population != "auto":
             return self._options.population
-        threshold = self._options.threshold_rows
-        if threshold is None:
-            threshold = self._settings.spark_threshold_rows
         with self._connect() as conn:
             total = sum(
                 tables.size(conn, source).rows
                 for source in self._planned.physical.sources
             )
-        return "spark" if total and total >= threshold else "local"
+        return "spark" if total and total >= self._threshold_rows else "local"
+
+    @property
+    def _threshold_rows(self) -> int:
+        """Rows from which on a population is a large one."""
+        threshold = self._options.threshold_rows
+        if threshold is None:
+            threshold = self._settings.spark_threshold_rows
+        return threshold
 
     def _load(
         self, mode: str, snapshot: Snapshot, sizes: dict[str, Size], staged: Staging

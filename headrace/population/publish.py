@@ -20,6 +20,7 @@ from headrace.types import format_lsn
 
 _PIECE_BYTES: Final = 1 << 20
 _ROWS_INDEX_LATER: Final = 10_000
+_SCHEMA_LOCK: Final = 0x4844_5204
 
 
 def publish(
@@ -121,6 +122,8 @@ def copy_rows(
 
 def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
     """Make a schema for the view, and remember that we did: ``drop`` takes it away again."""
+    # Two views may come into one new schema at once: the second waits for the first's commit.
+    conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
     statement = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))
     if caller is not None:
         statement += sql.SQL(" AUTHORIZATION {}").format(sql.Identifier(caller))

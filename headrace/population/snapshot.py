@@ -36,7 +36,8 @@ from headrace.types import Lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
 _PING_INTERVAL_S: Final = 10.0
-_ATTEMPT_MS: Final = 1_000
+_LOOK_S: Final = 1.0
+"""Seconds between looks who holds a new slot up."""
 _OLDEST_SERVER: Final = 150_000
 _SLOT_INFIX: Final = "_p_"
 
@@ -124,12 +125,13 @@ def export(
             too old, or the role may not replicate.
     """
     slot = slot_of(slot_name, number)
-    # A walsender waits for locks of others; the timeout bounds each wait (reliability.md E8).
+    # A walsender waits for locks of others, one by one; of all timeouts only this bounds each
+    # of these waits (reliability.md E8), should we be gone by then.
     conn = connect(
         dsn,
         what="snapshot",
         replication=True,
-        settings={"lock_timeout": f"{_ATTEMPT_MS}ms"},
+        settings={"lock_timeout": f"{max(wait_ms, 1)}ms"},
     )
     try:
         with job.cancelling(lambda: conn.cancel_safe(timeout=5.0)):
@@ -183,38 +185,74 @@ def _terminate(conn: Connection, condition: str, value: str) -> int:
 
 
 def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) -> Lsn:
-    """Create the slot as the first thing in a transaction, which stays open."""
+    """Create the slot as the first thing in a transaction, which stays open.
+
+    It waits in one go: who begins anew has to wait for those who wrote meanwhile too.
+    """
     create = sql.SQL(
         "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')"
     ).format(sql.Identifier(slot))
-    deadline = time.monotonic() + wait_ms / 1000
-    while True:
-        job.check()
-        # READ ONLY: PostgreSQL 18 insists (reliability.md E6).
-        conn.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-        faults.point(faults.SLOT_ASKED)
-        try:
+    # READ ONLY: PostgreSQL 18 insists (reliability.md E6).
+    conn.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+    faults.point(faults.SLOT_ASKED)
+    lookout = _Lookout(job, conn, dsn, wait_ms / 1000)
+    try:
+        with lookout:
             row = conn.execute(create).fetchone()
-        except psycopg.errors.LockNotAvailable as error:
-            conn.execute("ROLLBACK")
-            blockers = find_blockers(dsn)
-            if time.monotonic() >= deadline:
-                raise _blocked(blockers) from error
-            if blockers:
-                job.phase("snapshot", message=f"waiting for {blockers}")
-            continue
-        except psycopg.errors.QueryCanceled:
-            job.check()
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
+        job.check()
+        if isinstance(error, psycopg.errors.QueryCanceled) and not lookout.late:
             raise
-        except psycopg.errors.ConfigurationLimitExceeded as error:
-            raise PrerequisiteError(
-                "no replication slot is free for the population",
-                detail=error.diag.message_primary,
-                hint="Raise max_replication_slots and restart the server.",
-            ) from error
-        assert row is not None, "CREATE_REPLICATION_SLOT answers one row"
-        faults.point(faults.SLOT_MADE)
-        return parse_lsn(str(row[1]))
+        raise _blocked(lookout.blockers or find_blockers(dsn)) from error
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        raise PrerequisiteError(
+            "no replication slot is free for the population",
+            detail=error.diag.message_primary,
+            hint="Raise max_replication_slots and restart the server.",
+        ) from error
+    assert row is not None, "CREATE_REPLICATION_SLOT answers one row"
+    faults.point(faults.SLOT_MADE)
+    return parse_lsn(str(row[1]))
+
+
+class _Lookout:
+    """While inside: tells the user who holds a new slot up, and ends the wait in time."""
+
+    def __init__(self, job: Job, conn: Connection, dsn: str, seconds: float) -> None:
+        self.blockers = ""
+        """Who held it up when somebody looked last."""
+        self.late = False
+        """Whether the time was over."""
+        self._job = job
+        self._conn = conn
+        self._dsn = dsn
+        self._deadline = time.monotonic() + seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
+
+    def __enter__(self) -> None:
+        self._job.check()
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        # A cancellation of ours must not reach the next statement.
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            left = self._deadline - time.monotonic()
+            if self._over.wait(max(min(left, _LOOK_S), 0.0)):
+                return
+            with contextlib.suppress(HeadraceError, psycopg.Error):
+                self.blockers = find_blockers(self._dsn)
+            if self.blockers:
+                self._job.say(f"waiting for {self.blockers}")
+            if time.monotonic() >= self._deadline:
+                self.late = True
+                with contextlib.suppress(psycopg.OperationalError):
+                    self._conn.cancel_safe(timeout=5.0)
+                return
 
 
 def _create(

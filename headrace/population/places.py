@@ -1,0 +1,64 @@
+"""Places for work that takes memory and processors: so much at a time, in order of arrival."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from headrace.population.job import Job
+
+_POLL_S: Final = 0.2
+
+
+class Places:
+    """``count`` places; for any thread."""
+
+    def __init__(self, count: int) -> None:
+        self.count: Final = max(count, 1)
+        self._free = self.count
+        self._queue: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def take(self, job: Job, wanted: int = 1) -> Iterator[None]:
+        """Have ``wanted`` places (all, if there are fewer), as long as the block lasts.
+
+        Who comes later waits, even for what is free now: else who wants many would wait for ever.
+
+        Raises:
+            QueryCancelled: the user gave up while it waited.
+        """
+        wanted = min(wanted, self.count)
+        self._wait(job, wanted)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += wanted
+                self._changed.notify_all()
+
+    def _wait(self, job: Job, wanted: int) -> None:
+        ticket = object()
+        told = False
+        with self._changed:
+            self._queue.append(ticket)
+        try:
+            while True:
+                job.check()
+                with self._changed:
+                    if self._changed.wait_for(
+                        lambda: self._queue[0] is ticket and self._free >= wanted,
+                        _POLL_S if told else 0.0,
+                    ):
+                        self._free -= wanted
+                        return
+                if not told:
+                    told = True
+                    job.phase("pending")
+        finally:
+            with self._changed:
+                self._queue.remove(ticket)
+                self._changed.notify_all()
