@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from bench.cdc import Cdc
+from bench.creations import Creations
 from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.population import Population
@@ -18,7 +19,8 @@ from bench.state import State
 from bench.tpch import TpchQueries
 
 SCENARIOS: dict[str, type[Scenario]] = {
-    s.name: s for s in (Cdc, Expressions, Freshness, Population, State, TpchQueries)
+    s.name: s
+    for s in (Cdc, Creations, Expressions, Freshness, Population, State, TpchQueries)
 }
 
 

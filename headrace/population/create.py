@@ -1,6 +1,6 @@
 """create_view: from a name and a query to a table that the worker goes on with.
 
-    names → plan → catalog row → hold → publication → snapshot → load → one transaction → adopt
+    names → plan → hold → catalog row → publication → snapshot → load → one transaction → adopt
 
 The order is what makes it exact (reliability.md E1-E4) and what makes it leave nothing behind
 (populate.py).
