@@ -73,17 +73,21 @@ class WorkerLink:
         cancellable: bool = True,
     ) -> Any:
         """See ``context.Worker``; REQUIRES: not on the event loop's thread."""
+        if job is not None and cancellable:
+            job.check()
         say = None if job is None else _saying(job)
         request = self.request(method, params, say)
         future = asyncio.run_coroutine_threadsafe(request, self._loop)
         if job is None or not cancellable:
             return future.result()
-        with job.cancelling(future.cancel):
-            try:
+        try:
+            with job.cancelling(future.cancel):
                 return future.result()
-            except concurrent.futures.CancelledError:
-                job.check()
-                raise
+        except concurrent.futures.CancelledError:
+            job.check()
+            raise
+        finally:
+            future.cancel()  # which means nothing if it is done
 
     async def start(self, holds: list[str]) -> None:
         """Tell the worker which holds are still somebody's."""

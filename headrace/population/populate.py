@@ -346,15 +346,23 @@ class Population:
 
     def _hand_over(self) -> None:
         """Have the worker adopt the view; it has what that takes, whatever becomes of us."""
+        try:
+            self._have_adopted()
+        except HeadraceError as error:
+            self._log.warning("view not adopted", reason=error.message)
+            self._not_adopted = error
+        except OSError as error:
+            # The next start removes them, and asks the worker again, which has it.
+            self._log.warning("staged files not removed", reason=str(error))
+
+    def _have_adopted(self) -> None:
         deadline = time.monotonic() + _WORKER_WAIT_S
+        adopt = {"view_id": self._view_id}
         try:
             while True:
                 try:
                     self._context.worker.call(
-                        "adopt",
-                        {"view_id": self._view_id},
-                        self._job,
-                        cancellable=False,
+                        "adopt", adopt, self._job, cancellable=False
                     )
                     break
                 except TransientError:
@@ -363,10 +371,6 @@ class Population:
                         self._log.warning("view adopted later: the worker is down")
                         return
                     time.sleep(_RETRY_S)
-        except HeadraceError as error:
-            self._log.warning("view not adopted", reason=error.message)
-            self._not_adopted = error
-            return
         finally:
             with contextlib.suppress(HeadraceError):
                 self._release()
