@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from headrace.errors import ProtocolError
+from headrace.errors import ProtocolError, UserError
 
 CAPTURED: Final = (
     "search_path", "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits",
@@ -47,3 +47,19 @@ def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> C
         raise ProtocolError("unexpected answer to the context query")
     caller, settings = (v.decode(encoding) for v in values[1:] if v is not None)
     return Context(caller, json.loads(settings))
+
+
+def settings_of(given: Any) -> dict[str, str]:
+    """Settings out of a row that anybody may have written: the captured ones, all texts.
+
+    Raises:
+        UserError: they are anything else.
+    """
+    if not isinstance(given, dict) or not all(
+        isinstance(value, str) for value in given.values()
+    ):
+        raise UserError("the settings of the call are not texts by name")
+    unknown = given.keys() - set(CAPTURED)
+    if unknown:
+        raise UserError(f'"{min(unknown)}" is no setting of a call')
+    return dict(given)

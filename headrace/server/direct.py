@@ -1,5 +1,8 @@
 """Calls made on direct connections: the command table, its notifications, its outcomes.
 
+A row says for whom it is by the OID of the role that wrote it (``sql/commands.sql``).  All else in it
+is as anybody may have written it.
+
 Two connections of the engine's role: one listens, and its backend is what
 ``headrace.engine_running`` looks for; the other writes.  A command whose caller has gone is
 cancelled: the caller holds an advisory lock while it waits (``await_command``), and several
@@ -18,11 +21,11 @@ import structlog
 from psycopg.rows import dict_row
 
 from headrace.config import Settings
-from headrace.errors import BugError, HeadraceError, QueryCancelled
+from headrace.errors import BugError, HeadraceError, QueryCancelled, UndefinedError
 from headrace.server.commands import Commands
-from headrace.server.context import Context
+from headrace.server.context import Context, settings_of
 from headrace.server.messages import ResultSet
-from headrace.server.procedures import Invocation
+from headrace.server.procedures import invocation_of
 
 LOOK_S: Final = 0.3
 MISSES_MAX: Final = 4
@@ -133,8 +136,11 @@ class Direct:
 
     async def _take(self, conn: Connection) -> None:
         cursor = await conn.execute(
-            "UPDATE headrace.commands SET status = 'running' WHERE status = 'pending'"
-            " RETURNING id, procedure, arguments, caller, settings"
+            "WITH taken AS (UPDATE headrace.commands SET status = 'running'"
+            " WHERE status = 'pending'"
+            " RETURNING id, procedure, arguments, caller, settings)"
+            " SELECT t.id, t.procedure, t.arguments, t.settings, r.rolname AS caller"
+            " FROM taken t LEFT JOIN pg_roles r ON r.oid = t.caller"
         )
         rows = await cursor.fetchall()
         for row in sorted(rows, key=lambda r: int(r["id"])):
@@ -152,8 +158,10 @@ class Direct:
             self._post(number, progress=json.dumps({"text": line}))
 
         try:
-            invocation = Invocation(row["procedure"], row["arguments"])
-            context = Context(row["caller"], row["settings"])
+            if row["caller"] is None:
+                raise UndefinedError("the role that called does not exist any more")
+            invocation = invocation_of(row["procedure"], row["arguments"])
+            context = Context(row["caller"], settings_of(row["settings"]))
             found = await self._commands.run(invocation, context, report)
             self._post(number, status="done", result=json.dumps(_objects(found)))
         except asyncio.CancelledError:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from headrace.errors import UserError
 from headrace.server.statements import Argument, Statement
 
 _TEXT_OIDS: Final = frozenset((0, 25, 1043, 19, 705))
@@ -119,6 +120,39 @@ PLANNED: Final = frozenset(
     )
 )  # fmt: skip
 """Procedures of the design that this version does not have."""
+
+
+def invocation_of(procedure: str, arguments: Any) -> Invocation:
+    """The invocation that a row of the command table asks for, which anybody may have written.
+
+    Raises:
+        UserError: it is no call of a procedure with arguments of its types.
+    """
+    signature = SIGNATURES.get(procedure)
+    if signature is None:
+        raise UserError(f'unknown procedure "{procedure}"')
+    if not isinstance(arguments, dict):
+        raise UserError(f"the arguments of {procedure} are not values by name")
+    kinds = {parameter.name: parameter.kind for parameter in signature}
+    for name, value in arguments.items():
+        if name not in kinds:
+            raise UserError(f'{procedure} has no argument "{name}"')
+        if value is not None and not _fits(value, kinds[name]):
+            raise UserError(f'argument "{name}" of {procedure} is no {kinds[name]}')
+    return Invocation(procedure, dict(arguments))
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a JSON value can be an argument; dates and positions come as texts."""
+    match kind:
+        case "jsonb":
+            return True
+        case "bool":
+            return isinstance(value, bool)
+        case "bigint":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case _:
+            return isinstance(value, str)
 
 
 def bind(

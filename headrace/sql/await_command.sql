@@ -1,4 +1,4 @@
--- One look at a command of the login role: reports progress as NOTICE, raises its error,
+-- One look at a command of the current user: reports progress as NOTICE, raises its error,
 -- returns whether it is done.  Its procedure commits between two looks, so that it holds no
 -- snapshot while a population runs.
 --
@@ -6,7 +6,7 @@
 -- while (Ctrl-C, a lost connection) the command is cancelled.  An attempt that fails (the lock
 -- is taken shared, so only by somebody's malice) must not stop the caller.
 CREATE OR REPLACE FUNCTION headrace.await_command(command bigint, INOUT seen text, OUT done boolean)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     c       headrace.commands;
@@ -16,8 +16,9 @@ DECLARE
 BEGIN
     PERFORM pg_try_advisory_xact_lock_shared(1212437059, (command % 2147483647)::int);
     LOOP
+        -- Superusers see those of everybody.
         SELECT * INTO c FROM headrace.commands x
-         WHERE x.id = command AND x.login = session_user;
+         WHERE x.id = command AND x.caller = quote_ident(CURRENT_USER)::regrole::oid;
         IF NOT FOUND THEN
             RAISE EXCEPTION USING ERRCODE = '42704',
                 MESSAGE = format('command %s does not exist', command);

@@ -1,11 +1,24 @@
 -- CALLs made on direct connections, for the commander to carry out.
--- Only submit() inserts, so "caller" is a role that the login role is a member of.
+-- A row is written by its caller and by nobody else: who may insert has no say in "caller", which is
+-- the current user (inside a function that runs as its owner, and wherever Postgres does
+-- upkeep with the rights of a table's owner, that is this owner).  Roles are known by OID: what
+-- one left behind is not done for the next of its name.
+DO $$
+BEGIN
+    -- An earlier version believed a name that it was told.  Nothing in here is kept for long.
+    IF EXISTS (SELECT FROM pg_catalog.pg_attribute
+                WHERE attrelid = pg_catalog.to_regclass('headrace.commands') AND attname = 'login'
+                  AND NOT attisdropped) THEN
+        DROP TABLE headrace.commands;
+    END IF;
+END
+$$;
+DROP FUNCTION IF EXISTS headrace.submit(text, jsonb, name, jsonb);
 CREATE TABLE IF NOT EXISTS headrace.commands (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     procedure   text NOT NULL,
     arguments   jsonb NOT NULL,
-    caller      name NOT NULL,
-    login       name NOT NULL,
+    caller      oid NOT NULL DEFAULT (pg_catalog.quote_ident(CURRENT_USER)::pg_catalog.regrole),
     settings    jsonb NOT NULL,
     status      text NOT NULL DEFAULT 'pending'
                 CHECK (status IN ('pending', 'running', 'done', 'failed')),
@@ -13,7 +26,35 @@ CREATE TABLE IF NOT EXISTS headrace.commands (
     result      jsonb,
     error       jsonb,
     created_at  timestamptz NOT NULL DEFAULT pg_catalog.now(),
-    finished_at timestamptz
+    finished_at timestamptz,
+    CHECK (pg_catalog.octet_length(procedure) <= 63),
+    CHECK (pg_catalog.pg_column_size(arguments) <= 8388608),
+    CHECK (pg_catalog.pg_column_size(settings) <= 65536)
 );
 CREATE INDEX IF NOT EXISTS commands_unfinished ON headrace.commands (id)
     WHERE status IN ('pending', 'running');
+-- Whatever a statement said (there are roles that may write all tables and pass by row security).
+CREATE OR REPLACE FUNCTION headrace.stamp_command() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- A subscription's worker brings commands that were meant for another database.
+    IF current_setting('session_replication_role') = 'replica' THEN
+        RETURN NULL;
+    END IF;
+    NEW.caller := quote_ident(CURRENT_USER)::regrole;
+    NEW.status := 'pending';
+    NEW.created_at := now();
+    RETURN NEW;
+END
+$$;
+CREATE OR REPLACE TRIGGER stamp BEFORE INSERT ON headrace.commands
+    FOR EACH ROW EXECUTE FUNCTION headrace.stamp_command();
+ALTER TABLE headrace.commands ENABLE ALWAYS TRIGGER stamp;
+ALTER TABLE headrace.commands ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON headrace.commands;
+CREATE POLICY own ON headrace.commands FOR SELECT
+    USING (caller = (SELECT pg_catalog.quote_ident(CURRENT_USER)::pg_catalog.regrole::pg_catalog.oid));
+DROP POLICY IF EXISTS send ON headrace.commands;
+CREATE POLICY send ON headrace.commands FOR INSERT
+    WITH CHECK (caller = pg_catalog.quote_ident(CURRENT_USER)::pg_catalog.regrole::pg_catalog.oid);

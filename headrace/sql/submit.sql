@@ -1,17 +1,17 @@
--- Queues a command for the commander and wakes it; returns its number.
--- The caller is named by the procedure (inside this function CURRENT_USER is its owner), and
--- believed only if the login role may act as that role.
+-- Queues a command of the current user for the commander and wakes it; returns its number.
+-- It runs as who calls it: row security of the table says for whom the command is.
 CREATE OR REPLACE FUNCTION headrace.submit(
-    procedure text, arguments jsonb, caller name, settings jsonb) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    procedure text, arguments jsonb, settings jsonb) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     command bigint;
     waited  int := 0;
 BEGIN
-    IF NOT pg_has_role(session_user, caller, 'MEMBER') THEN
-        RAISE EXCEPTION USING ERRCODE = '42501',
-            MESSAGE = format('permission denied to act as role "%s"', caller);
+    IF pg_column_size(arguments) > 8388608 THEN
+        RAISE EXCEPTION USING ERRCODE = '54000',
+            MESSAGE = 'the arguments of the call are too large',
+            DETAIL = 'All together may have 8 MB.';
     END IF;
     -- A restart of the engine takes a moment.
     WHILE NOT headrace.engine_running() LOOP
@@ -25,8 +25,8 @@ BEGIN
         PERFORM pg_sleep(0.1);
         PERFORM pg_stat_clear_snapshot();
     END LOOP;
-    INSERT INTO headrace.commands AS c (procedure, arguments, caller, login, settings)
-    VALUES (procedure, arguments, caller, session_user, settings)
+    INSERT INTO headrace.commands AS c (procedure, arguments, settings)
+    VALUES (procedure, arguments, settings)
     RETURNING c.id INTO command;
     PERFORM pg_notify('headrace_commands', command::text);
     RETURN command;

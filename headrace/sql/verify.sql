@@ -5,12 +5,12 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     command bigint;
-    seen    text;
+    seen    pg_catalog.text;
     done    boolean := false;
 BEGIN
     COMMIT;
     command := headrace.submit('verify_view', pg_catalog.jsonb_build_object('name', name),
-                               CURRENT_USER, headrace.captured_settings());
+                               headrace.captured_settings());
     COMMIT;
     WHILE NOT done LOOP
         SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;

@@ -96,13 +96,9 @@ def test_caller_cannot_be_forged(commander):
         )
         try:
             with direct(commander, user="f_plain") as plain:
-                with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                    plain.execute(
-                        "SELECT headrace.submit('drop_view', '{}', 'postgres', '{}')"
-                    )
+                assert plain.execute("SELECT * FROM headrace.commands").fetchall() == []
                 for sql in (
-                    "SELECT * FROM headrace.commands",
-                    "INSERT INTO headrace.commands (procedure) VALUES ('x')",
+                    "INSERT INTO headrace.commands (caller) VALUES (10)",
                     "UPDATE headrace.views SET owner = 'f_plain'",
                     "INSERT INTO headrace.meta VALUES ('commander', 'me')",
                 ):
