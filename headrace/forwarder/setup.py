@@ -101,7 +101,28 @@ def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
                 "the source database is a standby", hint="Connect to the primary."
             )
         )
+    problems += _foreign_publication(conn, settings.publication_name)
     return problems
+
+
+def _foreign_publication(conn: Connection, name: str) -> list[PrerequisiteError]:
+    """Whose it is may take tables out of it: views would miss what happens to them."""
+    row = conn.execute(
+        "SELECT r.rolname FROM pg_catalog.pg_publication p"
+        " JOIN pg_catalog.pg_roles r ON r.oid = p.pubowner"
+        " WHERE p.pubname = %s AND r.rolname <> current_user",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return []
+    return [
+        PrerequisiteError(
+            f'publication "{name}" belongs to role "{row[0]}"',
+            detail="Who owns it may change what it publishes.",
+            hint="Drop it, or set publication_name to another name.",
+            sqlstate="42501",
+        )
+    ]
 
 
 def ensure(conn: Connection, settings: Settings) -> SlotState:

@@ -114,9 +114,11 @@ def _start(settings: Settings) -> int:
 
 def _check(settings: Settings) -> int:
     from headrace.forwarder import setup
+    from headrace.sql import install
 
     with psycopg.connect(settings.source, autocommit=True) as conn:
-        problems = setup.preflight(conn, settings)
+        conn.execute("SET search_path = pg_catalog, pg_temp")
+        problems = [*install.problems(conn), *setup.preflight(conn, settings)]
     for problem in problems:
         _say(_shown(problem))
     if not problems:
@@ -129,6 +131,9 @@ def _uninstall(settings: Settings, *, tables: bool) -> int:
     from headrace.sql import install
 
     with psycopg.connect(settings.source, autocommit=True) as conn:
+        conn.execute("SET search_path = pg_catalog, pg_temp")
+        if problems := install.problems(conn):
+            raise problems[0]
         # The slot first: while an engine runs it is in use, and nothing is removed.
         setup.drop(conn, settings)
         names = install.uninstall(conn, tables=tables)

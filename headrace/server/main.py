@@ -82,7 +82,8 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with psycopg.connect(settings.source, autocommit=True) as conn:
-            problems = setup.preflight(conn, settings)
+            conn.execute("SET search_path = pg_catalog, pg_temp")
+            problems = install.problems(conn) or setup.preflight(conn, settings)
             if problems:
                 raise problems[0]
             ownership.check_alone(conn)

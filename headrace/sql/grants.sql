@@ -1,7 +1,37 @@
 -- The catalog is public like pg_views; of the commands each role sees its own (commands.sql).
+-- Rights that somebody was given (default privileges do that, too) are taken back.
+DO $$
+DECLARE
+    given record;
+BEGIN
+    FOR given IN
+        SELECT DISTINCT c.oid::pg_catalog.regclass AS relation, c.relkind OPERATOR(pg_catalog.=) 'S' AS sequence,
+               CASE WHEN a.grantee OPERATOR(pg_catalog.=) 0 THEN 'PUBLIC'
+                    ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) END AS grantee
+          FROM pg_catalog.pg_class c
+         CROSS JOIN LATERAL (
+               SELECT x.grantee FROM pg_catalog.aclexplode(c.relacl) x
+               UNION SELECT x.grantee FROM pg_catalog.pg_attribute t, pg_catalog.aclexplode(t.attacl) x
+                WHERE t.attrelid OPERATOR(pg_catalog.=) c.oid) a
+         WHERE c.relnamespace OPERATOR(pg_catalog.=) 'headrace'::pg_catalog.regnamespace
+           AND c.relkind IN ('r', 'S') AND a.grantee OPERATOR(pg_catalog.<>) c.relowner
+    LOOP
+        -- Without columns this takes back what was given for columns, too.
+        EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s CASCADE',
+            CASE WHEN given.sequence THEN 'SEQUENCE' ELSE 'TABLE' END, given.relation, given.grantee);
+    END LOOP;
+    FOR given IN
+        SELECT DISTINCT CASE WHEN a.grantee OPERATOR(pg_catalog.=) 0 THEN 'PUBLIC'
+               ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) END AS grantee
+          FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+         WHERE n.nspname OPERATOR(pg_catalog.=) 'headrace' AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner
+           AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE CREATE ON SCHEMA headrace FROM %s CASCADE', given.grantee);
+    END LOOP;
+END
+$$;
 GRANT USAGE ON SCHEMA headrace TO PUBLIC;
-REVOKE CREATE ON SCHEMA headrace FROM PUBLIC;
-REVOKE ALL ON headrace.meta, headrace.views, headrace.progress, headrace.view_tables, headrace.view_uses, headrace.commands FROM PUBLIC;
 GRANT SELECT ON headrace.meta, headrace.views, headrace.progress, headrace.view_tables, headrace.view_uses TO PUBLIC;
 GRANT SELECT, INSERT (procedure, arguments, settings) ON headrace.commands TO PUBLIC;
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA headrace TO PUBLIC;

@@ -20,6 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from headrace.errors import PrerequisiteError
+from headrace.sql import owned
 
 SCHEMA_VERSION: Final = "1"
 EVAL_ROLE: Final = "headrace_eval"
@@ -75,18 +76,22 @@ def install(conn: Connection) -> None:
     """Create or upgrade every object, in one transaction; idempotent.
 
     Raises:
-        PrerequisiteError: when the role may not create the schema, or a schema of that
-            name belongs to somebody else.
+        PrerequisiteError: when the role may not create the schema, or something there is
+            not ours.
     """
     with conn.transaction():
         conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
         conn.execute("SET LOCAL search_path = pg_catalog")
         conn.execute("SET LOCAL client_min_messages = warning")
-        _check_owner(conn)
+        owned.check(conn, FILES)
         try:
-            for name in FILES:
-                # Our own constant text, with several statements: no parameters.
+            # Our own constant texts, with several statements: no parameters.
+            conn.execute(statements(FILES[0]).encode())
+            # From here on nobody but us can put anything there.
+            owned.check(conn, FILES)
+            for name in FILES[1:]:
                 conn.execute(statements(name).encode())
+            owned.check_routines(conn)
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrerequisiteError(
                 f"could not install schema headrace: {error.diag.message_primary}",
@@ -94,6 +99,11 @@ def install(conn: Connection) -> None:
                 sqlstate="42501",
             ) from error
         put_meta(conn, "version", SCHEMA_VERSION)
+
+
+def problems(conn: Connection) -> list[PrerequisiteError]:
+    """What is in the place of our objects, or hangs on them, and is not ours."""
+    return owned.problems(conn, FILES)
 
 
 def put_meta(conn: Connection, key: str, value: str) -> None:
@@ -119,6 +129,7 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
             "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
         ).fetchone()
         names: list[str] = []
+        owned.check(conn, FILES)
         if found and found[0]:
             rows = conn.execute(
                 "SELECT n.nspname, c.relname FROM headrace.views v"
@@ -198,11 +209,16 @@ def _eval_dsn(
         "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication"
         " OR rolbypassrls OR NOT rolcanlogin OR EXISTS ("
         "SELECT FROM pg_catalog.pg_auth_members m WHERE m.member = r.oid)"
+        # Who is a member may be it; who made it is one, since Postgres 16.
+        " OR EXISTS (SELECT FROM pg_catalog.pg_auth_members m"
+        " JOIN pg_catalog.pg_roles g ON g.oid = m.member"
+        " WHERE m.roleid = r.oid AND g.rolname <> current_user AND NOT g.rolsuper)"
+        " OR EXISTS (SELECT FROM pg_catalog.pg_db_role_setting s WHERE s.setrole = r.oid)"
         " FROM pg_catalog.pg_roles r WHERE rolname = %s",
         (role,),
     ).fetchone()
     if found and found[0]:
-        _log.warning("eval role has rights: not used", role=role)
+        _log.warning("eval role has rights, members or settings: not used", role=role)
         return None
     password = _read_secret(secret)
     name = sql.Identifier(role)
@@ -241,20 +257,6 @@ def _can_log_in(dsn: str) -> bool:
     except psycopg.OperationalError as error:
         _log.warning("eval role cannot log in", reason=str(error).strip())
         return False
-
-
-def _check_owner(conn: Connection) -> None:
-    row = conn.execute(
-        "SELECT pg_catalog.pg_get_userbyid(nspowner),"
-        " pg_catalog.pg_has_role(nspowner, 'USAGE')"
-        " FROM pg_catalog.pg_namespace WHERE nspname = 'headrace'"
-    ).fetchone()
-    if row and not row[1]:
-        raise PrerequisiteError(
-            f'schema "headrace" belongs to role "{row[0]}"',
-            hint=f'Let headrace connect as "{row[0]}", or uninstall it as that role first.',
-            sqlstate="42501",
-        )
 
 
 def _drop_eval_role(conn: Connection) -> None:
