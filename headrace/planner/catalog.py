@@ -218,6 +218,16 @@ SELECT pg_catalog.current_setting('default_text_search_config')::regconfig::oid:
    AND NOT 3734 = ANY (p.proargtypes::oid[]))"""
 
 
+def mentioned(tree: Node) -> set[int]:
+    """OIDs of the types that ``tree`` mentions."""
+    types: set[int] = set()
+    for node in tree.walk():
+        types.update(node.number(f) for f in _TYPE_FIELDS)
+        types.update(node.numbers("colTypes"))
+        types.update(node.numbers("funccoltypes"))
+    return types - {0}
+
+
 class Catalog:
     """Looks things up on one connection and remembers them."""
 
@@ -240,14 +250,11 @@ class Catalog:
     def preload(self, trees: list[Node]) -> None:
         """Fetch everything that ``trees`` mention."""
         functions: set[int] = set()
-        types: set[int] = set()
+        types = {oid for tree in trees for oid in mentioned(tree)}
         operators: set[int] = set()
         collations = {100}
         for node in (n for tree in trees for n in tree.walk()):
             functions.update(node.number(f) for f in _FUNCTION_FIELDS)
-            types.update(node.number(f) for f in _TYPE_FIELDS)
-            types.update(node.numbers("colTypes"))
-            types.update(node.numbers("funccoltypes"))
             collations.update(node.number(f) for f in _COLLATION_FIELDS)
             operators.update(node.number(f) for f in _OPERATOR_FIELDS)
             operators.update(node.numbers("opnos"))
@@ -475,18 +482,6 @@ class Catalog:
         row = self._conn.execute("SELECT format_type(%s, %s)", (oid, typmod)).fetchone()
         assert row is not None, "functions give a row"
         return str(row[0])
-
-    def described(self, query: str) -> list[tuple[str, int, int, int]]:
-        """(name, type, typmod, collation) of the columns of a query of our own making."""
-        with self._conn.transaction(force_rollback=True):
-            self._conn.execute(
-                f"CREATE TEMPORARY VIEW pg_temp.headrace_shape AS {query}".encode()
-            )
-            return self._conn.execute(
-                "SELECT attname, atttypid, atttypmod, attcollation FROM pg_attribute"
-                " WHERE attrelid = 'pg_temp.headrace_shape'::regclass AND attnum > 0"
-                " ORDER BY attnum"
-            ).fetchall()
 
     def cast(self, source: int, target: int) -> tuple[int, str] | None:
         """(function, method) of the cast between two types, if pg_cast has one."""

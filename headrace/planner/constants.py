@@ -17,15 +17,13 @@ from typing import Final
 from uuid import UUID
 
 import psycopg
-from psycopg import pq
 
 from headrace import types as t
-from headrace.errors import BugError
 from headrace.planner.catalog import Catalog, Connection
 from headrace.planner.functions import REG_TYPES
 from headrace.planner.nodetree import Node
 from headrace.planner.scalar import quote
-from headrace.planner.session import view_tree
+from headrace.planner.session import made_view, output_texts
 
 Key = tuple[int, bytes]
 _LITERAL: Final = r"(E?)'((?:[^']|'')*)'"
@@ -211,14 +209,15 @@ class Constants:
         return self._texts.get((oid, data))
 
     def _prove(self, wanted: list[tuple[Key, str]]) -> None:
-        query = "SELECT " + ", ".join(
-            f"{quote(text, self._catalog.type(_proven_as(oid)).name)} AS c{i}"
-            for i, ((oid, _), text) in enumerate(wanted)
-        )
+        items = [
+            quote(text, self._catalog.type(_proven_as(oid)).name)
+            for (oid, _), text in wanted
+        ]
+        query = "SELECT " + ", ".join(f"{x} AS c{i}" for i, x in enumerate(items))
         try:
             with self._conn.transaction(force_rollback=True):
-                tree = view_tree(self._conn, query, "headrace_constants")
-                texts = output_texts(self._conn, query)
+                tree = made_view(self._conn, query, "headrace_constants").tree
+                texts = output_texts(self._conn, items)
         except psycopg.errors.DataError:
             if len(wanted) > 1:
                 for one in wanted:
@@ -299,14 +298,3 @@ def _proven_as(oid: int) -> int:
     A literal without a type (an argument of concat) is a C string: the octets of a text.
     """
     return t.TEXT if oid == t.UNKNOWN else oid
-
-
-def output_texts(conn: Connection, query: str) -> list[str | None]:
-    """The one row of ``query`` as Postgres prints its values."""
-    result = conn.pgconn.exec_params(query.encode(conn.info.encoding), None)
-    if result.status != pq.ExecStatus.TUPLES_OK:
-        raise psycopg.errors.error_from_result(result, conn.info.encoding)
-    if result.ntuples != 1:
-        raise BugError("a query without FROM gives one row")
-    values = [result.get_value(0, i) for i in range(result.nfields)]
-    return [None if v is None else v.decode(conn.info.encoding) for v in values]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import psycopg
 
 from headrace.errors import UnsupportedError
+from headrace.planner import session
 from headrace.planner.catalog import Connection
 from headrace.planner.logical import Join, Node, children, ids
 from headrace.planner.lower import Lowering
@@ -36,7 +37,7 @@ def require_executable(
             continue
         try:
             with conn.transaction(force_rollback=True):
-                conn.execute(_query(lowering, join).encode())
+                session.execute(conn, _query(lowering, join))
         except psycopg.errors.FeatureNotSupported as error:
             raise UnsupportedError(
                 error.diag.message_primary or "this FULL JOIN is not supported",

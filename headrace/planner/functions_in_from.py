@@ -32,7 +32,7 @@ from headrace.planner.scalar import (
     references,
     show,
 )
-from headrace.planner.session import read_view
+from headrace.planner.session import made_view
 from headrace.planner.sites import Site
 from headrace.types import INT8, TEXT
 
@@ -226,7 +226,7 @@ def _shape(lowering: Lowering, call: Call) -> list[tuple[str, int, int, int]]:
     """(name, type, typmod, collation) of the columns of ``call``."""
     query, _ = _query(lowering, "f.*", (_unchecked(call),))
     try:
-        return lowering.catalog.described(query)
+        return lowering.described(query)
     except psycopg.ProgrammingError as error:
         raise UnsupportedError(
             "a function in FROM cannot be written down for evaluation",
@@ -273,10 +273,7 @@ def prove(
     for calls in dict.fromkeys(sets):
         query, found = _query(lowering, "1 AS one", calls)
         with conn.transaction(force_rollback=True):
-            conn.execute(
-                f"CREATE TEMPORARY VIEW pg_temp.headrace_proof AS {query}".encode()
-            )
-            tree = read_view(conn, query, "headrace_proof").tree
+            tree = made_view(conn, query, "headrace_proof").tree
         constants.load([tree], query)
         # Up to Postgres 15 a view's own old and new rows are entries, too.
         entry = next(e for e in tree.nodes("rtable") if e.nodes("functions"))

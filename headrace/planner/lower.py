@@ -29,7 +29,7 @@ from headrace.planner import (
     typenames,
 )
 from headrace.planner.catalog import Catalog, Connection, Function, Operator
-from headrace.planner.constants import Constants, output_texts
+from headrace.planner.constants import Constants
 from headrace.planner.nodetree import Node
 from headrace.planner.scalar import (
     ARG,
@@ -179,9 +179,14 @@ class Lowering:
             psycopg.Error: Postgres does not accept it.
         """
         with self._conn.transaction(force_rollback=True):
-            tree = session.view_tree(self._conn, query, "headrace_proof")
+            tree = session.made_view(self._conn, query, "headrace_proof").tree
         self._constants.load([tree])
         return tree
+
+    def described(self, query: str) -> list[tuple[str, int, int, int]]:
+        """(name, type, typmod, collation) of the columns of a query of our own making."""
+        with self._conn.transaction(force_rollback=True):
+            return session.made_view(self._conn, query, "headrace_shape").columns
 
     def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
         """Types of ``args`` under an input collation, for ``native.resolve``."""
@@ -259,7 +264,7 @@ class Lowering:
         sql = self.sql(call, lambda _: "")
         try:
             with self._conn.transaction(force_rollback=True):
-                [text] = output_texts(self._conn, f"SELECT {sql}")
+                [text] = session.output_texts(self._conn, [sql])
         except psycopg.Error as error:
             if (error.sqlstate or "")[:2] not in ("22", "23", "42"):
                 raise

@@ -260,7 +260,7 @@ def _analyse_again(
     query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
     try:
         with conn.transaction(force_rollback=True):
-            return query, session.view_tree(conn, query, "headrace_proof")
+            return query, session.made_view(conn, query, "headrace_proof").tree
     except psycopg.ProgrammingError as error:
         raise UnsupportedError(
             "an expression of the query cannot be written down for evaluation",

@@ -1,9 +1,11 @@
 """The transaction in which a query is bound: role, settings, the temporary view.
 
 To analyse a query can run code of a user: a literal of a composite type is read at once, and with it
-the check of a domain inside.  ``SET ROLE`` alone does not keep that code from our rights, since it
-may reset the role; inside of a SECURITY DEFINER function nobody may.  So the caller's query is only
-ever analysed in a temporary function that belongs to the caller.
+the check of a domain inside.  So a query is analysed only where that can be nobody's code but the
+caller's own (``literals.py``), and that has no rights but his: ``SET ROLE`` does not keep it from
+ours, since it may reset the role, but inside of a SECURITY DEFINER function nobody may.  Everything
+that a caller has a say in is analysed, and computed, in temporary functions that belong to the
+caller: also our own SQL, in which a name may mean something else by then.
 
 Postgres' own errors come back with SQLSTATE, message, detail and hint as they are, and
 with the position moved to the user's text.
@@ -12,7 +14,7 @@ with the position moved to the user's text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,7 +31,8 @@ from headrace.errors import (
     UserError,
 )
 from headrace.expressions.session import FUNCTION_PATH
-from headrace.planner.catalog import Connection
+from headrace.planner import literals
+from headrace.planner.catalog import Connection, mentioned
 from headrace.planner.nodetree import Node, read_nodes
 from headrace.types import PINNED_SETTINGS
 
@@ -38,9 +41,16 @@ _LITERAL: Final = r"((?:E)?'(?:[^']|'')*')::([a-z][\w .]*)"
 _MARKS: Final = re.compile(f"( SET \\S+ TO ){_LITERAL}( DEFAULT ){_LITERAL}( USING )")
 _PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
 _PARSE: Final = f"PREPARE {_VIEW} AS "
-_ANALYSE: Final = """
-CREATE FUNCTION pg_temp.headrace_analyse(pg_catalog.text) RETURNS pg_catalog.void
-LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN EXECUTE $1; END'"""
+_ANALYST: Final = "headrace_analyst"
+_FUNCTIONS: Final = (
+    """CREATE FUNCTION pg_temp.{name}(pg_catalog.text) RETURNS pg_catalog.void
+LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN EXECUTE $1; END'""",
+    """CREATE FUNCTION pg_temp.{name}_texts(pg_catalog.text) RETURNS pg_catalog.text[]
+LANGUAGE plpgsql SECURITY DEFINER AS
+'DECLARE found pg_catalog.text[]; BEGIN EXECUTE $1 INTO found; RETURN found; END'""",
+    "GRANT EXECUTE ON FUNCTION pg_temp.{name}(pg_catalog.text),"
+    " pg_temp.{name}_texts(pg_catalog.text) TO PUBLIC",
+)
 
 CAPTURED: Final = (
     *("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output"),
@@ -142,13 +152,30 @@ def bind_query(conn: Connection, query: str, caller: str | None) -> None:
 
     First its syntax, without analysis: the extended protocol takes exactly one statement, and
     a text that can be prepared cannot smuggle a clause of CREATE VIEW in.
+
+    Raises:
+        UnsupportedError: analysing it might run code of somebody else.
     """
+    check_syntax(conn, query)
+    employ(conn, caller)
+    refuse_others_code(conn, query)
+    _make(conn, _VIEW, query, _ANALYST)
+
+
+def check_syntax(conn: Connection, query: str) -> None:
+    """Raise unless ``query`` is one statement that can be prepared; nothing is analysed."""
     if "\0" in query:
         raise SyntaxUserError("the query contains a zero byte")
     text = (_PARSE + query).encode(conn.info.encoding)
     _check(conn, conn.pgconn.prepare(b"", text), shift=len(_PARSE))
+
+
+def employ(conn: Connection, caller: str | None, analyst: str = _ANALYST) -> None:
+    """Make the functions in which queries are analysed as the current user."""
     try:
-        _check(conn, conn.pgconn.exec_params(_ANALYSE.encode(), None))
+        for statement in _FUNCTIONS:
+            made = statement.format(name=analyst).encode()
+            _check(conn, conn.pgconn.exec_params(made, None))
     except PrivilegeError as error:
         if "temporary" not in error.message:
             raise
@@ -156,10 +183,47 @@ def bind_query(conn: Connection, query: str, caller: str | None) -> None:
             "checking the query needs the right to create temporary tables",
             hint="Run: " + _grant_temporary(conn, caller or conn.info.user),
         ) from error
-    made = _PREFIX + query
-    call = b"SELECT pg_temp.headrace_analyse($1)"
+
+
+def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) -> None:
+    """Raise unless analysing ``query`` as the current user can run nobody's code but his own.
+
+    REQUIRES: its syntax is right, and ``analyst`` is employed as that user.
+    """
+    row = conn.execute(
+        "SELECT pg_catalog.current_setting('standard_conforming_strings')"
+    ).fetchone()
+    assert row is not None, "every setting has a value"
+    found = literals.suspects(query, standard_strings=row[0] == "on")
+    if not found:
+        return
+
+    def analysed(copy: str) -> Node:
+        with conn.transaction(force_rollback=True):
+            _make(conn, _VIEW, copy, analyst)
+            return _tree(conn, _VIEW)
+
+    literals.Rehearsal(conn, query, found).run(analysed, mentioned)
+
+
+def _make(conn: Connection, view: str, query: str, analyst: str) -> None:
+    """Make a temporary view, as whom ``analyst`` belongs to."""
+    prefix = f"CREATE TEMPORARY VIEW pg_temp.{view} AS "
+    made = prefix + query
+    call = f"SELECT pg_temp.{analyst}($1)".encode()
     result = conn.pgconn.exec_params(call, [made.encode(conn.info.encoding)])
-    _check(conn, result, shift=len(_PREFIX), inner=made)
+    _check(conn, result, shift=len(prefix), inner=made)
+
+
+def _tree(conn: Connection, view: str) -> Node:
+    row = conn.execute(
+        "SELECT ev_action FROM pg_catalog.pg_rewrite"
+        " WHERE ev_class = %s::pg_catalog.regclass",
+        (f"pg_temp.{view}",),
+    ).fetchone()
+    assert row is not None, "the view has been made in this transaction"
+    [tree] = read_nodes(row[0])
+    return tree
 
 
 def _check(
@@ -214,7 +278,41 @@ def _readable(printed: str) -> str:
     return _MARKS.sub(r"\1\3 \2\4\6 \5\7", printed)
 
 
-def view_tree(conn: Connection, query: str, view: str) -> Node:
-    """The tree of a query of our own making."""
-    conn.execute(f"CREATE TEMPORARY VIEW pg_temp.{view} AS {query}".encode())
-    return read_view(conn, query, view).tree
+def made_view(
+    conn: Connection, query: str, view: str, analyst: str = _ANALYST
+) -> Bound:
+    """What Postgres makes of a query of our own, as a temporary view that stays there.
+
+    Raises:
+        psycopg.Error: Postgres does not accept it.
+    """
+    execute(conn, f"CREATE TEMPORARY VIEW pg_temp.{view} AS {query}", analyst)
+    return read_view(conn, query, view)
+
+
+def execute(conn: Connection, statement: str, analyst: str = _ANALYST) -> None:
+    """Carry out a statement of our own as the caller; rows are thrown away."""
+    conn.execute(f"SELECT pg_temp.{analyst}(%s)".encode(), (statement,))
+
+
+def output_texts(conn: Connection, items: Sequence[str]) -> list[str | None]:
+    """Constant expressions as Postgres prints their values.
+
+    Raises:
+        psycopg.Error: one of them fails.
+    """
+    # format() takes a type's output function; a cast to text could be one of a user's.
+    shown = ", ".join(
+        f"CASE WHEN pg_catalog.num_nulls(q.c{i}) OPERATOR(pg_catalog.=) 0"
+        f" THEN pg_catalog.format('%s', q.c{i}) END"
+        for i in range(len(items))
+    )
+    inner = ", ".join(f"{item} AS c{i}" for i, item in enumerate(items))
+    # Our own text over names that are quoted where they come from.
+    statement = f"SELECT ARRAY[{shown}]::pg_catalog.text[] FROM (SELECT {inner}) q"  # noqa: S608
+    row = conn.execute(
+        f"SELECT pg_temp.{_ANALYST}_texts(%s)".encode(), (statement,)
+    ).fetchone()
+    assert row is not None, "a function call answers one row"
+    found: list[str | None] = row[0]
+    return found

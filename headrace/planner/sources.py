@@ -25,8 +25,15 @@ from typing import Any, Final, NoReturn
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
-from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError
+from headrace import pinned
+from headrace.errors import (
+    PrerequisiteError,
+    PrivilegeError,
+    UnsupportedError,
+    UserError,
+)
 from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner import session
 from headrace.planner.catalog import Catalog, Connection
@@ -288,12 +295,11 @@ class Sources:
         shadow = f"headrace_source_{len(self._expanded)}"
         try:
             with self._conn.transaction():
-                made = self._conn.execute
-                made(f"CREATE TEMPORARY VIEW pg_temp.{shadow} AS {query}".encode())
-                bound = session.read_view(self._conn, query, shadow)
-        except psycopg.ProgrammingError as error:
+                bound = self._bind_as(result.owner, query, shadow)
+        except (psycopg.ProgrammingError, UserError) as error:
+            why = getattr(error, "message", None) or str(error).splitlines()[0]
             raise UnsupportedError(
-                f"view {name} cannot be read: {error.diag.message_primary}",
+                f"view {name} cannot be read: {why}",
                 detail="Something that its query names was dropped.",
                 hint=f"Run CALL headrace.alter_view('{name}', query) without it.",
             ) from error
@@ -303,6 +309,23 @@ class Sources:
         self._expand(bound.tree, bound.oid, result.owner, result.owner)
         self._check_settings(result, bound.tree)
         return bound.tree
+
+    def _bind_as(self, owner: str, query: str, shadow: str) -> session.Bound:
+        """The query of a view of Headrace, analysed once more: with the rights of its owner.
+
+        A literal that was harmless may be of another type by now, under the same name.
+        """
+        analyst = f"{shadow}_analyst"
+        try:
+            pinned.become(self._conn, owner)
+            session.employ(self._conn, owner, analyst)
+            session.refuse_others_code(self._conn, query, analyst)
+            return session.made_view(self._conn, query, shadow, analyst)
+        except psycopg.errors.InvalidParameterValue as error:
+            raise UnsupportedError(f'role "{owner}" does not exist') from error
+        finally:
+            if self._conn.info.transaction_status == TransactionStatus.INTRANS:
+                self._conn.execute("RESET ROLE")
 
     def _check_settings(self, result: _Result, tree: Tree) -> None:
         """Refuse a view that was created under other settings, if it depends on them."""
