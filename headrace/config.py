@@ -29,6 +29,8 @@ ENV_SETTINGS: Final = "HEADRACE_SETTINGS"
 
 _TRUE: Final = frozenset(("1", "true", "on", "yes"))
 _FALSE: Final = frozenset(("0", "false", "off", "no"))
+_SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
+"""Parts of a DSN that nobody is shown."""
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 
 
@@ -43,9 +45,16 @@ def redact(dsn: str) -> str:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         return "<malformed DSN>"
-    if parts.get("password"):
-        return make_conninfo(dsn, password="***")  # noqa: S106  what is shown instead
-    return dsn
+    return make_conninfo(dsn, **{k: "***" for k in _SECRETS if parts.get(k)})
+
+
+def has_secret(dsn: str) -> bool:
+    """Whether ``dsn`` has a password in it; also where nobody can read the rest."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return True
+    return any(parts.get(name) for name in _SECRETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +161,16 @@ class Settings:
             value = getattr(self, f.name)
             if f.type == "int" and value < 0:
                 raise UserError(f'setting "{f.name}" must not be negative')
+        for name in ("source", "eval_dsn"):
+            try:
+                conninfo_to_dict(getattr(self, name))
+            except psycopg.ProgrammingError:
+                # libpq's words would show a part of it, which may be the password.
+                raise UserError(
+                    f'setting "{name}" is no connection string',
+                    hint="Write it as key=value pairs, values with blanks or quotes in single"
+                    " quotes; or as a URI, with special characters as %XX.",
+                ) from None
         if bool(self.tls_cert) != bool(self.tls_key):
             raise UserError('settings "tls_cert" and "tls_key" go together')
         if self.tls_required and not self.tls_cert:

@@ -445,6 +445,10 @@ def _start(settings: Settings) -> Any:
         options["spark.driver.host"] = "127.0.0.1"
         options["spark.driver.bindAddress"] = "127.0.0.1"
         options["spark.driver.extraJavaOptions"] = _JVM
+        # Other users of the machine reach its ports, too.  Spark draws the secret itself, anew at
+        # each start: an option would stand in the arguments of its process.
+        options["spark.authenticate"] = "true"
+        options["spark.network.crypto.enabled"] = "true"
     builder = SparkSession.builder.master(settings.spark_master).appName("headrace")
     for key, value in options.items():
         builder = builder.config(key, value)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import psycopg
 
-from headrace.config import Settings, redact
+from headrace.config import ENV_PREFIX, Settings, has_secret, redact
 from headrace.errors import HeadraceError
 
 # Settings that have a flag of their own; every setting has its variable and its TOML key.
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return int(demo.main(words[1:]) or 0)
     arguments = parser().parse_args(words)
+    if argv is None and has_secret(getattr(arguments, "source", None) or ""):
+        _start_again(arguments.source)
     try:
         match arguments.command:
             case "version":
@@ -104,6 +107,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except psycopg.Error as error:
         _say(f"headrace: {str(error).strip()}", err=True)
         return 1
+
+
+def _start_again(source: str) -> NoReturn:
+    """Become the same command, with ``source`` in the environment: others see the arguments."""
+    _say(
+        "headrace: warning: --source has a password, which others can read in the list of"
+        " processes: it was taken out.\n"
+        "  Hint: Set HEADRACE_SOURCE instead, or use a password file.",
+        err=True,
+    )
+    sys.stderr.flush()
+    words = without_source(sys.orig_argv[1:])
+    environment = os.environ | {f"{ENV_PREFIX}SOURCE": source}
+    os.execve(sys.executable, [sys.orig_argv[0], *words], environment)  # noqa: S606  no shell
+
+
+def without_source(words: Sequence[str]) -> list[str]:
+    """Command line ``words`` without ``--source DSN``, however it was shortened."""
+    out: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if not (len(flag) > len("--s") and "--source".startswith(flag)):
+            out.append(word)
+        elif not equals:
+            next(rest, None)
+    return out
 
 
 def _start(settings: Settings) -> int:

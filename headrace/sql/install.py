@@ -234,8 +234,12 @@ def _eval_dsn(
         )
     if not found or (password is None and not shared):
         password = password or secrets.token_urlsafe(32)
+        # What the server logs, or shows of a running statement, lets nobody in.
+        verifier = conn.pgconn.encrypt_password(
+            password.encode(), role.encode(), b"scram-sha-256"
+        ).decode()
         conn.execute(
-            sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(password))
+            sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(verifier))
         )
         _write_secret(secret, password)
     return make_conninfo(source, user=role, password=password)
