@@ -115,14 +115,17 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             logical=logical,
             optimised=optimised,
             physical=physical,
-            explain={
-                "logical": explain_logical(bound_plan),
-                "optimised": explain_logical(optimised),
-                "physical": explain_physical(
-                    physical, lowering.type_name, builder.sizes
-                ),
-                "sources": describe(sources),
-            },
+            explain=_shown(
+                {
+                    "logical": explain_logical(bound_plan),
+                    "optimised": explain_logical(optimised),
+                    "physical": explain_physical(
+                        physical, lowering.type_name, builder.sizes
+                    ),
+                    "sources": describe(sources),
+                },
+                sources,
+            ),
             tables=sources.refs(),
             settings=_kept(settings, catalog),
             functions=catalog.user_functions(),
@@ -134,6 +137,16 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             named=_named(conn, sources, catalog, settings),
             generated=frozenset(sources.generated),
         )
+
+
+def _shown(stages: dict[str, str], sources: Sources) -> dict[str, str]:
+    """``stages``, unless somebody else's query is in them."""
+    if not sources.private:
+        return stages
+    names = ", ".join(sorted(sources.private))
+    return dict.fromkeys(
+        stages, f"not shown: it has the query of {names} in it, which is its owner's"
+    )
 
 
 def _named(

@@ -138,6 +138,7 @@ class Sources:
         self._catalog = catalog
         self._settings = settings
         self._query: Tree | None = None
+        self._caller = ""
         self._expanded: dict[tuple[int, str, str], Tree] = {}
         self._sources: dict[tuple[int, bool], Source] = {}
         self._tables: dict[int, Table] = {}
@@ -152,6 +153,8 @@ class Sources:
         """Qualified names of the user's views by OID."""
         self.results: dict[int, str] = {}
         """Qualified names of the views of Headrace by the OID of their tables."""
+        self.private: set[str] = set()
+        """Those among them whose queries the caller may not see."""
         self.named: dict[int, int] = {}
         """How often the query itself names each relation, by OID."""
         self.generated: set[tuple[int, int]] = set()
@@ -188,7 +191,7 @@ class Sources:
         if caller is None:
             row: Any = self._conn.execute("SELECT current_user").fetchone()
             caller = str(row[0])
-        self._query = bound.tree
+        self._query, self._caller = bound.tree, caller
         self._expand(bound.tree, bound.oid, caller, caller)
         for oid, _, inherits in sorted(self.relations):
             self._load(oid, inherits=inherits)
@@ -305,10 +308,20 @@ class Sources:
             ) from error
         self.texts.append(bound.canonical_sql)
         self.results[oid] = name
+        if not self._sees(result.owner):
+            self.private.add(name)
         self._expanded[key] = _placeless(bound.tree)
         self._expand(bound.tree, bound.oid, result.owner, result.owner)
         self._check_settings(result, bound.tree)
         return bound.tree
+
+    def _sees(self, owner: str) -> bool:
+        row = self._conn.execute(
+            "SELECT bool_or(pg_has_role(c.oid, o.oid, 'USAGE')) FROM pg_roles o, pg_roles c"
+            " WHERE o.rolname = %s AND c.rolname = %s",
+            (owner, self._caller),
+        ).fetchone()
+        return bool(row and row[0])
 
     def _bind_as(self, owner: str, query: str, shadow: str) -> session.Bound:
         """The query of a view of Headrace, analysed once more: with the rights of its owner.

@@ -26,6 +26,7 @@ def explain_view(
     A text that is a name is looked up among the views; anything else is a query.
 
     Raises:
+        PrivilegeError: it is the plan of somebody else's view.
         UserError: 22023, there is no such stage; or the query is refused.
     """
     with job.connection(context.settings.source, what="builder") as conn:
@@ -35,6 +36,7 @@ def explain_view(
         except UserError:
             view = None  # no identifier: a query
         if view is not None:
+            names.check_owner(conn, view, caller)
             row: Any = conn.execute(
                 "SELECT explain FROM headrace.views WHERE id = %s", (view.id,)
             ).fetchone()

@@ -157,8 +157,14 @@ def find_owned(
 
 def check_owner(conn: Connection, view: ViewRow, caller: str | None) -> None:
     """Raise PrivilegeError unless ``caller`` acts for the owner of ``view``, or for us."""
+    if not acts_for_owner(conn, view, caller):
+        raise PrivilegeError(f"must be owner of view {view.name}")
+
+
+def acts_for_owner(conn: Connection, view: ViewRow, caller: str | None) -> bool:
+    """Whether ``caller`` acts for the owner of ``view``, or for us."""
     if caller is None:
-        return
+        return True
     row: Any = conn.execute(
         "SELECT r.rolsuper OR r.rolname = current_user OR r.rolname = %(owner)s"
         " OR (EXISTS (SELECT FROM pg_roles o WHERE o.rolname = %(owner)s)"
@@ -166,8 +172,7 @@ def check_owner(conn: Connection, view: ViewRow, caller: str | None) -> None:
         " FROM pg_roles r WHERE r.rolname = %(caller)s",
         {"owner": view.owner, "caller": caller},
     ).fetchone()
-    if not row or not row[0]:
-        raise PrivilegeError(f"must be owner of view {view.name}")
+    return bool(row and row[0])
 
 
 def _current_schema(

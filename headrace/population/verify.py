@@ -80,6 +80,8 @@ class _Subject:
     physical: plan.PhysicalPlan
     table: sql.Identifier
     caller: str | None
+    owns: bool
+    """Whether the caller may see what the query is."""
 
 
 def verify_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
@@ -99,6 +101,12 @@ def verify_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         try:
             with _tapped(context, job, subject.view) as path:
                 return _Proof(context, job, subject, path, attempt).run()
+        except psycopg.errors.InsufficientPrivilege as error:
+            if subject.owns:
+                raise as_headrace(error) from error
+            raise PrivilegeError(
+                f"permission denied for a table that view {subject.view.shown} reads"
+            ) from error
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -120,6 +128,7 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
             sqlstate="42P01",
         )
     check_not_live(context, view)
+    owns = names.acts_for_owner(conn, view, request.caller)
     row: Any = conn.execute(
         "SELECT v.canonical, v.named, v.settings, v.plan, v.status, v.message,"
         " n.nspname, c.relname, has_table_privilege("
@@ -137,7 +146,11 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
         raise PrivilegeError(f"permission denied for table {table}")
     if status != "running":
         raise DefiniteFailure(
-            f"view {view.shown} does not run: its status is {status}", detail=message
+            f"view {view.shown} does not run: its status is {status}",
+            # It may have a value of a row in it.
+            detail=message
+            if names.acts_for_owner(conn, view, request.caller)
+            else None,
         )
     if canonical is None:
         raise UnsupportedError(
@@ -150,7 +163,7 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
     # What it reads of ours is a moment behind: its query is asked instead.
     query = inlined(conn, canonical, named)
     name = sql.Identifier(schema, table)
-    return _Subject(view, query, settings, rebuilt, name, request.caller)
+    return _Subject(view, query, settings, rebuilt, name, request.caller, owns)
 
 
 def _check_functions(conn: Connection, view: ViewRow) -> None:

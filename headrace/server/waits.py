@@ -41,7 +41,9 @@ _AGAIN: Final = ("08", "57")
 """SQLSTATE classes of a worker that is being started again."""
 
 _LOOKUP: Final = """
-SELECT v.id, v.status, v.message, CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END,
+SELECT v.id, v.status, v.message,
+       EXISTS (SELECT FROM pg_roles o, pg_roles c WHERE o.rolname = v.owner
+          AND c.rolname = %(caller)s AND pg_has_role(c.oid, o.oid, 'USAGE')), CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END,
        coalesce(%(lsn)s::pg_lsn, now.lsn)::text, now.lsn::text,
        pg_current_wal_flush_lsn()::text,
        extract(epoch FROM %(timeout)s::interval)::float8
@@ -66,6 +68,8 @@ class Target:
     name: str
     lsn: int
     timeout_s: float | None
+    owns: bool
+    """Whether the caller may see why the view does not run."""
 
 
 class Waits:
@@ -118,6 +122,10 @@ class Waits:
                     # A resync has given the view another id; else this raises.
                     view_id = (await self._target(arguments, context)).view_id
                 elif not error.code.startswith(_AGAIN):
+                    if not target.owns:
+                        raise DefiniteFailure(
+                            f"view {target.name} does not run", hint=error.hint
+                        ) from error
                     raise
             else:
                 return
@@ -135,7 +143,7 @@ class Waits:
         }
         async with self._lock:
             row = await self._ask(asked)
-            view_id, status, message, name, lsn, now, flushed, timeout = row
+            view_id, status, message, owns, name, lsn, now, flushed, timeout = row
             if view_id is None:
                 raise UndefinedError(
                     f'view "{arguments["name"]}" does not exist',
@@ -146,11 +154,12 @@ class Waits:
             if min(parse_lsn(lsn), parse_lsn(now)) > self._flushed:
                 await self._flush()
                 self._flushed = parse_lsn(now)
-        _check_status(name, status, message)
+        # It may have a value of a row in it.
+        _check_status(name, status, message if owns else None)
         if timeout is not None and timeout < 0:
             raise UserError("timeout must not be negative")
         wanted = record_end(parse_lsn(lsn), self._block, self._segment)
-        return Target(int(view_id), name, wanted, timeout)
+        return Target(int(view_id), name, wanted, timeout, bool(owns))
 
     async def _ask(self, asked: dict[str, Any]) -> tuple[Any, ...]:
         for attempt in range(1, _ATTEMPTS + 1):

@@ -1,4 +1,6 @@
--- The catalog is public like pg_views; of the commands each role sees its own (commands.sql).
+-- What is a view's (its query, plan, messages, position, tables) is seen by its owner and his
+-- members, by row security; of the commands each role sees its own (commands.sql).  The plan as it is
+-- stored holds the queries of other owners' views that a view reads, and is seen by nobody.
 -- Rights that somebody was given (default privileges do that, too) are taken back.
 DO $$
 DECLARE
@@ -32,6 +34,9 @@ BEGIN
 END
 $$;
 GRANT USAGE ON SCHEMA headrace TO PUBLIC;
-GRANT SELECT ON headrace.meta, headrace.views, headrace.progress, headrace.view_tables, headrace.view_uses TO PUBLIC;
+GRANT SELECT ON headrace.meta, headrace.progress, headrace.view_tables, headrace.view_uses TO PUBLIC;
+GRANT SELECT (id, schema_name, view_name, query, columns, explain, options, settings, owner, result_oid,
+              start_lsn, status, message, sqlstate, block, created_at, canonical, revision)
+    ON headrace.views TO PUBLIC;
 GRANT SELECT, INSERT (procedure, arguments, settings) ON headrace.commands TO PUBLIC;
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA headrace TO PUBLIC;

@@ -54,8 +54,10 @@ FILES: Final = (
     "fail_batch.sql",
     "verify.sql",
     "verify_view.sql",
+    "view_states.sql",
     "list_views.sql",
     "explain_view.sql",
+    "privacy.sql",
     "grants.sql",
 )
 

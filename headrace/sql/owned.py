@@ -15,11 +15,8 @@ import psycopg
 
 from headrace.errors import PrerequisiteError
 
-RELATIONS: Final = frozenset(
-    ("meta", "views", "progress", "view_tables", "view_uses", "commands")
-)
 TRIGGERS: Final = ("stamp",)
-POLICIES: Final = ("own", "send")
+POLICIES: Final = ("own", "send", "public")
 
 Connection = psycopg.Connection[Any]
 
@@ -112,9 +109,10 @@ def _objects(conn: Connection, files: tuple[str, ...]) -> list[PrerequisiteError
         )
         for what, owner in conn.execute(_FOREIGN)
     ]
+    made = [file.removesuffix(".sql") for file in files]
     names = {
-        "relations": sorted(RELATIONS),
-        "routines": [file.removesuffix(".sql") for file in files] + ["stamp_command"],
+        "relations": made,
+        "routines": [*made, "stamp_command"],
         "triggers": list(TRIGGERS),
         "policies": list(POLICIES),
     }

@@ -16,7 +16,7 @@ from headrace.config import Settings
 from headrace.errors import UserError
 from headrace.server.cli import without_source
 from headrace.sql import install
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 SECRET = "sesame-4711"
 
@@ -176,7 +176,7 @@ def test_spark_shows_none_either(database, start_engine):
     engine = start_engine(
         make_conninfo(database, password=SECRET), HEADRACE_SPARK_WARM="true"
     )
-    wait_until(lambda: "spark is warm" in engine.log, "Spark is there")
+    wait_until(lambda: "spark is warm" in engine.log, "Spark is there", 4 * PATIENCE_S)
     shown = [arguments(pid) for pid in family(engine.pid)]
     assert [text for text in shown if "java" in text.split("\0")[0]]
     assert not [text for text in shown if SECRET in text]

@@ -1,0 +1,24 @@
+-- Row security of the catalog: rows of a view are its owner's and his members'.  Nobody writes: there
+-- is no policy for that, and the engine's role owns the tables.
+ALTER TABLE headrace.views ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.progress ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.view_tables ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.view_uses ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.made_schemas ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.meta ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON headrace.views;
+CREATE POLICY own ON headrace.views FOR SELECT USING (
+    -- An owner may be gone.
+    owner IN (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')));
+DROP POLICY IF EXISTS own ON headrace.progress;
+CREATE POLICY own ON headrace.progress FOR SELECT
+    USING (view_id IN (SELECT v.id FROM headrace.views v));
+DROP POLICY IF EXISTS own ON headrace.view_tables;
+CREATE POLICY own ON headrace.view_tables FOR SELECT
+    USING (view_id IN (SELECT v.id FROM headrace.views v));
+DROP POLICY IF EXISTS own ON headrace.view_uses;
+CREATE POLICY own ON headrace.view_uses FOR SELECT
+    USING (view_id IN (SELECT v.id FROM headrace.views v));
+-- Version, system, names of slot and backends.
+DROP POLICY IF EXISTS public ON headrace.meta;
+CREATE POLICY public ON headrace.meta FOR SELECT USING (true);

@@ -1,0 +1,77 @@
+-- The state of all views, without what belongs to their owners: for list_views(), which adds that where
+-- the reader may see it.
+-- status: what the engine has written down, where nothing speaks against it:
+--   running    the worker is connected, has been heard of in the last seconds, and feeds the view
+--   starting   the engine is connected, its worker is not, or is silent, or has not taken the view over
+--   stopped    no engine is connected: nothing is applied (nor populated, nor tried again)
+--   error      also where the result table is gone
+-- The worker is known by its backend, as in engine_running(), and heard of by what it asks there every
+-- second: so nothing is written while the database is idle, and a dead worker is known at once.
+-- rows: an estimate of the result table (NULL until it was first analysed).
+-- lag_bytes: WAL written since the position the view covers.  Where nothing was published for
+-- a while that is the slot's confirmed position, which the engine moves only when all is applied.
+-- lag_ms: 0 for a view that has everything; for one that has to catch up, the time since the commit
+-- of its last applied batch, or since the batch was taken that is under way; for one that does not
+-- run, how old its contents may be: the time since its last applied batch.  (While another view is
+-- paused or blocked nothing is confirmed, and the time since the last applied batch is all there is.)
+DROP FUNCTION IF EXISTS headrace.list_views();
+DROP FUNCTION IF EXISTS headrace.view_states();
+CREATE FUNCTION headrace.view_states(
+    OUT id bigint, OUT name text, OUT status text, OUT message text, OUT rows bigint,
+    OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    -- Who asks again and again in one transaction is to see who has gone meanwhile.
+    SELECT pg_stat_clear_snapshot();
+    SELECT v.id, format('%I.%I', v.schema_name, v.view_name), k.status,
+           CASE WHEN k.status = v.status THEN NULL
+                WHEN k.status = 'stopped' THEN 'no engine is connected to this database'
+                WHEN k.status = 'starting' THEN 'the worker is not connected, or silent'
+                ELSE format('result table "%s"."%s" was dropped; CALL headrace.resync_view(%L) fills it anew.',
+                            v.schema_name, v.view_name, format('%I.%I', v.schema_name, v.view_name)) END,
+           CASE WHEN c.reltuples >= 0 OR pg_stat_get_live_tuples(c.oid) > 0
+                THEN greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid)) END,
+           CASE WHEN p.lsn IS NULL THEN NULL
+                WHEN k.covered >= w.lsn THEN 0
+                WHEN k.status <> 'running' THEN k.since_ms
+                WHEN s.confirmed >= p.lsn THEN greatest(s.flush_ms, e.busy_ms, 0)
+                ELSE k.since_ms END,
+           greatest(w.lsn - k.covered, 0)::bigint,
+           p.txid, p.lsn
+      FROM headrace.views v
+      LEFT JOIN headrace.progress p ON p.view_id = v.id
+      LEFT JOIN pg_class c ON c.oid = v.result_oid
+     CROSS JOIN (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                             ELSE pg_current_wal_lsn() END AS lsn) w
+      LEFT JOIN (SELECT r.confirmed_flush_lsn AS confirmed,
+                        (extract(epoch FROM a.flush_lag) * 1000)::bigint AS flush_ms
+                   FROM headrace.meta m
+                   JOIN pg_replication_slots r ON r.slot_name = m.value
+                   LEFT JOIN pg_stat_replication a ON a.pid = r.active_pid
+                  WHERE m.key = 'slot_name') s ON true
+      LEFT JOIN (SELECT a.state IN ('active', 'disabled')
+                        OR a.state_change > clock_timestamp() - interval '10 s' AS heard,
+                        -- Since when its transaction runs, or (runtime/ownership.py) its batch.
+                        (greatest(extract(epoch FROM clock_timestamp() - a.xact_start),
+                                  extract(epoch FROM clock_timestamp())
+                                  - substring(a.application_name FROM 'busy since ([0-9.]+)$')::numeric)
+                         * 1000)::bigint AS busy_ms
+                   FROM headrace.meta m
+                   JOIN pg_stat_activity a
+                     ON m.value = a.pid || ' ' || extract(epoch FROM a.backend_start)
+                  WHERE m.key = 'worker') e ON true
+     CROSS JOIN LATERAL (
+         SELECT CASE WHEN v.status IN ('paused', 'error') THEN v.status
+                     WHEN v.status = 'running' AND c.oid IS NULL THEN 'error'
+                     WHEN e.heard AND (p.epoch > 0 OR v.status <> 'running') THEN v.status
+                     WHEN e.heard IS NULL AND NOT headrace.engine_running() THEN 'stopped'
+                     WHEN v.status = 'running' THEN 'starting'
+                     ELSE v.status END AS status,
+                CASE WHEN v.status = 'running' THEN greatest(p.lsn, s.confirmed)
+                     ELSE p.lsn END AS covered,
+                greatest(extract(epoch FROM clock_timestamp()
+                    - coalesce(p.source_commit_at, p.applied_at, v.created_at)) * 1000, 0)::bigint
+                    AS since_ms) k
+     ORDER BY v.schema_name, v.view_name
+$$;
