@@ -70,6 +70,15 @@ _TINY: Final = 1e-9
 """What such a sum may be away from zero."""
 
 
+_ROWS_OF: Final = """
+CREATE FUNCTION pg_temp.headrace_rows_of(pg_catalog.text)
+RETURNS TABLE (image pg_catalog.text, weight int) LANGUAGE plpgsql SECURITY DEFINER
+AS 'BEGIN RETURN QUERY EXECUTE $1; END'"""
+_MAY_CALL: Final = (
+    "GRANT EXECUTE ON FUNCTION pg_temp.headrace_rows_of(pg_catalog.text) TO PUBLIC"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Subject:
     """What is verified."""
@@ -308,13 +317,21 @@ class _Proof:
     def _read_query(
         self, conn: Connection, scratch: Connection, ref: SnapshotRef
     ) -> None:
-        """The query's rows at the snapshot: evaluated under the view's settings."""
+        """The query's rows at the snapshot: evaluated under the view's settings.
+
+        Under a name in it may be something else by now, with code of its owner's: inside of
+        a function of the caller that has the caller's rights, and cannot give up that role.
+        Made before the transaction, which writes nothing (it would hold up every new slot).
+        """
+        with conn.transaction():
+            self._become_caller(conn)
+            conn.execute(_ROWS_OF)
+            conn.execute(_MAY_CALL)
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         conn.execute(
             sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name))
         )
         prove(conn, ref)
-        self._become_caller(conn)
         captured = {k.lower(): v for k, v in self._subject.settings.items()}
         for name in CAPTURED:
             if (value := captured.get(name.lower())) is not None:
@@ -327,17 +344,20 @@ class _Proof:
             for name in _OUTPUT
             if name in PINNED_SETTINGS
         )
-        statement = sql.SQL(
-            "COPY (WITH q ({names}) AS MATERIALIZED ({query}),"
+        query = sql.SQL(
+            "WITH q ({names}) AS MATERIALIZED ({query}),"
             " s AS MATERIALIZED (SELECT c, {pinned}"
             " FROM (SELECT count(*) AS c FROM q OFFSET 0) k)"
-            " SELECT {image}, -1 FROM s CROSS JOIN q WHERE s.c >= 0) TO STDOUT"
+            " SELECT {image}, -1 FROM s CROSS JOIN q WHERE s.c >= 0"
         ).format(
             names=self._names(),
             query=sql.SQL(self._query()),
             pinned=pinned,
             image=_image("q", self._columns),
         )
+        statement = sql.SQL(
+            "COPY (SELECT * FROM pg_temp.headrace_rows_of({})) TO STDOUT"
+        ).format(sql.Literal(query.as_string(conn)))
         _pump(conn, statement, scratch)
         conn.execute("ROLLBACK")
 

@@ -240,7 +240,7 @@ def test_rights_of_the_caller(commander, source, engine):
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="table v"):
             commander.execute(VERIFY, ("v",))
         source.execute("GRANT SELECT ON v TO e_verify")
-        with pytest.raises(psycopg.errors.InsufficientPrivilege, match=r"view .* reads"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="that view"):
             commander.execute(VERIFY, ("v",))
         source.execute("GRANT SELECT ON items TO e_verify")
         assert commander.execute(VERIFY, ("v",)).fetchall() == []
