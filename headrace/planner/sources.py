@@ -299,6 +299,8 @@ class Sources:
         try:
             with self._conn.transaction():
                 bound = self._bind_as(result.owner, query, shadow)
+        except PrerequisiteError:
+            raise  # we may not act for its owner
         except (psycopg.ProgrammingError, UserError) as error:
             why = getattr(error, "message", None) or str(error).splitlines()[0]
             raise UnsupportedError(
