@@ -197,11 +197,14 @@ def _positions(argument: Argument | None) -> Callable[[int], int | None]:
     def position(at: int) -> int | None:
         if argument is None or argument.parameter is not None:
             return None
-        offsets = argument.offsets
-        if 1 <= at <= len(offsets):
-            return offsets[at - 1] + 1
+        rest = at - 1
+        for span in argument.spans:
+            if 0 <= rest < len(span):
+                return span[rest] + 1
+            rest -= len(span)
         # One past the end is where Postgres reports "at end of input".
-        return offsets[-1] + 2 if offsets and at == len(offsets) + 1 else None
+        last = argument.spans[-1] if argument.spans else range(0)
+        return last[-1] + 2 if last and rest == 0 else None
 
     return position
 
@@ -264,6 +267,14 @@ def _convert(value: str | bool | None, kind: str) -> tuple[bool, Any]:
         text = str(value).strip().lower()
         return text in _TRUE | _FALSE, text in _TRUE
     try:
-        return True, json.loads(str(value))
-    except ValueError:
+        read = json.loads(str(value), parse_constant=_no_json)
+        # (Half of a surrogate pair is no character; Postgres says so.)
+        json.dumps(read, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return False, None
+    return True, read
+
+
+def _no_json(word: str) -> None:
+    """Python reads NaN and Infinity; Postgres does not."""
+    raise ValueError(word)

@@ -11,15 +11,15 @@ Source: "Lexical Structure" of the Postgres documentation.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 SCHEMA: Final = "headrace"
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A lexeme: ``value`` as it means, ``start`` as it stands in the text (0-based).
 
     ``kind``: word, quoted, string, parameter, number or symbol.
@@ -28,8 +28,8 @@ class Token:
     kind: str
     value: str
     start: int
-    offsets: tuple[int, ...] | range = field(default=(), compare=False)
-    """For a string: position in the text of each character of ``value``."""
+    spans: tuple[range, ...] = ()
+    """For a string: positions in the text of the characters of ``value``, in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Argument:
     value: str | bool | None
     parameter: int | None = None
     cast: str | None = None
-    offsets: tuple[int, ...] | range = field(default=(), compare=False)
+    spans: tuple[range, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +61,23 @@ _SPACE: Final = re.compile(r"[ \t\n\r\f\v]+|--[^\n\r]*")
 _WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*")
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _PARAMETER: Final = re.compile(r"\$([0-9]{1,5})")
-_PIECES_MAX: Final = 1_000
-"""Lexemes of a text, or pieces of one: no call has more, and reading them takes its time."""
+STEPS_MAX: Final = 500
+"""Lexemes, comments and pieces of strings in a text: no call has more, and each takes time."""
+_FOLDED: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+"""Postgres folds ASCII only in most encodings; others are not our names anyway."""
+_NAME_MAX: Final = 64
+"""Characters of a word that are kept: none of ours is that long."""
 _COMMENT: Final = re.compile(r"/\*|\*/")
 _PREFIXED: Final = re.compile(r"[uU]&['\"]|[bBxXnN]'")
 _PLAIN: Final = re.compile(r"[^'\\]+")
-_DOLLAR: Final = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff][\w]*)?\$")
+_STANDARD: Final = re.compile(r"[^']+")
+_SYMBOL: Final = re.compile(r"=>|:=|::|.", re.DOTALL)
+_HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]+")
+_DOLLAR: Final = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff]\w{0,62})?\$")
 _CASTS: Final = frozenset(
     ("text", "varchar", "jsonb", "json", "boolean", "bool", "pg_lsn", "interval")
 )
 _SIMPLE_ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-
-
-def mentions_us(text: str) -> bool:
-    """A cheap necessary condition for ``parse`` to find something."""
-    return SCHEMA in text.lower()
 
 
 def parse(text: str, *, standard_strings: bool = True) -> Statement | None:
@@ -105,93 +107,143 @@ def contains_call(text: str, *, standard_strings: bool = True) -> str | None:
 
 def tokenize(text: str, *, standard_strings: bool = True) -> list[Token]:
     """Lexemes of ``text``; raises when it has something Postgres might read otherwise."""
-    out: list[Token] = []
-    at, end = 0, len(text)
-    while at < end:
-        if found := _SPACE.match(text, at):
-            at = found.end()
-            continue
-        if text.startswith("/*", at):
-            at = _comment(text, at)
-            continue
-        token, at = _token(text, at, standard_strings=standard_strings)
-        out.append(token)
-        if len(out) > _PIECES_MAX:
+    return _Lexer(text, escapes=not standard_strings).tokens()
+
+
+class _Lexer:
+    """Reads one text from its beginning, in a bounded number of steps.
+
+    Whatever Python does again and again is a step; what one step reads, however much, a
+    search written in C does in one go over characters that are not looked at again.
+    """
+
+    def __init__(self, text: str, *, escapes: bool) -> None:
+        self._text = text
+        self._escapes = escapes
+        """Whether a backslash means something in a plain string constant."""
+        self._at = 0
+        self._steps = 0
+
+    def tokens(self) -> list[Token]:
+        out: list[Token] = []
+        end = len(self._text)
+        while self._skip() < end:
+            out.append(self._token())
+        return out
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > STEPS_MAX:
             raise _Unreadable
-    return out
 
+    def _skip(self) -> int:
+        """Go behind spaces and comments; returns where that is."""
+        while True:
+            self._step()
+            if found := _SPACE.match(self._text, self._at):
+                self._at = found.end()
+            elif self._text.startswith("/*", self._at):
+                self._comment()
+            else:
+                return self._at
 
-def _token(text: str, at: int, *, standard_strings: bool) -> tuple[Token, int]:
-    c = text[at]
-    if c == "'":
-        return _string(text, at, at + 1, escapes=not standard_strings)
-    if c in "eE" and text.startswith("'", at + 1):
-        return _string(text, at, at + 2, escapes=True)
-    if c in "uUbBxXnN" and _PREFIXED.match(text, at):
+    def _comment(self) -> None:
+        """Comments nest."""
+        depth = 0
+        for found in _COMMENT.finditer(self._text, self._at):
+            self._step()
+            depth += 1 if found[0] == "/*" else -1
+            if depth == 0:
+                self._at = found.end()
+                return
         raise _Unreadable
-    if c == '"':
-        return _quoted(text, at)
-    if c == "$":
-        return _dollar(text, at)
-    if found := _WORD.match(text, at):
-        word = found[0]
-        # Postgres folds ASCII only in most encodings; others are not our names anyway.
-        folded = "".join(x.lower() if x.isascii() else x for x in word)
-        return Token("word", folded, at), found.end()
-    if found := _NUMBER.match(text, at):
-        return Token("number", found[0], at), found.end()
-    for symbol in ("=>", ":=", "::"):
-        if text.startswith(symbol, at):
-            return Token("symbol", symbol, at), at + 2
-    return Token("symbol", c, at), at + 1
 
-
-def _comment(text: str, at: int) -> int:
-    """End of the comment at ``at``; comments nest."""
-    depth = 0
-    for count, found in enumerate(_COMMENT.finditer(text, at)):
-        depth += 1 if found[0] == "/*" else -1
-        if depth == 0:
-            return found.end()
-        if count > _PIECES_MAX:
-            break
-    raise _Unreadable
-
-
-def _string(text: str, start: int, at: int, *, escapes: bool) -> tuple[Token, int]:
-    value: list[str] = []
-    offsets: list[int] = []
-    end = len(text)
-    while at < end:
-        if len(value) > _PIECES_MAX:
-            break
-        if run := _PLAIN.match(text, at):
-            value.append(run[0])
-            offsets += range(at, run.end())
-            at = run.end()
-            continue
+    def _token(self) -> Token:
+        text, at = self._text, self._at
         c = text[at]
-        begin = at
         if c == "'":
-            if not text.startswith("''", at):
-                _no_continuation(text, at + 1)
-                return Token("string", "".join(value), start, tuple(offsets)), at + 1
-            at += 2
-        elif c == "\\" and escapes:
-            c, at = _escape(text, at + 1)
-        else:
-            at += 1
-        value.append(c)
-        offsets.append(begin)
-    raise _Unreadable
+            return self._string(at + 1, escapes=self._escapes)
+        if c in "eE" and text.startswith("'", at + 1):
+            return self._string(at + 2, escapes=True)
+        if c in "uUbBxXnN" and _PREFIXED.match(text, at):
+            raise _Unreadable
+        if c == '"':
+            return self._quoted()
+        if c == "$":
+            return self._dollar()
+        if found := _WORD.match(text, at):
+            self._at = found.end()
+            return Token("word", found[0][:_NAME_MAX].translate(_FOLDED), at)
+        if found := _NUMBER.match(text, at):
+            self._at = found.end()
+            return Token("number", found[0], at)
+        found = _SYMBOL.match(text, at)
+        assert found is not None, "a symbol is any character"
+        self._at = found.end()
+        return Token("symbol", found[0], at)
 
-
-def _no_continuation(text: str, at: int) -> None:
-    """Postgres joins 'a' <newline> 'b'; rare enough to leave to Postgres."""
-    while found := _SPACE.match(text, at):
-        at = found.end()
-    if text.startswith("'", at):
+    def _string(self, begin: int, *, escapes: bool) -> Token:
+        text, start = self._text, self._at
+        value: list[str] = []
+        spans: list[range] = []
+        plain = _PLAIN if escapes else _STANDARD
+        at, end = begin, len(text)
+        while at < end:
+            self._step()
+            if run := plain.match(text, at):
+                value.append(run[0])
+                spans.append(range(at, run.end()))
+                at = run.end()
+                continue
+            begin = at
+            if text.startswith("''", at):
+                c, at = "'", at + 2
+            elif text[at] == "'":
+                self._at = at + 1
+                self._no_continuation()
+                return Token("string", "".join(value), start, tuple(spans))
+            else:
+                c, at = _escape(text, at + 1)
+            value.append(c)
+            spans.append(range(begin, begin + 1))
         raise _Unreadable
+
+    def _no_continuation(self) -> None:
+        """Postgres joins 'a' <newline> 'b'; rare enough to leave to Postgres."""
+        while found := _SPACE.match(self._text, self._at):
+            self._step()
+            self._at = found.end()
+        if self._text.startswith("'", self._at):
+            raise _Unreadable
+
+    def _quoted(self) -> Token:
+        text, start = self._text, self._at
+        at = start + 1
+        while (found := text.find('"', at)) >= 0:
+            self._step()
+            if not text.startswith('""', found):
+                self._at = found + 1
+                name = text[start + 1 : found].replace('""', '"')
+                if not name:
+                    raise _Unreadable
+                return Token("quoted", name, start)
+            at = found + 2
+        raise _Unreadable
+
+    def _dollar(self) -> Token:
+        text, start = self._text, self._at
+        if found := _PARAMETER.match(text, start):
+            self._at = found.end()
+            return Token("parameter", found[1], start)
+        found = _DOLLAR.match(text, start)
+        if not found:
+            raise _Unreadable
+        begin = found.end()
+        close = text.find(found[0], begin)
+        if close < 0:
+            raise _Unreadable
+        self._at = close + len(found[0])
+        return Token("string", text[begin:close], start, (range(begin, close),))
 
 
 def _escape(text: str, at: int) -> tuple[str, int]:
@@ -203,34 +255,13 @@ def _escape(text: str, at: int) -> tuple[str, int]:
     if c in "uU":
         size = 4 if c == "u" else 8
         digits = text[at + 1 : at + 1 + size]
-        if not re.fullmatch(rf"[0-9A-Fa-f]{{{size}}}", digits):
+        if len(digits) < size or not _HEXADECIMAL.fullmatch(digits):
             raise _Unreadable
         code = int(digits, 16)
         if code == 0 or 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
             raise _Unreadable
         return chr(code), at + 1 + size
     return _SIMPLE_ESCAPES.get(c, c), at + 1
-
-
-def _quoted(text: str, start: int) -> tuple[Token, int]:
-    found = re.compile(r'"((?:[^"]|"")+)"').match(text, start)
-    if not found:
-        raise _Unreadable
-    return Token("quoted", found[1].replace('""', '"'), start), found.end()
-
-
-def _dollar(text: str, start: int) -> tuple[Token, int]:
-    if found := _PARAMETER.match(text, start):
-        return Token("parameter", found[1], start), found.end()
-    found = _DOLLAR.match(text, start)
-    if not found:
-        raise _Unreadable
-    begin = found.end()
-    close = text.find(found[0], begin)
-    if close < 0:
-        raise _Unreadable
-    value = text[begin:close]
-    return Token("string", value, start, range(begin, close)), close + len(found[0])
 
 
 # --- the two statements
@@ -321,4 +352,4 @@ def _argument(tokens: list[Token], at: int) -> tuple[Argument | None, int]:
         if at + 1 >= len(tokens) or tokens[at + 1].value not in _CASTS:
             return None, at
         cast, at = tokens[at + 1].value, at + 2
-    return Argument(name, value, parameter, cast, token.offsets), at
+    return Argument(name, value, parameter, cast, token.spans), at

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import urllib.error
 import urllib.request
 
@@ -29,7 +31,7 @@ def test_a_stopped_view_takes_no_server_out_of_service(database, start_engine):
         psycopg.connect(database, autocommit=True) as source,
         psycopg.connect(engine.dsn, autocommit=True) as conn,
     ):
-        source.execute("CREATE TABLE t (a int)")
+        source.execute("CREATE TABLE t (a int PRIMARY KEY)")
         conn.execute("CALL headrace.create_view('v', 'SELECT 1 / a AS b FROM t')")
         source.execute("INSERT INTO t VALUES (0)")
         stopped = "SELECT status = 'error' FROM headrace.list_views()"
@@ -41,9 +43,6 @@ def test_a_stopped_view_takes_no_server_out_of_service(database, start_engine):
         source.execute("DROP TABLE t CASCADE")
     pid = engine.child("headrace.runtime.worker")
     assert pid is not None
-    import os
-    import signal
-
     os.kill(pid, signal.SIGSTOP)
     try:
         assert get(port, "/livez") == (200, "ok\n")
