@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from headrace.sql import install
+from tests.databases import Databases
 from tests.security.wire import Wire
 from tests.server.conftest import Running
 from tests.server.conftest import start as start
@@ -41,6 +44,37 @@ def commander(start: Any) -> Running:
 @pytest.fixture
 def nobody(commander: Running, database: str) -> Iterator[Nobody]:
     """A role that owns a schema to play in."""
+    with _nobody(commander, database) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def running_nobody(
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nobody]:
+    """One for a whole module; tests use it through ``shared_nobody``."""
+    name = databases.take()
+    database = psycopg.conninfo.make_conninfo(databases.server, dbname=name)
+    with psycopg.connect(database, autocommit=True) as conn:
+        install.install(conn)
+    commander = Running(database, tmp_path_factory.mktemp("commander"))
+    try:
+        with _nobody(commander, database) as one:
+            yield one
+    finally:
+        commander.stop()
+        databases.give_back(name)
+
+
+@pytest.fixture
+def shared_nobody(running_nobody: Nobody) -> Nobody:
+    """The module's, whose calls are forgotten."""
+    running_nobody.commander.builder.calls.clear()
+    return running_nobody
+
+
+@contextlib.contextmanager
+def _nobody(commander: Running, database: str) -> Iterator[Nobody]:
     dbname = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
     name = f"nobody_{dbname}"
     role = sql.Identifier(name)

@@ -41,11 +41,16 @@ SIMPLE = {
 }
 
 
-def prepare(nobody: Nobody) -> w.Wire:
-    conn = nobody.wire()
-    conn.send(w.query(PREPARATION))
-    assert "E" not in w.kinds(conn.until("Z"))
-    return conn
+@pytest.fixture(scope="module")
+def prepared(running_nobody: Nobody) -> None:
+    with running_nobody.wire() as conn:
+        conn.send(w.query(PREPARATION))
+        assert "E" not in w.kinds(conn.until("Z"))
+
+
+@pytest.fixture
+def nobody(shared_nobody: Nobody, prepared: None) -> Nobody:
+    return shared_nobody
 
 
 def drain(conn: w.Wire) -> None:
@@ -60,7 +65,7 @@ def drain(conn: w.Wire) -> None:
 @pytest.mark.parametrize("how", SIMPLE)
 def test_copy_of_the_simple_protocol(nobody, how, syncs, forged):
     statement, data = SIMPLE[how]
-    with prepare(nobody) as conn:
+    with nobody.wire() as conn:
         conn.send(w.query(statement))
         conn.until("G")
         attack = [w.SYNC] * syncs + [w.query(forged)] * 2 + [w.query(CALL)]
@@ -74,7 +79,7 @@ def test_copy_of_the_simple_protocol(nobody, how, syncs, forged):
 @pytest.mark.parametrize("how", SIMPLE)
 def test_copy_of_the_extended_protocol(nobody, how, wait, forged):
     statement, data = SIMPLE[how]
-    with prepare(nobody) as conn:
+    with nobody.wire() as conn:
         rest = w.query(forged) * 2 + w.query(CALL)
         head = w.parse(statement) + w.bind() + w.execute() + w.SYNC
         if wait:
@@ -89,7 +94,7 @@ def test_copy_of_the_extended_protocol(nobody, how, wait, forged):
 
 @pytest.mark.parametrize("forged", FORGERIES, ids=["two columns", "three columns"])
 def test_copying_ends_with_an_error_of_any_length(nobody, forged):
-    with prepare(nobody) as conn:
+    with nobody.wire() as conn:
         conn.send(w.query("COPY play.shouts FROM STDIN"))
         conn.until("G")
         conn.send(w.copy_data(b"1\n"))
@@ -102,7 +107,7 @@ def test_copying_ends_with_an_error_of_any_length(nobody, forged):
 @pytest.mark.parametrize("forged", FORGERIES, ids=["two columns", "three columns"])
 @pytest.mark.parametrize("error", ["SELECT 1/0", "SELECT play.shout()", "nonsense"])
 def test_what_is_skipped_after_an_error_is_not_counted(nobody, error, forged):
-    with prepare(nobody) as conn:
+    with nobody.wire() as conn:
         conn.send(
             w.run(error), w.query("SELECT 1"), w.SYNC, w.query(forged), w.query(CALL)
         )
@@ -113,7 +118,7 @@ def test_what_is_skipped_after_an_error_is_not_counted(nobody, error, forged):
 def test_the_name_of_our_portal_can_be_taken_by_nobody(nobody):
     """A cursor or a statement of the attacker's is not what the commander executes."""
     name = '"__headrace_context"'
-    with prepare(nobody) as conn:
+    with nobody.wire() as conn:
         conn.send(
             w.query(f"PREPARE {name} AS {FORGERIES[0]}"),
             w.query(f"DECLARE {name} CURSOR WITH HOLD FOR {FORGERIES[0]}"),

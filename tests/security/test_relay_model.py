@@ -23,6 +23,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from headrace.server.pipeline import Pipeline
 from headrace.server.states import State
 from tests.security import wire as w
 from tests.security.conftest import Nobody
@@ -91,12 +92,26 @@ class Script:
     def name(self) -> str:
         return self.random.choice(["", "", "a", "b"])
 
-    def message(self, *, copying: bool, ignoring: bool, failed: bool) -> bytes:
-        """One message, or a few that belong together.
+    def burst(self, pipeline: Pipeline) -> list[bytes]:
+        """What is sent at once.
 
         In a transaction that has failed nothing is executed but what was just bound: Execute
-        of a portal from before it failed is a segmentation fault in Postgres 16.
+        of a portal from before it failed is a segmentation fault in Postgres 16 (whoever
+        sends it; the commander itself executes only what it has just bound, outside of any
+        transaction).  So an Execute by itself is sent alone, when all before it is answered
+        and no transaction has failed: nothing can fail between the choice and the Execute.
         """
+        count = self.random.choice([1, 1, 1, 2, 3])
+        executes = count == 1 and pipeline.status != b"E"
+        return [
+            self.message(
+                copying=pipeline.copying, ignoring=pipeline.ignoring, executes=executes
+            )
+            for _ in range(count)
+        ]
+
+    def message(self, *, copying: bool, ignoring: bool, executes: bool) -> bytes:
+        """One message, or a few that belong together."""
         pick = self.random.random()
         if copying and pick < 0.9:
             ending = [w.COPY_DONE, w.COPY_DONE + w.SYNC, w.message("f", b"no\0")]
@@ -113,7 +128,7 @@ class Script:
                 w.parse(self.text(), self.name()),
                 w.bind(portal=self.name(), name=self.name()),
                 w.describe(self.random.choice("PS")),
-                w.SYNC if failed else w.execute(self.name()),
+                w.execute(self.name()) if executes else w.SYNC,
                 w.run(self.text()),
                 w.run(self.text()) + w.SYNC,
                 w.run(self.text()) + w.run(self.text()) + w.SYNC,
@@ -274,15 +289,7 @@ def walk(nobody: Nobody, source: str, steps: int, seed: int) -> None:
         session = Observed(nobody, monitor)
         trail: list[bytes] = []
         for _ in range(steps):
-            pipeline = session.client.session.pipeline
-            burst = [
-                script.message(
-                    copying=pipeline.copying,
-                    ignoring=pipeline.ignoring,
-                    failed=pipeline.status != b"I",
-                )
-                for _ in range(script.random.choice([1, 1, 1, 2, 3]))
-            ]
+            burst = script.burst(session.client.session.pipeline)
             trail = [*trail, b" ".join(b[:120].strip() for b in burst)][-12:]
             try:
                 # (A Flush, so that Postgres does not keep its answers to itself.)
@@ -316,6 +323,23 @@ def walk(nobody: Nobody, source: str, steps: int, seed: int) -> None:
         session.wire.close()
     assert nobody.callers() == {nobody.name}
     assert ended < steps / 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_walk_executes_nothing_old_where_a_transaction_has_failed(seed):
+    """(That is what crashes Postgres 16; see ``Script.burst``.)"""
+    script = Script(seed)
+    pipeline = Pipeline()
+    alone = 0
+    for _ in range(2_000):
+        pipeline.status = script.random.choice([b"I", b"T", b"E"])
+        pipeline.copying = script.random.random() < 0.2
+        pipeline.ignoring = script.random.random() < 0.2
+        burst = script.burst(pipeline)
+        old = [message for message in burst if message[:1] == b"E"]
+        assert not old or (len(burst) == 1 and pipeline.status != b"E")
+        alone += len(old)
+    assert alone > 0
 
 
 @pytest.mark.parametrize(
