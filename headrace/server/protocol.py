@@ -587,11 +587,9 @@ class Session:
     # --- a call of ours
 
     def _begin_barrier(self) -> None:
-        pending = self._pending
-        assert pending is not None, "a barrier is there for a call"
         self._synced = False
-        if pending.extended and not self.pipeline.settled:
-            # Parse and Bind are to be answered while the portal is still there.
+        if not self.pipeline.settled:
+            # What is before it is to be answered (while a portal of its own is there).
             self._send_server(m.FLUSH)
         self._check_barrier()
 
