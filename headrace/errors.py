@@ -4,6 +4,10 @@ Five families decide the reaction (house-style.md 3.2): *user* errors are report
 session continues; *definite* failures stop one view and keep its state; *transient* ones are
 retried with bounded back-off; *session* errors end a client session; *bugs* stop the process.
 Messages follow Postgres: lower-case, no full stop, names quoted; detail and hint are sentences.
+
+The class is what decides.  An SQLSTATE alone says nothing about who raised it: code of a user may
+raise any of them.  So ``transient`` is asked once, where a server has answered (``pinned``,
+``expressions.session``), and an error keeps its class from process to process (``to_wire``).
 """
 
 from __future__ import annotations
@@ -12,6 +16,23 @@ from typing import ClassVar, Final
 
 RESYNC: Final = "Drop the view and create it again."
 """Hint of what a resync mends; whoever stops the view and knows its name makes it the call."""
+
+MESSAGE_CHARS_MAX: Final = 4_000
+DETAIL_CHARS_MAX: Final = 64_000
+"""Code of a user says what it likes; it must fit a control message and the catalog many times."""
+
+_TRANSIENT_CLASSES: Final = ("08", "40", "53", "57", "58")
+_TRANSIENT: Final = frozenset(("25006", "55006", "55P03"))
+
+
+def transient(sqlstate: str | None) -> bool:
+    """Whether a server that answers so to a *statement of ours* may answer otherwise later.
+
+    None: it did not answer at all.
+    """
+    if sqlstate is None:
+        return True
+    return sqlstate in _TRANSIENT or sqlstate.startswith(_TRANSIENT_CLASSES)
 
 
 class HeadraceError(Exception):
@@ -29,10 +50,10 @@ class HeadraceError(Exception):
         sqlstate: str | None = None,
     ) -> None:
         """``position`` is the 1-based character position in the view's query text."""
-        super().__init__(message)
-        self.message = message
-        self.detail = detail
-        self.hint = hint
+        self.message = _bounded(message, MESSAGE_CHARS_MAX)
+        super().__init__(self.message)
+        self.detail = detail and _bounded(detail, DETAIL_CHARS_MAX)
+        self.hint = hint and _bounded(hint, DETAIL_CHARS_MAX)
         self.position = position
         self.code = sqlstate or self.sqlstate
 
@@ -153,8 +174,27 @@ class TransientError(HeadraceError):
     sqlstate = "08006"
 
 
+class PeerGone(TransientError):
+    """The process that was asked died before it answered."""
+
+
+class SnapshotLost(TransientError):
+    """A snapshot's exporter died: what was read must be thrown away, then tried anew."""
+
+
 class RowsLost(TransientError):
     """An edge did not deliver what was sent on it: the batch must be run again."""
+
+
+class Interrupted(TransientError):
+    """What was done for one view alone was interrupted, perhaps by its own code.
+
+    The view leaves the others and is tried again by itself, a bounded number of times.
+    """
+
+
+class OutOfReach(Interrupted):
+    """A connection for one view cannot be had: it is tried for as long as that takes."""
 
 
 # --- session
@@ -179,3 +219,33 @@ class FencedError(BugError):
     """Another engine took the views over: this one must stop at once."""
 
     sqlstate = "55000"
+
+
+# --- from process to process
+
+Wire = dict[str, str]
+_KIND: Final = "K"
+
+
+def to_wire(error: HeadraceError) -> Wire:
+    """``fields`` of the error and its class, for ``from_wire`` in another process."""
+    known = next(c for c in type(error).__mro__ if c.__module__ == __name__)
+    return {**error.fields(), _KIND: known.__name__}
+
+
+def from_wire(wire: Wire) -> HeadraceError:
+    """The error that ``to_wire`` has told; of the nearest class that this module has."""
+    kind = globals().get(wire.get(_KIND, ""), HeadraceError)
+    if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
+        kind = HeadraceError
+    return kind(
+        wire.get("M", "unknown error"),
+        detail=wire.get("D"),
+        hint=wire.get("H"),
+        position=int(wire["P"]) if "P" in wire else None,
+        sqlstate=wire.get("C"),
+    )
+
+
+def _bounded(text: str, length_max: int) -> str:
+    return text if len(text) <= length_max else f"{text[: length_max - 1]}…"

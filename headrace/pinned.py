@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from headrace import errors
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.types import PINNED_SETTINGS
 
@@ -26,8 +27,8 @@ _ALIVE: Final = {
 }
 """A dead peer or network is noticed within half a minute (H39); the DSN may say otherwise."""
 
-_TRANSIENT_CLASSES: Final = ("08", "40", "53", "57")
-_TRANSIENT: Final = frozenset(("55006", "25006"))
+_ENDING: Final = ("FATAL", "PANIC")
+"""Severities with which a server ends the session; no code of a user has them."""
 
 
 def conninfo(
@@ -92,12 +93,21 @@ def become(conn: psycopg.Connection[Any], caller: str) -> None:
         ) from error
 
 
-def is_transient(error: psycopg.Error) -> bool:
-    """Whether trying again may help: by SQLSTATE; none means the connection failed."""
-    code = error.sqlstate
-    if code is None:
+def is_lost(error: psycopg.Error) -> bool:
+    """Whether the connection is gone, whatever SQLSTATE the error has."""
+    if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return code in _TRANSIENT or code.startswith(_TRANSIENT_CLASSES)
+    return error.diag.severity_nonlocalized in _ENDING
+
+
+def is_transient(error: psycopg.Error) -> bool:
+    """Whether trying a *statement of ours* again may help (``errors.transient``).
+
+    Of a statement that can run code of a user only ``is_lost`` can be believed.
+    """
+    if error.sqlstate is None:
+        return is_lost(error)
+    return errors.transient(error.sqlstate)
 
 
 def classify(error: psycopg.Error) -> HeadraceError:

@@ -78,7 +78,7 @@ class Program:
 
         Raises:
             RowError: ``FailingRow``, a RowError that knows its row.
-            TransientError: Postgres was needed and is away.
+            Interrupted: Postgres was needed and is away.
         """
         values: list[pa.Array] = [None] * len(self._slots)
         for slot, index in self._columns:

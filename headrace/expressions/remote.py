@@ -127,7 +127,7 @@ class RemoteEvaluator:
         Raises:
             FailingRow: an expression failed; message and SQLSTATE are Postgres'.
             UnsupportedError: untrusted, and there is no connection for that.
-            TransientError: Postgres is away.
+            Interrupted: Postgres is away.
             DefiniteFailure: the expression cannot be evaluated any more.
         """
         n = len(columns[0]) if columns else count

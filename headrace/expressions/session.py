@@ -17,7 +17,14 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ExecStatus
 
-from headrace.errors import BugError, DefiniteFailure, RowError, TransientError
+from headrace import errors, pinned
+from headrace.errors import (
+    BugError,
+    DefiniteFailure,
+    Interrupted,
+    OutOfReach,
+    RowError,
+)
 from headrace.types import PINNED_SETTINGS, Field, arrow_type
 
 _FORCED: Final = frozenset(
@@ -39,7 +46,6 @@ _OUTPUT: Final = (
 
 _DEFAULT_COLLATION: Final = 100
 
-_TRANSIENT: Final = ("08", "40", "53", "55006", "55P03", "57", "58")
 _GONE: Final = ("0A", "25", "42", "3D", "3F", "2F", "28")
 """SQLSTATE classes that no row is to blame for."""
 
@@ -169,7 +175,7 @@ class Session:
         A lost connection is opened anew once.
 
         Raises:
-            TransientError: Postgres is away.
+            Interrupted: Postgres is away, or the statement says what a server in trouble says.
             RowError: a row of the arguments made the statement fail.
             DefiniteFailure: the statement itself cannot run any more.
         """
@@ -182,12 +188,21 @@ class Session:
         try:
             return self._fetch(sql, params, results)
         except psycopg.Error as error:
+            lost, unconnected = self._lost(error), self._conn is None
+            self.close()
+            if unconnected:
+                raise OutOfReach(_message(error), sqlstate="08001") from error
+            if lost:
+                raise Interrupted(
+                    f"the connection that evaluates was lost: {_message(error)}",
+                    sqlstate=error.sqlstate or "08006",
+                ) from error
             _raise(error)
 
     def _lost(self, error: psycopg.Error) -> bool:
-        if self._conn is None or self._conn.closed:
-            return True
-        return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+        """Whether it is the connection's trouble: an SQLSTATE is whatever a user raises."""
+        gone = self._conn is not None and self._conn.closed
+        return gone or pinned.is_lost(error)
 
     def _fetch(
         self, sql: str, params: Sequence[str], results: Sequence[Field] | None
@@ -215,9 +230,12 @@ class Session:
         try:
             for name, value in self._settings.items():
                 conn.execute("SELECT set_config(%s, %s, false)", (name, value))
-        except psycopg.Error:
+        except psycopg.Error as error:
             conn.close()
-            raise
+            if pinned.is_lost(error):
+                raise
+            # No row is to blame, whatever class it is of.
+            raise DefiniteFailure(_message(error), sqlstate=error.sqlstate) from error
         self._conn = conn
         return conn
 
@@ -240,13 +258,19 @@ def _check_type(oid: int, field: Field) -> None:
 
 
 def _raise(error: psycopg.Error) -> NoReturn:
-    code = error.sqlstate
-    message = error.diag.message_primary or str(error).strip()
-    if code is None or code.startswith(_TRANSIENT):
-        raise TransientError(message, sqlstate=code or "08006") from error
+    """Tell what a living connection has answered, perhaps in a user's words."""
+    code, message = error.sqlstate, _message(error)
+    if code is None:
+        raise BugError(f"the statement could not be sent: {message}") from error
     if code.startswith(_GONE):
         raise DefiniteFailure(message, sqlstate=code) from error
+    if errors.transient(code):
+        raise Interrupted(message, sqlstate=code) from error
     raise RowError(message, sqlstate=code) from error
+
+
+def _message(error: psycopg.Error) -> str:
+    return error.diag.message_primary or str(error).strip() or type(error).__name__
 
 
 def integers(values: npt.NDArray[np.int64]) -> str:

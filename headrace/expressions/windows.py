@@ -67,7 +67,7 @@ def evaluate(
 
     Raises:
         RowError: a call failed; message and SQLSTATE are Postgres'.
-        TransientError: Postgres is away.
+        Interrupted: Postgres is away.
         DefiniteFailure: the calls cannot be evaluated any more.
     """
     texts = [text.render(c, f.oid) for c, f in zip(columns, over.fields, strict=True)]

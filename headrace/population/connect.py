@@ -11,11 +11,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace import pinned
-from headrace.errors import (
-    HeadraceError,
-    QueryCancelled,
-    UserError,
-)
+from headrace.errors import HeadraceError, UserError
 
 Connection = psycopg.Connection[Any]
 
@@ -64,9 +60,10 @@ def connect(
 
 
 def as_headrace(error: psycopg.Error) -> HeadraceError:
-    """The same error in our tree, with Postgres' own words."""
-    if isinstance(error, psycopg.errors.QueryCanceled):
-        return QueryCancelled("canceling statement due to user request")
+    """The same error in our tree, with Postgres' own words.
+
+    Whether a user gave up is the job's to say (``Job.check``), not an SQLSTATE's.
+    """
     return pinned.translate(error, UserError)
 
 

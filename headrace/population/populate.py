@@ -23,6 +23,7 @@ from headrace.errors import (
     HeadraceError,
     PrerequisiteError,
     QueryCancelled,
+    SnapshotLost,
     TransientError,
 )
 from headrace.expressions.remote import RemoteEvaluator
@@ -34,7 +35,7 @@ from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.options import Options
-from headrace.population.snapshot import Snapshot, SnapshotLost
+from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import Size, TableChanged
 from headrace.runtime import faults

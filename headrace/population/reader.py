@@ -23,11 +23,11 @@ from psycopg.pq import ExecStatus
 
 from headrace.collections.plan import Source, SourceColumn
 from headrace.collections.source import load_columns
-from headrace.errors import BugError, DefiniteFailure, TransientError
+from headrace.errors import BugError, DefiniteFailure, SnapshotLost, TransientError
 from headrace.kernels import copytext, text
 from headrace.population import tables
 from headrace.population.connect import Connection, as_headrace, connect
-from headrace.population.snapshot import SnapshotLost, SnapshotRef
+from headrace.population.snapshot import SnapshotRef
 
 ROWS_PER_BATCH: Final = 50_000
 BYTES_PER_BATCH: Final = 4 * 1024 * 1024

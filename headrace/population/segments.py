@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -32,11 +32,11 @@ from headrace.collections.base import Collection, columns_of, decode, encode
 from headrace.collections.join import keys_of as join_keys
 from headrace.collections.plan import Node, PhysicalPlan, Source
 from headrace.collections.source import load_batch, load_columns
-from headrace.errors import BugError, HeadraceError, TransientError
+from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import rows as row_kernel
 from headrace.population import rows
-from headrace.population.snapshot import SnapshotLost, SnapshotRef
+from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
 from headrace.state.memory import MemoryStore
 from headrace.types import Diffs, Field, Lsn, Schema, TimeEnd
@@ -361,27 +361,13 @@ def _encoded(
 
 def save_error(staging: Staging, error: HeadraceError) -> None:
     """Keep what went wrong in a task, for the builder to raise."""
-    kind = "snapshot" if isinstance(error, SnapshotLost) else "transient"
-    if not isinstance(error, TransientError):
-        kind = ""
-    staging.write_json(ERROR_FILE, {"kind": kind, "fields": error.fields()})
+    staging.write_json(ERROR_FILE, to_wire(error))
 
 
 def saved_error(staging: Staging) -> HeadraceError | None:
     """The error of a task, if one failed for a reason of ours."""
     path = staging.path / ERROR_FILE
-    if not path.exists():
-        return None
-    data: dict[str, Any] = json.loads(path.read_text())
-    fields: dict[str, str] = data["fields"]
-    kinds = {"snapshot": SnapshotLost, "transient": TransientError}
-    return kinds.get(data["kind"], HeadraceError)(
-        fields["M"],
-        detail=fields.get("D"),
-        hint=fields.get("H"),
-        position=int(fields["P"]) if "P" in fields else None,
-        sqlstate=fields["C"],
-    )
+    return from_wire(json.loads(path.read_text())) if path.exists() else None
 
 
 _KEYED: Final = (

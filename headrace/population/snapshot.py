@@ -26,7 +26,7 @@ from psycopg import sql
 from headrace.errors import (
     HeadraceError,
     PrerequisiteError,
-    TransientError,
+    SnapshotLost,
     UserError,
 )
 from headrace.population.connect import Connection, as_headrace, connect
@@ -40,10 +40,6 @@ _LOOK_S: Final = 1.0
 """Seconds between looks who holds a new slot up."""
 _OLDEST_SERVER: Final = 150_000
 _SLOT_INFIX: Final = "_p_"
-
-
-class SnapshotLost(TransientError):
-    """The snapshot's exporter died: what was read must be thrown away, then tried anew."""
 
 
 @dataclass(frozen=True, slots=True)

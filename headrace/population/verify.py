@@ -61,8 +61,6 @@ _OUTPUT: Final = (
     "lc_monetary",
 )  # fmt: skip
 """Settings that decide how values look: pinned for images."""
-_AGAIN: Final = ("40001", "08")
-"""SQLSTATEs of an attempt that did not come about: a rewind, a process that was restarted."""
 _PAUSE_S: Final = 0.5
 _CLOSE: Final = {FLOAT4: 1e-5, FLOAT8: 1e-11}
 """Relative difference of sums of floats that their order alone may make."""
@@ -119,9 +117,10 @@ def verify_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
-        except HeadraceError as error:
+        except TransientError as error:
+            # It did not come about: a rewind, a process that was restarted.
             job.check()
-            if not error.code.startswith(_AGAIN) or attempt == _ATTEMPTS:
+            if attempt == _ATTEMPTS:
                 raise
             _log.info("verifying again", view=subject.view.shown, why=error.message)
             job.wait(_PAUSE_S)

@@ -19,6 +19,7 @@ from headrace.errors import (
     BugError,
     DefiniteFailure,
     HeadraceError,
+    Interrupted,
     RowsLost,
     StateDamaged,
     StructureChanged,
@@ -174,6 +175,8 @@ class Processor:
     ) -> Outcome:
         """Process one batch for ``views``, each of which has processed the one before.
 
+        What goes wrong in one view (``Interrupted``, a bug, no memory) is that view's.
+
         ``needed`` are the shared subplans that they read, each after those that it reads itself;
         one that has processed the batch already gives what it sent then.  A view or subplan that
         fails for good is in ``failed``; its state must go back.
@@ -323,7 +326,7 @@ class Processor:
                     f"rows are lost in every attempt: {error.message}"
                 )
                 continue
-            if isinstance(error, TransientError):
+            if isinstance(error, TransientError) and not isinstance(error, Interrupted):
                 raise error
             if error is not None:
                 outcome.failed[view.id] = error
@@ -363,14 +366,14 @@ class Processor:
                 for frame in prefix:
                     flow.ingest(frame.table_oid, frame.diffs.batch)
                 flow.end(txid)
-            except DefiniteFailure:
+            except (DefiniteFailure, Interrupted):
                 return True
             return False
 
         try:
             where = culprit.find(view.plan, everything, fails)
-        except HeadraceError as second:
-            _log.warning("culprit not found", view=view.id, reason=second.message)
+        except Exception as second:  # noqa: BLE001  the boundary of one view's dataflow
+            _log.warning("culprit not found", view=view.id, reason=repr(second))
             return error
         finally:
             view.back(txid)

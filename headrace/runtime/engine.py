@@ -35,7 +35,7 @@ from headrace.errors import (
     BugError,
     ContinuityLost,
     HeadraceError,
-    PrerequisiteError,
+    Interrupted,
     StateDamaged,
     TransientError,
 )
@@ -440,16 +440,29 @@ class Engine:
         for unit_id, error in outcome.failed.items():
             shared = self.sharing.subplans.get(unit_id)
             if shared is not None:
-                views = self.sharing.views_of(shared)
-                known = self._reason(shared, views, error, frames, txid)
-                for view in views:
-                    self.lifecycle.fail(view, known)
+                self._stop_all(
+                    shared, self.sharing.views_of(shared), error, frames, txid
+                )
         for unit_id, error in outcome.failed.items():
             failed = self.views.get(unit_id)
             # One that is not live could not write an earlier txid, or has just failed.
             if failed is not None and failed.live:
-                known = self._reason(failed, [failed], error, frames, txid)
-                self.lifecycle.fail(failed, known)
+                self._stop_all(failed, [failed], error, frames, txid)
+
+    def _stop_all(
+        self,
+        unit: Unit,
+        views: Sequence[View],
+        error: HeadraceError,
+        frames: batches.Frames,
+        txid: int,
+    ) -> None:
+        """``views``, which need ``unit``, stop; interrupted ones are tried again."""
+        judged = [self.lifecycle.judge(view, error) for view in views]
+        final = [e for e in judged if not isinstance(e, Interrupted)]
+        known = self._reason(unit, views, final[0] if final else error, frames, txid)
+        for view, own in zip(views, judged, strict=True):
+            self.lifecycle.fail(view, own if isinstance(own, Interrupted) else known)
 
     def _reason(
         self,
@@ -537,7 +550,8 @@ class Engine:
         self.checkpoints.count()
         for view_id, error in answer.failed.items():
             if view_id in self.views:
-                self.lifecycle.fail(self.views[view_id], error)
+                view = self.views[view_id]
+                self.lifecycle.fail(view, self.lifecycle.judge(view, error))
         for view_id in answer.gone:
             self.lifecycle.forget(view_id)
         self.lifecycle.caught_up()
@@ -678,7 +692,7 @@ class Engine:
         if self._db is not None:
             self._db.close()
             self._db = None
-        gone = PrerequisiteError("the worker is stopping", sqlstate="57P01")
+        gone = TransientError("the worker is stopping", sqlstate="57P01")
         self.lifecycle.give_up(gone)
 
 
@@ -686,11 +700,6 @@ def _known(error: HeadraceError | psycopg.Error) -> HeadraceError:
     """The error of our tree for what ended the stream."""
     if isinstance(error, HeadraceError):
         return error
-    if isinstance(error, psycopg.errors.LockNotAvailable):
-        # A row or table of the catalog is locked: that ends, and others are not to blame.
-        return TransientError(
-            f"the catalog is locked: {error.diag.message_primary}", sqlstate="55P03"
-        )
     return pinned.classify(error)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import structlog
@@ -19,6 +19,8 @@ from headrace.errors import (
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
+    Interrupted,
+    OutOfReach,
     RowError,
     SinkBlocked,
     SinkTableError,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
+
+TRIES_MAX: Final = 5
+"""Interruptions of a view at one place after which it stops."""
 
 
 @dataclass(slots=True)
@@ -82,6 +87,9 @@ class Lifecycle:
         for view in owned:
             if view.id in engine.views:
                 self._verify(view)
+        for view in owned:
+            if view.live and view.doom is not None:
+                self.fail(view, view.doom)
         engine.sharing.prune()
 
     def _restore(self, view: View, mark: StateMark | None) -> None:
@@ -453,8 +461,28 @@ class Lifecycle:
                 ),
             )
 
+    def judge(self, view: View, error: HeadraceError) -> HeadraceError:
+        """What ``error`` comes to for a view: one that interrupts it again and again is final.
+
+        An SQLSTATE that says "later" may have been raised by code of a user, and need never end.
+        """
+        if not isinstance(error, Interrupted) or isinstance(error, OutOfReach):
+            return error
+        at, times = view.tries
+        times = times + 1 if at == view.mark.txid else 1
+        view.tries = (view.mark.txid, times)
+        if times < TRIES_MAX:
+            return error
+        view.doom = RowError(
+            error.message,
+            detail=error.detail or f"It was tried {times} times.",
+            hint=error.hint,
+            sqlstate=error.code,
+        )
+        return view.doom
+
     def fail(self, view: View, error: HeadraceError) -> None:
-        """Stop a view: for good, or until its table can be written again."""
+        """Stop a view: for good, or until it can go on (its table was locked, say)."""
         engine = self._engine
         self._leave(view)
         if isinstance(error, SinkTableError) and not views.exists(
@@ -463,13 +491,14 @@ class Lifecycle:
             self.forget(view.id)
             return
         error = engine.watch.cause(view, error)
-        blocked = isinstance(error, SinkBlocked)
+        blocked = isinstance(error, SinkBlocked | Interrupted)
         if not blocked:
             error = _with_hint(error, view)
         status = SINK_ERROR if blocked else ERROR
         views.set_status(engine.owner.conn, view.id, status, error)
         view.status = status
         view.message = error.message
+        view.doom = None
         view.retry_at = clock.monotonic() + engine.settings.sink_retry_ms / 1000
         view.story.add(status, reason=error.message, code=error.code)
         _log.warning("view stopped", view=view.id, status=status, code=error.code)

@@ -1,7 +1,7 @@
 """Control messages between commander, worker and builder: JSON lines over a Unix socket.
 
 A request is ``{"id", "method", "params"}``; the answer ``{"id", "result"}`` or ``{"id", "error"}``
-(wire fields of ``HeadraceError.fields``), with any number of ``{"id", "progress"}`` before it.
+(``errors.to_wire``: it keeps its class), with any number of ``{"id", "progress"}`` before it.
 ``{"cancel": id}`` asks the other side to cancel a request.  Control only: no rows travel here.
 """
 
@@ -15,23 +15,20 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import HeadraceError, TransientError
+from headrace.errors import (
+    BugError,
+    HeadraceError,
+    PeerGone,
+    QueryCancelled,
+    TransientError,
+    from_wire,
+    to_wire,
+)
 
 Progress = Callable[[dict[str, Any]], None]
 Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
 
 _LIMIT = 64 * 1024 * 1024
-
-
-def to_error(fields: dict[str, str]) -> HeadraceError:
-    """The error that ``fields`` describe."""
-    return HeadraceError(
-        fields.get("M", "unknown error"),
-        detail=fields.get("D"),
-        hint=fields.get("H"),
-        position=int(fields["P"]) if "P" in fields else None,
-        sqlstate=fields.get("C"),
-    )
 
 
 class Peer:
@@ -61,7 +58,7 @@ class Peer:
         *,
         linger_s: float = 0.0,
     ) -> Any:
-        """Send a request and wait; raises the other side's error, or TransientError if it dies.
+        """Send a request and wait; raises the other side's error, or PeerGone if it dies.
 
         A cancelled call is cancelled on the other side too.  With ``linger_s`` it then waits
         that long for the answer, so that the other side has cleaned up; an answer that was
@@ -112,7 +109,7 @@ class Peer:
             self.closed.set()
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(TransientError("the peer process went away"))
+                    future.set_exception(PeerGone("the peer process went away"))
             for task in self._running.values():
                 task.cancel()
             self._writer.close()
@@ -137,9 +134,12 @@ class Peer:
         if future is None or future.done():
             return
         if "error" in message:
-            future.set_exception(to_error(message["error"]))
+            future.set_exception(from_wire(message["error"]))
         else:
             future.set_result(message.get("result"))
+
+    def _fail(self, number: int, error: HeadraceError) -> None:
+        self._send({"id": number, "error": to_wire(error)})
 
     async def _serve(self, number: int, method: str, params: dict[str, Any]) -> None:
         try:
@@ -149,13 +149,13 @@ class Peer:
             )
             self._send({"id": number, "result": result})
         except HeadraceError as error:
-            self._send({"id": number, "error": error.fields()})
+            self._fail(number, error)
         except asyncio.CancelledError:
-            fields = {"C": "57014", "M": "canceling statement due to user request"}
-            self._send({"id": number, "error": fields})
+            self._fail(
+                number, QueryCancelled("canceling statement due to user request")
+            )
         except Exception as error:  # noqa: BLE001  the session boundary: a bug is answered as XX000
-            fields = {"C": "XX000", "M": f"internal error in {method}: {error!r}"}
-            self._send({"id": number, "error": fields})
+            self._fail(number, BugError(f"internal error in {method}: {error!r}"))
         finally:
             self._running.pop(number, None)
 

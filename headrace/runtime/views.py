@@ -173,6 +173,10 @@ class View(Unit):
     shares: bool = True
     """Whether its subplans may be kept together with those of other views."""
     retry_at: float = 0.0
+    tries: tuple[int, int] = (0, 0)
+    """How often it was interrupted at which mark."""
+    doom: HeadraceError | None = None
+    """Why it must stop, until that is in the catalog."""
     suspended: str | None = None
     """The job for which nothing is written just now, because it replaces the contents."""
 

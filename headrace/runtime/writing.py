@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 import psycopg
 import pyarrow as pa
+import structlog
 
 from headrace import clock, pinned
 from headrace.errors import (
     RESYNC,
     BugError,
+    DefiniteFailure,
     FencedError,
     HeadraceError,
     SinkBlocked,
@@ -35,7 +37,7 @@ from headrace.forwarder import definitions
 from headrace.forwarder.definitions import Definitions
 from headrace.runtime import faults
 from headrace.runtime.pipeline import Closed, Pipeline
-from headrace.sink import commit
+from headrace.sink import commit, trouble
 from headrace.sink.commit import Progress
 from headrace.sink.table import Target
 from headrace.types import Lsn, Txid
@@ -44,6 +46,13 @@ if TYPE_CHECKING:
     from headrace.runtime.ownership import Owner
     from headrace.runtime.views import View
 
+BREAKS_MAX: Final = 4
+"""Losses of the connection in the write of one view at one txid; then it is no accident."""
+_log = structlog.get_logger(__name__)
+
+_BEFORE_VIEW: Final = "SAVEPOINT view; SET CONSTRAINTS ALL DEFERRED"
+_AFTER_VIEW: Final = "SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT view"
+"""What an earlier view has made immediate may be put off again."""
 _UPKEEP_S: Final = 1.0
 """How often an idle connection is looked at: with it the advisory lock may have gone."""
 
@@ -114,6 +123,7 @@ class SinkThread:
         self._owner: Owner | None = None
         self._written: dict[int, Progress] = {}
         self._out: set[int] = set()
+        self._breaks = _Breaks()
         self._thread = threading.Thread(
             target=self._run, name="headrace-sink", daemon=True
         )
@@ -173,7 +183,7 @@ class SinkThread:
         answer = Answer(job)
         for parts in _by_group(self._due(job)):
             if any(part.changes for part in parts):
-                _Group(owner, job, parts, answer).write()
+                _Group(owner, job, parts, answer, self._breaks).write()
         self._written |= answer.progress
         self._out.update(answer.failed, answer.gone)
         return answer
@@ -197,8 +207,14 @@ class _Group:
     """One commit group's part of one job: one Postgres transaction."""
 
     def __init__(
-        self, owner: Owner, job: Job, parts: Sequence[Part], answer: Answer
+        self,
+        owner: Owner,
+        job: Job,
+        parts: Sequence[Part],
+        answer: Answer,
+        breaks: _Breaks,
     ) -> None:
+        self._breaks = breaks
         self._owner = owner
         self._conn = owner.sink
         self._job = job
@@ -273,21 +289,88 @@ class _Group:
     def _write_view(self, part: Part) -> int:
         conn, writer = self._conn, self._owner.writer
         assert part.diffs is not None, "it changes"
-        conn.execute("SAVEPOINT view")
-        try:
-            rows = writer.write(part.target, part.diffs)
-        except (SinkBlocked, SinkTableError) as error:
-            conn.execute("ROLLBACK TO SAVEPOINT view")
-            writer.forget(part.view_id)
-            if isinstance(error, SinkBlocked):
-                pids = ", ".join(str(pid) for pid in writer.blockers(part.target))
-                error.detail = f"It is locked by process {pids}." if pids else None
-            else:
-                error = writer.explained(part.target, error)
-            self._answer.failed[part.view_id] = error
+        worn = self._breaks.error(part, self._job.txid)
+        if worn is not None:
+            self._answer.failed[part.view_id] = worn
             return 0
-        conn.execute("RELEASE SAVEPOINT view")
+        try:
+            conn.execute(_BEFORE_VIEW)
+            try:
+                rows = writer.write(part.target, part.diffs)
+                self._settle(part)
+            except psycopg.Error:
+                raise  # the connection is lost
+            except Exception as error:  # noqa: BLE001  the boundary of one view's write
+                conn.execute("ROLLBACK TO SAVEPOINT view")
+                writer.forget(part.view_id)
+                self._answer.failed[part.view_id] = self._known(part, error)
+                return 0
+        except psycopg.Error:
+            self._breaks.add(part, self._job.txid)
+            raise
+        self._breaks.forget(part)
         return rows
+
+    def _settle(self, part: Part) -> None:
+        """Have what a table puts off until the commit fail here, where it is known whose it is."""
+        try:
+            self._conn.execute(_AFTER_VIEW)
+        except psycopg.Error as error:
+            if pinned.is_lost(error) or self._conn.closed:
+                raise
+            raise trouble.of_view(part.target, error) from error
+
+    def _known(self, part: Part, error: Exception) -> HeadraceError:
+        if not isinstance(error, HeadraceError):
+            _log.exception("view stopped by a bug", view=part.view_id)
+            return BugError(f"internal error in writing the view: {error!r}")
+        if isinstance(error, SinkBlocked):
+            pids = ", ".join(map(str, self._owner.writer.blockers(part.target)))
+            error.detail = f"It is locked by process {pids}." if pids else None
+        if isinstance(error, SinkTableError):
+            return self._explained(part, error)
+        return error
+
+    def _explained(self, part: Part, error: SinkTableError) -> SinkTableError:
+        try:
+            return self._owner.writer.explained(part.target, error)
+        except psycopg.Error as second:
+            if pinned.is_lost(second) or self._conn.closed:
+                raise
+            self._conn.execute("ROLLBACK TO SAVEPOINT view")
+            return error
+
+
+class _Breaks:
+    """How often the connection was lost while a view's table was written, at one txid.
+
+    A server that goes down does so anywhere; one that goes down there each time is brought down
+    by what runs in the write.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[int, int]] = {}
+
+    def add(self, part: Part, txid: int) -> None:
+        """It was lost."""
+        at, times = self._found.get(part.view_id, (txid, 0))
+        self._found[part.view_id] = (txid, times + 1 if at == txid else 1)
+
+    def forget(self, part: Part) -> None:
+        """The view was written."""
+        self._found.pop(part.view_id, None)
+
+    def error(self, part: Part, txid: int) -> HeadraceError | None:
+        """Why the view is not to be written any more; None: it is."""
+        at, times = self._found.get(part.view_id, (0, 0))
+        if at != txid or times < BREAKS_MAX:
+            return None
+        return DefiniteFailure(
+            f"the connection was lost {times} times while result table"
+            f" {part.target.shown} was written",
+            hint=RESYNC,
+            sqlstate="08006",
+        )
 
 
 def _by_group(parts: Sequence[Part]) -> Iterator[list[Part]]:
@@ -297,7 +380,7 @@ def _by_group(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def _known(error: psycopg.Error) -> Exception:
-    if not pinned.is_transient(error):
+    if not (pinned.is_lost(error) or pinned.is_transient(error)):
         return error
     return TransientError(
         f"the sink connection failed: {str(error).strip()}",

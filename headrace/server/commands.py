@@ -14,8 +14,6 @@ import structlog
 
 from headrace import clock
 from headrace.errors import (
-    HeadraceError,
-    QueryCancelled,
     TransientError,
     UndefinedError,
     UserError,
@@ -31,7 +29,6 @@ LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
 BUILDER_WAIT_S: Final = 30.0
 """Seconds a call waits for a builder that is being started again."""
-_CANCELLED: Final = "57014"
 
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 
@@ -288,12 +285,7 @@ class Commands:
                 builder = await self._builder()
         except TimeoutError as error:
             raise TransientError("the builder process is not running") from error
-        try:
-            return await builder.call(method, params, progress, linger_s=LINGER_S)
-        except HeadraceError as error:
-            if error.code == _CANCELLED:
-                raise QueryCancelled(error.message, detail=error.detail) from error
-            raise
+        return await builder.call(method, params, progress, linger_s=LINGER_S)
 
 
 def _lines(answer: Any, stage: str) -> list[str]:

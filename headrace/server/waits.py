@@ -19,7 +19,6 @@ import structlog
 from headrace import pinned
 from headrace.errors import (
     DefiniteFailure,
-    HeadraceError,
     QueryCancelled,
     TransientError,
     UndefinedError,
@@ -37,8 +36,6 @@ _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
 _RETRY_S: Final = 0.05
 _ATTEMPTS: Final = 3
-_AGAIN: Final = ("08", "57")
-"""SQLSTATE classes of a worker that is being started again."""
 
 _LOOKUP: Final = """
 SELECT v.id, v.status, v.message,
@@ -117,16 +114,17 @@ class Waits:
             worker = await self._worker()
             try:
                 await worker.call("wait", {"view_id": view_id, "lsn": target.lsn})
+            except UndefinedError:
+                # A resync has given the view another id; else this raises.
+                view_id = (await self._target(arguments, context)).view_id
+            except TransientError as error:
+                _log.info("waiting again", view=target.name, reason=error.message)
             except HeadraceError as error:
-                if error.code == "42P01":
-                    # A resync has given the view another id; else this raises.
-                    view_id = (await self._target(arguments, context)).view_id
-                elif not error.code.startswith(_AGAIN):
-                    if not target.owns:
-                        raise DefiniteFailure(
-                            f"view {target.name} does not run", hint=error.hint
-                        ) from error
-                    raise
+                if not target.owns:
+                    raise DefiniteFailure(
+                        f"view {target.name} does not run", hint=error.hint
+                    ) from error
+                raise
             else:
                 return
             await asyncio.sleep(_RETRY_S)
@@ -176,6 +174,8 @@ class Waits:
                     ) from error
             except psycopg.DataError as error:
                 raise _bad_argument(error) from error
+            except psycopg.Error as error:
+                raise pinned.classify(error) from error
             except asyncio.CancelledError:
                 # Given up in the middle of an answer.
                 await self._disconnect()

@@ -24,9 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from headrace.errors import RESYNC, SinkBlocked, SinkTableError
+from headrace import pinned
+from headrace.errors import RESYNC, SinkTableError
 from headrace.kernels import copytext, text
-from headrace.sink import table
+from headrace.sink import table, trouble
 from headrace.sink.table import Target
 from headrace.types import (
     BOOL,
@@ -70,9 +71,6 @@ _ROWS_PER_COPY: Final = 65_536
 _ROWS_PER_DELETE: Final = 20_000
 _LOOKS: Final = 3
 """How often the table may change between a look and its lock."""
-
-_TABLE_CHANGED: Final = ("42", "3F", "0A", "23", "44", "22")
-"""SQLSTATE classes of a statement of ours that no longer fits the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +118,19 @@ class SinkWriter:
         Raises:
             SinkBlocked: the table is locked by somebody else.
             SinkTableError: it is gone, altered, replaced by another of its name, or does not hold
-                the rows to delete.
+                the rows to delete; or code of a user that runs in the write has failed.
+            Interrupted: something else that may pass by itself.
+            psycopg.Error: the connection is lost.
         """
         if diffs.num_rows == 0:
             return 0
         try:
             return self._write(target, diffs)
-        except psycopg.errors.LockNotAvailable as error:
-            raise SinkBlocked(
-                f"result table {target.shown} is locked",
-                hint="It goes on by itself when the lock is released.",
-            ) from error
         except psycopg.Error as error:
+            if pinned.is_lost(error) or self._conn.closed:
+                raise
             # What has become of it is asked when the transaction allows: ``explained``.
-            if error.sqlstate and error.sqlstate.startswith(_TABLE_CHANGED):
-                raise SinkTableError(
-                    f"result table {target.shown} cannot be written:"
-                    f" {error.diag.message_primary}",
-                    hint=RESYNC,
-                    sqlstate=error.sqlstate,
-                ) from error
-            raise
+            raise trouble.of_view(target, error) from error
 
     def _write(self, target: Target, diffs: pa.RecordBatch) -> int:
         statements = self._held(target)

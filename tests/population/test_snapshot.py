@@ -8,12 +8,12 @@ import psycopg
 import pytest
 
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.errors import PrerequisiteError, QueryCancelled
+from headrace.errors import PrerequisiteError, QueryCancelled, SnapshotLost
 from headrace.population import reader, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import connect
 from headrace.population.job import Job
-from headrace.population.snapshot import SnapshotLost, SnapshotRef
+from headrace.population.snapshot import SnapshotRef
 from headrace.population.tables import TableChanged
 from tests.population import plans
 from tests.waiting import PATIENCE_S, wait_until

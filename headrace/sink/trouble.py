@@ -1,0 +1,56 @@
+"""What it means to a view that its result table could not be written.
+
+Code of users may run in a write (an index on a function, a trigger somebody planted), and raises
+whatever SQLSTATE it likes.  So "locked" is believed only of a wait that the server itself has
+ended and that no function was in; what else passes by itself is tried a bounded number of times.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from headrace.errors import (
+    RESYNC,
+    HeadraceError,
+    Interrupted,
+    SinkBlocked,
+    SinkTableError,
+    transient,
+)
+from headrace.sink.table import Target
+
+_WAITS: Final = ("ProcessInterrupts", "DeadLockReport")
+"""Functions of the server that end a wait for a lock."""
+_OUR_CONTEXT: Final = ("COPY ", "while ")
+"""How lines of context begin that tell of our statement, and not of a function in it."""
+
+
+def of_view(target: Target, error: psycopg.Error) -> HeadraceError:
+    """The error of the view that is written to ``target``.  REQUIRES: the connection lives."""
+    code, diag = error.sqlstate, error.diag
+    waiting = isinstance(
+        error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected
+    )
+    if waiting and _ours(error):
+        return SinkBlocked(
+            f"result table {target.shown} is locked",
+            hint="It goes on by itself when the lock is released.",
+        )
+    message = diag.message_primary or str(error).strip() or type(error).__name__
+    told = " ".join(filter(None, (diag.message_detail, diag.message_hint)))
+    kind = Interrupted if code is not None and transient(code) else SinkTableError
+    return kind(
+        f"result table {target.shown} cannot be written: {message}",
+        detail=told or None,
+        hint=RESYNC,
+        sqlstate=code or "XX000",
+    )
+
+
+def _ours(error: psycopg.Error) -> bool:
+    lines = (error.diag.context or "").splitlines()
+    return error.diag.source_function in _WAITS and all(
+        line.startswith(_OUR_CONTEXT) for line in lines
+    )

@@ -1,0 +1,175 @@
+"""Whatever SQLSTATE code of a user raises, wherever it runs: one view stops, with its words.
+
+"Transient" is what the server says of itself; a user who says it is believed a few times, and his
+view then stops like any other.  Worker, builder and commander live on, other views keep following.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import psycopg
+import pytest
+
+from headrace.embedded.engine import Engine
+from tests.faults.helpers import WORKER, status_of
+from tests.waiting import wait_until
+
+BUILDER = "headrace.population.builder"
+
+EVERY = sorted(
+    {
+        kind.sqlstate
+        for kind in vars(psycopg.errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, psycopg.Error)
+        and getattr(kind, "sqlstate", None)
+    }
+)
+SAMPLE = ["08006", "22012", "40001", "54000", "55000", "57014", "57P01", "XX000"]
+GROUP = 16
+"""Views at once: each has a connection for evaluation."""
+
+SCHEMA = """
+CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL);
+INSERT INTO t VALUES (0, 'none');
+CREATE FUNCTION boom(have text, mine text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF have = mine THEN
+        RAISE EXCEPTION USING ERRCODE = mine, MESSAGE = 'boom ' || mine;
+    END IF;
+    RETURN have;
+END $$;
+"""
+
+slow_all = pytest.mark.parametrize(
+    "states",
+    [
+        pytest.param(SAMPLE, id="sample"),
+        *(
+            pytest.param(EVERY[i : i + GROUP], id=EVERY[i], marks=pytest.mark.slow)
+            for i in range(0, len(EVERY), GROUP)
+        ),
+    ],
+)
+
+
+@pytest.fixture
+def running(database: str, start_engine: Callable[..., Engine]) -> Engine:
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(SCHEMA)
+    engine = start_engine(database, HEADRACE_SINK_RETRY_MS="50")
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.create_view('alive', 'SELECT id, code FROM t')")
+    return engine
+
+
+def pids(engine: Engine) -> list[int | None]:
+    return [engine.child(module) for module in (WORKER, BUILDER)]
+
+
+def follow(conn: psycopg.Connection) -> None:
+    """The view that has nothing to do with it shows a new row."""
+    row = conn.execute("INSERT INTO t SELECT max(id) + 1, 'x' FROM t RETURNING id")
+    number = row.fetchone()[0]
+    wait_until(
+        lambda: conn.execute("SELECT 1 FROM alive WHERE id = %s", (number,)).fetchone(),
+        "the other view follows",
+    )
+
+
+def name_of(state: str) -> str:
+    return f"v_{state.lower()}"
+
+
+def make_views(conn: psycopg.Connection, states: Sequence[str], query: str) -> None:
+    for state in states:
+        text = query.format(state=state).replace("'", "''")
+        conn.execute(f"CALL headrace.create_view('{name_of(state)}', '{text}')")
+
+
+def throw(conn: psycopg.Connection, states: Sequence[str]) -> None:
+    for state in states:
+        conn.execute("INSERT INTO t SELECT max(id) + 1, %s FROM t", (state,))
+
+
+def stopped(conn: psycopg.Connection, states: Sequence[str]) -> None:
+    """Each view stops, with the SQLSTATE that was raised in it and its message."""
+    for state in states:
+
+        def told(name: str = name_of(state)) -> bool:
+            return status_of(conn, name)[0] == "error"
+
+        wait_until(told, f"the view in which {state} is raised stops")
+        _, code, message = status_of(conn, name_of(state))
+        assert code == state
+        assert message is not None and f"boom {state}" in message
+
+
+@slow_all
+def test_in_an_expression(running: Engine, states: list[str]) -> None:
+    before = pids(running)
+    with psycopg.connect(running.dsn, autocommit=True) as conn:
+        make_views(conn, states, "SELECT id, boom(code, '{state}') AS code FROM t")
+        throw(conn, states)
+        stopped(conn, states)
+        for state in states:
+            # As a user would: it finds the same row, and the view is as before.
+            with pytest.raises(psycopg.Error) as caught:
+                conn.execute(f"CALL headrace.resync_view('{name_of(state)}')")
+            assert caught.value.sqlstate == state
+        stopped(conn, states)
+        follow(conn)
+    assert pids(running) == before
+
+
+@slow_all
+def test_in_the_write(running: Engine, states: list[str]) -> None:
+    """An index on a function, made by whoever may."""
+    before = pids(running)
+    with psycopg.connect(running.dsn, autocommit=True) as conn:
+        make_views(conn, states, "SELECT id, code FROM t")
+        for state in states:
+            conn.execute(f"CREATE INDEX ON {name_of(state)} (boom(code, '{state}'))")
+        throw(conn, states)
+        stopped(conn, states)
+        follow(conn)
+    assert pids(running) == before
+
+
+@slow_all
+def test_in_a_population(running: Engine, states: list[str]) -> None:
+    before = pids(running)
+    with psycopg.connect(running.dsn, autocommit=True) as conn:
+        throw(conn, states)
+        for state in states:
+            with pytest.raises(psycopg.Error, match=f"boom {state}") as caught:
+                make_views(
+                    conn, [state], "SELECT id, boom(code, '{state}') AS code FROM t"
+                )
+            assert caught.value.sqlstate == state
+        names = conn.execute("SELECT view_name FROM headrace.views").fetchall()
+        assert names == [("alive",)]
+        follow(conn)
+    assert pids(running) == before
+
+
+@slow_all
+def test_at_the_commander(running: Engine, states: list[str]) -> None:
+    """Raised in a statement that it passes on, and while a query is analysed."""
+    before = pids(running)
+    with psycopg.connect(running.dsn, autocommit=True) as conn:
+        backend = conn.info.backend_pid
+        for state in states:
+            with pytest.raises(psycopg.Error, match=f"boom {state}") as caught:
+                conn.execute(f"SELECT boom('{state}', '{state}')")
+            assert caught.value.sqlstate == state
+            with pytest.raises(psycopg.Error) as caught:
+                conn.execute(
+                    "CALL headrace.create_view('w', $q$SELECT id,"
+                    f" boom('{state}', '{state}') AS code FROM t$q$)"
+                )
+            assert caught.value.sqlstate == state
+        assert conn.info.backend_pid == backend
+        follow(conn)
+    assert pids(running) == before
