@@ -14,7 +14,7 @@ from headrace.errors import PrivilegeError, TransientError, UserError
     [
         ("08006", TransientError), ("40001", TransientError), ("40P01", TransientError),
         ("53300", TransientError), ("57P01", TransientError), ("55006", TransientError),
-        ("42P01", UserError), ("22012", UserError), ("55P03", UserError),
+        ("42P01", UserError), ("22012", UserError), ("55P03", TransientError),
     ],
 )  # fmt: skip
 def test_family_follows_the_sqlstate(code, kind):

@@ -41,6 +41,7 @@ from headrace.population import snapshot as snapshots
 from headrace.population.connect import as_headrace, connect
 from headrace.population.context import Context
 from headrace.population.job import Job
+from headrace.population.poison import Poison
 from headrace.population.spark import Spark
 from headrace.runtime import rpc
 
@@ -130,6 +131,7 @@ class Builder:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
         self._jobs: set[Job] = set()
         self._running: set[asyncio.Future[Any]] = set()
+        self._poison = Poison(settings.run_dir)
 
     @property
     def handlers(self) -> dict[str, rpc.Handler]:
@@ -212,6 +214,7 @@ class Builder:
 
     async def stop(self) -> None:
         """Cancel all jobs, wait for their cleaning up, stop Spark."""
+        self._poison.close()
         jobs = list(self._jobs)
         for job in jobs:
             await self._loop.run_in_executor(None, job.cancel)
@@ -233,8 +236,11 @@ class Builder:
         if self._populations.locked():
             progress({"phase": "pending"})
         async with self._populations:
-            return await self._run(
-                lambda job: create.create_view(self._context, job, request), progress
+            return await self._fill(
+                lambda job: create.create_view(self._context, job, request),
+                progress,
+                request.name,
+                unasked=bool(params.get("unasked")),
             )
 
     async def _drop_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
@@ -310,9 +316,10 @@ class Builder:
         if self._populations.locked():
             progress({"phase": "pending"})
         async with self._populations:
-            return await self._run(
+            return await self._fill(
                 lambda job: resync.alter_view(self._context, job, request, query),
                 progress,
+                request.name,
             )
 
     async def _rename_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
@@ -331,9 +338,11 @@ class Builder:
         if self._populations.locked():
             progress({"phase": "pending"})
         async with self._populations:
-            return await self._run(
+            return await self._fill(
                 lambda job: resync.resync_view(self._context, job, request, of),
                 progress,
+                request.name,
+                unasked=of is not None,
             )
 
     async def _verify_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
@@ -350,6 +359,17 @@ class Builder:
             "jobs": sorted(job.name for job in self._jobs),
             "spark": self._spark.status,
         }
+
+    async def _fill(
+        self, work: Work, progress: rpc.Progress, name: str, *, unasked: bool = False
+    ) -> Any:
+        """Run ``work``, which populates the view ``name``."""
+
+        def filling(job: Job) -> Any:
+            with self._poison.filling(name, unasked=unasked):
+                return work(job)
+
+        return await self._run(filling, progress)
 
     async def _run(self, work: Work, progress: rpc.Progress) -> Any:
         """Run ``work`` in a thread; a cancel is passed on, and its cleaning up awaited."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,10 +27,11 @@ from headrace.errors import (
 )
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
-from headrace.runtime import culprit
+from headrace.runtime import culprit, faults
 from headrace.runtime.columns import Description
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.runtime.sharing import Shared
+from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
 from headrace.types import Diffs, TimeEnd
 
@@ -142,9 +143,12 @@ class Frames:
 class Processor:
     """Runs dataflows on a pool of threads whose number does not depend on the views."""
 
-    def __init__(self, settings: Settings, altered: Altered) -> None:
+    def __init__(
+        self, settings: Settings, suspects: Suspects, altered: Altered
+    ) -> None:
         """``altered`` is asked before and after a batch touches units."""
         self._settings = settings
+        self._suspects = suspects
         self._altered = altered
         self._pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
         # All at once: their number shall not depend on how much there is to do (E-15).
@@ -260,6 +264,7 @@ class Processor:
         self._each(
             [unit for unit in units if unit.id not in outcome.failed],
             partial(self._ingest, new, txid, outcome.attempt, frames.instant),
+            txid,
             outcome,
         )
         for unit_id in outcome.failed:
@@ -296,7 +301,7 @@ class Processor:
             unit.store.prepare()
 
         ending = [u for u in left if u.id in touched and u.id not in outcome.failed]
-        self._each(ending, end, outcome)
+        self._each(ending, end, txid, outcome)
 
     def _reads(self, unit: Unit, frame: TableDiffs) -> bool:
         return any(s.table_oid == frame.table_oid for s in unit.own.sources)
@@ -310,16 +315,26 @@ class Processor:
             flow.begin(txid, attempt, instant)
         for frame in self.edge.pull(unit.id):
             if isinstance(frame, TableDiffs):
+                faults.rows(unit.id, frame.diffs.batch)
                 flow.ingest(frame.table_oid, frame.diffs.batch)
 
     def _each(
-        self, units: Sequence[Unit], work: Callable[[Unit], None], outcome: Outcome
+        self,
+        units: Sequence[Unit],
+        work: Callable[[Unit], None],
+        txid: int,
+        outcome: Outcome,
     ) -> None:
         """``work`` on every unit, side by side when there are several."""
-        if len(units) == 1:
-            errors: Iterable[HeadraceError | None] = [self._guarded(work, units[0])]
+
+        def one(unit: Unit) -> HeadraceError | None:
+            with self._suspects.during(unit.id, txid):
+                return self._guarded(work, unit)
+
+        if len(units) == 1 or self._suspects.careful(txid):
+            errors = [one(unit) for unit in units]
         else:
-            errors = list(self._pool.map(lambda u: self._guarded(work, u), units))
+            errors = list(self._pool.map(one, units))
         for view, error in zip(units, errors, strict=True):
             if isinstance(error, RowsLost) and outcome.attempt >= LOST_MAX:
                 outcome.failed[view.id] = BugError(
@@ -347,6 +362,12 @@ class Processor:
 
         What reads shared subplans is not searched.  The state is that before ``txid`` afterwards, or an earlier one.
         """
+        with self._suspects.during(view.id, txid):
+            return self._blame(view, error, frames, txid)
+
+    def _blame(
+        self, view: Unit, error: HeadraceError, frames: Frames, txid: int
+    ) -> HeadraceError:
         everything = frames.all()
         by_row = isinstance(error, DefiniteFailure) and not isinstance(
             error, StateDamaged | StructureChanged

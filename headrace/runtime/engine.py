@@ -52,6 +52,7 @@ from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, Record, StateMark
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.story import Story
+from headrace.runtime.suspects import Suspects
 from headrace.runtime.ticker import Ticker
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
@@ -95,9 +96,10 @@ class Engine:
         self._owner: Owner | None = None
         self._last_pid: int | None = None
         self._decoder = Decoder()
-        self._sink: Final = SinkThread(self.pipeline, self._poke)
+        self.suspects: Final = Suspects(settings.run_dir)
+        self._sink: Final = SinkThread(self.pipeline, self.suspects, self._poke)
         self.watch = Watch(self)
-        self._processor = batches.Processor(settings, self.watch.altered)
+        self._processor = batches.Processor(settings, self.suspects, self.watch.altered)
         self._taken = Position(0, 0)
         """What is taken from the stream: committed, or in flight."""
         self._inbox: deque[Callable[[], None]] = deque()
@@ -152,6 +154,7 @@ class Engine:
     def stop(self) -> None:
         """Finish what is in flight, checkpoint, confirm, and return from ``run``."""
         self._stopping = True
+        self.suspects.close()
         self._poke()
 
     @property
@@ -359,6 +362,9 @@ class Engine:
     def _process(self, batch: Batch) -> None:
         """The processing phase: the dataflows; what comes out goes to the sink thread."""
         txid = batch.txid if batch.txid is not None else self._next_txid()
+        careful = self.suspects.careful(txid)
+        if careful:
+            self.drain()
         attempt = self.pipeline.begin(txid)
         record = self._record(txid, attempt, batch)
         faults.point(faults.BATCH_RECORDED)
@@ -389,6 +395,8 @@ class Engine:
                 tuple(shared.id for shared in needed if shared.processed == txid),
             )
         )  # fmt: skip
+        if careful:
+            self.drain()
 
     def _next_txid(self) -> int:
         return max(self.position.txid, self.records.last) + 1
@@ -548,6 +556,7 @@ class Engine:
         self._arrive()
         self.batches += 1
         self.checkpoints.count()
+        self.suspects.passed(job.txid)
         for view_id, error in answer.failed.items():
             if view_id in self.views:
                 view = self.views[view_id]

@@ -6,6 +6,9 @@ are set and taken away while the processes run: a file with the point's name tha
 ``action:count``.  The process that springs a trap renames it to ``name.sprung`` first, so it
 acts once, and the test knows that it did.
 
+``rows`` is a point of another kind: its trap holds ``<view id> <text>``, is not taken away, and
+kills the process each time that view takes in a row with that text.
+
 Actions: ``kill`` (SIGKILL to ourselves), ``raise`` (a TransientError), ``hang`` (sleeps for a
 minute) and ``alarm`` (the kernel ends us a few milliseconds later, wherever we are then:
 ``alarm:count:ms``).  Without the variables a point costs one look-up in an empty dictionary.
@@ -19,6 +22,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import pyarrow as pa
 
 from headrace.errors import BugError, TransientError
 
@@ -43,6 +48,7 @@ BEFORE_DROP: Final = "cp19"
 DROPPED: Final = "cp20"
 WORKER_FORGOT: Final = "cp20b"
 # The worker's:
+ROWS_TAKEN: Final = "rows"
 BATCH_RECORDED: Final = "cp11"
 COLLECTIONS_DONE: Final = "cp12"
 ROWS_SENT: Final = "cp13"
@@ -101,6 +107,18 @@ def point(name: str) -> None:
     fault.left -= 1
     if fault.left == 0:
         _act(name, fault)
+
+
+def rows(unit_id: int, batch: pa.RecordBatch) -> None:
+    """A view, or a shared subplan, takes in the rows of ``batch``."""
+    if _traps is None:
+        return
+    try:
+        wanted, _, text = Path(_traps, ROWS_TAKEN).read_text().partition(" ")
+    except FileNotFoundError:
+        return
+    if unit_id == int(wanted) and text in str(batch.to_pydict()):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _pass_trap(path: Path) -> None:

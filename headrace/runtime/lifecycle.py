@@ -11,7 +11,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from headrace import clock
+from headrace import clock, pinned
 from headrace.collections import subplans
 from headrace.errors import (
     RESYNC,
@@ -31,10 +31,11 @@ from headrace.errors import (
 )
 from headrace.runtime import positions, views
 from headrace.runtime.positions import StateMark
+from headrace.runtime.suspects import LOADING
 from headrace.runtime.taps import Taps
 from headrace.runtime.views import ERROR, PAUSED, RUNNING, SINK_ERROR, View
 from headrace.runtime.waits import Waits
-from headrace.sink import table
+from headrace.sink import table, trouble
 
 if TYPE_CHECKING:
     from headrace.runtime.engine import Engine
@@ -79,7 +80,11 @@ class Lifecycle:
                 known.target = view.target  # it may have been renamed
             if known is None or not known.owned:
                 engine.views[view_id] = view
-                self._restore(view, marks.get(view_id))
+                if view_id in engine.suspects.guilty:
+                    self.fail(view, engine.suspects.error())
+                    continue
+                with engine.suspects.during(view_id, LOADING):
+                    self._restore(view, marks.get(view_id))
         self._collect_garbage(conn, marks)
         owned = [v for v in engine.views.values() if v.owned and v.store is not None]
         for view in engine.owner.take_over(owned):
@@ -90,7 +95,18 @@ class Lifecycle:
         for view in owned:
             if view.live and view.doom is not None:
                 self.fail(view, view.doom)
+        self._sentence()
         engine.sharing.prune()
+
+    def _sentence(self) -> None:
+        """Stop the views of which the worker dies."""
+        engine = self._engine
+        for unit_id in engine.suspects.guilty:
+            shared = engine.sharing.subplans.get(unit_id)
+            for view in engine.sharing.views_of(shared) if shared is not None else ():
+                if view.owned:
+                    self.fail(view, engine.suspects.error())
+        engine.suspects.stopped()
 
     def _restore(self, view: View, mark: StateMark | None) -> None:
         engine = self._engine
@@ -204,12 +220,9 @@ class Lifecycle:
                 ),
             )
             return
-        try:
-            table.check(
-                engine.owner.conn, view.target, engine.settings.publication_name
-            )
-        except SinkTableError as error:
-            self.fail(view, error)
+        wrong = self._table_trouble(view)
+        if wrong is not None:
+            self.fail(view, wrong)
             return
         if view.plan.outdated:
             self.fail(
@@ -298,10 +311,11 @@ class Lifecycle:
         engine = self._engine
         engine.still()
         mark = positions.views(engine.db).get(view.id)
-        if mark is not None:
-            self._take_back(view, mark)
-        elif not self._ingest(view):
-            raise DefiniteFailure("the view has no staged state", hint=RESYNC)
+        with engine.suspects.during(view.id, LOADING):
+            if mark is not None:
+                self._take_back(view, mark)
+            elif not self._ingest(view):
+                raise DefiniteFailure("the view has no staged state", hint=RESYNC)
         for other in list(engine.views.values()):
             # A resync has put this one in its place: two may never write one table.
             if other.id != view.id and other.target.oid == view.target.oid:
@@ -535,32 +549,39 @@ class Lifecycle:
 
     def _free(self, view: View) -> bool:
         """Whether the result table can be locked for writing right now."""
-        conn = self._engine.owner.conn
+        wrong = self._table_trouble(view, lock=True)
+        if isinstance(wrong, SinkBlocked):
+            return False
+        if wrong is not None:
+            self.fail(view, wrong)
+        return wrong is None
+
+    def _table_trouble(self, view: View, *, lock: bool = False) -> HeadraceError | None:
+        """Why a result table cannot be written; ``lock``: also whether it is locked now."""
+        conn, shown = self._engine.owner.conn, view.target.shown
         try:
             with conn.transaction():
-                conn.execute(
-                    sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE NOWAIT").format(
-                        view.target.identifier
+                if lock:
+                    conn.execute(
+                        sql.SQL(
+                            "LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE NOWAIT"
+                        ).format(view.target.identifier)
                     )
-                )
                 table.check(conn, view.target, self._engine.settings.publication_name)
+        except SinkTableError as error:
+            return error
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            return SinkTableError(f"result table {shown} was dropped", hint=RESYNC)
         except psycopg.errors.LockNotAvailable:
-            return False
-        except (
-            psycopg.errors.UndefinedTable,
-            psycopg.errors.InvalidSchemaName,
-            SinkTableError,
-        ) as error:
-            known = (
-                error
-                if isinstance(error, SinkTableError)
-                else SinkTableError(
-                    f"result table {view.target.shown} was dropped", hint=RESYNC
-                )
-            )
-            self.fail(view, known)
-            return False
-        return True
+            # The system catalog, where no lock was asked for: whoever asks comes again.
+            if not lock:
+                raise
+            return SinkBlocked(f"result table {shown} is locked")
+        except psycopg.Error as error:
+            if pinned.is_lost(error) or pinned.is_transient(error):
+                raise
+            return trouble.of_view(view.target, error)
+        return None
 
     # --- who waits for whom
 

@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
+import structlog
 
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
-from headrace.errors import BugError, HeadraceError, StateDamaged, UndefinedError
+from headrace.errors import (
+    RESYNC,
+    BugError,
+    HeadraceError,
+    StateDamaged,
+    UndefinedError,
+)
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.runtime.positions import StateMark
 from headrace.runtime.story import Story
@@ -31,6 +38,8 @@ from headrace.state.rocks import RocksStore
 from headrace.types import parse_lsn
 
 Connection = psycopg.Connection[Any]
+
+_log = structlog.get_logger(__name__)
 
 RUNNING: Final = "running"
 SINK_ERROR: Final = "sink_error"
@@ -208,11 +217,21 @@ _COLUMNS: Final = (
 
 
 def load(conn: Connection) -> list[View]:
-    """All views that should be running, in order of id."""
+    """All views that should be running, in order of id; one that cannot be read is stopped."""
     rows = conn.execute(
         _COLUMNS + " WHERE v.status = ANY (%s) ORDER BY v.id", (list(_OWNED),)
     ).fetchall()
-    return [_view(row) for row in rows]
+    out = []
+    for row in rows:
+        try:
+            out.append(_view(row))
+        except Exception as error:  # noqa: BLE001  the boundary of one view's catalog row
+            _log.exception("view cannot be read", view=row[0])
+            damage = StateDamaged(
+                "the view's catalog row cannot be read", detail=repr(error), hint=RESYNC
+            )
+            set_status(conn, row[0], ERROR, damage)
+    return out
 
 
 def load_one(conn: Connection, view_id: int) -> View:
@@ -241,6 +260,13 @@ def resync_hint(view: View, before: str = "") -> str:
     return f"{before}, then {call}." if before else f"{call} fills it anew."
 
 
+_SET_STATUS: Final = (
+    "UPDATE headrace.views SET status = %(status)s, message = %(message)s,"
+    " sqlstate = %(code)s WHERE id = %(id)s AND (status, message, sqlstate)"
+    " IS DISTINCT FROM (%(status)s, %(message)s, %(code)s)"
+)
+
+
 def set_status(
     conn: Connection, view_id: int, status: str, error: HeadraceError | None = None
 ) -> None:
@@ -248,17 +274,19 @@ def set_status(
     message = None
     if error is not None:
         message = "; ".join(filter(None, (error.message, error.detail, error.hint)))
-    conn.execute(
-        "UPDATE headrace.views SET status = %(status)s, message = %(message)s,"
-        " sqlstate = %(code)s WHERE id = %(id)s AND (status, message, sqlstate)"
-        " IS DISTINCT FROM (%(status)s, %(message)s, %(code)s)",
-        {
-            "status": status,
-            "message": message,
-            "code": error.code if error is not None else None,
-            "id": view_id,
-        },
-    )
+    values = {
+        "status": status,
+        "message": message,
+        "code": error.code if error is not None else None,
+        "id": view_id,
+    }
+    try:
+        conn.execute(_SET_STATUS, values)
+    except (psycopg.DataError, UnicodeError):
+        # What no text of the database can hold must not keep the view from stopping.
+        assert message is not None, "all else is ours"
+        plain = message.encode("ascii", "backslashreplace").replace(b"\0", b"\\0")
+        conn.execute(_SET_STATUS, values | {"message": plain.decode()})
 
 
 def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:

@@ -37,6 +37,7 @@ from headrace.forwarder import definitions
 from headrace.forwarder.definitions import Definitions
 from headrace.runtime import faults
 from headrace.runtime.pipeline import Closed, Pipeline
+from headrace.runtime.suspects import Suspects
 from headrace.sink import commit, trouble
 from headrace.sink.commit import Progress
 from headrace.sink.table import Target
@@ -116,8 +117,11 @@ class Answer:
 class SinkThread:
     """Commits what the pipeline lets out; ``start`` and ``leave`` are the engine's."""
 
-    def __init__(self, pipeline: Pipeline, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, suspects: Suspects, wake: Callable[[], None]
+    ) -> None:
         """``wake`` is called when the engine's thread has something to take."""
+        self._suspects = suspects
         self._pipeline = pipeline
         self._wake = wake
         self._owner: Owner | None = None
@@ -183,7 +187,7 @@ class SinkThread:
         answer = Answer(job)
         for parts in _by_group(self._due(job)):
             if any(part.changes for part in parts):
-                _Group(owner, job, parts, answer, self._breaks).write()
+                _Group(owner, job, parts, answer, self._breaks, self._suspects).write()
         self._written |= answer.progress
         self._out.update(answer.failed, answer.gone)
         return answer
@@ -213,8 +217,10 @@ class _Group:
         parts: Sequence[Part],
         answer: Answer,
         breaks: _Breaks,
+        suspects: Suspects,
     ) -> None:
         self._breaks = breaks
+        self._suspects = suspects
         self._owner = owner
         self._conn = owner.sink
         self._job = job
@@ -227,7 +233,7 @@ class _Group:
         while True:
             conn.execute("BEGIN")
             changing = [p for p in self._left() if p.changes]
-            if not sum(self._write_view(part) for part in changing):
+            if not sum(self._write_marked(part) for part in changing):
                 conn.execute("ROLLBACK")
                 return
             faults.point(faults.ROWS_SENT)
@@ -285,6 +291,10 @@ class _Group:
             for (view_id, known), now in zip(asked.items(), found, strict=True)
             if definitions.changed(known, now)
         }
+
+    def _write_marked(self, part: Part) -> int:
+        with self._suspects.during(part.view_id, self._job.txid):
+            return self._write_view(part)
 
     def _write_view(self, part: Part) -> int:
         conn, writer = self._conn, self._owner.writer

@@ -109,7 +109,12 @@ class Commands:
         name = f"{_quoted(row['schema_name'])}.{_quoted(row['view_name'])}"
         # Its names are qualified: the search path it was written under is not kept.
         query = row["canonical"] or row["query"]
-        arguments = {"name": name, "query": query, "options": row["options"]}
+        arguments = {
+            "name": name,
+            "query": query,
+            "options": row["options"],
+            "unasked": True,
+        }
         await self._create_view(
             arguments,
             context,

@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import FencedError, SinkBlocked, SinkTableError
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
+from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import Job, Part, SinkThread
 from headrace.sink import commit, table
 from headrace.sink.table import Target
@@ -33,9 +34,9 @@ def owner(conn, database, tmp_path):
 
 
 @pytest.fixture
-def sink():
+def sink(tmp_path):
     pipeline = Pipeline(4)
-    made = SinkThread(pipeline, lambda: None)
+    made = SinkThread(pipeline, Suspects(tmp_path), lambda: None)
     yield made
     pipeline.close()
     made.close()

@@ -16,6 +16,7 @@ from headrace.runtime import faults
 from headrace.runtime.coordinator import State
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
+from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import Answer, Job, Part, SinkThread
 from headrace.sink import commit, table
 from headrace.sink.table import Target
@@ -79,7 +80,7 @@ class Sink:
         )
         self.owner = Owner(settings_for(dsn, folder))
         self.pipeline = Pipeline(4)
-        self.thread = SinkThread(self.pipeline, lambda: None)
+        self.thread = SinkThread(self.pipeline, Suspects(folder), lambda: None)
         self.take_over()
 
     def take_over(self) -> None:

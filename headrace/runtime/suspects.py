@@ -1,0 +1,129 @@
+"""Which view the worker dies of.
+
+    death 1  at batch n: noted, with the batches that were being worked on
+    death 2  at batch n again: from now on one view after the other, one batch at a time, up to n
+    death 3  in view v, which was alone: v stops, and the others go on
+
+A kill from outside hits anybody, so one alone says nothing, nor do two.  What counts is the work on
+a view: a worker that dies while no view has its hands on anything does not die of a view.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import structlog
+
+from headrace.deaths import Marks
+from headrace.errors import RESYNC, DefiniteFailure, TransientError
+
+_log = structlog.get_logger(__name__)
+
+CAREFUL_AFTER: Final = 2
+"""Deaths at one batch after which views are processed one by one."""
+LOADING: Final = 0
+"""Instead of a txid: the view's state is being taken in."""
+
+
+class Suspects:
+    """The deaths of a worker's predecessors, and what it is doing itself."""
+
+    def __init__(self, folder: Path) -> None:
+        """Judge by what the last worker has left in ``folder``."""
+        self._marks = Marks(folder / "worker.marks", (TransientError, psycopg.Error))
+        self._path = folder / "worker.deaths"
+        self._txids: set[int] = set()
+        self._deaths = 0
+        self.guilty: set[int] = set()
+        """Views, and shared subplans, that must not be processed any more."""
+        self._read()
+        if self._marks.left:
+            self._judge()
+            self._write()
+        self._marks.clear()
+
+    def during(self, unit_id: int, txid: int) -> AbstractContextManager[None]:
+        """The block works for a view or shared subplan on a txid."""
+        return self._marks.during(unit_id, txid)
+
+    def careful(self, txid: int) -> bool:
+        """Whether views must process ``txid`` one by one, and nothing else be in flight."""
+        return (
+            self._deaths >= CAREFUL_AFTER
+            and bool(self._txids)
+            and txid <= max(self._txids)
+        )
+
+    def passed(self, txid: int) -> None:
+        """``txid`` is committed: nobody has died of it."""
+        if self._deaths and txid >= max(self._txids, default=0):
+            self._txids, self._deaths = set(), 0
+            self._write()
+
+    def error(self) -> DefiniteFailure:
+        """Why the guilty stop."""
+        return DefiniteFailure(
+            "the worker died while processing this view",
+            detail=f"It died {CAREFUL_AFTER + 1} times at the same place; the last time it"
+            " was processing nothing else.",
+            hint=RESYNC,
+            sqlstate="58000",
+        )
+
+    def stopped(self) -> None:
+        """The catalog says so of all the guilty."""
+        if self.guilty:
+            self.guilty = set()
+            self._write()
+
+    def close(self) -> None:
+        """The worker is asked to end, and may be killed if that takes long."""
+        self._marks.close()
+
+    def _judge(self) -> None:
+        left = self._marks.left
+        txids = {txid for _, txid in left}
+        if not txids & self._txids:
+            self._txids, self._deaths = txids, 1
+        elif self._deaths >= CAREFUL_AFTER and len(left) == 1:
+            self.guilty.add(left[0][0])
+            self._txids, self._deaths = set(), 0
+        else:
+            self._txids |= txids
+            self._deaths += 1
+        _log.warning(
+            "the last worker died in the midst of views",
+            views=sorted({unit for unit, _ in left}),
+            txids=sorted(txids),
+            deaths=self._deaths,
+            guilty=sorted(self.guilty),
+        )
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        try:
+            data: dict[str, Any] = json.loads(self._path.read_text())
+            self._txids = {int(t) for t in data["txids"]}
+            self._deaths = int(data["deaths"])
+            self.guilty = {int(unit) for unit in data["guilty"]}
+        except (ValueError, KeyError, TypeError) as error:
+            # Only that somebody was under suspicion is lost.
+            _log.warning("deaths forgotten", reason=repr(error))
+
+    def _write(self) -> None:
+        draft = self._path.with_suffix(".draft")
+        draft.write_text(
+            json.dumps(
+                {
+                    "txids": sorted(self._txids),
+                    "deaths": self._deaths,
+                    "guilty": sorted(self.guilty),
+                }
+            )
+        )
+        draft.replace(self._path)

@@ -1,0 +1,124 @@
+"""A process that dies of one view again and again finds out which, and does without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headrace.embedded.engine import Engine
+from headrace.runtime import faults
+from tests.faults.helpers import WORKER, same_text, status_of
+from tests.waiting import wait_until
+
+BUILDER = "headrace.population.builder"
+GOOD = "SELECT id, v FROM t"
+BAD = "SELECT v, count(*) AS n FROM t GROUP BY v"
+
+
+@pytest.fixture
+def traps(tmp_path: Path) -> Path:
+    folder = tmp_path / "traps"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def engine(database, start_engine, traps) -> Engine:
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        conn.execute("INSERT INTO t VALUES (1, 'one')")
+    return start_engine(database, **{faults.ENV_DIR: str(traps)})
+
+
+def arm(traps: Path, point: str, how: str) -> None:
+    (traps / f"{point}{faults.SPRUNG}").unlink(missing_ok=True)
+    draft = traps / f"{point}.draft"
+    draft.write_text(how)
+    draft.rename(traps / point)
+
+
+def test_the_worker_stops_the_view_that_kills_it(engine, traps):
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        for name, query in (("a", GOOD), ("bad", BAD), ("z", GOOD)):
+            conn.execute(f"CALL headrace.create_view('{name}', '{query}')")
+        (number,) = conn.execute(
+            "SELECT id FROM headrace.views WHERE view_name = 'bad'"
+        ).fetchone()
+        arm(traps, faults.ROWS_TAKEN, f"{number} poison")
+        conn.execute("INSERT INTO t VALUES (2, 'poison')")
+        conn.execute("INSERT INTO t VALUES (3, 'three')")
+        wait_until(
+            lambda: status_of(conn, "bad")[0] == "error", "the culprit is stopped"
+        )
+        _, code, message = status_of(conn, "bad")
+        assert code == "58000"
+        assert "the worker died while processing this view" in message
+        assert "CALL headrace.resync_view('public.bad')" in message
+        for name in ("a", "z"):
+            wait_until(
+                lambda name=name: not same_text(conn, name, GOOD), f"{name} follows"
+            )
+            assert status_of(conn, name)[0] == "running"
+        before = engine.child(WORKER)
+        conn.execute("INSERT INTO t VALUES (4, 'poison')")
+        wait_until(lambda: not same_text(conn, "a", GOOD), "a follows")
+        assert engine.child(WORKER) == before, "it does not die any more"
+        (traps / faults.ROWS_TAKEN).unlink()
+        conn.execute("CALL headrace.resync_view('bad')")
+        conn.execute("INSERT INTO t VALUES (5, 'poison')")
+        wait_until(lambda: not same_text(conn, "bad", BAD), "it is right again")
+
+
+@pytest.mark.slow
+def test_a_view_that_nobody_waits_for_is_not_begun_for_ever(engine, traps):
+    point = faults.POPULATION_BEGINS
+
+    def sprung() -> bool:
+        return (traps / f"{point}{faults.SPRUNG}").exists()
+
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        arm(traps, point, "kill:1")
+        conn.execute(f"CALL headrace.create_view('v', '{BAD}', '{{\"block\": false}}')")
+        for _ in range(2):
+            wait_until(sprung, "the builder dies of it")
+            arm(traps, point, "kill:1")
+        wait_until(sprung, "the builder dies of it once more")
+        arm(traps, point, "kill:1")
+        wait_until(
+            lambda: "died 2 times while filling this view" in engine.log,
+            "it is not begun again",
+        )
+        assert not sprung()
+        (traps / point).unlink()
+        assert conn.execute("SELECT view_name FROM headrace.views").fetchall() == []
+        conn.execute(f"CALL headrace.create_view('v', '{BAD}')")
+        assert not same_text(conn, "v", BAD)
+
+
+@pytest.mark.slow
+def test_a_stopped_view_is_not_filled_anew_for_ever(engine, traps):
+    point = faults.POPULATION_BEGINS
+
+    def sprung() -> bool:
+        return (traps / f"{point}{faults.SPRUNG}").exists()
+
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute(
+            f"CALL headrace.create_view('v', '{GOOD}', '{{\"on_change\": \"resync\"}}')"
+        )
+        arm(traps, point, "kill:1")
+        conn.execute("ALTER TABLE t ALTER v TYPE varchar(20)")
+        for _ in range(2):
+            wait_until(sprung, "the builder dies of it")
+            arm(traps, point, "kill:1")
+        wait_until(
+            lambda: "died 2 times while filling" in str(status_of(conn, "v")[2]),
+            "it is not begun again, and its message says so",
+        )
+        assert not sprung()
+        (traps / point).unlink()
+        conn.execute("CALL headrace.resync_view('v')")
+        assert status_of(conn, "v")[0] == "running"
+    assert engine.child(BUILDER)
