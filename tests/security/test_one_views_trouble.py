@@ -1,0 +1,172 @@
+"""Trouble that has no SQLSTATE to tell it by, or comes late: it stays with the view it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from headrace.embedded.engine import Engine
+from tests.conftest import ENGINES
+from tests.databases import Databases
+from tests.faults.helpers import WORKER, same_text, status_of
+from tests.security import servers
+from tests.waiting import wait_until
+
+ALIVE = "SELECT id, v FROM t"
+SCHEMA = """
+CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL);
+INSERT INTO t VALUES (1, 'one');
+CREATE FUNCTION suicide(have text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF have = 'poison' THEN
+        PERFORM pg_terminate_backend(pg_backend_pid());
+    END IF;
+    RETURN have;
+END $$;
+CREATE FUNCTION shout(have text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF have ~ '^[0-9]+$' THEN
+        RAISE EXCEPTION USING MESSAGE = repeat('loud ', have::int), DETAIL = repeat('x', have::int);
+    END IF;
+    RETURN have;
+END $$;
+CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.v = 'poison' THEN
+        RAISE EXCEPTION 'too late' USING ERRCODE = '40001';
+    END IF;
+    RETURN NULL;
+END $$;
+"""
+
+
+@pytest.fixture(scope="module")
+def running(
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    with servers.running(databases, tmp_path_factory, SCHEMA) as engine:
+        yield engine
+
+
+@pytest.fixture
+def conn(running: Engine, request) -> Iterator[psycopg.Connection]:
+    """A connection to a server with one healthy view, ``alive``, and table ``t``."""
+    request.node.stash.setdefault(ENGINES, []).append(running)
+    with psycopg.connect(running.dsn, autocommit=True) as conn:
+        create(conn, "alive", ALIVE)
+        yield conn
+        conn.execute("DROP PUBLICATION IF EXISTS everything")
+        servers.drop_views(conn)
+        conn.execute("DELETE FROM t WHERE id > 1")
+
+
+def create(conn: psycopg.Connection, name: str, query: str) -> None:
+    conn.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+
+
+def poison(conn: psycopg.Connection) -> None:
+    conn.execute("INSERT INTO t VALUES (2, 'poison')")
+
+
+def stops(conn: psycopg.Connection, name: str) -> tuple[str, str]:
+    """Wait until the view has stopped and the other one follows; its SQLSTATE and message."""
+    wait_until(lambda: status_of(conn, name)[0] == "error", f"{name} stops")
+    wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other view follows")
+    assert status_of(conn, "alive")[0] == "running"
+    _, code, message = status_of(conn, name)
+    assert code is not None and message is not None
+    return code, message
+
+
+def test_a_function_that_ends_its_own_connection(conn, running):
+    before = running.child(WORKER)
+    create(conn, "v", "SELECT id, suicide(v) AS v FROM t")
+    poison(conn)
+    code, message = stops(conn, "v")
+    assert code == "57P01"
+    assert "at row (id)=(2)" in message
+    assert running.child(WORKER) == before
+
+
+def test_an_index_that_ends_the_connection_that_writes(conn, running):
+    before = running.child(WORKER)
+    create(conn, "v", "SELECT id, v FROM t")
+    conn.execute("CREATE INDEX ON v (suicide(v))")
+    poison(conn)
+    code, message = stops(conn, "v")
+    assert code == "08006"
+    assert "the connection was lost" in message
+    assert running.child(WORKER) == before
+
+
+@pytest.mark.parametrize(
+    "size", [200_000, pytest.param(14_000_000, marks=pytest.mark.slow)]
+)
+def test_a_message_that_is_larger_than_any_control_message(conn, running, size):
+    before = running.child(WORKER)
+    create(conn, "v", "SELECT id, shout(v) AS v FROM t")
+    conn.execute("INSERT INTO t VALUES (2, %s)", (str(size),))
+    code, message = stops(conn, "v")
+    assert code == "P0001"
+    assert message.startswith("loud loud") and len(message) < 100_000
+    with pytest.raises(psycopg.Error) as caught:
+        conn.execute("CALL headrace.resync_view('v')")
+    assert caught.value.sqlstate == "P0001"
+    assert running.child(WORKER) == before
+
+
+def test_what_fails_at_the_commit_only(conn, running):
+    before = running.child(WORKER)
+    for name in ("v", "w"):
+        create(conn, name, "SELECT id, v FROM t")
+    conn.execute(
+        "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON v DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION late()"
+    )
+    poison(conn)
+    stops(conn, "v")
+    assert not same_text(conn, "w", ALIVE)
+    assert running.child(WORKER) == before
+
+
+def test_a_row_that_is_too_large_for_an_index(conn, running):
+    before = running.child(WORKER)
+    create(conn, "v", "SELECT id, v FROM t")
+    conn.execute("CALL headrace.create_index('v', '(v)')")
+    conn.execute(
+        "INSERT INTO t SELECT 2, string_agg(md5(i::text), '') FROM generate_series(1, 900) i"
+    )
+    code, message = stops(conn, "v")
+    assert code == "54000"
+    assert "index row requires" in message
+    assert running.child(WORKER) == before
+    conn.execute("DELETE FROM t WHERE id = 2")
+    conn.execute("CALL headrace.resync_view('v')")
+    assert not same_text(conn, "v", ALIVE)
+
+
+def test_a_publication_for_all_tables(conn, running):
+    """Deletes may fail while it is there; nobody is harmed, and a resync mends it afterwards."""
+    before = running.child(WORKER)
+    create(conn, "v", "SELECT v, count(*) AS n FROM t GROUP BY v")
+    conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    conn.execute("INSERT INTO t VALUES (3, 'one'), (4, 'four')")
+    query = "SELECT v, count(*) AS n FROM t GROUP BY v"
+
+    def decided() -> bool:
+        return status_of(conn, "v")[0] == "error" or not same_text(conn, "v", query)
+
+    wait_until(decided, "the view stops, or is right")
+    status, code, message = status_of(conn, "v")
+    if status == "error":
+        assert code == "55000"
+        assert message is not None and "replica identity" in message
+    wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other view follows")
+    conn.execute("DROP PUBLICATION everything")
+    if status == "error":
+        conn.execute("CALL headrace.resync_view('v')")
+    conn.execute("INSERT INTO t VALUES (5, 'four')")
+    wait_until(lambda: not same_text(conn, "v", query), "it is right again")
+    assert running.child(WORKER) == before
