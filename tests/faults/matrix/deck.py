@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import psycopg
 
 from headrace.runtime import faults
-from tests.faults.helpers import WORKER, wait_until
+from tests.faults.helpers import WORKER, slot, wait_until, wal_end
 from tests.faults.matrix import load
 from tests.faults.matrix.world import BUILDER, PATIENCE_S, World, connect
 
@@ -468,6 +468,59 @@ def resync_killed(world: World) -> None:
     world.say(f"resync_view {name}, {victim} killed: {describe(errors[0])}")
 
 
+def killed_by_a_row(world: World) -> None:
+    """One view's row kills the worker whenever it comes: that view stops, by itself."""
+    name, query = "poisoned", "SELECT id, tag FROM notes"
+    world.create(name, query)
+    with connect(world.dsn) as conn:
+        row = conn.execute(
+            "SELECT id FROM headrace.views WHERE view_name = %s", (name,)
+        ).fetchone()
+        world.trap(faults.ROWS_TAKEN, f"{row[0]} poison")
+        # Nobody else has such an id.
+        conn.execute("INSERT INTO notes VALUES (1000003, 'poison', 1, '')")
+
+        def stopped() -> bool:
+            return world.statuses(conn)[name][0] == "error"
+
+        wait_until(stopped, "the view that kills the worker is stopped", PATIENCE_S)
+        said = world.statuses(conn)
+        world.say(f"told: {said[name]}")
+        assert "the worker died while processing this view" in str(said[name][1])
+        wrong = {n: s for n, s in said.items() if s[0] == "error" and n != name}
+        assert not wrong, wrong
+    world.untrap(faults.ROWS_TAKEN)
+    world.drop(name)
+
+
+def published_for_all(world: World) -> None:
+    """Views whose rows cannot be deleted meanwhile stop; afterwards a resync mends them."""
+    assert world.load is not None, "opened"
+    with connect(world.dsn) as conn:
+        before = world.load.written
+        conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+
+        def met() -> bool:
+            stopped = any(s == "error" for s, _ in world.statuses(conn).values())
+            return stopped or world.load.written > before + 100
+
+        wait_until(met, "the views meet it", PATIENCE_S)
+        if world.rng.random() < 0.5:
+            kill(world, "worker")
+        conn.execute("DROP PUBLICATION everything")
+        # What was written before may still fail.
+        last = wal_end(conn)
+        wait_until(
+            lambda: slot(conn, world.slot_name)[0] >= last, "it is behind", PATIENCE_S
+        )
+        told = {n: s for n, s in world.statuses(conn).items() if s[0] == "error"}
+    world.say(f"told: {told}")
+    for status, message in told.values():
+        assert "replica identity" in str(message), (status, message)
+    if told:
+        rebuild(world)
+
+
 def special_cards(rng: random.Random) -> list[Card]:
     full = [Card("disk full", disk_full, small_disk=True)]
     return [
@@ -477,6 +530,8 @@ def special_cards(rng: random.Random) -> list[Card]:
         Card("second engine", second_engine),
         Card("resync, then a kill", resync_killed),
         Card("paused, then a kill", paused),
+        Card("killed by a view's row", killed_by_a_row),
+        Card("a publication for all tables", published_for_all),
     ]
 
 

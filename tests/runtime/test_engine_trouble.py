@@ -1,0 +1,151 @@
+"""Trouble inside one view that is no error of the source's: a bug, no memory, a damaged row."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from headrace.collections.dataflow import Dataflow
+from headrace.kernels import copytext
+from headrace.runtime import writing
+from headrace.sink.writer import SinkWriter
+from tests.faults.helpers import status_of
+from tests.runtime.harness import (
+    create_view,
+    install_schema,
+    same,
+    settle,
+    source_plan,
+    starting,
+)  # fmt: skip
+from tests.waiting import wait_until
+
+QUERY = "SELECT * FROM items"
+
+
+@pytest.fixture
+def source(database):
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE items (id int PRIMARY KEY, name text)")
+        conn.execute("INSERT INTO items VALUES (1, 'one')")
+        yield conn
+
+
+@pytest.fixture
+def running(source, database, tmp_path):
+    with starting(database, tmp_path) as start:
+        yield start()
+
+
+def two_views(running, source, database) -> tuple[int, int]:
+    physical = source_plan(source, "items")
+    return tuple(
+        create_view(running, database, name, physical, QUERY) for name in ("v", "w")
+    )
+
+
+ERRORS = [KeyError("x"), MemoryError(), RecursionError(), AssertionError("never")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("place", ["dataflow", "write"])
+def test_a_bug_stops_its_view_only(
+    running, source, database, monkeypatch, error, place
+):
+    two_views(running, source, database)
+    victim = running.on(lambda: min(running.engine.views))
+    if place == "dataflow":
+        begin = Dataflow.ingest
+        flows = []
+
+        def ingest(self, *args):
+            if self is running.engine.views[victim].dataflow:
+                flows.append(self)
+                raise error
+            return begin(self, *args)
+
+        monkeypatch.setattr(Dataflow, "ingest", ingest)
+    else:
+        insert = SinkWriter._insert
+
+        def broken(self, target, *args):
+            if target.view_id == victim:
+                raise error
+            insert(self, target, *args)
+
+        monkeypatch.setattr(SinkWriter, "_insert", broken)
+    source.execute("INSERT INTO items VALUES (2, 'two')")
+    settle(running, source)
+    status, code, message = status_of(source, "v")
+    assert (status, code) == ("error", "XX000")
+    assert type(error).__name__ in message
+    assert same(source, "w", QUERY) == []
+    assert running.error is None
+
+
+def test_no_memory_in_the_middle_of_a_copy(running, source, database, monkeypatch):
+    """The connection is in the midst of COPY then; it is used again for the other view."""
+    two_views(running, source, database)
+    join = copytext.join
+    left = [1]
+
+    def failing(columns):
+        if left and left.pop():
+            raise MemoryError
+        return join(columns)
+
+    monkeypatch.setattr(copytext, "join", failing)
+    source.execute("INSERT INTO items VALUES (2, 'two')")
+    settle(running, source)
+    assert status_of(source, "v")[0] == "error"
+    assert same(source, "w", QUERY) == []
+
+
+def test_a_catalog_row_that_cannot_be_read(source, database, tmp_path):
+    with starting(database, tmp_path) as start:
+        first = start()
+        number, _ = two_views(first, source, database)
+        first.stop()
+        source.execute(
+            "UPDATE headrace.views SET plan = '{\"nodes\": 7}' WHERE id = %s", (number,)
+        )
+        second = start()
+        source.execute("INSERT INTO items VALUES (2, 'two')")
+        settle(second, source)
+        status, code, _ = status_of(source, "v")
+        assert (status, code) == ("error", "XX001")
+        assert same(source, "w", QUERY) == []
+
+
+def test_rights_that_end_while_a_view_is_blocked(running, source, database):
+    """It cannot even be locked for looking then; the others need not care."""
+    two_views(running, source, database)
+    source.execute("CREATE SCHEMA elsewhere")
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE v IN SHARE MODE")
+        source.execute("INSERT INTO items VALUES (2, 'two')")
+        wait_until(lambda: status_of(source, "v")[0] == "sink_error", "it is blocked")
+        blocker.execute("ALTER TABLE v SET SCHEMA elsewhere")
+        blocker.commit()
+    wait_until(lambda: status_of(source, "v")[0] == "error", "it stops")
+    settle(running, source)
+    assert same(source, "w", QUERY) == []
+
+
+def test_a_message_that_no_text_can_hold(running, source, database, monkeypatch):
+    two_views(running, source, database)
+    victim = running.on(lambda: min(running.engine.views))
+    insert = SinkWriter._insert
+
+    def broken(self, target, *args):
+        if target.view_id == victim:
+            raise writing.BugError("a\0b \udcff")
+        insert(self, target, *args)
+
+    monkeypatch.setattr(SinkWriter, "_insert", broken)
+    source.execute("INSERT INTO items VALUES (2, 'two')")
+    settle(running, source)
+    status, _, message = status_of(source, "v")
+    assert status == "error" and "a\\0b \\udcff" in message
+    assert same(source, "w", QUERY) == []

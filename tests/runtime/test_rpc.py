@@ -1,0 +1,127 @@
+"""Control messages: an error is the same error in the other process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace import errors
+from headrace.errors import (
+    DETAIL_CHARS_MAX,
+    MESSAGE_CHARS_MAX,
+    BugError,
+    HeadraceError,
+    PeerGone,
+    QueryCancelled,
+    RowError,
+    TransientError,
+)
+from headrace.expressions.kernels import FailingRow
+from headrace.runtime import rpc
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, HeadraceError)
+]
+
+
+class Other:
+    """The other side of a control connection."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+        self.error: Exception | None = None
+        self.peers: list[rpc.Peer] = []
+        self.asked = asyncio.Event()
+
+    async def __aenter__(self) -> Other:
+        handlers = {"fail": self._fail, "wait": self._wait}
+        self._server = await rpc.serve(self.path, handlers, self.peers.append)
+        self.peer = await rpc.connect(self.path)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.peer.close()
+        self._server.close()
+
+    async def _fail(self, params, progress):
+        raise self.error
+
+    async def _wait(self, params, progress):
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def answer(path, error: Exception) -> HeadraceError:
+    async with Other(path) as other:
+        other.error = error
+        with pytest.raises(HeadraceError) as caught:
+            await other.peer.call("fail")
+        return caught.value
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_error_keeps_its_class_and_fields(tmp_path, kind):
+    error = kind("no", detail="It is.", hint="Do.", position=7, sqlstate="57P01")
+    got = asyncio.run(answer(tmp_path / "s", error))
+    assert type(got) is kind
+    assert got.fields() == error.fields()
+
+
+def test_a_class_of_elsewhere_arrives_as_the_nearest_known(tmp_path):
+    got = asyncio.run(
+        answer(tmp_path / "s", FailingRow("division by zero", 3, "22012"))
+    )
+    assert type(got) is RowError
+    assert got.code == "22012"
+
+
+def test_a_bug_is_a_bug(tmp_path):
+    got = asyncio.run(answer(tmp_path / "s", KeyError("x")))
+    assert type(got) is BugError
+    assert got.code == "XX000"
+
+
+def test_whoever_asks_is_told_of_a_death(tmp_path):
+    async def run() -> None:
+        async with Other(tmp_path / "s") as other:
+            call = asyncio.create_task(other.peer.call("wait"))
+            await other.asked.wait()
+            await other.peers[0].close()
+            with pytest.raises(PeerGone):
+                await call
+            with pytest.raises(TransientError):
+                await other.peer.call("wait")
+
+    asyncio.run(run())
+
+
+def test_a_cancel_arrives_as_one(tmp_path):
+    async def run() -> None:
+        async with Other(tmp_path / "s") as other:
+            call = asyncio.create_task(other.peer.call("wait", linger_s=60))
+            await other.asked.wait()
+            number = next(iter(other.peer._waiting))
+            other.peer._send({"cancel": number})
+            with pytest.raises(QueryCancelled):
+                await call
+
+    asyncio.run(run())
+
+
+def test_no_error_is_larger_than_a_message(tmp_path):
+    loud = "loud " * 20_000_000
+    got = asyncio.run(answer(tmp_path / "s", RowError(loud, detail=loud, hint=loud)))
+    assert got.message.startswith("loud loud")
+    assert len(got.message) <= MESSAGE_CHARS_MAX
+    assert len(got.detail) <= DETAIL_CHARS_MAX
+    assert len(str(got)) <= MESSAGE_CHARS_MAX
+
+
+def test_what_is_transient_of_a_server():
+    for code in (None, "08006", "40001", "40P01", "53300", "55P03", "57P01", "58030"):
+        assert errors.transient(code), code
+    for code in ("22012", "23505", "42501", "54000", "55000", "XX000", "P0001"):
+        assert not errors.transient(code), code
