@@ -1,21 +1,27 @@
 """What a process is working on, kept where its death leaves it.
 
-Marks are a few numbers in a mapped file.  Setting one is a store into memory, yet the kernel has it
-whatever ends the process.  It need not survive the machine, whose end is nobody's fault here.
+Marks are a few numbers in a file, written and never synced: the kernel has them whatever ends the
+process.  They need not survive the machine, whose end is nobody's fault here.
 """
 
 from __future__ import annotations
 
-import mmap
+import json
+import os
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import structlog
+
+_log = structlog.get_logger(__name__)
 
 _MARK: Final = struct.Struct("<Qqq")
 _SET: Final = 1
+_NOTHING: Final = bytes(_MARK.size)
 _SLOTS: Final = 128
 _BYTES: Final = _SLOTS * _MARK.size
 
@@ -35,10 +41,8 @@ class Marks:
         """
         self._outlived = outlived
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.truncate(_BYTES)
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _BYTES)
+        # Not mapped: a store into a mapped page ends the process where the disk is full.
+        self._file: Final = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self.left: Final = self._read()
         """What was being worked on when the process before this one died."""
         self._mine = threading.local()
@@ -48,7 +52,7 @@ class Marks:
 
     def clear(self) -> None:
         """Nothing is being worked on."""
-        self._map[:] = bytes(_BYTES)
+        self._write(bytes(_BYTES), 0)
 
     def close(self) -> None:
         """The process is asked to end: however it does, it does not die of its work."""
@@ -62,13 +66,13 @@ class Marks:
             yield
             return
         at = self._place()
-        _MARK.pack_into(self._map, at, _SET, whom, piece)
+        self._write(_MARK.pack(_SET, whom, piece), at)
         try:
             yield
         except self._outlived:
-            _MARK.pack_into(self._map, at, 0, 0, 0)
+            self._write(_NOTHING, at)
             raise
-        _MARK.pack_into(self._map, at, 0, 0, 0)
+        self._write(_NOTHING, at)
 
     def _place(self) -> int:
         place: int | None = getattr(self._mine, "place", None)
@@ -80,8 +84,41 @@ class Marks:
         return place
 
     def _read(self) -> list[Mark]:
+        found = os.pread(self._file, _BYTES, 0).ljust(_BYTES, b"\0")
         return [
             (whom, piece)
-            for is_set, whom, piece in _MARK.iter_unpack(self._map[:])
+            for is_set, whom, piece in _MARK.iter_unpack(found)
             if is_set == _SET
         ]
+
+    def _write(self, data: bytes, at: int) -> None:
+        # Without room on the disk nobody is suspected; the work goes on.
+        with suppress(OSError):
+            os.pwrite(self._file, data, at)
+
+
+class Record:
+    """What processes have found out about the deaths before them: JSON in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Any:
+        """What was written last; None: nothing, or it cannot be read."""
+        try:
+            return json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            # Only that somebody was under suspicion is lost.
+            _log.warning("deaths forgotten", reason=repr(error))
+            return None
+
+    def write(self, found: Any) -> None:
+        """Replace it; a disk without room leaves the last one."""
+        draft = self._path.with_suffix(".draft")
+        try:
+            draft.write_text(json.dumps(found))
+            draft.replace(self._path)
+        except OSError as error:
+            _log.warning("deaths not recorded", reason=repr(error))

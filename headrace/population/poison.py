@@ -7,7 +7,6 @@ waited for, a stopped view that is filled anew) is refused once the builder has 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from headrace.deaths import Marks
+from headrace.deaths import Marks, Record
 from headrace.errors import DefiniteFailure
 
 _log = structlog.get_logger(__name__)
@@ -28,7 +27,7 @@ class Poison:
 
     def __init__(self, folder: Path) -> None:
         """Count what the last builder has left in ``folder``."""
-        self._path = folder / "builder.deaths"
+        self._record = Record(folder / "builder.deaths")
         self._marks = Marks(folder / "builder.marks")
         self._deaths = self._read()
         for key, _ in self._marks.left:
@@ -64,19 +63,15 @@ class Poison:
         self._marks.close()
 
     def _read(self) -> dict[int, int]:
-        if not self._path.exists():
-            return {}
         try:
-            found = json.loads(self._path.read_text())
+            found = self._record.read() or {}
             return {int(key): int(times) for key, times in found.items()}
         except (ValueError, AttributeError, TypeError) as error:
             _log.warning("deaths forgotten", reason=repr(error))
             return {}
 
     def _write(self) -> None:
-        draft = self._path.with_suffix(".draft")
-        draft.write_text(json.dumps(self._deaths))
-        draft.replace(self._path)
+        self._record.write(self._deaths)
 
 
 def _key(name: str) -> int:

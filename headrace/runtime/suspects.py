@@ -10,15 +10,14 @@ a view: a worker that dies while no view has its hands on anything does not die 
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 import structlog
 
-from headrace.deaths import Marks
+from headrace.deaths import Marks, Record
 from headrace.errors import RESYNC, DefiniteFailure, TransientError
 
 _log = structlog.get_logger(__name__)
@@ -35,7 +34,7 @@ class Suspects:
     def __init__(self, folder: Path) -> None:
         """Judge by what the last worker has left in ``folder``."""
         self._marks = Marks(folder / "worker.marks", (TransientError, psycopg.Error))
-        self._path = folder / "worker.deaths"
+        self._record = Record(folder / "worker.deaths")
         self._txids: set[int] = set()
         self._deaths = 0
         self.guilty: set[int] = set()
@@ -104,26 +103,20 @@ class Suspects:
         )
 
     def _read(self) -> None:
-        if not self._path.exists():
-            return
+        data = self._record.read()
         try:
-            data: dict[str, Any] = json.loads(self._path.read_text())
-            self._txids = {int(t) for t in data["txids"]}
-            self._deaths = int(data["deaths"])
-            self.guilty = {int(unit) for unit in data["guilty"]}
+            if data is not None:
+                self._txids = {int(t) for t in data["txids"]}
+                self._deaths = int(data["deaths"])
+                self.guilty = {int(unit) for unit in data["guilty"]}
         except (ValueError, KeyError, TypeError) as error:
-            # Only that somebody was under suspicion is lost.
             _log.warning("deaths forgotten", reason=repr(error))
 
     def _write(self) -> None:
-        draft = self._path.with_suffix(".draft")
-        draft.write_text(
-            json.dumps(
-                {
-                    "txids": sorted(self._txids),
-                    "deaths": self._deaths,
-                    "guilty": sorted(self.guilty),
-                }
-            )
+        self._record.write(
+            {
+                "txids": sorted(self._txids),
+                "deaths": self._deaths,
+                "guilty": sorted(self.guilty),
+            }
         )
-        draft.replace(self._path)

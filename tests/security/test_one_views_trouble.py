@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import Engine
+from headrace.runtime.lifecycle import TRIES_MAX
 from tests.conftest import ENGINES
 from tests.databases import Databases
 from tests.faults.helpers import WORKER, same_text, status_of
@@ -169,4 +170,41 @@ def test_a_publication_for_all_tables(conn, running):
         conn.execute("CALL headrace.resync_view('v')")
     conn.execute("INSERT INTO t VALUES (5, 'four')")
     wait_until(lambda: not same_text(conn, "v", query), "it is right again")
+    assert running.child(WORKER) == before
+
+
+def test_no_connection_is_left_to_evaluate_with(conn, running):
+    """However long that takes: the views that need one wait, the other one does not."""
+    before = running.child(WORKER)
+    query = "SELECT suicide(v) AS v, count(*) AS n FROM t GROUP BY 1"
+    create(conn, "v", query)
+    create(conn, "w", query)  # what they have in common is kept once
+    (database,) = conn.execute("SELECT quote_ident(current_database())").fetchone()
+    conn.execute(f"ALTER DATABASE {database} CONNECTION LIMIT 0")
+    try:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'headrace eval'"
+        )
+        conn.execute("INSERT INTO t VALUES (7, 'seven')")
+        for name in ("v", "w"):
+            wait_until(
+                lambda name=name: status_of(conn, name)[0] == "sink_error",
+                f"{name} waits",
+            )
+        wait_until(
+            lambda: running.log.count('"status": "sink_error"') > 4 * TRIES_MAX,
+            "they were tried again and again",
+        )
+        wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other follows")
+        assert status_of(conn, "v")[0] == "sink_error"
+        assert "too many connections" in status_of(conn, "v")[2]
+    finally:
+        conn.execute(f"ALTER DATABASE {database} CONNECTION LIMIT -1")
+    conn.execute("INSERT INTO t VALUES (8, 'seven')")
+    for name in ("v", "w"):
+        wait_until(
+            lambda name=name: not same_text(conn, name, query), f"{name} goes on"
+        )
+        assert status_of(conn, name)[0] == "running"
     assert running.child(WORKER) == before
