@@ -19,6 +19,7 @@ import structlog
 from headrace import pinned
 from headrace.errors import (
     DefiniteFailure,
+    HeadraceError,
     QueryCancelled,
     TransientError,
     UndefinedError,
