@@ -17,7 +17,6 @@ import random
 import socket
 import struct
 import termios
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -27,6 +26,7 @@ from headrace.server.pipeline import Pipeline
 from headrace.server.states import State
 from tests.security import wire as w
 from tests.security.conftest import Nobody
+from tests.security.sockets import queues
 from tests.waiting import wait_until
 
 PREPARATION = """
@@ -153,7 +153,7 @@ class Observed:
         self.client = nobody.commander.listener.keys[self.key]
         inner = self.client._upstream.transport.get_extra_info("socket")
         self._fd = inner.fileno()
-        self._ports = inner.getsockname()[1], inner.getpeername()[1]
+        self._ends = inner.getpeername(), inner.getsockname()
 
     def cancel(self) -> None:
         """Ask for whatever runs to be cancelled."""
@@ -212,14 +212,9 @@ class Observed:
 
     def _read_by_postgres(self) -> bool:
         """Whether Postgres has read all it was sent, and what it sent has arrived."""
-        ours, theirs = (f":{port:04X}" for port in self._ports)
-        with Path("/proc/net/tcp").open() as file:
-            for line in file:
-                words = line.split()
-                if words[1].endswith(theirs) and words[2].endswith(ours):
-                    strict = self._unsent == termios.TIOCOUTQ
-                    return words[4].endswith("00000000:00000000"[8 * (not strict) :])
-        return False
+        strict = self._unsent == termios.TIOCOUTQ
+        found = queues(*self._ends)
+        return found is not None and not found[0] and not (strict and found[1])
 
     def _relay_is_busy(self) -> bool:
         """Whether the relay has bytes to read or to write on either side, or a call."""
