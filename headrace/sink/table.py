@@ -83,6 +83,8 @@ def create(
     if not attributes(conn, oid):
         raise UnsupportedError("a view without columns is not supported")
     create_hash_index(conn, schema_name, table_name)
+    # Without a key it could not be written once somebody publishes it, or all tables.
+    conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
     if reader is not None:
         conn.execute(
             sql.SQL("GRANT SELECT ON TABLE {} TO {} WITH GRANT OPTION").format(

@@ -35,6 +35,7 @@ FILES: Final = (
     "made_schemas.sql",
     "commands.sql",
     "table_mark.sql",
+    "result_identity.sql",
     "engine_running.sql",
     "captured_settings.sql",
     "submit.sql",

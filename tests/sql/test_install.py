@@ -219,3 +219,28 @@ def test_explain_view_of_names(conn):
         conn.execute("SELECT * FROM headrace.explain_view('\"V x\"', 'x')")
     with pytest.raises(psycopg.errors.FeatureNotSupported):
         conn.execute(sql, ("SELECT 1",))
+
+
+def test_result_tables_of_earlier_versions_get_a_replica_identity(conn, database):
+    """Once, as soon as nobody is at them; what has a key keeps what it has."""
+    install.install(conn)
+    for name in ("old", "busy", "keyed"):
+        conn.execute(f"CREATE TABLE {name} (a int{' PRIMARY KEY' * (name == 'keyed')})")
+        conn.execute(
+            "INSERT INTO headrace.views (schema_name, view_name, query, owner, status,"
+            " result_oid) VALUES ('public', %s, '', 'me', 'running', %s::regclass)",
+            (name, name),
+        )
+
+    def identities():
+        return conn.execute(
+            "SELECT relname, relreplident::text FROM pg_class"
+            " WHERE relname IN ('old', 'busy', 'keyed') ORDER BY 1"
+        ).fetchall()
+
+    with psycopg.connect(database) as user:
+        user.execute("LOCK TABLE busy IN ACCESS SHARE MODE")
+        install.install(conn)
+        assert identities() == [("busy", "d"), ("keyed", "d"), ("old", "f")]
+    install.install(conn)
+    assert identities() == [("busy", "f"), ("keyed", "d"), ("old", "f")]
