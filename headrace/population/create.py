@@ -25,6 +25,7 @@ from headrace.population.options import Options
 from headrace.population.populate import Population, plan_with_facts
 from headrace.population.publish import publish
 from headrace.population.staging import Staging
+from headrace.sink import keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
                 PlanRequest(request.query, request.caller, request.settings),
                 options,
             )
+            keys.check(conn, planned.columns, options.key)
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -114,7 +116,9 @@ class _Creation(Population):
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Make the table with its rows, and set the view running."""
-        publish(self._job, conn, self._view_id, self._view, staged, facts)
+        publish(
+            self._job, conn, self._view_id, self._view, staged, facts, self._options.key
+        )
 
     def _unregister(self) -> None:
         with self._connect() as conn:

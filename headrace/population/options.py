@@ -11,7 +11,15 @@ from headrace.errors import UserError
 
 _MODES: Final = ("auto", "local", "spark")
 _KNOWN: Final = (
-    *("population", "threshold_rows", "block", "commit_group", "on_change", "sharing"),
+    *(
+        "population",
+        "threshold_rows",
+        "block",
+        "commit_group",
+        "on_change",
+        "sharing",
+        "key",
+    ),
     *("max_recursion_iterations", "max_recursion_rows"),
 )
 _ON_CHANGE: Final = ("follow", "stop", "resync")
@@ -41,6 +49,9 @@ class Options:
 
     sharing: bool = True
     """Whether subplans that other views have too are kept once for all (runtime/sharing.py)."""
+
+    key: tuple[str, ...] = ()
+    """Columns of the result table's primary key; empty: it has none (sink/keys.py)."""
 
     max_recursion_iterations: int | None = None
     """Iterations after which a WITH RECURSIVE is taken to have no end; None: the setting."""
@@ -97,10 +108,20 @@ class Options:
         sharing = given.get("sharing", True)
         if not isinstance(sharing, bool):
             raise UserError('option "sharing" must be true or false')
+        key = _key(given["key"]) if "key" in given else ()
         limits = (_limit(name, given.get(name)) for name in _LIMITS)
         return cls(
-            str(population), rows, block, group, str(on_change), sharing, *limits
+            str(population), rows, block, group, str(on_change), sharing, key, *limits
         )
+
+
+def _key(value: object) -> tuple[str, ...]:
+    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
+        return tuple(value)
+    raise UserError(
+        'option "key" must be a list of column names',
+        hint='Write for example {"key": ["country"]}.',
+    )
 
 
 def _limit(name: str, value: object) -> int | None:

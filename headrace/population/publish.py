@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
@@ -15,7 +16,7 @@ from headrace.population.job import Job
 from headrace.population.names import Target
 from headrace.population.staging import Staging
 from headrace.runtime import faults
-from headrace.sink import table
+from headrace.sink import keys, table
 from headrace.types import format_lsn
 
 _PIECE_BYTES: Final = 1 << 20
@@ -30,6 +31,7 @@ def publish(
     view: NewView,
     staging: Staging,
     position: dict[str, Any],
+    key: Sequence[str],
 ) -> int:
     """Make the result table with its rows and set the view running; the caller commits.
 
@@ -40,7 +42,7 @@ def publish(
     target = view.target
     if target.new_schema:
         _make_schema(conn, target.schema, view.caller)
-    oid = make_table(job, conn, target, view.planned, view.caller, staging)
+    oid = make_table(job, conn, target, view.planned, view.caller, staging, key)
     start_lsn = put_progress(conn, view_id, position)
     changed = conn.execute(
         "UPDATE headrace.views SET status = 'running', message = NULL, sqlstate = NULL,"
@@ -61,8 +63,13 @@ def make_table(
     planned: Planned,
     reader: str | None,
     staging: Staging,
+    key: Sequence[str],
 ) -> int:
-    """Make a result table with the staged rows, its index and grants; returns its OID."""
+    """Make a result table with the staged rows, its index and grants; returns its OID.
+
+    Raises:
+        UserError: 23505 or 23502, its rows have no such ``key``.
+    """
     oid = int(
         table.create(
             conn,
@@ -71,6 +78,7 @@ def make_table(
             table.shape(conn, planned.columns),
             columns=[field.name for field in planned.columns],
             reader=reader,
+            keyed=bool(key),
         )
     )
     faults.point(faults.RESULT_MADE)
@@ -81,6 +89,9 @@ def make_table(
     if later:
         job.phase("indexing")
         table.create_hash_index(conn, target.schema, target.name)
+    if key:
+        job.phase("indexing")
+        keys.add(conn, name, key)
     conn.execute(sql.SQL("ANALYZE {}").format(name))
     return oid
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -22,7 +22,7 @@ from headrace.population.job import Job
 from headrace.population.publish import copy_rows
 from headrace.population.staging import Staging
 from headrace.runtime import faults
-from headrace.sink import table
+from headrace.sink import keys, table
 from headrace.sink.table import Target
 from headrace.types import FIRST_USER_OID
 
@@ -84,7 +84,11 @@ def replace_rows(
     total = copy_rows(job, conn, staged, staging)
     conn.execute(sql.SQL("ANALYZE {}").format(staged))
     job.phase("comparing")
-    row: Any = conn.execute(_difference(name, staged, columns)).fetchone()
+    if target.key:
+        replaced = _replace_keyed(conn, target, staged, columns)
+    else:
+        row: Any = conn.execute(_difference(name, staged, columns)).fetchone()
+        replaced = Replaced(int(row[0]), int(row[1]))
     count: Any = conn.execute(
         sql.SQL("SELECT count(*) FROM {}").format(name)
     ).fetchone()
@@ -92,10 +96,56 @@ def replace_rows(
         raise BugError(f"{count[0]} rows are in the table, {total} were expected")
     faults.point(faults.RESULT_MADE)
     conn.execute(sql.SQL("DROP TABLE {}").format(staged))
-    if not _has_hash_index(conn, target.oid):
+    if not target.key and not _has_hash_index(conn, target.oid):
         table.create_hash_index(conn, target.schema_name, target.table_name)
     conn.execute(sql.SQL("ANALYZE {}").format(name))
-    return Replaced(int(row[0]), int(row[1]))
+    return replaced
+
+
+def _replace_keyed(
+    conn: Connection,
+    target: Target,
+    staged: sql.Identifier,
+    columns: Sequence[str],
+) -> Replaced:
+    """The same where there is a key: it holds at each statement, and a row whose key stays too.
+
+    Raises:
+        UserError: 23505 or 23502, the new rows do not have the key.
+    """
+    keys.add(conn, staged, target.key)
+    operators = keys.equality(conn, target.oid)
+    parts = {
+        "table": target.identifier,
+        "staged": staged,
+        "names": sql.SQL(", ").join(map(sql.Identifier, columns)),
+        "values": sql.SQL(", ").join(sql.Identifier("s", c) for c in columns),
+        "same": sql.SQL(" AND ").join(
+            sql.SQL("{} {} {}").format(
+                sql.Identifier("t", name), operators[name], sql.Identifier("s", name)
+            )
+            for name in target.key
+        ),
+        "set": sql.SQL(", ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(c), sql.Identifier("s", c))
+            for c in columns
+        ),
+        "have": image("t", columns),
+        "want": image("s", columns),
+    }
+    statements: tuple[LiteralString, ...] = (
+        "UPDATE {table} t SET {set} FROM {staged} s WHERE {same} AND {have} <> {want}",
+        "DELETE FROM {table} t WHERE NOT EXISTS (SELECT FROM {staged} s WHERE {same})",
+        "INSERT INTO {table} ({names}) SELECT {values} FROM {staged} s"
+        " WHERE NOT EXISTS (SELECT FROM {table} t WHERE {same})",
+    )
+    try:
+        changed, gone, come = (
+            conn.execute(sql.SQL(s).format(**parts)).rowcount for s in statements
+        )
+    except psycopg.IntegrityError as error:
+        raise keys.violated(target.shown, target.key, error) from error
+    return Replaced(changed + gone, changed + come)
 
 
 def _difference(
@@ -175,7 +225,11 @@ def _retype(
                         name, column, kind, value, kind
                     )
                 )
-        except (psycopg.errors.DataError, psycopg.errors.CannotCoerce):
+        except (
+            psycopg.errors.DataError,
+            psycopg.errors.CannotCoerce,
+            psycopg.errors.IntegrityError,  # of the key
+        ):
             continue
         except (
             psycopg.errors.FeatureNotSupported,

@@ -293,13 +293,24 @@ class _Resync(Population):
         if oid is None or table.fingerprint(conn, oid) is None:
             target = Target(stored.schema, stored.name)
             return make_table(
-                self._job, conn, target, planned, self._view.owner, staged
+                self._job,
+                conn,
+                target,
+                planned,
+                self._view.owner,
+                staged,
+                self._options.key,
             )
         self._replaced = replace_rows(
             self._job,
             conn,
             table.Target(
-                self._view.id, stored.schema, stored.name, oid, planned.columns
+                self._view.id,
+                stored.schema,
+                stored.name,
+                oid,
+                planned.columns,
+                self._options.key,
             ),
             planned,
             staged,

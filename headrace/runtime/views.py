@@ -211,7 +211,7 @@ class View(Unit):
 _COLUMNS: Final = (
     "SELECT v.id, v.schema_name, v.view_name, v.result_oid, v.plan, v.settings,"
     " v.start_lsn::text, v.status, v.options->>'commit_group',"
-    " v.options->'sharing'"
+    " v.options->'sharing', v.options->'key'"
     " FROM headrace.views v"
 )
 
@@ -337,7 +337,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 def _view(row: Sequence[Any]) -> View:
     view_id, schema_name, name, oid, physical, settings, start_lsn, status = row[:8]
-    group, sharing = row[8:]
+    group, sharing, key = row[8:]
     rebuilt = plan.from_json(physical)
     if not isinstance(rebuilt, PhysicalPlan):
         raise BugError(f"view {view_id} has no physical plan in the catalog")
@@ -346,7 +346,9 @@ def _view(row: Sequence[Any]) -> View:
         rebuilt,
         {str(k): str(v) for k, v in (settings or {}).items()},
         parse_lsn(start_lsn) if start_lsn else 0,
-        Target(view_id, schema_name, name, oid or 0, rebuilt.sink.schema),
+        Target(
+            view_id, schema_name, name, oid or 0, rebuilt.sink.schema, tuple(key or ())
+        ),
         status,
         commit_group=group or "",
         shares=sharing is not False,

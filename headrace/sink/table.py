@@ -23,6 +23,7 @@ Connection = psycopg.Connection[Any]
 UNDO: Final = "Undo that, or drop the view and create it again."
 """Hint of an altered result table."""
 _NAME_BYTES_MAX: Final = 63
+_KEYLESS: Final = "has lost its key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Target:
     oid: int
     schema: Schema
     """The view's columns, in table order."""
+    key: tuple[str, ...] = ()
+    """Columns of its primary key; empty: it has none."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -55,12 +58,14 @@ def create(
     *,
     columns: Sequence[str] = (),
     reader: str | None = None,
+    keyed: bool = False,
 ) -> Oid:
     """Make an empty result table with the names and types of ``query``; returns its OID.
 
     Runs in the caller's transaction and under the caller's settings (search_path).  The query
     is analysed with our rights: make it by ``shape``, not of a user's text.
     ``columns`` renames the columns; ``reader`` gets SELECT WITH GRANT OPTION.
+    ``keyed``: it will get a key (keys.py), which finds its rows and is its identity.
 
     Raises:
         UnsupportedError: the query has no columns.
@@ -82,9 +87,10 @@ def create(
     oid = Oid(int(row[0]))
     if not attributes(conn, oid):
         raise UnsupportedError("a view without columns is not supported")
-    create_hash_index(conn, schema_name, table_name)
-    # Without a key it could not be written once somebody publishes it, or all tables.
-    conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
+    if not keyed:
+        create_hash_index(conn, schema_name, table_name)
+        # Without one it could not be written once somebody publishes it, or all tables.
+        conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
     if reader is not None:
         conn.execute(
             sql.SQL("GRANT SELECT ON TABLE {} TO {} WITH GRANT OPTION").format(
@@ -263,6 +269,8 @@ class Fingerprint:
     published: tuple[str, ...]
     logged: bool
     children: tuple[str, ...]
+    key: tuple[str, ...]
+    """Columns of the primary key, if it holds at each statement."""
 
 
 def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
@@ -270,13 +278,23 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
     row = conn.execute(
         "SELECT pg_catalog.format('%%I.%%I', n.nspname, c.relname),"
         " pg_catalog.pg_get_userbyid(c.relowner), c.relkind::text,"
+        # What only keeps rows that a foreign key refers to is none.  Looking for these may run code
+        # of the other table's owner beside ours, so it must be one who has our rights anyway; and
+        # what a foreign key does by itself (CASCADE) would run triggers.
         " ARRAY(SELECT t.tgname::text FROM pg_catalog.pg_trigger t"
-        "        WHERE t.tgrelid = c.oid AND t.tgenabled <> 'D' ORDER BY 1),"
+        "        WHERE t.tgrelid = c.oid AND t.tgenabled <> 'D'"
+        "          AND NOT (t.tgisinternal AND EXISTS ("
+        "            SELECT FROM pg_catalog.pg_constraint k"
+        "              JOIN pg_catalog.pg_class f ON f.oid = k.conrelid"
+        "             WHERE k.oid = t.tgconstraint AND k.contype = 'f' AND k.confrelid = c.oid"
+        "               AND k.confdeltype IN ('a', 'r') AND k.confupdtype IN ('a', 'r')"
+        "               AND pg_catalog.pg_has_role(f.relowner, c.relowner, 'MEMBER')))"
+        "        ORDER BY 1),"
         " ARRAY(SELECT r.rulename::text FROM pg_catalog.pg_rewrite r"
         "        WHERE r.ev_class = c.oid ORDER BY 1),"
         # Since 18 NOT NULL is a constraint too; it is told by the columns.
         " ARRAY(SELECT k.conname::text FROM pg_catalog.pg_constraint k"
-        "        WHERE k.conrelid = c.oid AND k.contype <> 'n' ORDER BY 1),"
+        "        WHERE k.conrelid = c.oid AND k.contype NOT IN ('n', 'p') ORDER BY 1),"
         " c.relrowsecurity OR c.relforcerowsecurity,"
         " ARRAY(SELECT p.pubname::text FROM pg_catalog.pg_publication p"
         "        WHERE EXISTS (SELECT FROM pg_catalog.pg_publication_tables pt"
@@ -286,7 +304,12 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
         "SELECT pg_catalog.format('%%I.%%I', m.nspname, k.relname)"
         "  FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class k ON k.oid = h.inhrelid"
         "  JOIN pg_catalog.pg_namespace m ON m.oid = k.relnamespace"
-        " WHERE h.inhparent = c.oid ORDER BY 1)"
+        " WHERE h.inhparent = c.oid ORDER BY 1),"
+        " ARRAY(SELECT a.attname::text FROM pg_catalog.pg_index i"
+        "   CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, place)"
+        "   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum"
+        "  WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid AND i.indimmediate"
+        "    AND k.place <= i.indnkeyatts ORDER BY k.place)"
         " FROM pg_catalog.pg_class c"
         " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
         (oid,),
@@ -305,6 +328,7 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
         published=tuple(row[7]),
         logged=row[8],
         children=tuple(row[9]),
+        key=tuple(row[10]),
     )
 
 
@@ -347,7 +371,7 @@ def check(
     elif publication is not None and publication in found.published:
         wrong = f'is in publication "{publication}"'
     else:
-        wrong = _altered(found, target.schema, types=types)
+        wrong = _altered(found, target, types=types)
     if wrong:
         raise SinkTableError(
             f"result table {name} {wrong}",
@@ -356,8 +380,9 @@ def check(
         )
 
 
-def _altered(found: Fingerprint, schema: Schema, *, types: bool) -> str | None:
-    """What was made of the table that rows of ``schema`` went into."""
+def _altered(found: Fingerprint, target: Target, *, types: bool) -> str | None:
+    """What was made of the table that rows of ``target`` went into."""
+    schema = target.schema
     if found.kind != "r":
         return "is no ordinary table"
     if not found.logged:
@@ -370,6 +395,10 @@ def _altered(found: Fingerprint, schema: Schema, *, types: bool) -> str | None:
             return f'has other columns now: column "{column.name}" is of type {column.type_name}'
     if found.triggers or found.rules:
         return f"has a trigger or rule: {', '.join(found.triggers + found.rules)}"
+    if found.key != target.key:
+        return (
+            f"has another key now: ({', '.join(found.key)})" if found.key else _KEYLESS
+        )
     if found.constraints:
         return f"has a constraint: {', '.join(found.constraints)}"
     if found.row_security:

@@ -1,8 +1,9 @@
 """Writes a view's diffs into its result table; the caller owns the transaction.
 
-Inserts go in by COPY.  A delete finds its row by the indexed hash of the row, compares every
-column exactly (two numerics of different scale are different rows), and deletes as many copies
-as the weight says, which is checked against the count.
+Inserts go in by COPY.  A delete finds its row by the table's key, or else by the indexed hash of the
+row, compares every column exactly (two numerics of different scale are different rows), and deletes
+as many copies as the weight says, which is checked against the count.  A row whose key stays is
+updated (keyed.py).
 
 Nothing of a user runs here, where it would have our rights (reliability.md E16):
 
@@ -16,36 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
 import numpy as np
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg import sql
 
 from headrace import pinned
 from headrace.errors import RESYNC, SinkTableError
-from headrace.kernels import copytext, text
-from headrace.sink import table, trouble
+from headrace.kernels import copytext
+from headrace.sink import keyed, keys, table, trouble
+from headrace.sink import rows as rows_of
+from headrace.sink.rows import Arrays
 from headrace.sink.table import Target
-from headrace.types import (
-    BOOL,
-    BPCHAR,
-    DATE,
-    INT2,
-    INT4,
-    INT8,
-    OID,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    UUID,
-    VARCHAR,
-    WEIGHT,
-    Oid,
-)  # fmt: skip
+from headrace.types import WEIGHT, Oid
 
 Connection = psycopg.Connection[Any]
 
@@ -61,12 +47,6 @@ SINK_SETTINGS: Final = {
 }
 """Settings of the sink connection on top of the pinned ones."""
 
-_IDENTICAL: Final = frozenset(
-    (BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID)
-)
-"""Types whose equality is identity: no need to compare texts."""
-_TEXTS: Final = frozenset((TEXT, VARCHAR))
-
 _ROWS_PER_COPY: Final = 65_536
 _ROWS_PER_DELETE: Final = 20_000
 _LOOKS: Final = 3
@@ -81,8 +61,10 @@ class _Statements:
     """What it was when it was found to be as we made it."""
     copy: sql.Composed
     delete: sql.Composed
-    by_row: bool
-    """Whether the delete takes rows as literals of the table's row type, or an array per column."""
+    update: sql.Composed | None
+    """Only of a table with a key."""
+    arrays: Arrays
+    """How update and delete take rows."""
 
 
 class SinkWriter:
@@ -136,14 +118,25 @@ class SinkWriter:
         statements = self._held(target)
         # By place: a view may have a column of that name.
         weights = diffs.column(len(target.schema)).to_numpy()
-        gone = np.flatnonzero(weights < 0)
-        if len(gone):
-            self._delete(target, statements, diffs, weights, gone)
-        come = np.flatnonzero(weights > 0)
-        if len(come):
-            # Copies of a row are rows of their own.
-            take = come if (weights[come] == 1).all() else come.repeat(weights[come])
-            self._insert(target, statements, diffs, take)
+        gone, come = np.flatnonzero(weights < 0), np.flatnonzero(weights > 0)
+        try:
+            if statements.update is not None and len(gone) and len(come):
+                changes = keyed.pair(target, diffs, gone, come)
+                self._update(target, statements, diffs, changes)
+                gone, come = changes.gone, changes.come
+            # All that goes before all that comes: a key holds at each statement.
+            if len(gone):
+                self._delete(target, statements, diffs, weights, gone)
+            if len(come):
+                # Copies of a row are rows of their own.
+                take = (
+                    come if (weights[come] == 1).all() else come.repeat(weights[come])
+                )
+                self._insert(target, statements, diffs, take)
+        except psycopg.IntegrityError as error:
+            if not target.key:
+                raise
+            raise keys.violated(target.shown, target.key, error) from error
         return int(np.abs(weights).sum())
 
     def explained(self, target: Target, error: SinkTableError) -> SinkTableError:
@@ -183,7 +176,7 @@ class SinkWriter:
         with self._conn.cursor() as cursor, cursor.copy(made.copy) as copy:
             for start in range(0, len(take), _ROWS_PER_COPY):
                 part = diffs.take(pa.array(take[start : start + _ROWS_PER_COPY]))
-                copy.write(copytext.join(_texts(target, part)))
+                copy.write(copytext.join(rows_of.texts(target, part)))
 
     def _delete(
         self,
@@ -196,22 +189,47 @@ class SinkWriter:
         for start in range(0, len(gone), _ROWS_PER_DELETE):
             rows = gone[start : start + _ROWS_PER_DELETE]
             part = diffs.take(pa.array(rows))
-            texts = _texts(target, part)
-            if made.by_row:
-                texts = [_row_literals(texts)]
-            literals = [copytext.array_literal(c) for c in texts]
+            literals = made.arrays.literals(target, part)
             copies = (-weights[rows]).tolist()
-            # Numbered parameters: a "%" in a column's name is no placeholder.
-            with psycopg.RawCursor(self._conn) as cursor:
-                cursor.execute(made.delete, [*literals, copies])
-                found = cursor.rowcount
-            if found != sum(copies):
-                raise SinkTableError(
-                    f"result table {target.shown} was changed by somebody else:"
-                    f" {sum(copies)} rows should go, {found} were found",
-                    hint=RESYNC,
-                    sqlstate="55000",
-                )
+            self._run(target, made.delete, [*literals, copies], sum(copies), "go")
+
+    def _update(
+        self,
+        target: Target,
+        made: _Statements,
+        diffs: pa.RecordBatch,
+        changes: keyed.Changes,
+    ) -> None:
+        assert made.update is not None, "the table has a key"
+        for start in range(0, len(changes.old), _ROWS_PER_DELETE):
+            part = slice(start, start + _ROWS_PER_DELETE)
+            old, new = (
+                made.arrays.literals(target, diffs.take(pa.array(places[part])))
+                for places in (changes.old, changes.new)
+            )
+            count = len(changes.old[part])
+            self._run(target, made.update, [*old, *new], count, "change")
+
+    def _run(
+        self,
+        target: Target,
+        statement: sql.Composed,
+        parameters: list[Any],
+        wanted: int,
+        verb: str,
+    ) -> None:
+        """Carry out ``statement``, which has to find ``wanted`` rows."""
+        # Numbered parameters: a "%" in a column's name is no placeholder.
+        with psycopg.RawCursor(self._conn) as cursor:
+            cursor.execute(statement, parameters)
+            found = cursor.rowcount
+        if found != wanted:
+            raise SinkTableError(
+                f"result table {target.shown} was changed by somebody else:"
+                f" {wanted} rows should {verb}, {found} were found",
+                hint=RESYNC,
+                sqlstate="55000",
+            )
 
     def _prepared(self, target: Target) -> _Statements:
         made = self._statements.get(target.view_id)
@@ -246,22 +264,9 @@ def _compose(conn: Connection, target: Target) -> _Statements:
     copy = sql.SQL("COPY {} ({}) FROM STDIN").format(
         target.identifier, sql.SQL(", ").join(map(sql.Identifier, names))
     )
-    # A row type's array holds every kind of column, an array's elements only some.
-    by_row = any(a.array_name is None for a in found)
-    kinds: list[sql.Composable] = [sql.SQL(a.array_name or "") for a in found]
-    if by_row:
-        kinds = [target.identifier + sql.SQL("[]")]
-    arrays = [sql.SQL("${}::{}").format(n, kind) for n, kind in enumerate(kinds, 1)]
-    equal = [_same(attribute) for attribute in found]
-    flags = table.hashable(conn, found)
-    hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
-    if hashed:
-        equal.insert(
-            0,
-            sql.SQL("{} = {}").format(
-                table.row_hash("t", hashed), table.row_hash("g", hashed)
-            ),
-        )
+    arrays = Arrays.of(target, found)
+    equal = [rows_of.same(attribute) for attribute in found]
+    equal = [*_found_by(conn, target, found), *equal]
     weight = _free_name(names)
     delete = sql.SQL(
         "DELETE FROM ONLY {table} WHERE ctid = ANY (ARRAY("
@@ -270,8 +275,8 @@ def _compose(conn: Connection, target: Target) -> _Statements:
         "SELECT t.ctid FROM ONLY {table} t WHERE {equal} LIMIT g.{weight}) x))"
     ).format(
         table=target.identifier,
-        arrays=sql.SQL(", ").join(arrays),
-        last=len(arrays) + 1,
+        arrays=arrays.parameters(),
+        last=len(arrays.kinds) + 1,
         names=sql.SQL(", ").join(map(sql.Identifier, names)),
         weight=sql.Identifier(weight),
         equal=sql.SQL(" AND ").join(equal),
@@ -279,26 +284,31 @@ def _compose(conn: Connection, target: Target) -> _Statements:
     hold = sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE; ").format(
         target.identifier
     )
-    return _Statements(hold + ask, str(row[1]), copy, delete, by_row)
+    update = keyed.update(target, found, arrays, equal) if target.key else None
+    return _Statements(hold + ask, str(row[1]), copy, delete, update, arrays)
 
 
-def _same(attribute: table.Attribute) -> sql.Composed:
-    """Whether column values of ``t`` and ``g`` are the same, exactly."""
-    name = attribute.name
-    form: LiteralString = "{} IS NOT DISTINCT FROM {}"
-    if attribute.base_oid == BPCHAR:
-        # As text it would lose its trailing blanks.
-        form = (
-            "pg_catalog.bpcharsend({}) IS NOT DISTINCT FROM pg_catalog.bpcharsend({})"
+def _found_by(
+    conn: Connection, target: Target, found: Sequence[table.Attribute]
+) -> list[sql.Composed]:
+    """The conditions on rows ``t`` and ``g`` that an index of the table answers."""
+    if target.key:
+        operators = keys.equality(conn, target.oid)
+        return [
+            sql.SQL("{} {} {}").format(
+                sql.Identifier("t", name), operators[name], sql.Identifier("g", name)
+            )
+            for name in target.key
+        ]
+    flags = table.hashable(conn, found)
+    hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
+    if not hashed:
+        return []
+    return [
+        sql.SQL("{} = {}").format(
+            table.row_hash("t", hashed), table.row_hash("g", hashed)
         )
-    elif attribute.base_oid in _TEXTS:
-        form = '{} COLLATE "C" IS NOT DISTINCT FROM {} COLLATE "C"'
-    elif attribute.base_oid not in _IDENTICAL:
-        form = (
-            "pg_catalog.format('%L', {}) COLLATE \"C\""
-            " = pg_catalog.format('%L', {}) COLLATE \"C\""
-        )
-    return sql.SQL(form).format(sql.Identifier("t", name), sql.Identifier("g", name))
+    ]
 
 
 def _free_name(names: Sequence[str]) -> str:
@@ -306,22 +316,3 @@ def _free_name(names: Sequence[str]) -> str:
     while name in names:
         name += "_"
     return name
-
-
-def _row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Rows as literals of a composite type; one without a value between its commas is NULL."""
-    fields = []
-    for column in columns:
-        escaped = pc.replace_substring(column, "\\", "\\\\")
-        escaped = pc.replace_substring(escaped, '"', '""')
-        fields.append(pc.binary_join_element_wise('"', escaped, '"', ""))
-    inner = pc.binary_join_element_wise(
-        *fields, ",", null_handling="replace", null_replacement=""
-    )
-    return pc.binary_join_element_wise("(", inner, ")", "")
-
-
-def _texts(target: Target, diffs: pa.RecordBatch) -> list[pa.StringArray]:
-    return [
-        text.render(diffs.column(i), field.oid) for i, field in enumerate(target.schema)
-    ]

@@ -1,0 +1,135 @@
+"""Changes of a table with a key: which rows stay, with other values.
+
+A row whose key stays is updated where it stands, so that what refers to it, a foreign key above
+all, does not see it go.
+
+* Invariant: rows that are paired have equal keys.  Where a type's equality is not known here, equal
+  means identical: then a row may go and come again, which is right too, and holds at each statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from psycopg import sql
+
+from headrace.kernels import rows
+from headrace.sink import table
+from headrace.sink.rows import Arrays
+from headrace.sink.table import Target
+from headrace.types import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTERVAL,
+    NUMERIC,
+    OID,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    VARCHAR,
+)
+
+Places = npt.NDArray[np.int64]
+
+_CANONICAL: Final = frozenset(
+    {
+        *(BOOL, INT2, INT4, INT8, OID, FLOAT4, FLOAT8, NUMERIC, UUID, BYTEA),
+        *(DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, TEXT, VARCHAR, BPCHAR),
+    }
+)
+"""Types of which ``encode_keys`` tells equal values; of no collation fewer than Postgres does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Places of rows in the diffs of a view."""
+
+    old: Places
+    """Rows that become those of ``new``, one by one."""
+    new: Places
+    gone: Places
+    come: Places
+
+
+def pair(target: Target, diffs: pa.RecordBatch, gone: Places, come: Places) -> Changes:
+    """Find among ``gone`` and ``come`` the rows whose key stays; each is in ``diffs`` once."""
+    weights = diffs.column(len(target.schema)).to_numpy()
+    ids, count = _numbers(target, diffs)
+    old, new = _first(ids, gone, count), _first(ids, come, count)
+    both = np.flatnonzero((old >= 0) & (new >= 0))
+    # Of copies of a row no key is left that could stay: let the table say so.
+    both = both[(weights[old[both]] == -1) & (weights[new[both]] == 1)]
+    old, new = old[both], new[both]
+    return Changes(
+        old,
+        new,
+        np.setdiff1d(gone, old, assume_unique=True),
+        np.setdiff1d(come, new, assume_unique=True),
+    )
+
+
+def _numbers(target: Target, diffs: pa.RecordBatch) -> tuple[Places, int]:
+    """For each row the number of its key, and how many keys there are."""
+    places = [
+        next(i for i, field in enumerate(target.schema) if field.name == name)
+        for name in target.key
+    ]
+    columns = [diffs.column(i) for i in places]
+    oids = [target.schema[i].oid for i in places]
+    if _CANONICAL.issuperset(oids):
+        keys = [key or b"" for key in rows.encode_keys(columns, oids, nulls=True)]
+    else:
+        keys = rows.encode_rows(columns)
+    distinct, ids = rows.group(keys)
+    return ids, len(distinct)
+
+
+def _first(ids: Places, places: Places, count: int) -> Places:
+    """By number the first of ``places`` with it, or -1."""
+    found = np.full(count, -1, np.int64)
+    found[ids[places[::-1]]] = places[::-1]
+    return found
+
+
+def update(
+    target: Target,
+    found: Sequence[table.Attribute],
+    arrays: Arrays,
+    equal: Sequence[sql.Composable],
+) -> sql.Composed:
+    """A statement that takes old rows and new ones, and makes of the one the other."""
+    names = [a.name for a in found]
+    fresh: list[str] = []
+    for place in range(len(names)):
+        name = f"new{place}"
+        while name in names:
+            name += "_"
+        fresh.append(name)
+    return sql.SQL(
+        "UPDATE ONLY {table} t SET {values} FROM (SELECT * FROM unnest({old}, {new})"
+        " AS u({names}) OFFSET 0) g WHERE {equal}"
+    ).format(
+        table=target.identifier,
+        values=sql.SQL(", ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(n), sql.Identifier("g", f))
+            for n, f in zip(names, fresh, strict=True)
+        ),
+        old=arrays.parameters(),
+        new=arrays.parameters(len(arrays.kinds) + 1),
+        names=sql.SQL(", ").join(map(sql.Identifier, [*names, *fresh])),
+        equal=sql.SQL(" AND ").join(equal),
+    )

@@ -1,0 +1,136 @@
+"""The key of a result table: a primary key, so that Postgres itself keeps it.
+
+It has no NULLs, and is not deferrable: foreign keys, ON CONFLICT, ORMs and a replica identity can
+use it.  What is equal is what its index takes for equal, collation and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headrace.errors import RESYNC, SinkTableError, UserError
+from headrace.sink import table
+from headrace.types import Field
+
+_PROBE: Final = "headrace_key_probe"
+
+Connection = psycopg.Connection[Any]
+
+
+def shown(key: Sequence[str]) -> str:
+    """The key for messages."""
+    return f"({', '.join(key)})"
+
+
+def add(conn: Connection, name: sql.Identifier, key: Sequence[str]) -> None:
+    """Give the table ``name`` its primary key.
+
+    Raises:
+        UserError: with Postgres' SQLSTATE: its rows have no such key (23505, 23502), or its
+            columns cannot have one.
+    """
+    statement = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({})").format(
+        name, sql.SQL(", ").join(map(sql.Identifier, key))
+    )
+    try:
+        with conn.transaction():
+            conn.execute(statement)
+    except psycopg.errors.UniqueViolation as error:
+        raise UserError(
+            f"rows of the view have no key {shown(key)}",
+            detail=error.diag.message_detail,
+            hint="Name columns whose values no two rows have in common, or leave the"
+            ' option "key" out.',
+            sqlstate="23505",
+        ) from error
+    except psycopg.errors.NotNullViolation as error:
+        raise UserError(
+            f'column "{error.diag.column_name}" of key {shown(key)} has a NULL',
+            hint="A key is a primary key. Leave such rows out (IS NOT NULL), or give"
+            " them a value (coalesce).",
+            sqlstate="23502",
+        ) from error
+    except (psycopg.ProgrammingError, psycopg.errors.ProgramLimitExceeded) as error:
+        raise UserError(
+            f'option "key": {error.diag.message_primary}',
+            detail=error.diag.message_detail,
+            hint=error.diag.message_hint,
+            sqlstate=error.sqlstate,
+        ) from error
+
+
+def check(conn: Connection, fields: Sequence[Field], key: Sequence[str]) -> None:
+    """Prove that a table of ``fields`` can have the primary key ``key``, if there is one.
+
+    Raises:
+        UserError: as ``add``: there is no such column (42703), or it is no type for a key (42704).
+    """
+    if not key:
+        return
+    with conn.transaction(force_rollback=True):
+        conn.execute(
+            sql.SQL("CREATE TEMPORARY TABLE {} ({}) AS {} WITH NO DATA").format(
+                sql.Identifier(_PROBE),
+                sql.SQL(", ").join(sql.Identifier(f.name) for f in fields),
+                table.shape(conn, fields),
+            )
+        )
+        add(conn, sql.Identifier("pg_temp", _PROBE), key)
+
+
+def equality(conn: Connection, oid: int) -> dict[str, sql.Composed]:
+    """By column of the key of the table ``oid``: the operator that its index goes by."""
+    rows = conn.execute(
+        "SELECT a.attname, n.nspname, o.oprname"
+        " FROM pg_catalog.pg_index i"
+        " CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[]) AS k(attnum, class)"
+        " JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
+        " JOIN pg_catalog.pg_opclass c ON c.oid = k.class"
+        " JOIN pg_catalog.pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3"
+        "  AND m.amoplefttype = c.opcintype AND m.amoprighttype = c.opcintype"
+        " JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace"
+        " WHERE i.indrelid = %s AND i.indisprimary",
+        (oid,),
+    ).fetchall()
+    return {
+        name: sql.SQL("OPERATOR({}.{})").format(
+            sql.Identifier(schema), sql.SQL(operator)
+        )
+        for name, schema, operator in rows
+    }
+
+
+def violated(
+    shown_table: str, key: Sequence[str], error: psycopg.IntegrityError
+) -> SinkTableError:
+    """What ``error`` in writing a table with a key means to its view.
+
+    Everybody may read why a view has stopped, so no value is told.
+    """
+    code = error.sqlstate or SinkTableError.sqlstate
+    if isinstance(error, psycopg.errors.UniqueViolation):
+        return SinkTableError(
+            f"rows of result table {shown_table} would have the same key {shown(key)}",
+            detail=f'Postgres names constraint "{error.diag.constraint_name}".',
+            hint=RESYNC,
+            sqlstate=code,
+        )
+    if isinstance(error, psycopg.errors.NotNullViolation):
+        return SinkTableError(
+            f'column "{error.diag.column_name}" of key {shown(key)} of result table'
+            f" {shown_table} would be NULL",
+            hint=RESYNC,
+            sqlstate=code,
+        )
+    return SinkTableError(
+        f"rows of result table {shown_table} should go that"
+        f' table "{error.diag.table_name}" refers to',
+        detail=f'They are held by foreign key "{error.diag.constraint_name}".',
+        hint=RESYNC,
+        sqlstate=code,
+    )

@@ -1,0 +1,106 @@
+"""Rows in statements: as parameters, and compared exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from headrace.kernels import copytext, text
+from headrace.sink import table
+from headrace.sink.table import Target
+from headrace.types import (
+    BOOL,
+    BPCHAR,
+    DATE,
+    INT2,
+    INT4,
+    INT8,
+    OID,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    VARCHAR,
+)  # fmt: skip
+
+_IDENTICAL: Final = frozenset(
+    (BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID)
+)
+"""Types whose equality is identity: no need to compare texts."""
+_TEXTS: Final = frozenset((TEXT, VARCHAR))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """How rows of a table are given to a statement: as arrays, for ``unnest``."""
+
+    kinds: tuple[sql.Composable, ...]
+    by_row: bool
+    """Whether as one array of the table's row type, or an array per column."""
+
+    @classmethod
+    def of(cls, target: Target, found: Sequence[table.Attribute]) -> Arrays:
+        """Those for a table with the columns ``found``."""
+        # A row type's array holds every kind of column, an array's elements only some.
+        if any(a.array_name is None for a in found):
+            return cls((target.identifier + sql.SQL("[]"),), by_row=True)
+        return cls(tuple(sql.SQL(a.array_name or "") for a in found), by_row=False)
+
+    def parameters(self, first: int = 1) -> sql.Composed:
+        """The arrays as parameters, numbered from ``first``."""
+        return sql.SQL(", ").join(
+            sql.SQL("${}::{}").format(n, kind)
+            for n, kind in enumerate(self.kinds, first)
+        )
+
+    def literals(self, target: Target, diffs: pa.RecordBatch) -> list[str]:
+        """The values of the parameters for the rows ``diffs``."""
+        columns = texts(target, diffs)
+        if self.by_row:
+            columns = [_row_literals(columns)]
+        return [copytext.array_literal(c) for c in columns]
+
+
+def same(attribute: table.Attribute) -> sql.Composed:
+    """Whether column values of ``t`` and ``g`` are the same, exactly."""
+    name = attribute.name
+    form: LiteralString = "{} IS NOT DISTINCT FROM {}"
+    if attribute.base_oid == BPCHAR:
+        # As text it would lose its trailing blanks.
+        form = (
+            "pg_catalog.bpcharsend({}) IS NOT DISTINCT FROM pg_catalog.bpcharsend({})"
+        )
+    elif attribute.base_oid in _TEXTS:
+        form = '{} COLLATE "C" IS NOT DISTINCT FROM {} COLLATE "C"'
+    elif attribute.base_oid not in _IDENTICAL:
+        form = (
+            "pg_catalog.format('%L', {}) COLLATE \"C\""
+            " = pg_catalog.format('%L', {}) COLLATE \"C\""
+        )
+    return sql.SQL(form).format(sql.Identifier("t", name), sql.Identifier("g", name))
+
+
+def _row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
+    """Rows as literals of a composite type; one without a value between its commas is NULL."""
+    fields = []
+    for column in columns:
+        escaped = pc.replace_substring(column, "\\", "\\\\")
+        escaped = pc.replace_substring(escaped, '"', '""')
+        fields.append(pc.binary_join_element_wise('"', escaped, '"', ""))
+    inner = pc.binary_join_element_wise(
+        *fields, ",", null_handling="replace", null_replacement=""
+    )
+    return pc.binary_join_element_wise("(", inner, ")", "")
+
+
+def texts(target: Target, diffs: pa.RecordBatch) -> list[pa.StringArray]:
+    """The columns of ``diffs`` as text."""
+    return [
+        text.render(diffs.column(i), field.oid) for i, field in enumerate(target.schema)
+    ]

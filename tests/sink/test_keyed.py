@@ -1,0 +1,234 @@
+"""Result tables with a key: it holds at each statement, and rows whose key stays are updated."""
+
+from __future__ import annotations
+
+import random
+
+import psycopg
+import pytest
+
+from headrace import pinned
+from headrace.errors import SinkBlocked, SinkTableError, UserError
+from headrace.sink import keys, table
+from headrace.sink.table import Target
+from headrace.sink.writer import SINK_SETTINGS, SinkWriter
+from headrace.sql import install
+from headrace.types import Field
+from tests.sink.test_writer import VALUES, contents, diffs
+
+COLUMNS = {"k": "integer", "v": "text"}
+
+
+@pytest.fixture
+def setup(database):
+    with psycopg.connect(database, autocommit=True) as setup:
+        install.install(setup)
+        setup.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')")
+        setup.execute("CREATE TYPE pair AS (a int, b text)")
+        yield setup
+
+
+@pytest.fixture
+def conn(database, setup):
+    made = pinned.connect(
+        database, name="test", settings=SINK_SETTINGS | {"lock_timeout": "200"}
+    )
+    yield made
+    made.close()
+
+
+def make(conn, columns: dict[str, str], key: tuple[str, ...]) -> Target:
+    selected = ", ".join(f'NULL::{kind} AS "{c}"' for c, kind in columns.items())
+    conn.execute("SET search_path = public")
+    oid = table.create(conn, "public", "r", f"SELECT {selected}", keyed=True)
+    conn.execute("RESET search_path")
+    keys.add(conn, psycopg.sql.Identifier("public", "r"), key)
+    fields = tuple(
+        Field(a.name, a.base_oid, a.base_mod) for a in table.attributes(conn, oid)
+    )
+    return Target(1, "public", "r", oid, fields, key)
+
+
+def write(conn, target, *rows) -> None:
+    with conn.transaction():
+        SinkWriter(conn).write(target, diffs(target, list(rows)))
+
+
+def test_every_type_is_found_by_its_key(conn):
+    """Of whatever form the value is, and of however many arrays the parameters."""
+    for kind in VALUES:
+        if kind in ("positive", "mood[]", "box[]", *NO_KEYS):
+            continue
+        named = f"public.{kind}" if kind in ("mood", "pair") else kind
+        target = make(conn, {"v": named, "n": "integer"}, ("v",))
+        for given in VALUES[kind]:
+            write(conn, target, ((given, "1"), 1))
+            [(stored, _)] = contents(conn, target)
+            # As Postgres puts it out, like what comes from the stream.
+            value = stored if kind == "numeric" else given
+            write(conn, target, ((value, "1"), -1), ((value, "2"), 1))
+            assert contents(conn, target) == [(stored, "2")]
+            write(conn, target, ((value, "2"), -1))
+            assert contents(conn, target) == []
+        conn.execute("DROP TABLE public.r")
+
+
+NO_KEYS = ("json", "point", "box")
+
+
+@pytest.mark.parametrize("kind", NO_KEYS)
+def test_types_that_can_be_no_key_are_refused_in_the_words_of_postgres(
+    conn, setup, kind
+):
+    with pytest.raises(psycopg.errors.UndefinedObject) as asked:
+        setup.execute(f"CREATE TABLE asked (v {kind} PRIMARY KEY)")
+    with pytest.raises(UserError) as refused:
+        make(conn, {"v": kind}, ("v",))
+    assert refused.value.code == "42704"
+    assert refused.value.message.endswith(asked.value.diag.message_primary)
+
+
+def test_rows_whose_key_stays_are_updated_others_come_and_go(conn):
+    target = make(conn, COLUMNS, ("k",))
+    write(conn, target, *[((str(i), "a"), 1) for i in range(4)])
+    conn.execute("CREATE TABLE public.refers (k int REFERENCES public.r)")
+    conn.execute("INSERT INTO public.refers VALUES (1), (2)")
+    write(
+        conn,
+        target,
+        *[((str(i), "a"), -1) for i in range(4)],
+        *[((str(i), "b"), 1) for i in range(1, 5)],
+    )
+    assert contents(conn, target) == [(str(i), "b") for i in range(1, 5)]
+    # Values that change places, and a ring: no row goes.
+    write(
+        conn,
+        target,
+        (("1", "b"), -1), (("2", "c"), 1), (("2", "b"), -1), (("1", "d"), 1),
+    )  # fmt: skip
+    assert contents(conn, target)[:2] == [("1", "d"), ("2", "c")]
+    with pytest.raises(SinkTableError, match='table "refers" refers to') as caught:
+        write(conn, target, (("1", "d"), -1))
+    assert caught.value.code == "23503"
+    assert "(1)" not in str(caught.value.fields())
+    assert contents(conn, target)[:2] == [("1", "d"), ("2", "c")]
+
+
+def test_a_foreign_key_holds_where_the_key_only_looks_otherwise(conn):
+    target = make(conn, {"k": "numeric", "v": "text"}, ("k",))
+    write(conn, target, (("1.0", "a"), 1), (("2", "a"), 1))
+    conn.execute("CREATE TABLE public.refers (k numeric REFERENCES public.r)")
+    conn.execute("INSERT INTO public.refers VALUES (1)")
+    write(conn, target, (("1.0", "a"), -1), (("1.00", "a"), 1))
+    assert contents(conn, target) == [("1.00", "a"), ("2", "a")]
+
+
+def test_keys_that_are_equal_without_being_alike(conn):
+    """What is equal is what the index says, also where we do not know it."""
+    target = make(conn, {"k": "jsonb", "v": "text"}, ("k",))
+    write(conn, target, (("[1.0]", "1"), 1))
+    write(conn, target, (("[1.0]", "1"), -1), (("[1.00]", "1"), 1))
+    assert contents(conn, target) == [("[1.00]", "1")]
+    with pytest.raises(SinkTableError, match=r"the same key \(k\)") as caught:
+        write(conn, target, (("[1]", "2"), 1))
+    assert caught.value.code == "23505"
+    assert contents(conn, target) == [("[1.00]", "1")]
+
+
+def test_duplicates_and_nulls_change_nothing_and_tell_no_value(conn):
+    target = make(conn, COLUMNS, ("k",))
+    write(conn, target, (("77", "a"), 1))
+    for rows, code in (
+        ([(("77", "b"), 1)], "23505"),
+        ([(("77", "a"), -1), (("77", "b"), 1), (("77", "c"), 1)], "23505"),
+        ([(("78", "b"), 2)], "23505"),
+        ([(("77", "a"), -1), ((None, "b"), 1)], "23502"),
+    ):
+        with pytest.raises(SinkTableError, match=r"key \(k\)") as caught:
+            write(conn, target, *rows)
+        assert caught.value.code == code
+        assert "77" not in str(caught.value.fields())
+        assert contents(conn, target) == [("77", "a")]
+
+
+def test_rows_changed_by_somebody_else_are_told(conn):
+    target = make(conn, COLUMNS, ("k",))
+    write(conn, target, (("1", "a"), 1))
+    conn.execute("UPDATE public.r SET v = 'x'")
+    for rows in (
+        [(("1", "a"), -1)],
+        [(("1", "a"), -1), (("1", "b"), 1)],
+        [(("1", "x"), -2), (("1", "b"), 1)],
+    ):
+        with pytest.raises(SinkTableError, match="changed by somebody else"):
+            write(conn, target, *rows)
+        assert contents(conn, target) == [("1", "x")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("ALTER TABLE r DROP CONSTRAINT r_pkey", "has lost its key"),
+        ("CREATE TABLE f (k int REFERENCES r ON DELETE CASCADE)", "has a trigger"),
+        ("CREATE TABLE f (k int REFERENCES r ON UPDATE SET NULL)", "has a trigger"),
+        (
+            "CREATE TABLE f (k int); ALTER TABLE f OWNER TO {other};"
+            " ALTER TABLE f ADD FOREIGN KEY (k) REFERENCES r",
+            "has a trigger",
+        ),
+        ("ALTER TABLE r ADD UNIQUE (v)", "has a constraint"),
+    ],
+)
+def test_what_must_not_be_made_of_the_table(conn, setup, statement, told):
+    other = f"other_{setup.info.dbname}"
+    setup.execute(f"CREATE ROLE {other}")
+    try:
+        target = make(conn, COLUMNS, ("k",))
+        write(conn, target, (("1", "a"), 1))
+        setup.execute(f"GRANT ALL ON SCHEMA public TO {other}")
+        setup.execute(f"GRANT ALL ON TABLE r TO {other}")
+        setup.execute(statement.format(other=other))
+        with pytest.raises(SinkTableError, match=told):
+            SinkWriter(conn).write(target, diffs(target, [(("1", "a"), -1)]))
+        conn.rollback()
+    finally:
+        setup.execute(f"DROP OWNED BY {other} CASCADE")
+        setup.execute(f"DROP ROLE {other}")
+
+
+def test_a_reader_that_locks_a_key_holds_up_its_deletion_only(conn, database):
+    """What an ORM, or the check of a foreign key, does."""
+    target = make(conn, COLUMNS, ("k",))
+    write(conn, target, (("1", "a"), 1))
+    with psycopg.connect(database) as reader:
+        reader.execute("SELECT FROM r WHERE k = 1 FOR KEY SHARE")
+        write(conn, target, (("1", "a"), -1), (("1", "b"), 1))
+        with pytest.raises(SinkBlocked):
+            write(conn, target, (("1", "b"), -1))
+    write(conn, target, (("1", "b"), -1))
+
+
+def test_random_changes(conn):
+    """Any change of a table with a key, in one write; the index proves the order of statements."""
+    rng = random.Random(11)
+    target = make(conn, {"k": "integer", "v": "numeric", "j": "text"}, ("j", "k"))
+    now: dict = {}
+    for _ in range(40):
+        after = {
+            (str(rng.randrange(12)), rng.choice("ab")): rng.choice(
+                ["1", "1.0", "2", None]
+            )
+            for _ in range(rng.randrange(16))
+        }
+        before, now = now, after
+        rows = [((k, v, j), -1) for (k, j), v in before.items()]
+        rows += [((k, v, j), 1) for (k, j), v in after.items()]
+        weights: dict = {}
+        for row, weight in rows:
+            weights[row] = weights.get(row, 0) + weight
+        left = [(r, w) for r, w in weights.items() if w]
+        rng.shuffle(left)
+        write(conn, target, *left)
+        assert contents(conn, target) == sorted(
+            ((k, v, j) for (k, j), v in now.items()), key=repr
+        )
