@@ -26,6 +26,7 @@ from headrace.planner import (
     position,
     session,
     temporal,
+    uniquekeys,
 )
 from headrace.planner.bind import Binder
 from headrace.planner.catalog import Catalog, Connection
@@ -123,6 +124,9 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
                         physical, lowering.type_name, builder.sizes
                     ),
                     "sources": describe(sources),
+                    "key": uniquekeys.explain(
+                        optimised, tuple(c.name for c in columns)
+                    ),
                 },
                 sources,
             ),

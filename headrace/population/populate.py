@@ -29,7 +29,7 @@ from headrace.errors import (
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.forwarder import fingerprint, publication
 from headrace.forwarder.fingerprint import Facts
-from headrace.planner import Planned, PlanRequest, plan
+from headrace.planner import Planned, PlanRequest, plan, uniquekeys
 from headrace.population import catalog, local, reader, rights, staging, tables, uses
 from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.context import Context
@@ -56,6 +56,10 @@ def plan_with_facts(
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         bounds = options.recursions(settings)
         planned = plan(conn, replace(request, recursions=bounds))
+        if options.key:
+            names = [field.name for field in planned.columns]
+            told = uniquekeys.given(planned.optimised, names, options.key)
+            planned = replace(planned, explain={**planned.explain, "key": told})
         rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)
         return planned, fingerprint.take(conn, used, settings.publication_name)

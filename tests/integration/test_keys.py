@@ -94,6 +94,9 @@ def test_it_is_a_key_to_everybody(commander, source, keyed):
     assert source.execute(
         "SELECT relreplident::text FROM pg_class WHERE oid = 'keyed'::regclass"
     ).fetchone() == ("d",)
+    assert commander.execute(
+        "SELECT * FROM headrace.explain_view('keyed', 'key')"
+    ).fetchall() == [("key: (a), checked at each write",)]
     source.execute(
         "CREATE TABLE refers (id int PRIMARY KEY, a int REFERENCES keyed, n int)"
     )
