@@ -34,6 +34,7 @@ from headrace.planner.constants import Constants
 from headrace.planner.decorrelate import decorrelate
 from headrace.planner.explain import explain_logical, explain_physical
 from headrace.planner.input_order import carry_order
+from headrace.planner.logical import Node
 from headrace.planner.lower import Lowering, Scope
 from headrace.planner.named import each
 from headrace.planner.nodetree import Node as Tree
@@ -124,9 +125,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
                         physical, lowering.type_name, builder.sizes
                     ),
                     "sources": describe(sources),
-                    "key": uniquekeys.explain(
-                        optimised, tuple(c.name for c in columns)
-                    ),
+                    "key": _key(optimised, columns),
                 },
                 sources,
             ),
@@ -141,6 +140,10 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             named=_named(conn, sources, catalog, settings),
             generated=frozenset(sources.generated),
         )
+
+
+def _key(optimised: Node, columns: Schema) -> str:
+    return uniquekeys.explain(optimised, tuple(c.name for c in columns))
 
 
 def _shown(stages: dict[str, str], sources: Sources) -> dict[str, str]:
