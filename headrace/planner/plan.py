@@ -121,9 +121,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
                 {
                     "logical": explain_logical(bound_plan),
                     "optimised": explain_logical(optimised),
-                    "physical": explain_physical(
-                        physical, lowering.type_name, builder.sizes
-                    ),
+                    "physical": _collections(physical, lowering, builder),
                     "sources": describe(sources),
                     "key": _key(optimised, columns),
                 },
@@ -140,6 +138,10 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             named=_named(conn, sources, catalog, settings),
             generated=frozenset(sources.generated),
         )
+
+
+def _collections(physical: PhysicalPlan, lowering: Lowering, builder: Builder) -> str:
+    return explain_physical(physical, lowering.type_name, builder.sizes)
 
 
 def _key(optimised: Node, columns: Schema) -> str:
