@@ -31,6 +31,7 @@ from headrace.forwarder import fingerprint, publication
 from headrace.kernels import copytext, text
 from headrace.population import uses
 from headrace.runtime.engine import Engine
+from headrace.runtime.positions import Position
 from headrace.sink import table
 from headrace.sql import install
 from headrace.state import layout
@@ -55,6 +56,10 @@ class Running:
             self.engine.run()
         except BaseException as error:  # noqa: BLE001  for the test to see
             self.error = error
+
+    def hold(self, job: str) -> Position:
+        """Have the engine keep what a population needs."""
+        return self.engine.holds.grant(job)
 
     def on(self, work: Callable[[], Any]) -> Any:
         return self.engine.submit(work).result(PATIENCE_S)
@@ -154,7 +159,7 @@ def create_view(
     """Populate and adopt a view; ``between`` runs after the snapshot, before the adoption."""
     settings = running.settings
     running.engine.running.wait(PATIENCE_S)
-    hold = running.engine.holds.grant(name)
+    hold = running.hold(name)
     with psycopg.connect(dsn, autocommit=True) as conn:
         view_id = conn.execute(
             "INSERT INTO headrace.views (schema_name, view_name, query, plan, status)"

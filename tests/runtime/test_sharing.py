@@ -237,7 +237,7 @@ class Stopped:
         self.settings = running.settings
         self.engine = running.engine
 
-    def on(self, work) -> Position:
+    def hold(self, job) -> Position:
         return self.engine.position
 
 
