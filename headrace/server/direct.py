@@ -87,7 +87,7 @@ class Direct:
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._listen(listen))
                         group.create_task(self._write(write))
-            except* (psycopg.OperationalError, psycopg.InterfaceError) as errors:
+            except* psycopg.Error as errors:
                 _log.warning(
                     "command table not reachable", reason=str(errors.exceptions[0])
                 )

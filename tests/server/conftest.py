@@ -98,7 +98,9 @@ class Running:
         self._up = threading.Event()
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._main()), daemon=True
+        )
         self._thread.start()
         assert self._up.wait(PATIENCE_S), "the listener starts"
 
