@@ -261,7 +261,7 @@ class Catalog:
             self._refer(node)
         self._load_operators(operators)
         functions.update(o.function for o in self._operators.values())
-        self._load_types(types)
+        self.load_types(types)
         self.mentioned |= types - {0}
         self._load_functions(functions)
         self._load_collations(collations)
@@ -322,7 +322,7 @@ class Catalog:
     def type(self, oid: int) -> Type:
         """The type of that OID."""
         if oid not in self._types:
-            self._load_types({oid})
+            self.load_types({oid})
         if oid not in self._types:
             raise UnsupportedError(f"type with OID {oid} is not supported")
         return self._types[oid]
@@ -523,9 +523,12 @@ class Catalog:
         for row in self._rows(_OPERATOR, oids - self._operators.keys()):
             self._operators[row[0]] = Operator(*row)
 
-    def _load_types(self, oids: set[int]) -> None:
-        for row in self._rows(_TYPE, oids - self._types.keys()):
-            self._types[row[0]] = Type(*row)
+    def load_types(self, oids: set[int]) -> None:
+        """Fetch types that will be asked for, and what they consist of, at one go."""
+        while missing := oids - self._types.keys() - {0}:
+            found = [Type(*row) for row in self._rows(_TYPE, missing)]
+            self._types.update((t.oid, t) for t in found)
+            oids = {o for t in found for o in (t.base, t.element)}
 
     def _load_collations(self, oids: set[int]) -> None:
         for oid, name, deterministic, locale, encoding in self._rows(

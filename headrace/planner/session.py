@@ -114,16 +114,22 @@ def binding(
             if caller is not None:
                 pinned.become(conn, caller)
             given = {name.lower(): value for name, value in settings.items()}
-            for name in (*CAPTURED, *_PARSING):
-                if (value := given.get(name.lower())) is not None:
-                    _set(conn, name, value)
+            names = (*CAPTURED, *_PARSING)
+            _set(conn, {n: given[n.lower()] for n in names if n.lower() in given})
             yield
     except psycopg.Error as error:
         raise to_error(error) from error
 
 
-def _set(conn: Connection, name: str, value: str) -> None:
-    conn.execute("SELECT pg_catalog.set_config(%s, %s, true)", (name, value))
+def _set(conn: Connection, settings: dict[str, str]) -> None:
+    if not settings:
+        return
+    conn.execute(
+        "SELECT pg_catalog.set_config(s.name, s.value, true)"
+        " FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]),"
+        "                 pg_catalog.unnest(%s::pg_catalog.text[])) s (name, value)",
+        (list(settings), list(settings.values())),
+    )
 
 
 def captured_settings(conn: Connection, given: dict[str, str]) -> dict[str, str]:
@@ -247,9 +253,7 @@ def _grant_temporary(conn: Connection, role: str) -> str:
 
 def pin_settings(conn: Connection) -> None:
     """From here on texts of values and names are canonical."""
-    for name, value in PINNED_SETTINGS.items():
-        if name != "client_encoding":
-            _set(conn, name, value)
+    _set(conn, {n: v for n, v in PINNED_SETTINGS.items() if n != "client_encoding"})
 
 
 def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:

@@ -166,6 +166,7 @@ def load_columns(
 ) -> tuple[TableColumn, ...]:
     """The columns of the relation of that OID, in order."""
     rows = conn.execute(_COLUMNS, (oid,)).fetchall()
+    catalog.load_types({row[2] for row in rows})
     return tuple(_column(catalog, row) for row in rows)
 
 
