@@ -1,6 +1,6 @@
 """The third-party corpus in ``../shared/conformance``, when that folder is there.
 
-``make test`` runs a fixed sample of 150 queries, ``make test-all`` all of them.  The judge is
+``make test`` runs a fixed sample of 60 queries, ``make test-all`` all of them.  The judge is
 plain Postgres; wrong, inconsistent, crash and refused_late are defects, unsupported is honest.
 """
 
@@ -22,7 +22,7 @@ FOLDER = Path(
     )
 )
 # What passes today: fewer is a step back, more is to be written here.
-SAMPLE_PASSES = 148
+SAMPLE_PASSES = 60
 CORPUS_PASSES = 1128
 TIES = {"nexmark-45ad8cea"}
 """Rows tie in PARTITION BY and ORDER BY: Postgres shows whichever its heap has first."""
@@ -60,10 +60,10 @@ def assert_no_defect(results: list[dict]) -> collections.Counter:
 
 
 @pytest.mark.timeout(600)
-def test_sample_of_150(engine, tmp_path):
-    results = run(engine, tmp_path / "conf", "--sample", "150", "--seed", "2")
+def test_sample_of_60(engine, tmp_path):
+    results = run(engine, tmp_path / "conf", "--sample", "60", "--seed", "2")
     counts = assert_no_defect(results)
-    assert len(results) == 150
+    assert len(results) == 60
     assert counts["pass"] >= SAMPLE_PASSES, counts
 
 
