@@ -16,7 +16,8 @@ from typing import Final
 
 from headrace.errors import BugError
 
-_TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+# What Postgres takes for blanks, and escapes in names: nothing else may end one.
+_TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^ \n\t(){}\\])+", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 
 # Labels of Postgres 15 and older -> the node names that 16 and newer print.

@@ -52,3 +52,11 @@ def test_walk_goes_in_order_of_the_text():
 def test_unreadable_text_is_a_bug():
     with pytest.raises(BugError):
         read("{QUERY what 1}")
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\x85", "\r", "\x0b", "\x1c"])
+def test_a_name_ends_only_where_postgres_says(blank):
+    """Else a name could bring fields of its own: what a query reads, under which number."""
+    node = read(f"{{RTE :ctename a{blank}:relid{blank}16400 :relid 0}}")
+    assert node.text("ctename") == f"a{blank}:relid{blank}16400"
+    assert node.number("relid") == 0
