@@ -6,7 +6,8 @@ and they are in force before the first statement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -91,6 +92,21 @@ def become(conn: psycopg.Connection[Any], caller: str) -> None:
             hint=f"Run: {grant.as_string(conn)}",
             sqlstate="42501",
         ) from error
+
+
+@contextmanager
+def own_names(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """For statements of ours amid the settings of a caller: names in them mean what we mean.
+
+    On a caller's search path any operator, function or type of a statement may be one of his, which
+    then runs there.  REQUIRES: a transaction; what the statements do is undone.
+    """
+    with conn.transaction(force_rollback=True):
+        conn.execute(
+            "SELECT pg_catalog.set_config('search_path', %s, true)",
+            (PINNED_SETTINGS["search_path"],),
+        )
+        yield
 
 
 def is_lost(error: psycopg.Error) -> bool:

@@ -18,20 +18,23 @@ from typing import Any, Final
 
 import psycopg
 
+from headrace import pinned
 from headrace.errors import HeadraceError, UnsupportedError
 from headrace.planner.nodetree import Node
 
 _SEGMENT: Final = r"(?:[^']|'')*"
 _ESCAPED: Final = r"(?:[^'\\]|''|\\.)*"
 _GAP: Final = r"(?:[ \t\f\v]|--[^\n\r]*)*[\n\r](?:[ \t\n\r\f\v]|--[^\n\r]*[\n\r])*"
-_BLANK: Final = re.compile(r"\s+|--[^\n\r]*")
+_BLANK: Final = re.compile(r"[ \t\n\r\f\v]+|--[^\n\r]*")
 _STRING: Final = re.compile(
     rf"'(?P<body>{_SEGMENT}(?:'{_GAP}'{_SEGMENT})*)'", re.DOTALL
 )
 _STRING_ESCAPED: Final = re.compile(
     rf"'(?P<body>{_ESCAPED}(?:'{_GAP}'{_ESCAPED})*)'", re.DOTALL
 )
-_UESCAPE: Final = re.compile(r"(?:\s|--[^\n\r]*[\n\r])*UESCAPE\s*'[^']'", re.IGNORECASE)
+_UESCAPE: Final = re.compile(
+    r"(?:[ \t\n\r\f\v]|--[^\n\r]*[\n\r])*UESCAPE[ \t\n\r\f\v]*'[^']'", re.IGNORECASE
+)
 _NAME: Final = re.compile(r'(?:[uU]&)?"(?:[^"]|"")*"')
 _DOLLAR: Final = re.compile(
     r"\$(?:[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_\u0080-\U0010ffff]*)?\$"
@@ -326,7 +329,9 @@ class Rehearsal:
         return choices[min(self._tried[at], len(choices) - 1)]
 
     def _check(self, types: set[int]) -> None:
-        row = self._conn.execute(_UNSAFE, {"types": sorted(types)}).fetchone()
+        with pinned.own_names(self._conn):
+            asked = {"types": sorted(types)}
+            row = self._conn.execute(_UNSAFE, asked).fetchone()
         if row is None:
             return
         raise UnsupportedError(

@@ -7,6 +7,11 @@ ours, since it may reset the role, but inside of a SECURITY DEFINER function nob
 that a caller has a say in is analysed, and computed, in temporary functions that belong to the
 caller: also our own SQL, in which a name may mean something else by then.
 
+Two things are left to a caller's code that runs so.  It may alter those functions, which are the
+caller's: so before each call it is looked at whether they still give up our rights.  And its names
+are on the caller's search path: so what we ask under that path is asked under ours
+(``pinned.own_names``).
+
 Postgres' own errors come back with SQLSTATE, message, detail and hint as they are, and
 with the position moved to the user's text.
 """
@@ -42,6 +47,9 @@ _MARKS: Final = re.compile(f"( SET \\S+ TO ){_LITERAL}( DEFAULT ){_LITERAL}( USI
 _PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
 _PARSE: Final = f"PREPARE {_VIEW} AS "
 _ANALYST: Final = "headrace_analyst"
+_DEFINER: Final = """
+SELECT p.prosecdef FROM pg_catalog.pg_proc p
+ WHERE p.oid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure(%s)"""
 _FUNCTIONS: Final = (
     """CREATE FUNCTION pg_temp.{name}(pg_catalog.text) RETURNS pg_catalog.void
 LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN EXECUTE $1; END'""",
@@ -207,7 +215,8 @@ def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) ->
     def analysed(copy: str) -> Node:
         with conn.transaction(force_rollback=True):
             _make(conn, _VIEW, copy, analyst)
-            return _tree(conn, _VIEW)
+            with pinned.own_names(conn):
+                return _tree(conn, _VIEW)
 
     literals.Rehearsal(conn, query, found).run(analysed, mentioned)
 
@@ -216,15 +225,32 @@ def _make(conn: Connection, view: str, query: str, analyst: str) -> None:
     """Make a temporary view, as whom ``analyst`` belongs to."""
     prefix = f"CREATE TEMPORARY VIEW pg_temp.{view} AS "
     made = prefix + query
-    call = f"SELECT pg_temp.{analyst}($1)".encode()
+    call = f"SELECT {_definer(conn, analyst)}($1::pg_catalog.text)".encode()
     result = conn.pgconn.exec_params(call, [made.encode(conn.info.encoding)])
     _check(conn, result, shift=len(prefix), inner=made)
 
 
+def _definer(conn: Connection, function: str) -> str:
+    """The qualified name of a function that runs as its owner: not as us, who call it.
+
+    Its owner may have altered it while it ran.  Nothing of his runs between this and the call.
+
+    Raises:
+        PrivilegeError: it would have the rights of who calls it.
+    """
+    name = f"pg_temp.{function}"
+    row = conn.execute(_DEFINER, (f"{name}(pg_catalog.text)",)).fetchone()
+    if row is None or not row[0]:
+        raise PrivilegeError(
+            "the query alters what it is analysed with",
+            detail="Reading one of its literals runs a function that does so.",
+        )
+    return name
+
+
 def _tree(conn: Connection, view: str) -> Node:
     row = conn.execute(
-        "SELECT ev_action FROM pg_catalog.pg_rewrite"
-        " WHERE ev_class = %s::pg_catalog.regclass",
+        "SELECT ev_action FROM pg_rewrite WHERE ev_class = %s::regclass",
         (f"pg_temp.{view}",),
     ).fetchone()
     assert row is not None, "the view has been made in this transaction"
@@ -296,7 +322,8 @@ def made_view(
 
 def execute(conn: Connection, statement: str, analyst: str = _ANALYST) -> None:
     """Carry out a statement of our own as the caller; rows are thrown away."""
-    conn.execute(f"SELECT pg_temp.{analyst}(%s)".encode(), (statement,))
+    call = f"SELECT {_definer(conn, analyst)}(%s::pg_catalog.text)"
+    conn.execute(call.encode(), (statement,))
 
 
 def output_texts(conn: Connection, items: Sequence[str]) -> list[str | None]:
@@ -314,9 +341,8 @@ def output_texts(conn: Connection, items: Sequence[str]) -> list[str | None]:
     inner = ", ".join(f"{item} AS c{i}" for i, item in enumerate(items))
     # Our own text over names that are quoted where they come from.
     statement = f"SELECT ARRAY[{shown}]::pg_catalog.text[] FROM (SELECT {inner}) q"  # noqa: S608
-    row = conn.execute(
-        f"SELECT pg_temp.{_ANALYST}_texts(%s)".encode(), (statement,)
-    ).fetchone()
+    call = f"SELECT {_definer(conn, f'{_ANALYST}_texts')}(%s::pg_catalog.text)"
+    row = conn.execute(call.encode(), (statement,)).fetchone()
     assert row is not None, "a function call answers one row"
     found: list[str | None] = row[0]
     return found
