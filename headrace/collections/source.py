@@ -67,6 +67,15 @@ def _mask(wanted: Program, columns: list[pa.Array], count: int) -> pa.Array:
     return pc.fill_null(mask, fill_value=False)
 
 
+def only_wanted(node: plan.Source, columns: list[pa.Array]) -> list[pa.Array]:
+    """Population rows (in ``load_columns`` order) without those that ``node`` does not keep."""
+    if not node.wanted or not len(columns[0]):
+        return columns
+    shown = columns[: len(node.columns)]
+    mask = _mask(Program(node.wanted, None), shown, len(columns[0]))
+    return [column.filter(mask) for column in columns]
+
+
 @dataclass(slots=True)
 class _Ops:
     """A change batch with keys, as the replay takes it."""

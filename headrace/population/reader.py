@@ -7,6 +7,7 @@ Used alike by the builder itself and by every Spark task, each on a connection o
 * Invariant 2: a value has the same text here and in the stream: same output functions, same
   pinned settings, never a cast to text (H5).
 * Invariant 3: what is read is the planned table itself, not what has its name now.
+* Invariant 4: no query is planned over a table whose owner has not our rights anyway (tables.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from psycopg import sql
 from psycopg.pq import ExecStatus
 
 from headrace.collections.plan import Source, SourceColumn
-from headrace.collections.source import load_columns
+from headrace.collections.source import load_columns, only_wanted
 from headrace.errors import BugError, DefiniteFailure, SnapshotLost, TransientError
 from headrace.kernels import copytext, text
 from headrace.population import tables
@@ -98,18 +99,25 @@ def read(
     REQUIRES: ``conn`` comes from ``joined``.
 
     Raises:
-        TableChanged: the table has lost its name to another.
+        TableChanged: the table has lost its name to another, or has another owner.
     """
     columns = load_columns(source)
     if not columns:
         raise BugError(f'source "{source.id}" reads no column')
     tables.hold(conn, source)
-    statement = copy_statement(source, columns, blocks).as_string(conn)
-    for data in _copy(conn, statement.encode()):
+    planned = tables.may_plan(conn, source)
+    if planned:
+        statement = copy_statement(source, columns, blocks)
+    elif blocks == WHOLE:
+        statement = plain_statement(source, columns)
+    else:
+        raise tables.changed(source)
+    for data in _copy(conn, statement.as_string(conn).encode()):
         arrays = copytext.split(data, len(columns))
-        yield [
+        batch = [
             _parse(source, c, array) for c, array in zip(columns, arrays, strict=True)
         ]
+        yield batch if planned else only_wanted(source, batch)
 
 
 def copy_statement(
@@ -132,6 +140,14 @@ def copy_statement(
         sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
         sql.Identifier(source.schema_name, source.table_name),
         where if conditions else sql.SQL(""),
+    )
+
+
+def plain_statement(source: Source, columns: tuple[SourceColumn, ...]) -> sql.Composed:
+    """The COPY that reads ``columns`` of all rows, for which nothing is planned."""
+    return sql.SQL("COPY {} ({}) TO STDOUT").format(
+        sql.Identifier(source.schema_name, source.table_name),
+        sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
     )
 
 

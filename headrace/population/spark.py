@@ -205,7 +205,7 @@ def split_blocks(
     tasks = -(-size.rows // max(rows_per_task, 1))
     if size.rows >= _ROWS_WORTH_A_TASK:
         tasks = max(tasks, tasks_min)
-    tasks = max(1, min(tasks, size.blocks))
+    tasks = 1 if size.whole else max(1, min(tasks, size.blocks))
     bounds = [size.blocks * i // tasks for i in range(tasks)]
     lasts: list[int | None] = [*bounds[1:], None]
     return [[first, last] for first, last in zip(bounds, lasts, strict=True)]
