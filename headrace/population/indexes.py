@@ -193,8 +193,8 @@ def _make(
     before = _indexes(conn, table_oid)
     head = sql.SQL("CREATE INDEX ON {} ").format(target).as_string(conn)
     try:
-        # Extended protocol: one statement, whatever the text tries.
-        conn.execute((head + definition).encode(), prepare=True)
+        # Binary results need the extended protocol: one statement, whatever the text tries.
+        conn.execute((head + definition).encode(), binary=True)
     except psycopg.errors.SyntaxError as error:
         at = int(error.diag.statement_position or 0) - len(head)
         raise SyntaxUserError(
