@@ -79,6 +79,7 @@ def make_table(
             columns=[field.name for field in planned.columns],
             reader=reader,
             keyed=bool(key),
+            fields=planned.columns,
         )
     )
     faults.point(faults.RESULT_MADE)

@@ -24,7 +24,7 @@ from headrace.population.staging import Staging
 from headrace.runtime import faults
 from headrace.sink import keys, table
 from headrace.sink.table import Target
-from headrace.types import FIRST_USER_OID
+from headrace.types import FIRST_USER_OID, Field
 
 _NEW: Final = "headrace_new_contents"
 
@@ -80,7 +80,7 @@ def replace_rows(
             table.shape(conn, planned.columns),
         )
     )
-    _fit_columns(conn, target, staged, fit=fit)
+    _fit_columns(conn, target, staged, planned.columns, fit=fit)
     total = copy_rows(job, conn, staged, staging)
     conn.execute(sql.SQL("ANALYZE {}").format(staged))
     job.phase("comparing")
@@ -173,7 +173,12 @@ def _difference(
 
 
 def _fit_columns(
-    conn: Connection, target: Target, staged: sql.Identifier, *, fit: bool
+    conn: Connection,
+    target: Target,
+    staged: sql.Identifier,
+    fields: Sequence[Field],
+    *,
+    fit: bool,
 ) -> None:
     """Give columns the types of ``staged`` where they have others, if ``fit``.
 
@@ -186,6 +191,7 @@ def _fit_columns(
     row: Any = conn.execute(
         "SELECT %s::regclass::oid", (staged.as_string(conn),)
     ).fetchone()
+    table.prove_types(conn, int(row[0]), fields)
     have = table.attributes(conn, target.oid)
     want = table.attributes(conn, int(row[0]))
     for old, new in zip(have, want, strict=True):

@@ -309,6 +309,8 @@ class _Proof:
                 self._names(), table.shape(scratch, self._subject.physical.sink.schema)
             )
         )
+        made: Any = scratch.execute("SELECT 'pg_temp.typed'::regclass::oid").fetchone()
+        table.prove_types(scratch, int(made[0]), self._subject.physical.sink.schema)
         scratch.execute(
             "CREATE TEMPORARY TABLE pending (txid bigint, weight bigint, LIKE typed)"
         )
@@ -362,12 +364,35 @@ class _Proof:
 
     def _read_table(self, conn: Connection, scratch: Connection) -> None:
         """The table's rows as ``_see_table`` has fixed them."""
+        self._hold_table(conn)
         self._become_caller(conn)
         statement = sql.SQL("COPY (SELECT {}, 1 FROM {} AS t ({})) TO STDOUT").format(
             _image("t", self._columns), self._subject.table, self._names()
         )
         _pump(conn, statement, scratch)
         conn.execute("ROLLBACK")
+
+    def _hold_table(self, conn: Connection) -> None:
+        """Keep its name for the table that the view has; a view's functions would run with our rights.
+
+        Raises:
+            UndefinedError: 42P01, it is another's by now.
+        """
+        name, view = self._subject.table, self._subject.view
+        gone = UndefinedError(
+            f"result table {view.shown} does not exist", sqlstate="42P01"
+        )
+        try:
+            conn.execute(
+                sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name)
+            )
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as e:
+            raise gone from e
+        row = conn.execute(
+            "SELECT to_regclass(%s)::oid::bigint", (name.as_string(conn),)
+        ).fetchone()
+        if row is None or row[0] != view.result_oid:
+            raise gone
 
     def _read_pending(self, scratch: Connection, first: int, last: int) -> None:
         """What was written into the table after ``first``, up to ``last``."""

@@ -17,6 +17,7 @@ from headrace.types import (
     BOOL,
     BPCHAR,
     DATE,
+    FIRST_USER_OID,
     INT2,
     INT4,
     INT8,
@@ -47,8 +48,10 @@ class Arrays:
     @classmethod
     def of(cls, target: Target, found: Sequence[table.Attribute]) -> Arrays:
         """Those for a table with the columns ``found``."""
-        # A row type's array holds every kind of column, an array's elements only some.
-        if any(a.array_name is None for a in found):
+        # A row type's array holds every kind of column, an array's elements only some.  And while
+        # the table is locked its name is that of its type: a name of a user's type may be that of
+        # another by now, with code of its owner's in it.
+        if any(a.array_name is None or a.base_oid >= FIRST_USER_OID for a in found):
             return cls((target.identifier + sql.SQL("[]"),), by_row=True)
         return cls(tuple(sql.SQL(a.array_name or "") for a in found), by_row=False)
 

@@ -15,7 +15,12 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace.errors import RESYNC, SinkTableError, UnsupportedError
+from headrace.errors import (
+    RESYNC,
+    SinkTableError,
+    TransientError,
+    UnsupportedError,
+)
 from headrace.types import Field, Oid, Schema
 
 Connection = psycopg.Connection[Any]
@@ -59,6 +64,7 @@ def create(
     columns: Sequence[str] = (),
     reader: str | None = None,
     keyed: bool = False,
+    fields: Sequence[Field] = (),
 ) -> Oid:
     """Make an empty result table with the names and types of ``query``; returns its OID.
 
@@ -66,9 +72,11 @@ def create(
     is analysed with our rights: make it by ``shape``, not of a user's text.
     ``columns`` renames the columns; ``reader`` gets SELECT WITH GRANT OPTION.
     ``keyed``: it will get a key (keys.py), which finds its rows and is its identity.
+    ``fields``: what its columns have to be (``prove_types``).
 
     Raises:
         UnsupportedError: the query has no columns.
+        TransientError: it has others than ``fields``.
     """
     name = sql.Identifier(schema_name, table_name)
     text = query if isinstance(query, sql.Composable) else sql.SQL(query)
@@ -87,6 +95,8 @@ def create(
     oid = Oid(int(row[0]))
     if not attributes(conn, oid):
         raise UnsupportedError("a view without columns is not supported")
+    if fields:
+        prove_types(conn, oid, fields)
     if not keyed:
         create_hash_index(conn, schema_name, table_name)
         # Without one it could not be written once somebody publishes it, or all tables.
@@ -128,6 +138,29 @@ def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
         for place, (kind, collation) in enumerate(rows, 1)
     ]
     return sql.SQL("SELECT {}").format(sql.SQL(", ").join(values))
+
+
+def prove_types(conn: Connection, oid: int, fields: Sequence[Field]) -> None:
+    """Raise unless the columns of the table ``oid``, made by ``shape``, are of ``fields``' types.
+
+    A type was named to make them, and the name may have come to be that of another meanwhile: of a
+    domain with a check of its owner's, which would run with our rights at the first row.
+    REQUIRES: nothing was written into it.
+
+    Raises:
+        TransientError: they are of others.
+    """
+    row = conn.execute(
+        "SELECT array_agg(atttypid::bigint ORDER BY attnum) FROM pg_catalog.pg_attribute"
+        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
+        (oid,),
+    ).fetchone()
+    assert row is not None, "an aggregate gives one row"
+    if row[0] != [field.oid for field in fields]:
+        raise TransientError(
+            "a type that the query uses was renamed or replaced meanwhile",
+            sqlstate="40001",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +209,14 @@ def attributes(conn: Connection, oid: int) -> list[Attribute]:
     ]
 
 
-def hashable(conn: Connection, found: Sequence[Attribute]) -> list[bool]:
-    """Which columns hash_record_extended can hash: asked from Postgres, per type."""
+def hashable(
+    conn: Connection, name: sql.Identifier, found: Sequence[Attribute]
+) -> list[bool]:
+    """Which columns of the table ``name`` hash_record_extended can hash: asked per type.
+
+    REQUIRES: ``name`` is locked, so it is that of the table's row type; a column's type is not
+    named, for its name may be that of another type by now.
+    """
     known: dict[str, bool] = {}
     out = []
     for attribute in found:
@@ -187,8 +226,9 @@ def hashable(conn: Connection, found: Sequence[Attribute]) -> list[bool]:
                 with conn.transaction():
                     conn.execute(
                         sql.SQL(
-                            "SELECT pg_catalog.hash_record_extended(ROW(NULL::{}), 0)"
-                        ).format(sql.SQL(kind))
+                            "SELECT pg_catalog.hash_record_extended("
+                            "ROW((NULL::{}).{}), 0)"
+                        ).format(name, sql.Identifier(attribute.name))
                     )
                 known[kind] = True
             except psycopg.errors.UndefinedFunction:
@@ -208,14 +248,16 @@ def create_hash_index(conn: Connection, schema_name: str, table_name: str) -> No
     """The index that finds a row to delete by the hash of its values.
 
     Columns whose type cannot be hashed are left out; without any there is no index.
+    REQUIRES: the table is locked, or made in this transaction.
     """
+    table = sql.Identifier(schema_name, table_name)
     row = conn.execute(
-        "SELECT %s::pg_catalog.regclass::pg_catalog.oid",
-        (sql.Identifier(schema_name, table_name).as_string(conn),),
+        "SELECT %s::pg_catalog.regclass::pg_catalog.oid", (table.as_string(conn),)
     ).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     found = attributes(conn, int(row[0]))
-    names = [a.name for a, ok in zip(found, hashable(conn, found), strict=True) if ok]
+    flags = hashable(conn, table, found)
+    names = [a.name for a, ok in zip(found, flags, strict=True) if ok]
     if not names:
         return
     expression = sql.SQL("pg_catalog.hash_record_extended(ROW({}), 0::bigint)").format(
@@ -223,9 +265,7 @@ def create_hash_index(conn: Connection, schema_name: str, table_name: str) -> No
     )
     conn.execute(
         sql.SQL("CREATE INDEX {} ON {} (({}))").format(
-            sql.Identifier(index_name(int(row[0]))),
-            sql.Identifier(schema_name, table_name),
-            expression,
+            sql.Identifier(index_name(int(row[0]))), table, expression
         )
     )
 

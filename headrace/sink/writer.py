@@ -259,6 +259,12 @@ def _compose(conn: Connection, target: Target) -> _Statements:
     # In this order: what is altered after the mark was taken shows in the next one.
     table.check(conn, target)
     assert row is not None, "a SELECT without FROM has one row"
+    lock = sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier)
+    conn.execute(lock)
+    # From here on the name stays the table's.
+    again = conn.execute(ask).fetchone()
+    if again is None or not again[0]:
+        table.check(conn, target)
     found = table.attributes(conn, target.oid)
     names = [a.name for a in found]
     copy = sql.SQL("COPY {} ({}) FROM STDIN").format(
@@ -281,9 +287,7 @@ def _compose(conn: Connection, target: Target) -> _Statements:
         weight=sql.Identifier(weight),
         equal=sql.SQL(" AND ").join(equal),
     )
-    hold = sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE; ").format(
-        target.identifier
-    )
+    hold = lock + sql.SQL("; ")
     update = keyed.update(target, found, arrays, equal) if target.key else None
     return _Statements(hold + ask, str(row[1]), copy, delete, update, arrays)
 
@@ -300,7 +304,7 @@ def _found_by(
             )
             for name in target.key
         ]
-    flags = table.hashable(conn, found)
+    flags = table.hashable(conn, target.identifier, found)
     hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
     if not hashed:
         return []
