@@ -229,7 +229,9 @@ class Session:
         conn = psycopg.connect(dsn, autocommit=True, client_encoding="UTF8")
         try:
             for name, value in self._settings.items():
-                conn.execute("SELECT set_config(%s, %s, false)", (name, value))
+                conn.execute(
+                    "SELECT pg_catalog.set_config(%s, %s, false)", (name, value)
+                )
         except psycopg.Error as error:
             conn.close()
             if pinned.is_lost(error):

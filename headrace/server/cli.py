@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import psycopg
 
+from headrace import pinned
 from headrace.config import ENV_PREFIX, Settings, has_secret, redact
 from headrace.errors import HeadraceError
 
@@ -146,8 +147,8 @@ def _check(settings: Settings) -> int:
     from headrace.forwarder import setup
     from headrace.sql import install
 
-    with psycopg.connect(settings.source, autocommit=True) as conn:
-        conn.execute("SET search_path = pg_catalog, pg_temp")
+    info = pinned.conninfo(settings.source, name="headrace")
+    with psycopg.connect(info, autocommit=True) as conn:
         problems = [*install.problems(conn), *setup.preflight(conn, settings)]
     for problem in problems:
         _say(_shown(problem))
@@ -160,8 +161,8 @@ def _uninstall(settings: Settings, *, tables: bool) -> int:
     from headrace.forwarder import setup
     from headrace.sql import install
 
-    with psycopg.connect(settings.source, autocommit=True) as conn:
-        conn.execute("SET search_path = pg_catalog, pg_temp")
+    info = pinned.conninfo(settings.source, name="headrace")
+    with psycopg.connect(info, autocommit=True) as conn:
         if problems := install.problems(conn):
             raise problems[0]
         # The slot first: while an engine runs it is in use, and nothing is removed.

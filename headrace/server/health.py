@@ -13,6 +13,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import dict_row
 
+from headrace import pinned
 from headrace.config import Settings
 from headrace.server.supervisor import Supervisor
 
@@ -101,7 +102,9 @@ class Health:
     ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
         async with asyncio.timeout(_TIMEOUT_S):
             conn = await psycopg.AsyncConnection.connect(
-                self._settings.source, autocommit=True, row_factory=dict_row
+                pinned.conninfo(self._settings.source, name="headrace health"),
+                autocommit=True,
+                row_factory=dict_row,
             )
             async with conn:
                 found: list[dict[str, Any]] = []

@@ -16,6 +16,7 @@ import psycopg
 import structlog
 from psycopg.rows import dict_row, tuple_row
 
+from headrace import pinned
 from headrace.config import Settings
 from headrace.forwarder import publication
 
@@ -25,9 +26,10 @@ _log = structlog.get_logger(__name__)
 def clean(settings: Settings) -> list[dict[str, Any]]:
     """Remove abandoned populations; returns the rows of those to start again."""
     with psycopg.connect(
-        settings.source, autocommit=True, row_factory=dict_row
+        pinned.conninfo(settings.source, name="headrace janitor"),
+        autocommit=True,
+        row_factory=dict_row,
     ) as conn:
-        conn.execute("SET search_path = pg_catalog")
         rows = conn.execute(
             "DELETE FROM headrace.views WHERE status IN ('pending', 'populating')"
             " RETURNING id, schema_name, view_name, query, canonical, owner, options,"
@@ -58,7 +60,7 @@ def _shrink_publication(conn: psycopg.Connection[Any], settings: Settings) -> No
             "SELECT t.table_oid::bigint FROM headrace.view_tables t"
         ).fetchall()
     used = {int(row[0]) for row in rows}
-    with psycopg.connect(settings.source, autocommit=True) as plain:
+    with pinned.connect(settings.source, name="headrace janitor") as plain:
         published = publication.tables(plain, settings.publication_name)
         unused = sorted(published - used)
         if unused:

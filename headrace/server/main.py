@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import events
+from headrace import events, pinned
 from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.forwarder import setup
@@ -81,8 +81,8 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
     for folder in (settings.run_dir, settings.staging_dir, settings.tmp_dir):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        with psycopg.connect(settings.source, autocommit=True) as conn:
-            conn.execute("SET search_path = pg_catalog, pg_temp")
+        info = pinned.conninfo(settings.source, name="headrace")
+        with psycopg.connect(info, autocommit=True) as conn:
             problems = install.problems(conn) or setup.preflight(conn, settings)
             if problems:
                 raise problems[0]

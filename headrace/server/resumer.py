@@ -18,7 +18,7 @@ import psycopg
 import structlog
 from psycopg.rows import dict_row
 
-from headrace import clock
+from headrace import clock, pinned
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.server.commands import Commands
@@ -69,7 +69,9 @@ class Resumer:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(
-                    self._settings.source, autocommit=True, row_factory=dict_row
+                    pinned.conninfo(self._settings.source, name="headrace resumer"),
+                    autocommit=True,
+                    row_factory=dict_row,
                 ) as conn:
                     while True:
                         await self._look(conn)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import psycopg
 
+from headrace import pinned
 from headrace.errors import PrivilegeError, TransientError
 from headrace.server.scram import Verifier
 
@@ -78,7 +79,8 @@ class Roles:
             async with self._lock, asyncio.timeout(_TIMEOUT_S):
                 if self._conn is None or self._conn.closed:
                     self._conn = await psycopg.AsyncConnection.connect(
-                        self._dsn, autocommit=True
+                        pinned.conninfo(self._dsn, name="headrace roles"),
+                        autocommit=True,
                     )
                 return await (await self._conn.execute(text, values)).fetchone()
         except (psycopg.Error, TimeoutError) as error:
