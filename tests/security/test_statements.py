@@ -1,0 +1,226 @@
+"""``docs/statements.md`` names every place that sends a statement, and nothing else.
+
+Places are functions, found in the source: whoever adds one says in the table as whom it runs, and whose
+code it can run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "headrace"
+PAGE = ROOT / "docs" / "statements.md"
+
+SENDING = frozenset(
+    {
+        *("execute", "executemany", "copy", "stream", "exec_", "exec_params"),
+        *("exec_prepared", "prepare", "send_query", "send_query_params"),
+        *("send_prepare", "extended_query", "fetch", "made_view", "output_texts"),
+    }
+)
+"""Calls of these send a statement, on a connection or through a function of our own."""
+BY_LIBPQ = ("prepare", "exec_", "exec_params", "exec_prepared", "send_prepare")
+OPENING = ("psycopg.connect", "psycopg.AsyncConnection.connect")
+PINNED = "pinned.conninfo"
+ROUTINE = re.compile(
+    r"^\s*CREATE (?:OR REPLACE )?"
+    r"(?:FUNCTION|PROCEDURE|AGGREGATE|TRIGGER|EVENT TRIGGER|POLICY|RULE|VIEW|OPERATOR)"
+    r" (?:headrace\.)?(\w+)",
+    re.MULTILINE,
+)
+BLOCK = re.compile(r"^\s*(DO) \$", re.MULTILINE)
+STATEMENT = re.compile(r"\b(SELECT|CREATE|PREPARE|INSERT|DELETE|EXPLAIN) ")
+FILE = re.compile(r"`([\w/]+\.(?:py|sql))`")
+NAME = re.compile(r"`([\w.<>]+)`")
+
+Place = tuple[str, str]
+"""(file below the package, name)"""
+
+
+def sources() -> Iterator[Path]:
+    """The modules that run in the server; servers of our own are not the user's."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] != "embedded":
+            yield path
+
+
+@functools.cache
+def walk(path: Path) -> tuple[tuple[str, ast.AST], ...]:
+    """Every node of a module, with the function or method that it stands in."""
+
+    def below(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[str, ast.AST]]:
+        for child in ast.iter_child_nodes(node):
+            yield ".".join(scope) or "<module>", child
+            named = isinstance(
+                child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            )
+            inner = (*scope, child.name) if named and not _complete(scope) else scope
+            yield from below(child, inner)
+
+    return tuple(below(ast.parse(path.read_text(encoding="utf-8")), ()))
+
+
+def _complete(scope: tuple[str, ...]) -> bool:
+    """Whether it is a function, or a method: what is nested in one belongs to it."""
+    return len(scope) > 1 or (bool(scope) and scope[0].lstrip("_")[:1].islower())
+
+
+def name_of(call: ast.Call) -> str:
+    """The last part of what is called."""
+    match call.func:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
+
+
+def is_sending(call: ast.Call) -> bool:
+    """Whether a call sends a statement."""
+    name = name_of(call)
+    if name in BY_LIBPQ:
+        return ast.unparse(call.func).endswith(f"pgconn.{name}")
+    # Others of these names are without arguments: copies of lists.
+    return name in SENDING and bool(call.args or call.keywords)
+
+
+def is_text(node: ast.AST) -> bool:
+    """Whether it puts something into the text of a statement that is neither value nor name."""
+    match node:
+        case ast.JoinedStr(values=values):
+            fixed = "".join(str(v.value) for v in values if isinstance(v, ast.Constant))
+            return STATEMENT.search(fixed) is not None and len(values) > 1
+        case ast.Call(func=ast.Attribute(attr="SQL"), args=[first, *_]):
+            return not isinstance(first, ast.Constant)
+    return False
+
+
+def sending() -> set[Place]:
+    """Every place that sends a statement."""
+    return {
+        (str(path.relative_to(PACKAGE)), scope)
+        for path in sources()
+        for scope, node in walk(path)
+        if isinstance(node, ast.Call) and is_sending(node)
+    }
+
+
+def routines() -> set[Place]:
+    """Every routine, trigger, policy and block of the SQL files."""
+    return {
+        (str(path.relative_to(PACKAGE)), found)
+        for path in sorted((PACKAGE / "sql").glob("*.sql"))
+        for pattern in (ROUTINE, BLOCK)
+        for found in pattern.findall(path.read_text(encoding="utf-8"))
+    }
+
+
+def unpinned() -> set[Place]:
+    """Every place that opens a connection whose settings are not pinned from its start."""
+    out = set()
+    for path in sources():
+        pinned: set[str] = set()
+        for scope, node in walk(path):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as made):
+                    if ast.unparse(made.func) == PINNED:
+                        pinned.add(f"{scope} {name}")
+                case ast.Call(args=args) if (
+                    name_of(node) == "connect" and ast.unparse(node.func) in OPENING
+                ):
+                    first = ast.unparse(args[0]) if args else ""
+                    known = first.startswith((f"{PINNED}(", "conninfo("))
+                    if not known and f"{scope} {first}" not in pinned:
+                        out.add((str(path.relative_to(PACKAGE)), scope))
+    return out
+
+
+def texts() -> set[Place]:
+    """Every place that puts more than values and names into a statement."""
+    return {
+        (str(path.relative_to(PACKAGE)), scope)
+        for path in sources()
+        for scope, node in walk(path)
+        if is_text(node)
+    }
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of the table of a section of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    body = text.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    return [[c.strip() for c in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def told(section: str) -> list[Place]:
+    """The places that a table names, as often as it does."""
+    out = []
+    for where, *_ in rows(section):
+        for part in where.split(" · "):
+            [file] = FILE.findall(part)
+            out += [(file, name) for name in NAME.findall(part) if name != file]
+    return out
+
+
+SECTIONS = [
+    pytest.param("Python", sending, id="python"),
+    pytest.param("SQL", routines, id="sql"),
+    pytest.param("Connections", unpinned, id="connections"),
+    pytest.param("Texts", texts, id="texts"),
+]
+
+
+@pytest.mark.parametrize(("section", "find"), SECTIONS)
+def test_each_place_stands_in_one_row(section, find):
+    named, there = told(section), find()
+    assert len(there) > 2, "nothing is found any more"
+    assert sorted(there - set(named)) == [], f"say in {PAGE.name}, {section}"
+    assert sorted(set(named) - there) == [], "they are not there any more"
+    assert len(named) == len(set(named)), "a place stands in two rows"
+
+
+@pytest.mark.parametrize(("section", "find"), SECTIONS)
+def test_each_row_says_everything(section, find):
+    for cells in rows(section):
+        assert len(cells) == len(rows(section)[0])
+        assert all(cells), cells
+
+
+def test_a_procedure_that_runs_as_somebody_else_pins_its_path():
+    """Or on whatever path its caller has: then every name in it is qualified."""
+    for path in sorted((PACKAGE / "sql").glob("*.sql")):
+        text = path.read_text(encoding="utf-8")
+        assert text.count("SECURITY DEFINER") == text.count(
+            "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
+        ), path.name
+
+
+def test_what_is_found(tmp_path):
+    """The finder sees what it is for, in the shapes that it comes in."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        """
+class A:
+    async def ask(self):
+        def inner():
+            self._conn.execute("SELECT 1")
+        await cursor.copy("COPY t TO STDOUT")
+        self.list.copy()
+def libpq(conn):
+    conn.pgconn.exec_params(b"SELECT 1", None)
+    manager.prepare(1)
+def text(name):
+    return f"SELECT {name}", sql.SQL(name), sql.SQL("x"), f"no {name}"
+""",
+        encoding="utf-8",
+    )
+    nodes = walk(path)
+    calls = [n for n in nodes if isinstance(n[1], ast.Call) and is_sending(n[1])]
+    assert [scope for scope, _ in calls] == ["A.ask", "A.ask", "libpq"]
+    assert [scope for scope, n in nodes if is_text(n)] == ["text", "text"]
