@@ -21,9 +21,9 @@ BEGIN
     END;
     SELECT v.explain INTO stages FROM headrace.views v
      WHERE v.view_name OPERATOR(pg_catalog.=) parts[pg_catalog.array_upper(parts, 1)]::pg_catalog.name
-       AND CASE pg_catalog.array_length(parts, 1)
-           WHEN 1 THEN v.schema_name OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false))
-           WHEN 2 THEN v.schema_name OPERATOR(pg_catalog.=) parts[1]::pg_catalog.name
+       AND CASE  -- CASE … WHEN 1 would look for an operator on the caller's path
+           WHEN pg_catalog.array_length(parts, 1) OPERATOR(pg_catalog.=) 1 THEN v.schema_name OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false))
+           WHEN pg_catalog.array_length(parts, 1) OPERATOR(pg_catalog.=) 2 THEN v.schema_name OPERATOR(pg_catalog.=) parts[1]::pg_catalog.name
            ELSE false END
      ORDER BY pg_catalog.array_position(pg_catalog.current_schemas(false), v.schema_name) LIMIT 1;
     IF NOT FOUND THEN

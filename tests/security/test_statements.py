@@ -37,6 +37,15 @@ ROUTINE = re.compile(
 )
 BLOCK = re.compile(r"^\s*(DO) \$", re.MULTILINE)
 STATEMENT = re.compile(r"\b(SELECT|CREATE|PREPARE|INSERT|DELETE|EXPLAIN) ")
+BODY = re.compile(
+    r"CREATE (?:OR REPLACE )?(?:FUNCTION|PROCEDURE) headrace\.(\w+)(.*?)AS \$\$\n(.*?)^\$\$",
+    re.DOTALL | re.MULTILINE,
+)
+NO_CODE = re.compile(r"--[^\n]*|E?'(?:[^']|'')*'|OPERATOR\(pg_catalog\.[^)]*\)")
+BARE_CALL = re.compile(r"(?<![\w.])([a-z_]{2,})\s*\(")
+OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|?]+")
+KEYWORDS = frozenset({"exists", "array", "row", "in", "any", "and", "or"})
+"""What may stand before a parenthesis and is no function that is looked for."""
 FILE = re.compile(r"`([\w/]+\.(?:py|sql))`")
 NAME = re.compile(r"`([\w.<>]+)`")
 
@@ -199,6 +208,24 @@ def test_a_procedure_that_runs_as_somebody_else_pins_its_path():
         assert text.count("SECURITY DEFINER") == text.count(
             "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
         ), path.name
+
+
+def test_a_routine_on_the_path_of_its_caller_looks_for_nothing_there():
+    """Its functions and operators are qualified; CASE x WHEN y would look for one, too."""
+    seen = 0
+    for path in sorted((PACKAGE / "sql").glob("*.sql")):
+        for name, head, body in BODY.findall(path.read_text(encoding="utf-8")):
+            if "SET search_path" in head:
+                continue
+            seen += 1
+            code = NO_CODE.sub(" ", body.replace(":=", ";"))
+            assert sorted(set(BARE_CALL.findall(code)) - KEYWORDS) == [], name
+            # What is assigned in USING is no operator.
+            plain = re.sub(r"RAISE EXCEPTION USING.*?;", "", code, flags=re.DOTALL)
+            assert OPERATOR.findall(plain.replace("::", " ")) == [], name
+            assert not re.search(r"\bCASE\b(?!\s*WHEN\b)", plain), name
+            assert not re.search(r"\b(LIKE|BETWEEN|NOT IN|IN) ", plain), name
+    assert seen > 10
 
 
 def test_what_is_found(tmp_path):
