@@ -24,6 +24,8 @@ from headrace.sql import owned
 
 SCHEMA_VERSION: Final = "1"
 EVAL_ROLE: Final = "headrace_eval"
+_OURS: Final = "headrace of database {}"
+"""Comment of the role that we have made for a database, by its OID."""
 
 FILES: Final = (
     "schema.sql",
@@ -180,7 +182,8 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
     The role may log in and nothing else.  Its password is random and known only from a file
     of mode 0600 in ``data_dir``.  Roles belong to the whole server: where the role is another
     engine's (its password is not ours to change), this database gets one of its own, with
-    the database's OID in its name.
+    the database's OID in its name.  Code of users that runs as it may change its password and
+    its settings, as every role may: of a role that is ours both are put right.
     """
     secret = data_dir / "eval_password"
     try:
@@ -190,11 +193,14 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
         ):
             # Another database's engine may make the shared role at the same moment.
             collided = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject)
-            dsn = None
-            with contextlib.suppress(*collided), conn.transaction():
-                dsn = _eval_dsn(conn, role, secret, source, shared=shared)
-            if dsn and _can_log_in(dsn):
-                return dsn
+            for anew in (False, True):
+                dsn = None
+                with contextlib.suppress(*collided), conn.transaction():
+                    dsn = _eval_dsn(
+                        conn, role, secret, source, shared=shared, anew=anew
+                    )
+                if dsn and _can_log_in(dsn):
+                    return dsn
     except psycopg.errors.InsufficientPrivilege as error:
         _log.warning(
             "eval role not available: functions that are not built in will be refused",
@@ -204,10 +210,24 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
 
 
 def _eval_dsn(
-    conn: Connection, role: str, secret: Path, source: str, *, shared: bool
+    conn: Connection,
+    role: str,
+    secret: Path,
+    source: str,
+    *,
+    shared: bool,
+    anew: bool,
 ) -> str | None:
-    """DSN of ``role``, created if missing; None when it has rights and is no use."""
+    """DSN of ``role``, created if missing; None when it has rights and is no use.
+
+    ``anew``: it gets its password once more, if it is ours; else None.
+    """
     conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+    ours = _is_ours(conn, role)
+    if anew and not ours:
+        return None
+    if ours:
+        _reset(conn, role)
     found = conn.execute(
         "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication"
         " OR rolbypassrls OR NOT rolcanlogin OR EXISTS ("
@@ -232,10 +252,10 @@ def _eval_dsn(
         # Whose it is, so that another database's uninstall leaves it alone.
         conn.execute(
             sql.SQL("COMMENT ON ROLE {} IS {}").format(
-                name, sql.Literal(f"headrace of database {_database_oid(conn)}")
+                name, sql.Literal(_OURS.format(_database_oid(conn)))
             )
         )
-    if not found or (password is None and not shared):
+    if not found or anew or (password is None and not shared):
         password = password or secrets.token_urlsafe(32)
         # What the server logs, or shows of a running statement, lets nobody in.
         verifier = conn.pgconn.encrypt_password(
@@ -246,6 +266,34 @@ def _eval_dsn(
         )
         _write_secret(secret, password)
     return make_conninfo(source, user=role, password=password)
+
+
+def _is_ours(conn: Connection, role: str) -> bool:
+    """Whether we have made ``role`` for this database."""
+    row = conn.execute(
+        "SELECT pg_catalog.shobj_description(r.oid, 'pg_authid') = %s"
+        " FROM pg_catalog.pg_roles r WHERE r.rolname = %s",
+        (_OURS.format(_database_oid(conn)), role),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _reset(conn: Connection, role: str) -> None:
+    """Take the settings away that ``role`` has, here or in other databases."""
+    rows = conn.execute(
+        "SELECT d.datname FROM pg_catalog.pg_db_role_setting s"
+        " JOIN pg_catalog.pg_roles r ON r.oid = s.setrole AND r.rolname = %s"
+        " LEFT JOIN pg_catalog.pg_database d ON d.oid = s.setdatabase",
+        (role,),
+    ).fetchall()
+    for (database,) in rows:
+        _log.warning("settings of the eval role are reset", role=role)
+        where = sql.SQL("IN DATABASE {} ").format(sql.Identifier(database or ""))
+        conn.execute(
+            sql.SQL("ALTER ROLE {} {}RESET ALL").format(
+                sql.Identifier(role), where if database else sql.SQL("")
+            )
+        )
 
 
 def _database_oid(conn: Connection) -> int:
@@ -278,9 +326,9 @@ def _drop_eval_role(conn: Connection) -> None:
     rows = conn.execute(
         "SELECT rolname FROM pg_catalog.pg_roles r"
         " WHERE pg_catalog.shobj_description(r.oid, 'pg_authid') ="
-        " 'headrace of database ' || (SELECT oid FROM pg_catalog.pg_database"
-        " WHERE datname = current_database()) AND NOT EXISTS ("
-        "SELECT FROM pg_catalog.pg_stat_activity a WHERE a.usename = r.rolname)"
+        " %s AND NOT EXISTS ("
+        "SELECT FROM pg_catalog.pg_stat_activity a WHERE a.usename = r.rolname)",
+        (_OURS.format(_database_oid(conn)),),
     ).fetchall()
     for (role,) in rows:
         with contextlib.suppress(*refused), conn.transaction():

@@ -69,6 +69,24 @@ def test_values_come_typed_and_exact(bench):
     assert str(got[4][2]) == "-0.0"
 
 
+def test_a_table_of_somebody_else_is_read_whole(bench):
+    """Nothing is planned over it: neither blocks nor predicates."""
+    source = plans.filtered(bench.conn).plan.sources[0]
+    role = f"{bench.conn.info.dbname}_owner"
+    bench.conn.execute(f"CREATE ROLE {role}")
+    bench.conn.execute(f"ALTER TABLE orders OWNER TO {role}")
+    try:
+        assert tables.size(bench.conn, source).whole
+        with export(bench) as snapshot, reader.joined(bench.dsn, snapshot.ref) as conn:
+            assert count(conn, source) == 500
+            with pytest.raises(TableChanged):
+                list(reader.read(conn, source, reader.Blocks(1, None)))
+    finally:
+        bench.conn.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER")
+        bench.conn.execute(f"DROP ROLE {role}")
+    assert not tables.size(bench.conn, source).whole
+
+
 def test_reader_outside_the_snapshot_is_refused(bench):
     with export(bench) as snapshot:
         ref = snapshot.ref

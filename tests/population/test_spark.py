@@ -180,3 +180,4 @@ def test_block_ranges_cover_everything():
     assert split_blocks(Size(1000, 10), 400, 2) == [[0, 3], [3, 6], [6, None]]
     assert split_blocks(Size(50_000, 1), 400, 2) == [[0, None]]
     assert split_blocks(Size(50_000, 100), 1_000_000, 2) == [[0, 50], [50, None]]
+    assert split_blocks(Size(50_000, 100, whole=True), 400, 2) == [[0, None]]

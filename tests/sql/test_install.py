@@ -139,6 +139,30 @@ def test_eval_role_has_no_rights(conn, database, tmp_path):
         assert file.stat().st_mode & 0o077 == 0
 
 
+def test_what_code_of_users_did_to_the_eval_role_is_undone(
+    conn, database, tmp_path, monkeypatch
+):
+    """It may alter the role that it runs as: nobody may keep others from it by that."""
+    role = f"{conn.info.dbname}_eval"  # not that of the whole server, which others use
+    monkeypatch.setattr(install, "EVAL_ROLE", role)
+    dsn = install.ensure_eval_role(conn, tmp_path, database)
+    assert psycopg.conninfo.conninfo_to_dict(dsn)["user"] == role
+    for change in (
+        "PASSWORD 'known'",
+        "SET work_mem = '1MB'",
+        f"IN DATABASE {conn.info.dbname} SET search_path = x",
+    ):
+        with psycopg.connect(dsn, autocommit=True) as powerless:
+            powerless.execute(f"ALTER ROLE {role} {change}")
+        assert install.ensure_eval_role(conn, tmp_path, database) == dsn
+        with psycopg.connect(dsn) as powerless:
+            shown = powerless.execute("SHOW search_path").fetchone()
+        assert shown == ('"$user", public',)
+        kept = "SELECT FROM pg_db_role_setting WHERE setrole = %s::regrole"
+        assert conn.execute(kept, (role,)).fetchone() is None
+    conn.execute(f"DROP ROLE {role}")
+
+
 def test_captured_settings_are_those_of_the_commander(conn):
     install.install(conn)
     text = install.statements("captured_settings.sql")
