@@ -6,6 +6,7 @@ and they are in force before the first statement.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -27,6 +28,13 @@ _ALIVE: Final = {
     "tcp_user_timeout": "30000",
 }
 """A dead peer or network is noticed within half a minute (H39); the DSN may say otherwise."""
+
+_ALONE: Final = """
+SELECT pg_catalog.pg_try_advisory_xact_lock(%(number)s::pg_catalog.int8), EXISTS (
+  SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+   WHERE l.locktype = 'advisory' AND l.classid = 0 AND l.objid = %(number)s AND l.objsubid = 1
+     AND l.granted AND a.datname = current_database() AND a.usename <> current_user)"""
+_AGAIN_S: Final = 0.02
 
 _ENDING: Final = ("FATAL", "PANIC")
 """Severities with which a server ends the session; no code of a user has them."""
@@ -107,6 +115,19 @@ def own_names(conn: psycopg.Connection[Any]) -> Iterator[None]:
             (PINNED_SETTINGS["search_path"],),
         )
         yield
+
+
+def alone(conn: psycopg.Connection[Any], number: int) -> None:
+    """Be the only one of our role at what ``number`` stands for, until the transaction ends.
+
+    Anybody may take an advisory lock, for ever: one that another role holds is none of ours.
+    """
+    while True:
+        row = conn.execute(_ALONE, {"number": number}).fetchone()
+        assert row is not None, "functions give a row"
+        if row[0] or row[1]:
+            return
+        time.sleep(_AGAIN_S)
 
 
 def is_lost(error: psycopg.Error) -> bool:

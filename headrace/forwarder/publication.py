@@ -15,6 +15,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from headrace import pinned
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
 from headrace.forwarder import setup
@@ -108,7 +109,7 @@ def _alter(
             sql.Literal(settings.lock_timeout_ms)
         )
     )
-    conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK,))
+    pinned.alone(conn, _LOCK)
     published = tables(conn, settings.publication_name)
     changed = [oid for oid in dict.fromkeys(oids) if (oid in published) != add]
     if not changed:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from headrace import pinned
 from headrace.errors import BugError, TransientError
 from headrace.planner import Planned
 from headrace.population.catalog import NewView
@@ -135,7 +136,7 @@ def copy_rows(
 def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
     """Make a schema for the view, and remember that we did: ``drop`` takes it away again."""
     # Two views may come into one new schema at once: the second waits for the first's commit.
-    conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
+    pinned.alone(conn, _SCHEMA_LOCK)
     statement = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))
     if caller is not None:
         statement += sql.SQL(" AUTHORIZATION {}").format(sql.Identifier(caller))

@@ -19,6 +19,7 @@ import structlog
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from headrace import pinned
 from headrace.errors import PrerequisiteError
 from headrace.sql import owned
 
@@ -85,7 +86,7 @@ def install(conn: Connection) -> None:
             not ours.
     """
     with conn.transaction():
-        conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+        pinned.alone(conn, _INSTALL_LOCK)
         conn.execute("SET LOCAL search_path = pg_catalog")
         conn.execute("SET LOCAL client_min_messages = warning")
         owned.check(conn, FILES)
@@ -129,7 +130,7 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
     The eval role goes where nothing in another database needs it.
     """
     with conn.transaction():
-        conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+        pinned.alone(conn, _INSTALL_LOCK)
         found = conn.execute(
             "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
         ).fetchone()
@@ -222,7 +223,7 @@ def _eval_dsn(
 
     ``anew``: it gets its password once more, if it is ours; else None.
     """
-    conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+    pinned.alone(conn, _INSTALL_LOCK)
     ours = _is_ours(conn, role)
     if anew and not ours:
         return None

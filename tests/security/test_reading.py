@@ -15,9 +15,12 @@ import pytest
 
 from headrace import pinned
 from headrace.errors import TransientError
+from headrace.forwarder import publication
+from headrace.population import publish
 from headrace.sink import table
 from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
+from headrace.sql import install
 from headrace.types import Field, diff_batch
 from tests.security.roles import connect, role
 from tests.waiting import PATIENCE_S, wait_until
@@ -234,6 +237,20 @@ def test_a_schema_named_like_the_engines_role(shared_engine, server, low):
         "the view is filled anew",
     )
     assert not caught(server, low)
+
+
+def test_locks_that_anybody_may_take(shared_engine, server, low):
+    """Advisory locks have no owner: one that somebody keeps is nobody's way to stop all others."""
+    name = low.info.user
+    server.execute(f"GRANT CREATE ON DATABASE {server.info.dbname} TO {name}")
+    taken = (install._INSTALL_LOCK, publication._LOCK, publish._SCHEMA_LOCK)
+    with connect(shared_engine.source, name) as keeper:
+        for number in taken:
+            keeper.execute("SELECT pg_advisory_lock(%s)", (number,))
+        low.execute("CALL headrace.create_view('fresh.v', 'SELECT id, n FROM t')")
+        assert low.execute("SELECT count(*) FROM fresh.v").fetchone() == (9,)
+        install.install(server)
+    low.execute("CALL headrace.drop_view('fresh.v')")
 
 
 def test_an_index_definition_is_one_statement(shared_engine, server, low):
