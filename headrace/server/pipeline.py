@@ -115,14 +115,15 @@ class Pipeline:
             # One Execute is one statement: it copies out, so it does not copy in.
             self.gated = self.gated and head != _E
 
-    def interrupts(self, kind: int) -> int:
+    def interrupts(self, kind: int) -> int | None:
         """A message is at hand; how many Syncs kept back are to be sent before it.
 
-        None but these may be sent while the source copies: it ends the session then.  So
-        it does not copy any longer, or nothing matters any more.
+        None: it does not interrupt a copy.  A message that does may not be sent while the
+        source copies: it ends the session then.  So it does not copy any longer, or nothing
+        matters any more; which it is the message itself has to tell, so it must be relayed.
         """
         if not self.copying or kind in _ONLY_COPYING:
-            return 0
+            return None
         self.copying = False
         return self._release()
 

@@ -372,11 +372,12 @@ class Session:
             if head is None:
                 break
             kind, total = head
-            if syncs := self.pipeline.interrupts(kind):
+            syncs = self.pipeline.interrupts(kind)
+            if syncs:
                 self._send_server(buffer[sent:at])
                 self._send_server(m.SYNC * syncs)
                 sent = at
-            if not self._wanted(kind, total):
+            if syncs is not None or not self._wanted(kind, total):
                 if self.state is State.RELAY:
                     self._on_streamed(kind, bytes(buffer[at + 5 : at + 600]))
                 self._in_pass = total

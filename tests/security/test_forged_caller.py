@@ -8,6 +8,7 @@ call is made in anybody's name but the attacker's.
 from __future__ import annotations
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.security import wire as w
 from tests.security.conftest import Nobody
@@ -127,3 +128,24 @@ def test_the_name_of_our_portal_can_be_taken_by_nobody(nobody):
         answers = conn.until("Z", 3)
         assert "E" not in w.kinds(answers)
     assert nobody.callers() == {nobody.name}
+
+
+@pytest.mark.parametrize("data", [(), (w.copy_data(b"1\n"), w.SYNC)], ids=["", "data"])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_call_amid_a_copy_ends_the_session(nobody, several, data):
+    """As any statement there does: it is no step of the copy, and nobody waits for its end."""
+    text = "COPY play.t FROM STDIN"
+    text = f"SELECT 1; {text}; SELECT 2" if several else text
+    direct = conninfo_to_dict(nobody.commander.source)["port"]
+    login = {"user": nobody.name, "database": nobody.database}
+    ends = []
+    for port in (nobody.commander.port, int(str(direct))):
+        with w.Wire(port, **login) as conn:
+            conn.send(w.query(text), w.FLUSH)
+            conn.until("G")
+            conn.send(*data, w.query(CALL), w.SYNC, w.query("SELECT 'late'"))
+            answers = list(conn.rest())
+        ends.append([w.fields(body)["C"] for kind, body in answers if kind == "E"])
+    assert ends[0] == ends[1]
+    assert ends[0]
+    assert nobody.callers() == set()
