@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -71,6 +72,10 @@ _log = structlog.get_logger(__name__)
 # One installer at a time: two CREATE OR REPLACE of one function can collide (XX000 "tuple
 # concurrently updated").
 _INSTALL_LOCK: Final = 0x4844_5201
+# Shorter than the usual deadlock_timeout (1 s), so it is never a reader that is cancelled.
+_WAIT: Final = "SET LOCAL lock_timeout = '300ms'"
+_TRIES_MAX: Final = 60
+_AGAIN_S: Final = 1.0
 
 
 def statements(name: str) -> str:
@@ -81,12 +86,36 @@ def statements(name: str) -> str:
 def install(conn: Connection) -> None:
     """Create or upgrade every object, in one transaction; idempotent.
 
+    Whoever reads the catalog meanwhile is not made the victim of a deadlock: we give way, and
+    come again.
+
     Raises:
-        PrerequisiteError: when the role may not create the schema, or something there is
-            not ours.
+        PrerequisiteError: when the role may not create the schema, something there is
+            not ours, or somebody keeps the catalog locked.
     """
+    tries = 0
+    while True:
+        try:
+            return _install(conn)
+        except (
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.LockNotAvailable,
+        ) as error:
+            tries += 1
+            if tries == _TRIES_MAX:
+                raise PrerequisiteError(
+                    f"could not install schema headrace: {error.diag.message_primary}",
+                    detail="Somebody's transaction keeps tables of the schema locked.",
+                    hint="End it (see pg_stat_activity, pg_locks), and start again.",
+                    sqlstate="55P03",
+                ) from error
+            time.sleep(_AGAIN_S * secrets.randbelow(100) / 100)
+
+
+def _install(conn: Connection) -> None:
     with conn.transaction():
         pinned.alone(conn, _INSTALL_LOCK)
+        conn.execute(_WAIT)
         conn.execute("SET LOCAL search_path = pg_catalog")
         conn.execute("SET LOCAL client_min_messages = warning")
         owned.check(conn, FILES)

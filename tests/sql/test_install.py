@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from importlib import resources
 
 import psycopg
@@ -12,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from headrace.errors import PrerequisiteError
 from headrace.server.context import CAPTURED
 from headrace.sql import install
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -53,6 +54,48 @@ def test_install_is_idempotent_and_uninstall_clean(conn):
     assert conn.execute("SELECT to_regnamespace('headrace')").fetchone() == (None,)
     assert conn.execute(count).fetchone() == before
     assert install.uninstall(conn) == []
+
+
+def test_a_reader_of_the_catalog_is_no_victim_of_a_start(conn, database, monkeypatch):
+    """He keeps his locks, and asks for more amid the installation; it comes again."""
+    install.install(conn)
+    conn.execute("ALTER SYSTEM SET deadlock_timeout = '5s'")
+    conn.execute("SELECT pg_reload_conf()")
+    done = threading.Event()
+
+    def start() -> None:
+        with psycopg.connect(database, autocommit=True) as other:
+            install.install(other)
+        done.set()
+
+    thread = threading.Thread(target=start, daemon=True)
+    try:
+        with psycopg.connect(database) as reader:
+            # What is altered last is held, and what is altered before is asked for then.
+            reader.execute("SELECT * FROM headrace.view_uses")
+            thread.start()
+            wait_until(
+                lambda: conn.execute(
+                    "SELECT true FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
+                    " WHERE NOT l.granted AND c.relname = 'view_uses'"
+                ).fetchone(),
+                "the installation waits for the reader",
+            )
+            reader.execute("SELECT * FROM headrace.views")
+            reader.execute("SELECT * FROM headrace.list_views()")
+            assert not done.is_set()
+        assert done.wait(PATIENCE_S)
+    finally:
+        conn.execute("ALTER SYSTEM RESET deadlock_timeout")
+        conn.execute("SELECT pg_reload_conf()")
+        thread.join()
+    monkeypatch.setattr(install, "_TRIES_MAX", 2)
+    with psycopg.connect(database) as reader:
+        reader.execute("SELECT * FROM headrace.views")
+        with pytest.raises(PrerequisiteError, match="lock timeout") as caught:
+            install.install(conn)
+    assert caught.value.code == "55P03"
+    install.install(conn)
 
 
 def test_uninstall_keeps_or_drops_result_tables(conn):
