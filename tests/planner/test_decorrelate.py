@@ -341,7 +341,7 @@ def test_plans_do_not_grow_exponentially_with_the_depth(data):
         plans = [planned.logical, *named(planned.logical).values()]
         return sum(1 for p in plans for _ in walk(p))
 
-    assert size(5) < 4 * size(4)
+    assert size(4) < 4 * size(3)
 
 
 def test_what_is_named_stands_in_the_plan_once(data, monkeypatch):

@@ -188,7 +188,7 @@ def test_a_batch_that_takes_long_is_told_to_whoever_looks(conn, owner):
         for look, least in ((0.5, 0), (7.0, 7000), (8.0, 7000)):
             owner.look(look)
             found = conn.execute(lag).fetchone()[0]
-            assert found >= least
+            assert found >= 0.99 * least, "to the millisecond it is another clock's"
             assert (found == 0) == (least == 0)
         owner.ready()
         assert conn.execute(lag).fetchone() == (0,)
