@@ -135,6 +135,18 @@ class StructureChanged(DefiniteFailure):
     sqlstate = "55H01"
 
 
+class RightEnded(DefiniteFailure):
+    """Who a view reads something for may not read it any more; it goes on when he may again."""
+
+    sqlstate = "42501"
+
+
+class OwnerGone(DefiniteFailure):
+    """The role that owned the view was dropped: nobody's rights are left to go on with."""
+
+    sqlstate = "42704"
+
+
 class RowError(DefiniteFailure):
     """An expression failed on one row (division by zero, bad cast): SQLSTATE class 22."""
 

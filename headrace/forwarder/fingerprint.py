@@ -16,8 +16,9 @@ function or view another body), a resync is right, and the server does it by its
 function, an operator or a cast is gone, which may be made again.  Where a table or column that the
 query reads is gone, or of another type, somebody has to decide.
 
-*Tables* are those whose changes are read, *relations* what the query names: row security counts
-there, and a table that is read with its children has the members it had.  *Views* and *results*
+*Tables* are those whose changes are read, *relations* what the query names: a table that is read
+with its children has the members it had.  *Rights* are those that the owner needs, and the owners of
+views under it (``privileges``); a view that lacks one stops, and goes on when it is there again.  *Views* and *results*
 (views of Headrace, by their tables) are in the plan with the definitions they had.
 
 *Rewrites.*  ``ALTER COLUMN v TYPE int USING v * 1000`` changes no fact of a column.  But it writes
@@ -41,22 +42,25 @@ from headrace.errors import (
     HeadraceError,
     StructureChanged,
 )
-from headrace.forwarder import definitions
+from headrace.forwarder import definitions, privileges
 from headrace.forwarder.numbering import Attribute, Observation, Snapshot
+from headrace.forwarder.privileges import Right
 from headrace.forwarder.widening import widens
 from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
 
 Facts = dict[str, Any]
-"""JSON: ``owner``, ``publication``, ``seen`` (the snapshot they are of), by OID the ``_KINDS``, and
-``definitions``.
+"""JSON: ``owner`` (OID of a role), ``publication``, ``seen`` (the snapshot they are of), by OID the
+``_KINDS``, ``rights``, which of them are ``lacks``, and ``definitions``.
+
+``ended``: the view has stopped because it lacked a right.
 
 ``earlier`` are observations of tables (see ``numbering``) before these, oldest first: by OID, pairs
 of snapshot and attributes.  They are what rows still to come may have been written under.
 
-``relations``, ``views`` and ``results`` are missing from facts that an earlier version took: a table
-was then what it is named as.
+``relations``, ``views``, ``results`` and ``rights`` are missing from facts that an earlier version
+took: a table was then what it is named as.
 """
 
 _EARLIER_MAX: Final = 16
@@ -73,10 +77,11 @@ class Uses:
     types: frozenset[int]
     functions: frozenset[int]
     """Those that are not built in."""
-    owner: str
-    """Role that the view belongs to."""
-    relations: frozenset[tuple[int, str, bool]] = frozenset()
-    """(table as named, role whose row security counts, with its children)."""
+    owner: int
+    """OID of the role that the view belongs to."""
+    relations: frozenset[tuple[int, bool]] = frozenset()
+    """(table as named, with its children)."""
+    rights: frozenset[Right] = frozenset()
     views: frozenset[int] = frozenset()
     results: frozenset[int] = frozenset()
     """Tables of views of Headrace."""
@@ -109,11 +114,6 @@ SELECT pg_catalog.pg_current_snapshot()::text,
          AND i.indpred IS NULL AND k.place <= i.indnkeyatts
          AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
                WHEN 'i' THEN i.indisreplident END),
-    'secured', (SELECT jsonb_agg(o.name) FROM unnest(%(owners)s::name[]) o (name)
-        LEFT JOIN pg_catalog.pg_roles r ON r.rolname = o.name
-       WHERE c.relrowsecurity AND (r.oid IS NULL OR NOT (
-         r.rolsuper OR r.rolbypassrls OR (NOT c.relforcerowsecurity
-           AND pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))))),
     'published', (SELECT jsonb_build_object('oid', s.oid::bigint,
         'whole', s.prqual IS NULL AND s.prattrs IS NULL)
         FROM pg_catalog.pg_publication_rel s
@@ -138,17 +138,12 @@ SELECT pg_catalog.pg_current_snapshot()::text,
     'members', (WITH RECURSIVE m (oid) AS (SELECT c.oid
         UNION SELECT h.inhrelid FROM m JOIN pg_catalog.pg_inherits h ON h.inhparent = m.oid
          WHERE NOT h.inhdetachpending)
-      SELECT jsonb_agg(m.oid::bigint ORDER BY m.oid) FROM m),
-    'secured', (SELECT jsonb_agg(o.name) FROM unnest(%(owners)s::name[]) o (name)
-        LEFT JOIN pg_catalog.pg_roles r ON r.rolname = o.name
-       WHERE c.relrowsecurity AND (r.oid IS NULL OR NOT (
-         r.rolsuper OR r.rolbypassrls OR (NOT c.relforcerowsecurity
-           AND pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE')))))))
+      SELECT jsonb_agg(m.oid::bigint ORDER BY m.oid) FROM m)))
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
    WHERE c.oid = ANY (%(relations)s::oid[])),
  (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
     'name', format('%%I.%%I', n.nspname, c.relname), 'definition', md5(r.ev_action::text),
-    'owner', pg_catalog.pg_get_userbyid(c.relowner), 'invoker', coalesce((
+    'owner', c.relowner::bigint, 'invoker', coalesce((
       SELECT o.option_value::bool FROM pg_catalog.pg_options_to_table(c.reloptions) o
        WHERE o.option_name = 'security_invoker'), false)))
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -180,21 +175,19 @@ def take(conn: Connection, uses: Uses, publication: str) -> Facts:
         conn,
         columns,
         {
-            "relations": sorted({oid for oid, _, _ in uses.relations}),
+            "relations": sorted({oid for oid, _ in uses.relations}),
             "views": sorted(uses.views),
             "results": sorted(uses.results),
         },
-        sorted({uses.owner, *(role for _, role, _ in uses.relations)}),
+        rights := [("owner", uses.owner, 0, ()), *sorted(uses.rights)],
         publication,
     )
     facts: Facts = {"owner": uses.owner, **{kind: found[kind] for kind in _KINDS}}
     facts["relations"] = {
-        oid: {
-            "readers": sorted({r for o, r, _ in uses.relations if str(o) == oid}),
-            "inherits": any(i for o, _, i in uses.relations if str(o) == oid),
-        }
+        oid: {"inherits": any(i for o, i in uses.relations if str(o) == oid)}
         for oid in found["relations"]
     }
+    facts["rights"] = rights
     return _narrow(found, facts) | {"definitions": known}
 
 
@@ -214,7 +207,7 @@ def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Fac
             kind: sorted({int(oid) for view in views for oid in view.get(kind, ())})
             for kind in _KINDS[1:]
         },
-        sorted({role for view in views for role in _roles(view)}),
+        [right for view in views for right in rights_of(view)],
         publication,
     )
     # By views that an earlier version has made, nothing of it is known.
@@ -226,10 +219,9 @@ def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Fac
     return out
 
 
-def _roles(view: Facts) -> set[str]:
-    """Roles whose row security counts for a view."""
-    relations = view.get("relations", {}).values()
-    return {view["owner"], *(role for facts in relations for role in facts["readers"])}
+def rights_of(view: Facts) -> list[Right]:
+    """What the view has to be allowed."""
+    return privileges.from_json(view.get("rights", ()))
 
 
 def difference(
@@ -266,15 +258,15 @@ def difference(
             yield _refill("an earlier version did not keep all that the view relies on")
         for oid, facts in before.get("relations", {}).items():
             yield from _relation_changed(facts, now["relations"].get(oid))
-        for oid, facts in before.get("views", {}).items():
-            yield from _view_changed(facts, now["views"].get(oid))
-        for oid, facts in before.get("results", {}).items():
-            yield from _result_changed(facts, now["results"].get(oid))
+        if "rights" not in before:
+            yield _refill("an earlier version did not keep whose rights the view needs")
 
-    found = list(errors())
+    found, anew = list(errors()), list(_replaced(before, now))
     # What no resync mends by itself says more than what one would.
-    found.sort(key=lambda error: isinstance(error, StructureChanged))
-    return found[0] if found else None
+    firm = [e for e in (*found, *anew) if not isinstance(e, StructureChanged)]
+    # With another view under it, the view may need other rights.
+    lacks = map(privileges.error, now["lacks"])
+    return next(iter((*firm, *anew, *lacks, *found)), None)
 
 
 def rewritten(before: Facts, now: Facts) -> str | None:
@@ -321,7 +313,7 @@ def _read(
     conn: Connection,
     columns: list[tuple[int, int]],
     oids: dict[str, list[int]],
-    owners: list[str],
+    rights: list[Right],
     publication: str,
 ) -> Facts:
     row = conn.execute(
@@ -330,7 +322,6 @@ def _read(
             **oids,
             "tables": [table for table, _ in columns],
             "attnums": [attnum for _, attnum in columns],
-            "owners": owners,
             "publication": publication,
             "user": FIRST_USER_OID,
         },
@@ -343,14 +334,14 @@ def _read(
     if oids["results"]:
         results = conn.execute(_READ_RESULTS, (oids["results"],)).fetchone()
     out["results"] = (results[0] if results else None) or {}
+    out["lacks"] = privileges.lacking(conn, rights)
     return out
 
 
 def _narrow(found: Facts, known: Facts) -> Facts:
     """``found`` as far as it concerns the one view that ``known`` is of."""
-    owner = known["owner"]
     out: Facts = {
-        "owner": owner,
+        "owner": known["owner"],
         "seen": found["seen"],
         "publication": found["publication"],
     }
@@ -363,14 +354,14 @@ def _narrow(found: Facts, known: Facts) -> Facts:
         table["columns"] = {
             n: c for n, c in (table["columns"] or {}).items() if n in had
         }
-        table["secured"] = owner in (table["secured"] or ())
     for oid, relation in out.get("relations", {}).items():
-        named = known["relations"][oid]
-        relation["readers"], relation["inherits"] = named["readers"], named["inherits"]
-        secured = relation["secured"] or ()
-        relation["secured"] = [role for role in named["readers"] if role in secured]
-        if not named["inherits"]:
+        relation["inherits"] = known["relations"][oid]["inherits"]
+        if not relation["inherits"]:
             relation["members"] = None
+    if "rights" in known:
+        out["rights"] = known["rights"]
+    lacks = found["lacks"]
+    out["lacks"] = [lacks[right] for right in rights_of(known) if right in lacks]
     return out
 
 
@@ -437,8 +428,6 @@ def _table_changed(
     ):
         if old[name] != new[name]:
             yield _stop(f"{table} {what}")
-    if named and new["secured"]:
-        yield _stop(f"row security of {table} is active now for the view's owner")
     moved = old["storage"] != new["storage"]
     for number, column in old["columns"].items():
         known = int(number) in (old["key"] or ())
@@ -508,8 +497,14 @@ def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
         elif have < had:
             what = "has fewer partitions or children"
         yield _refill(f"table {old['name']} {what} now")
-    for role in new["secured"]:
-        yield _stop(f'row security of table {new["name"]} is active now for "{role}"')
+
+
+def _replaced(before: Facts, now: Facts) -> Iterator[HeadraceError]:
+    """Views under the view that are others now."""
+    for oid, facts in before.get("views", {}).items():
+        yield from _view_changed(facts, now["views"].get(oid))
+    for oid, facts in before.get("results", {}).items():
+        yield from _result_changed(facts, now["results"].get(oid))
 
 
 def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:

@@ -133,6 +133,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             types=frozenset(catalog.mentioned),
             others=frozenset(catalog.others),
             relations=frozenset(sources.relations),
+            rights=frozenset(sources.rights),
             views=frozenset(sources.views),
             results=frozenset(sources.results),
             named=_named(conn, sources, catalog, settings),

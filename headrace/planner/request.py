@@ -56,8 +56,10 @@ class Planned:
     """OIDs of the types the query mentions."""
     others: frozenset[tuple[str, int]] = frozenset()
     """(catalog, OID) of operators, collations and text search configurations."""
-    relations: frozenset[tuple[int, str, bool]] = frozenset()
-    """(OID of a table as named, role that reads it, with its children)."""
+    relations: frozenset[tuple[int, bool]] = frozenset()
+    """(OID of a table as named, with its children)."""
+    rights: frozenset[tuple[str, int, int, tuple[int, ...]]] = frozenset()
+    """(kind, role, object, columns): what roles must be allowed, as ``Sources`` found it."""
     views: frozenset[int] = frozenset()
     """OIDs of the user's views whose queries are in it."""
     results: frozenset[int] = frozenset()

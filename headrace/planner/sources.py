@@ -71,16 +71,18 @@ SELECT n.nspname, c.relname, pg_get_userbyid(c.relowner), r.ev_action::text,
   JOIN pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
  WHERE c.oid = %s"""
 _RESULTS: Final = """
-SELECT v.result_oid::bigint, v.schema_name, v.view_name, v.owner, v.canonical, v.named,
+SELECT v.result_oid::bigint, v.schema_name, v.view_name, r.rolname, v.canonical, v.named,
        v.settings, v.status
-  FROM headrace.views v WHERE v.result_oid = ANY (%s::oid[])"""
+  FROM headrace.views v LEFT JOIN pg_roles r ON r.oid = v.owner
+ WHERE v.result_oid = ANY (%s::oid[])"""
 _RIGHTS: Final = """
 SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
   WHEN %(c)s::int2[] = '{}'
   THEN has_any_column_privilege(%(r)s::name, %(t)s::oid, 'SELECT')
   ELSE (SELECT bool_and(a > 0 AND has_column_privilege(%(r)s::name, %(t)s::oid, a, 'SELECT'))
           FROM unnest(%(c)s::int2[]) a) END,
-  c.relname, c.relkind::text, c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls OR (
+  c.relname, c.relkind::text, r.oid::bigint, c.relnamespace::bigint,
+  c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls OR (
     NOT c.relforcerowsecurity AND pg_has_role(r.oid, c.relowner, 'USAGE')))
   FROM pg_class c, pg_roles r WHERE c.oid = %(t)s::oid AND r.rolname = %(r)s::name"""
 _MEMBERS: Final = """
@@ -120,7 +122,8 @@ class _Result:
     """A view of Headrace, by its table."""
 
     name: str
-    owner: str
+    owner: str | None
+    """None: there is no such role any more."""
     canonical: str | None
     named: list[dict[str, Any]] | None
     settings: dict[str, str]
@@ -147,8 +150,14 @@ class Sources:
         self._known_results: dict[int, _Result | None] = {}
         self.texts: list[str] = []
         """SQL of what was put in place, in which its constants are written out."""
-        self.relations: set[tuple[int, str, bool]] = set()
-        """(table as named, role that reads it, with its children)"""
+        self.relations: set[tuple[int, bool]] = set()
+        """(table as named, with its children)"""
+        self.rights: set[tuple[str, int, int, tuple[int, ...]]] = set()
+        """What roles must be allowed: (kind, OID of the role, OID of the object, columns).
+
+        ``select`` of a relation, ``open``: no row security applies; ``usage`` of a schema;
+        ``execute`` of a function.  Those that Postgres asks for when it answers the query.
+        """
         self.views: dict[int, str] = {}
         """Qualified names of the user's views by OID."""
         self.results: dict[int, str] = {}
@@ -192,17 +201,21 @@ class Sources:
             row: Any = self._conn.execute("SELECT current_user").fetchone()
             caller = str(row[0])
         self._query, self._caller = bound.tree, caller
-        self._expand(bound.tree, bound.oid, caller, caller)
-        for oid, _, inherits in sorted(self.relations):
+        self._expand(bound.tree, bound.oid, caller, caller, named=True)
+        for oid, inherits in sorted(self.relations):
             self._load(oid, inherits=inherits)
         for table in self._tables.values():
             self._require_own_right(table)
 
-    def _expand(self, tree: Tree, own: int, reader: str, caller: str) -> None:
+    def _expand(
+        self, tree: Tree, own: int, reader: str, caller: str, *, named: bool
+    ) -> None:
         """Put views in the place of their names in ``tree``, which ``reader`` reads.
 
         ``own`` is the view that the tree belongs to: Postgres 15 and older name it in there.
+        ``named``: it is the tree of a text that is analysed for the caller, who looks up names.
         """
+        self._need_functions(tree, caller)
         for query in [node for node in tree.walk() if node.kind == "QUERY"]:
             infos = query.nodes("rteperminfos")
             for entry in query.nodes("rtable"):
@@ -217,20 +230,39 @@ class Sources:
                 entry.fields[_SELECTED] = [str(column) for column in columns]
                 if tree is self._query:
                     self.named[oid] = self.named.get(oid, 0) + 1
-                self._name(entry, oid, columns, reader, caller)
+                self._name(entry, oid, columns, reader, caller, named=named)
+
+    def _need_functions(self, tree: Tree, caller: str) -> None:
+        """Functions run as who asks, also those of views."""
+        fields = [node.number(f) for node in tree.walk() for f in _FUNCTION_FIELDS]
+        row = self._conn.execute(
+            "SELECT oid::bigint FROM pg_roles WHERE rolname = %s", (caller,)
+        ).fetchone()
+        if row is not None:
+            self.rights.update(("execute", row[0], f, ()) for f in set(fields) - {0})
 
     def _name(
-        self, entry: Tree, oid: int, columns: list[int], reader: str, caller: str
+        self,
+        entry: Tree,
+        oid: int,
+        columns: list[int],
+        reader: str,
+        caller: str,
+        *,
+        named: bool,
     ) -> None:
         row = self._conn.execute(
             _RIGHTS, {"r": reader, "t": oid, "c": columns}
         ).fetchone()
         if row is None:
             raise PrivilegeError(f'role "{reader}", which reads a view, does not exist')
-        allowed, name, kind, secured = row
+        allowed, name, kind, role, schema, secured = row
         if not allowed:
             what = "view" if kind == "v" else "table"
             raise PrivilegeError(f"permission denied for {what} {name}")
+        self.rights.add(("select", role, oid, tuple(sorted(columns))))
+        if named:
+            self.rights.add(("usage", role, schema, ()))
         if kind == "v":
             self._replace(entry, self._view(oid, reader, caller))
             return
@@ -243,7 +275,8 @@ class Sources:
                 f'row security of table "{name}" is not supported',
                 detail=f'It applies to role "{reader}".',
             )
-        self.relations.add((oid, reader, entry.flag("inh")))
+        self.rights.add(("open", role, oid, ()))
+        self.relations.add((oid, entry.flag("inh")))
 
     def _replace(self, entry: Tree, tree: Tree) -> None:
         entry.fields["rtekind"] = str(SUBQUERY)
@@ -261,7 +294,7 @@ class Sources:
             self.texts.append(text)
             self.views[oid] = _quoted(schema, name)
             self._expanded[key] = _placeless(tree)
-            self._expand(tree, oid, key[1], caller)
+            self._expand(tree, oid, key[1], caller, named=False)
         return self._expanded[key]
 
     def _result(self, oid: int) -> _Result | None:
@@ -279,10 +312,15 @@ class Sources:
 
     def _result_tree(self, oid: int, result: _Result) -> Tree:
         """The query of a view of Headrace, which acts for its owner in everything."""
+        name = result.name
+        if result.owner is None:
+            raise UnsupportedError(
+                f"view {name} cannot be read: the role that owned it was dropped",
+                hint=f"CALL headrace.set_owner('{name}', role) gives it to another.",
+            )
         key = (oid, result.owner, result.owner)
         if key in self._expanded:
             return self._expanded[key]
-        name = result.name
         if result.status not in ("running", "paused"):
             raise UnsupportedError(
                 f"view {name} cannot be read: its status is {result.status}",
@@ -313,7 +351,7 @@ class Sources:
         if not self._sees(result.owner):
             self.private.add(name)
         self._expanded[key] = _placeless(bound.tree)
-        self._expand(bound.tree, bound.oid, result.owner, result.owner)
+        self._expand(bound.tree, bound.oid, result.owner, result.owner, named=True)
         self._check_settings(result, bound.tree)
         return bound.tree
 

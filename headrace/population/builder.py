@@ -31,6 +31,7 @@ from headrace.population import (
     drop,
     explain,
     indexes,
+    owners,
     pause,
     rename,
     resync,
@@ -147,6 +148,7 @@ class Builder:
             "resume_view": self._resume_view,
             "alter_view": self._alter_view,
             "rename_view": self._rename_view,
+            "set_owner": self._set_owner,
             "resync_view": self._resync_view,
             "verify_view": self._verify_view,
             "holds": self._holds,
@@ -343,6 +345,22 @@ class Builder:
                 progress,
                 request.name,
                 unasked=of is not None,
+            )
+
+    async def _set_owner(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = owners.Request(
+            params["name"],
+            params["role"],
+            params.get("caller"),
+            dict(params.get("settings") or {}),
+        )
+        if self._populations.locked():
+            progress({"phase": "pending"})
+        async with self._populations:
+            return await self._fill(
+                lambda job: owners.set_owner(self._context, job, request),
+                progress,
+                request.name,
             )
 
     async def _verify_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:

@@ -27,6 +27,8 @@ class NewView:
     target: Target
     query: str
     caller: str | None
+    owner: int
+    """OID of the role that it was planned for."""
     options: dict[str, Any]
     block: bool
     planned: Planned
@@ -45,7 +47,8 @@ def insert(conn: Connection, view: NewView) -> int:
                 "INSERT INTO headrace.views (schema_name, view_name, query, columns, plan,"
                 " explain, options, settings, owner, status, block, canonical, named)"
                 " VALUES (%s, %s, %s, %s, %s, %s, %s, %s,"
-                " coalesce(%s::name, current_user), %s, %s, %s, %s) RETURNING id",
+                " (SELECT r.oid FROM pg_roles r WHERE r.oid = %s::bigint::oid),"
+                " %s, %s, %s, %s) RETURNING id, owner IS NOT NULL",
                 (
                     view.target.schema,
                     view.target.name,
@@ -55,13 +58,15 @@ def insert(conn: Connection, view: NewView) -> int:
                     Jsonb(planned.explain),
                     Jsonb(view.options),
                     Jsonb(planned.settings),
-                    view.caller,
+                    view.owner,
                     POPULATING,
                     view.block,
                     planned.canonical_sql,
                     Jsonb(list(planned.named)),
                 ),
             ).fetchone()
+            if not row[1]:
+                raise UndefinedError(f'role "{view.caller}" does not exist')
             insert_tables(conn, int(row[0]), planned.tables)
             insert_uses(conn, int(row[0]), planned.results)
     except psycopg.errors.UniqueViolation as error:
@@ -153,10 +158,13 @@ def renew(
     planned: Planned,
     result_oid: int,
     query: str | None = None,
+    *,
+    owner: int | None = None,
 ) -> None:
     """Make the view another one for the worker: of another id, with the plan ``planned``.
 
-    ``query`` is its new text, if it has one.
+    ``query`` is its new text, if it has one; ``owner`` the OID of its new owner.  Views that read
+    it are made for its query, and read as its owner.
     """
     for table in ("view_tables", "view_uses"):
         conn.execute(
@@ -168,11 +176,12 @@ def renew(
     conn.execute(
         "UPDATE headrace.views SET id = %s, revision = revision + %s,"
         " query = coalesce(%s, query), canonical = %s, named = %s,"
-        " settings = %s, columns = %s, plan = %s, explain = %s, result_oid = %s"
+        " settings = %s, columns = %s, plan = %s, explain = %s, result_oid = %s,"
+        " owner = coalesce(%s::bigint::oid, owner)"
         " WHERE id = %s",
         (
             new_id,
-            int(query is not None),
+            int(query is not None or owner is not None),
             query,
             planned.canonical_sql,
             Jsonb(list(planned.named)),
@@ -181,6 +190,7 @@ def renew(
             Jsonb(to_json(planned.physical)),
             Jsonb(planned.explain),
             result_oid,
+            owner,
             view_id,
         ),
     )

@@ -68,6 +68,7 @@ def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
             target,
             request.query,
             request.caller,
+            planned_under["owner"],
             request.options,
             options.block,
             planned,

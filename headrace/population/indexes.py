@@ -254,8 +254,7 @@ def _find(
     else:
         path = names.search_path(conn, request.caller, request.settings)
     row = conn.execute(
-        "SELECT v.id, v.schema_name, v.view_name, v.owner, v.status,"
-        " v.result_oid::bigint, c.oid::bigint, n.nspname"
+        f"SELECT {names.COLUMNS}, c.oid::bigint, n.nspname"  # noqa: S608  constants only
         " FROM headrace.views v JOIN pg_index i ON i.indrelid = v.result_oid"
         " JOIN pg_class c ON c.oid = i.indexrelid"
         " JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -265,4 +264,4 @@ def _find(
     ).fetchone()
     if row is None:
         return None
-    return ViewRow(*row[:6]), int(row[6]), str(row[7])
+    return ViewRow(*row[:-2]), int(row[-2]), str(row[-1])

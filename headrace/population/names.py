@@ -30,13 +30,32 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Role:
+    """A role that exists: known by its OID, named for the moment."""
+
+    oid: int
+    name: str
+
+
+COLUMNS: Final = (
+    "v.id, v.schema_name, v.view_name, v.owner::oid::bigint,"
+    " (SELECT o.rolname FROM pg_roles o WHERE o.oid = v.owner), v.status,"
+    " v.result_oid::bigint"
+)
+"""Of headrace.views v, for ``ViewRow``."""
+
+
+@dataclass(frozen=True, slots=True)
 class ViewRow:
     """A view of the catalog."""
 
     id: int
     schema: str
     name: str
-    owner: str | None
+    owner: int | None
+    """Its role's OID."""
+    owner_name: str | None
+    """None: there is no such role any more."""
     status: str
     result_oid: int | None
 
@@ -117,9 +136,9 @@ def find(
     schema, name = parse(conn, text)
     path = [schema] if schema is not None else search_path(conn, caller, settings)
     found = conn.execute(
-        "SELECT id, schema_name, view_name, owner, status, result_oid::bigint"
-        " FROM headrace.views WHERE view_name = %s AND schema_name = ANY(%s::name[])"
-        " ORDER BY array_position(%s::text[], schema_name::text) LIMIT 1",
+        f"SELECT {COLUMNS} FROM headrace.views v"  # noqa: S608  constants only
+        " WHERE v.view_name = %s AND v.schema_name = ANY(%s::name[])"
+        " ORDER BY array_position(%s::text[], v.schema_name::text) LIMIT 1",
         (name, path, path),
     ).fetchone()
     return ViewRow(*found) if found else None
@@ -166,13 +185,44 @@ def acts_for_owner(conn: Connection, view: ViewRow, caller: str | None) -> bool:
     if caller is None:
         return True
     row: Any = conn.execute(
-        "SELECT r.rolsuper OR r.rolname = current_user OR r.rolname = %(owner)s"
-        " OR (EXISTS (SELECT FROM pg_roles o WHERE o.rolname = %(owner)s)"
-        "     AND pg_has_role(r.oid, %(owner)s::name, 'USAGE'))"
+        "SELECT r.rolsuper OR r.rolname = current_user"
+        " OR EXISTS (SELECT FROM pg_roles o WHERE o.oid = %(owner)s::bigint::oid"
+        "             AND pg_has_role(r.oid, o.oid, 'USAGE'))"
         " FROM pg_roles r WHERE r.rolname = %(caller)s",
         {"owner": view.owner, "caller": caller},
     ).fetchone()
     return bool(row and row[0])
+
+
+def role(conn: Connection, name: str | None) -> Role:
+    """The role called ``name``; None: our own.
+
+    Raises:
+        UndefinedError: 42704, there is none.
+    """
+    found = conn.execute(
+        "SELECT r.oid::bigint, r.rolname FROM pg_roles r"
+        " WHERE r.rolname = coalesce(%s::name, current_user)",
+        (name,),
+    ).fetchone()
+    if found is None:
+        raise UndefinedError(f'role "{name}" does not exist')
+    return Role(*found)
+
+
+def role_of(conn: Connection, oid: int) -> Role:
+    """The role with that OID.
+
+    Raises:
+        UndefinedError: 42704, it was dropped.
+    """
+    found = conn.execute(
+        "SELECT r.oid::bigint, r.rolname FROM pg_roles r WHERE r.oid = %s::bigint::oid",
+        (oid,),
+    ).fetchone()
+    if found is None:
+        raise UndefinedError("the role that owns the view was dropped")
+    return Role(*found)
 
 
 def _current_schema(

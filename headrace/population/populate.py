@@ -62,7 +62,9 @@ def plan_with_facts(
             planned = replace(planned, explain={**planned.explain, "key": told})
         rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)
-        return planned, fingerprint.take(conn, used, settings.publication_name)
+        facts = fingerprint.take(conn, used, settings.publication_name)
+        uses.check_rights(facts)
+        return planned, facts
 
 
 class Population:

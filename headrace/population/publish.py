@@ -11,6 +11,7 @@ from psycopg import sql
 from headrace import pinned
 from headrace.errors import BugError, TransientError
 from headrace.planner import Planned
+from headrace.population import names
 from headrace.population.catalog import NewView
 from headrace.population.connect import Connection
 from headrace.population.job import Job
@@ -41,9 +42,11 @@ def publish(
     REQUIRES: an open transaction on a connection with pinned settings.
     """
     target = view.target
+    # Under its name there may be another role by now.
+    owner = names.role_of(conn, view.owner).name if view.caller is not None else None
     if target.new_schema:
-        _make_schema(conn, target.schema, view.caller)
-    oid = make_table(job, conn, target, view.planned, view.caller, staging, key)
+        _make_schema(conn, target.schema, owner)
+    oid = make_table(job, conn, target, view.planned, owner, staging, key)
     start_lsn = put_progress(conn, view_id, position)
     changed = conn.execute(
         "UPDATE headrace.views SET status = 'running', message = NULL, sqlstate = NULL,"

@@ -29,11 +29,11 @@ from headrace.errors import (
 from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, PlanRequest, objects
 from headrace.planner.present import present
-from headrace.population import catalog, names
+from headrace.population import catalog, grants, names
 from headrace.population.connect import Connection, as_headrace
 from headrace.population.context import Context
 from headrace.population.job import Job
-from headrace.population.names import Target, ViewRow
+from headrace.population.names import Role, Target, ViewRow
 from headrace.population.options import Options
 from headrace.population.pause import Request, check_not_live
 from headrace.population.populate import Population, plan_with_facts, unpublish_unused
@@ -80,7 +80,8 @@ def resync_view(
                 raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
             check_not_live(context, view)
             stored = read(conn, view)
-            planned, planned_under = _plan_again(context, conn, view, stored)
+            owner = owner_of(conn, view, request.caller)
+            planned, planned_under = plan_again(context, conn, view, stored, owner)
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -88,15 +89,26 @@ def resync_view(
             # It is a place in the canonical text, which nobody has written.
             error.position = None
             raise
-    resync = _Resync(context, job, view, stored, planned, planned_under)
-    rows = resync.populate()
-    return {"view_id": resync.view_id, "rows": rows, "notice": resync.notice}
+    resync = Resync(context, job, view, stored, planned, planned_under, owner)
+    return resync.run()
 
 
-def _plan_again(
-    context: Context, conn: Connection, view: ViewRow, stored: Stored
+def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
+    """Whose rights count for a view from now on: its owner's, whoever asks.
+
+    Where there is none any more, who asks becomes it: a superuser, or our own role.
+    """
+    if view.owner is not None and view.owner_name is not None:
+        return Role(view.owner, view.owner_name)
+    return names.role(conn, caller)
+
+
+def plan_again(
+    context: Context, conn: Connection, view: ViewRow, stored: Stored, owner: Role
 ) -> tuple[Planned, Facts]:
     """The plan of a stored query under the names of today, of the objects that it has named.
+
+    With the rights of ``owner``.
 
     Raises:
         UnsupportedError: something was renamed, and the text cannot be followed.
@@ -107,7 +119,7 @@ def _plan_again(
     def attempt(*, loosely: bool) -> tuple[Planned, Facts]:
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
         text = present(conn, stored.canonical, list(named), loosely=loosely)
-        request = PlanRequest(text, view.owner, settings | found)
+        request = PlanRequest(text, owner.name, settings | found)
         options = Options.of(stored.options)
         return plan_with_facts(conn, context.settings, request, options)
 
@@ -149,11 +161,11 @@ def alter_view(
             )
             check_not_live(context, view)
             stored = read(conn, view)
-            # Whoever asks, the view's owner is whose rights count from then on.
+            owner = owner_of(conn, view, request.caller)
             planned, planned_under = plan_with_facts(
                 conn,
                 context.settings,
-                PlanRequest(query, view.owner, request.settings),
+                PlanRequest(query, owner.name, request.settings),
                 Options.of(stored.options),
             )
             _check_columns(conn, view, planned)
@@ -166,9 +178,8 @@ def alter_view(
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
-    resync = _Resync(context, job, view, stored, planned, planned_under, query)
-    rows = resync.populate()
-    return {"view_id": resync.view_id, "rows": rows, "notice": resync.notice}
+    resync = Resync(context, job, view, stored, planned, planned_under, owner, query)
+    return resync.run()
 
 
 def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
@@ -205,7 +216,7 @@ def read(conn: Connection, view: ViewRow) -> Stored:
     return Stored(canonical, options, settings, schema, name, tuple(named or ()))
 
 
-class _Resync(Population):
+class Resync(Population):
     """One resync after planning."""
 
     def __init__(
@@ -216,33 +227,45 @@ class _Resync(Population):
         stored: Stored,
         planned: Planned,
         planned_under: Facts,
+        owner: Role,
         query: str | None = None,
     ) -> None:
-        """``query``: its new text, if it is altered."""
+        """``owner``: planned with his rights; ``query``: its new text, if it is altered."""
         options = Options.of(stored.options)
         name = f"{view.schema}.{view.name}"
         super().__init__(context, job, planned, options, planned_under, name)
         self._view = view
         self._stored = stored
         self._query = query
+        self._owner = owner
         self._replaced: Replaced | None = None
         self._read_before: list[int] = []
 
-    @property
-    def view_id(self) -> int:
-        """Its new id."""
-        return self._view_id
+    def run(self) -> dict[str, Any]:
+        """Fill the view anew; what there is to answer.
+
+        Raises:
+            UndefinedError: under the owner's name there was another role when it was planned.
+        """
+        if self._planned_under["owner"] != self._owner.oid:
+            raise UndefinedError(f'role "{self._owner.name}" was dropped')
+        rows = self.populate()
+        return {"view_id": self._view_id, "rows": rows, "notice": self._notice()}
+
+    def _notice(self) -> str:
+        """What was done, in words."""
+        said = "its table was made anew"
+        if self._replaced is not None:
+            removed, added = self._replaced.removed, self._replaced.added
+            said = f"{removed} rows were removed, {added} added"
+        if self._moves:
+            said += f', and it belongs to role "{self._owner.name}" now'
+        return f'view "{self._view.name}": {said}'
 
     @property
-    def notice(self) -> str:
-        """What was done, in words."""
-        name = self._view.name
-        if self._replaced is None:
-            return f'view "{name}": its table was made anew'
-        return (
-            f'view "{name}": {self._replaced.removed} rows were removed,'
-            f" {self._replaced.added} added"
-        )
+    def _moves(self) -> bool:
+        """Whether it gets another owner."""
+        return self._owner.oid != self._view.owner
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
         """Take a new id, and enter the tables that were not the view's before."""
@@ -263,6 +286,7 @@ class _Resync(Population):
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Exchange rows, progress and catalog row."""
+        self._owner = names.role_of(conn, self._owner.oid)
         self._call_worker("suspend", {"view_id": self._view.id, "job": self._job.name})
         # Nobody may drop or renew it meanwhile; the worker may write its status.
         row: Any = conn.execute(
@@ -282,8 +306,17 @@ class _Resync(Population):
                 )
             raise
         catalog.delete_progress(conn, self._view.id)
+        moved = self._owner.oid if self._moves else None
+        if moved is not None:
+            grants.move(conn, oid, self._view.owner, self._owner)
         catalog.renew(
-            conn, self._view.id, self._view_id, self._planned, oid, self._query
+            conn,
+            self._view.id,
+            self._view_id,
+            self._planned,
+            oid,
+            self._query,
+            owner=moved,
         )
         start_lsn = put_progress(conn, self._view_id, facts)
         catalog.set_running(conn, self._view_id, start_lsn)
@@ -297,7 +330,7 @@ class _Resync(Population):
                 conn,
                 target,
                 planned,
-                self._view.owner,
+                self._owner.name,
                 staged,
                 self._options.key,
             )

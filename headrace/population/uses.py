@@ -8,21 +8,26 @@ from typing import Any
 
 from headrace.collections.plan import PhysicalPlan, to_json
 from headrace.collections.source import load_columns
-from headrace.forwarder import fingerprint
+from headrace.errors import HeadraceError, OwnerGone, PrivilegeError, RightEnded
+from headrace.forwarder import fingerprint, privileges
 from headrace.forwarder.fingerprint import Facts, Uses
 from headrace.planner import Planned
+from headrace.population import names
 from headrace.population.connect import Connection
 from headrace.population.tables import TableChanged
 
 
 def of(
     physical: PhysicalPlan,
-    owner: str,
+    owner: int,
     *,
     types: frozenset[int] = frozenset(),
     functions: frozenset[int] = frozenset(),
 ) -> Uses:
-    """Columns of its sources, and every type in the plan besides those of the query."""
+    """Columns of its sources, and every type in the plan besides those of the query.
+
+    ``owner``: the OID of the role that the view acts for.
+    """
     data = to_json(physical)
     return Uses(
         frozenset(
@@ -39,18 +44,14 @@ def of(
 
 def of_planned(conn: Connection, planned: Planned, caller: str | None) -> Uses:
     """What ``planned`` uses, for a view of ``caller`` (None: of our own role)."""
-    if caller is None:
-        row = conn.execute("SELECT current_user").fetchone()
-        assert row is not None, "every session has a user"
-        caller = str(row[0])
-    used = of(
-        planned.physical, caller, types=planned.types, functions=planned.functions
-    )
+    owner = names.role(conn, caller).oid
+    used = of(planned.physical, owner, types=planned.types, functions=planned.functions)
     return replace(
         used,
         columns=used.columns | planned.generated,
         others=planned.others,
         relations=planned.relations,
+        rights=planned.rights,
         views=planned.views,
         results=planned.results,
     )
@@ -61,10 +62,11 @@ def check_planned(before: Facts, physical: PhysicalPlan, now: Facts) -> None:
 
     Raises:
         TableChanged: something was altered in between.
+        PrivilegeError: a right has ended.
     """
     error = fingerprint.difference(before, now, published=False)
     if error is not None:
-        raise _changed(error.message, error.detail)
+        raise _against(error)
     for source in physical.sources:
         name = f'table "{source.schema_name}"."{source.table_name}"'
         table = now["tables"].get(str(source.table_oid))
@@ -85,13 +87,29 @@ def check_kept(before: Facts, now: Facts) -> None:
     Raises:
         TableChanged: something was altered, or a table has other storage (a snapshot
             protects neither against TRUNCATE nor against a rewrite).
+        PrivilegeError: a right has ended.
     """
     error = fingerprint.difference(before, now)
     if error is not None:
-        raise _changed(error.message, error.detail)
+        raise _against(error)
     table = fingerprint.rewritten(before, now)
     if table is not None:
         raise _changed(f"{table} was rewritten or truncated")
+
+
+def check_rights(facts: Facts) -> None:
+    """Raise PrivilegeError if the view of ``facts`` lacks a right."""
+    for lack in facts["lacks"]:
+        raise _against(privileges.error(lack))
+
+
+def _against(error: HeadraceError) -> HeadraceError:
+    if isinstance(error, RightEnded | OwnerGone):
+        hint = error.hint and error.hint.removesuffix(privileges.THEN)
+        return PrivilegeError(
+            error.message, detail=error.detail, hint=hint, sqlstate=error.code
+        )
+    return _changed(error.message, error.detail)
 
 
 def _changed(message: str, detail: str | None = None) -> TableChanged:

@@ -36,6 +36,8 @@ from headrace.errors import (
     ContinuityLost,
     HeadraceError,
     Interrupted,
+    OwnerGone,
+    RightEnded,
     StateDamaged,
     TransientError,
 )
@@ -383,7 +385,7 @@ class Engine:
         if outcome.failed:
             self._stop_failed(outcome, frames, txid)
         parts = [
-            Part.of(view, outcome.diffs.get(view.id), self.watch.definitions(view))
+            Part.of(view, outcome.diffs.get(view.id), *self.watch.relied_on(view))
             for view in behind
             if view.processed == txid
         ]
@@ -483,7 +485,8 @@ class Engine:
         """Why ``views`` stop that need ``unit``: what was altered, before a row is blamed."""
         for view in views:
             known = self.watch.cause(view, error)
-            if known is not error:
+            # What somebody may not read any more is his own view's reason only.
+            if known is not error and not isinstance(known, RightEnded | OwnerGone):
                 unit.back(txid)
                 return known
         return self._processor.blame(unit, error, frames, txid)

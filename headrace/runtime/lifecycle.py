@@ -21,6 +21,8 @@ from headrace.errors import (
     HeadraceError,
     Interrupted,
     OutOfReach,
+    OwnerGone,
+    RightEnded,
     RowError,
     SinkBlocked,
     SinkTableError,
@@ -509,7 +511,10 @@ class Lifecycle:
         if not blocked:
             error = _with_hint(error, view)
         status = SINK_ERROR if blocked else ERROR
-        views.set_status(engine.owner.conn, view.id, status, error)
+        if isinstance(error, RightEnded | OwnerGone):
+            engine.watch.end(view.id, error)
+        else:
+            views.set_status(engine.owner.conn, view.id, status, error)
         view.status = status
         view.message = error.message
         view.doom = None

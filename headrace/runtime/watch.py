@@ -9,6 +9,9 @@ Where Postgres runs code of users for a view, or its values look as a user's typ
 a quick look (``altered``) before and after a batch touches it, and the sink takes one before it
 commits: what was computed under two definitions is not shown.
 
+What the owner of a view may not read any more stops it, too, and is looked at by the sink: what is
+committed after a right has ended is not written.  It goes on when the right is back.
+
 A harmless difference becomes part of what is kept: a rewrite is known by two things that
 change in one transaction, and they must not add up over years.
 """
@@ -30,6 +33,8 @@ from headrace.errors import (
     ContinuityLost,
     DefiniteFailure,
     HeadraceError,
+    OwnerGone,
+    RightEnded,
     SinkBlocked,
     StateDamaged,
     StructureChanged,
@@ -39,18 +44,27 @@ from headrace.forwarder import definitions, fingerprint
 from headrace.forwarder.definitions import Definitions
 from headrace.forwarder.fingerprint import Facts
 from headrace.forwarder.numbering import Observation, Snapshot
+from headrace.forwarder.privileges import Right
 from headrace.kernels.pgoutput import Changes
 from headrace.runtime.columns import Columns, Description
-from headrace.runtime.views import Unit, View, reconsider
+from headrace.runtime.views import ERROR, Unit, View, reconsider, set_status
 
 if TYPE_CHECKING:
     from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
-_FAILED: Final = """
-SELECT v.id, v.watched FROM headrace.views v
- WHERE v.status = 'error' AND v.watched IS NOT NULL AND v.sqlstate !~ '^(53|55|XX)'
-   AND v.options ->> 'on_change' IS DISTINCT FROM 'stop'"""
+_STOPPED: Final = """
+SELECT v.id, v.watched, v.sqlstate = '55H01', v.sqlstate ~ '^(53|55|XX)'
+         OR v.options ->> 'on_change' IS NOT DISTINCT FROM 'stop'
+  FROM headrace.views v
+ WHERE v.status = 'error' AND v.watched IS NOT NULL
+   AND (v.sqlstate = '55H01' OR v.sqlstate !~ '^(53|55|XX)')"""
+_END: Final = """
+UPDATE headrace.views SET watched = watched || '{"ended": true}'
+ WHERE id = %s AND NOT watched ? 'ended'"""
+_BEGIN_AGAIN: Final = (
+    "UPDATE headrace.views SET watched = watched - 'ended' WHERE id = %s"
+)
 _VISIBLE_S: Final = 2.0
 _LOOK_S: Final = 0.005
 
@@ -80,25 +94,48 @@ class Watch:
             return
         self.due = now + self._engine.settings.catalog_poll_ms / 1000
         errors = self.check([v for v in self._engine.views.values() if v.owned])
-        if errors and self.publication_replaced():
-            raise next(iter(errors.values()))
+        lost = [e for e in errors.values() if isinstance(e, ContinuityLost)]
+        if lost and self.publication_replaced():
+            raise lost[0]
         for view_id, error in errors.items():
             self._engine.lifecycle.fail(self._engine.views[view_id], error)
         self._reconsider()
 
     def _reconsider(self) -> None:
-        """Views that a row has stopped: what made it fail may have been altered since."""
-        known = dict(self._conn.execute(_FAILED).fetchall())
-        if not known:
+        """Views that have stopped: why they have may be gone.
+
+        What made a row fail may have been altered since, and what the owner might not read he
+        may read again.  Then they are filled anew, but nobody tries that as long as he may not.
+        """
+        stopped = self._conn.execute(_STOPPED).fetchall()
+        if not stopped:
             return
         found = fingerprint.read(
-            self._conn, known.values(), self._engine.settings.publication_name
+            self._conn,
+            [row[1] for row in stopped],
+            self._engine.settings.publication_name,
         )
-        for (view_id, before), now in zip(known.items(), found, strict=True):
+        for (view_id, before, due, final), now in zip(stopped, found, strict=True):
             error = fingerprint.difference(before, now)
-            if isinstance(error, StructureChanged):
+            ended = before.get("ended", False)
+            if isinstance(error, RightEnded | OwnerGone):
+                if due or ended:
+                    self.end(view_id, error)
+            elif ended:
+                _log.info("rights are back", view=view_id)
+                back = StructureChanged("the owner's rights are back", hint=RESYNC)
+                with self._conn.transaction():
+                    reconsider(self._conn, view_id, error or back)
+                    self._conn.execute(_BEGIN_AGAIN, (view_id,))
+            elif isinstance(error, StructureChanged) and not final:
                 _log.info("failed view reconsidered", view=view_id)
                 reconsider(self._conn, view_id, error)
+
+    def end(self, view_id: int, error: HeadraceError) -> None:
+        """A view stops for a right that has ended, until that is back."""
+        with self._conn.transaction():
+            set_status(self._conn, view_id, ERROR, error)
+            self._conn.execute(_END, (view_id,))
 
     def altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
         """The views among ``units``, or that read them, that cannot go on: a quick look."""
@@ -117,6 +154,11 @@ class Watch:
             raise _locked(error) from error
         looked = zip(views.values(), kept, found, strict=True)
         return self.check([v for v, k, f in looked if definitions.changed(k, f)])
+
+    def relied_on(self, view: View) -> tuple[Definitions | None, list[Right]]:
+        """What the sink has to look at: definitions and rights."""
+        facts = self._facts.get(view.id, {})
+        return self.definitions(view), fingerprint.rights_of(facts)
 
     def definitions(self, view: View) -> Definitions | None:
         """What its values depend on besides its tables; None: nothing that can be altered."""

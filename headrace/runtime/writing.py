@@ -33,8 +33,9 @@ from headrace.errors import (
     StructureChanged,
     TransientError,
 )
-from headrace.forwarder import definitions
+from headrace.forwarder import definitions, privileges
 from headrace.forwarder.definitions import Definitions
+from headrace.forwarder.privileges import Right
 from headrace.runtime import faults
 from headrace.runtime.pipeline import Closed, Pipeline
 from headrace.runtime.suspects import Suspects
@@ -71,14 +72,21 @@ class Part:
     """None, or without rows: the view did not change."""
     known: Definitions | None = None
     """What ``diffs`` were computed under, besides tables."""
+    rights: Sequence[Right] = ()
+    """Without which the view is not written."""
 
     @classmethod
     def of(
-        cls, view: View, diffs: pa.RecordBatch | None, known: Definitions | None = None
+        cls,
+        view: View,
+        diffs: pa.RecordBatch | None,
+        known: Definitions | None = None,
+        rights: Sequence[Right] = (),
     ) -> Self:
         """The part of ``view``."""
         assert view.progress is not None, "live views are owned"
-        return cls(view.id, view.target, view.commit_group, view.progress, diffs, known)
+        target, group = view.target, view.commit_group
+        return cls(view.id, target, group, view.progress, diffs, known, rights)
 
     @property
     def changes(self) -> bool:
@@ -238,9 +246,9 @@ class _Group:
                 return
             faults.point(faults.ROWS_SENT)
             moving = self._left()
-            if altered := self._altered(moving):
+            if stopped := self._altered(moving) | self._refused(moving):
                 conn.execute("ROLLBACK")
-                answer.failed |= altered
+                answer.failed |= stopped
                 continue
             try:
                 missing = commit.advance(
@@ -290,6 +298,21 @@ class _Group:
             )
             for (view_id, known), now in zip(asked.items(), found, strict=True)
             if definitions.changed(known, now)
+        }
+
+    def _refused(self, parts: Sequence[Part]) -> dict[int, HeadraceError]:
+        """Views whose owners may not read any more what they read.
+
+        All that is written was committed before this is asked.  So what is committed after a
+        right has ended is never written.
+        """
+        asked = [p for p in parts if p.changes and p.rights]
+        lacks = privileges.lacking(self._conn, (r for p in asked for r in p.rights))
+        return {
+            part.view_id: privileges.error(lacks[right])
+            for part in asked
+            for right in reversed(part.rights)
+            if right in lacks
         }
 
     def _write_marked(self, part: Part) -> int:

@@ -78,6 +78,7 @@ class Commands:
             "resume_view": self._resume_view,
             "alter_view": self._alter_view,
             "rename_view": self._rename_view,
+            "set_owner": self._set_owner,
             "resync_view": self._resync_view,
             "verify_view": self._verify_view,
             "wait_for": self._wait_for,
@@ -232,6 +233,11 @@ class Commands:
         self, arguments: dict[str, Any], context: Context, report: Report
     ) -> None:
         await self._refill("alter_view", arguments, context, report)
+
+    async def _set_owner(
+        self, arguments: dict[str, Any], context: Context, report: Report
+    ) -> None:
+        await self._refill("set_owner", arguments, context, report)
 
     async def _resync_view(
         self, arguments: dict[str, Any], context: Context, report: Report

@@ -31,20 +31,21 @@ def clean(settings: Settings) -> list[dict[str, Any]]:
         row_factory=dict_row,
     ) as conn:
         rows = conn.execute(
-            "DELETE FROM headrace.views WHERE status IN ('pending', 'populating')"
-            " RETURNING id, schema_name, view_name, query, canonical, owner, options,"
-            " settings, block"
+            "DELETE FROM headrace.views v WHERE v.status IN ('pending', 'populating')"
+            " RETURNING v.id, v.schema_name, v.view_name, v.query, v.canonical,"
+            " (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = v.owner) AS owner,"
+            " v.options, v.settings, v.block"
         ).fetchall()
         for row in rows:
             _log.info(
                 "abandoned population removed",
                 view=f"{row['schema_name']}.{row['view_name']}",
-                again=not row["block"],
+                again=not row["block"] and row["owner"] is not None,
             )
             remove_staging(settings.staging_dir / str(row["id"]))
         # Also without them: a builder may have died between dropping and unpublishing.
         _shrink_publication(conn, settings)
-    return [row for row in rows if not row["block"]]
+    return [row for row in rows if not row["block"] and row["owner"] is not None]
 
 
 def remove_staging(path: Path) -> None:

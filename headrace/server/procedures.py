@@ -90,6 +90,7 @@ SIGNATURES: Final[dict[str, tuple[Parameter, ...]]] = {
     "resume_view": (_NAME,),
     "alter_view": (_NAME, Parameter("query", "text")),
     "rename_view": (_NAME, Parameter("new_name", "text")),
+    "set_owner": (_NAME, Parameter("role", "text")),
     "resync_view": (_NAME,),
     "verify_view": (_NAME,),
     "wait_for": (

@@ -29,9 +29,9 @@ _LOOK_S: Final = 1.0
 _AGAIN_S_MIN: Final = 2.0
 _AGAIN_S_MAX: Final = 300.0
 _STOPPED: Final = """
-SELECT v.id, pg_catalog.format('%I.%I', v.schema_name, v.view_name) AS name, v.owner, v.message
-  FROM headrace.views v
- WHERE v.owner IS NOT NULL AND v.status = 'error'
+SELECT v.id, pg_catalog.format('%I.%I', v.schema_name, v.view_name) AS name, r.rolname AS owner, v.message
+  FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
+ WHERE v.status = 'error'
    AND CASE v.options ->> 'on_change' WHEN 'stop' THEN false
          WHEN 'resync' THEN v.sqlstate IN ('55000', '55H01') ELSE v.sqlstate = '55H01' END
  ORDER BY v.id"""

@@ -40,7 +40,7 @@ _ATTEMPTS: Final = 3
 
 _LOOKUP: Final = """
 SELECT v.id, v.status, v.message,
-       EXISTS (SELECT FROM pg_roles o, pg_roles c WHERE o.rolname = v.owner
+       EXISTS (SELECT FROM pg_roles o, pg_roles c WHERE o.oid = v.owner
           AND c.rolname = %(caller)s AND pg_has_role(c.oid, o.oid, 'USAGE')), CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END,
        coalesce(%(lsn)s::pg_lsn, now.lsn)::text, now.lsn::text,
        pg_current_wal_flush_lsn()::text,

@@ -54,6 +54,7 @@ FILES: Final = (
     "resume_view.sql",
     "alter_view.sql",
     "rename_view.sql",
+    "set_owner.sql",
     "resync_view.sql",
     "wait_for.sql",
     "fail_batch.sql",

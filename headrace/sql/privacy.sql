@@ -9,7 +9,7 @@ ALTER TABLE headrace.meta ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.views;
 CREATE POLICY own ON headrace.views FOR SELECT USING (
     -- An owner may be gone.
-    owner IN (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')));
+    owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')));
 DROP POLICY IF EXISTS own ON headrace.progress;
 CREATE POLICY own ON headrace.progress FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));

@@ -4,7 +4,7 @@
 --   running    the worker is connected, has been heard of in the last seconds, and feeds the view
 --   starting   the engine is connected, its worker is not, or is silent, or has not taken the view over
 --   stopped    no engine is connected: nothing is applied (nor populated, nor tried again)
---   error      also where the result table is gone
+--   error      also where the result table is gone, or the view's owner
 -- The worker is known by its backend, as in engine_running(), and heard of by what it asks there every
 -- second: so nothing is written while the database is idle, and a dead worker is known at once.
 -- rows: an estimate of the result table (NULL until it was first analysed).
@@ -25,7 +25,9 @@ AS $$
     -- Who asks again and again in one transaction is to see who has gone meanwhile.
     SELECT pg_stat_clear_snapshot();
     SELECT v.id, format('%I.%I', v.schema_name, v.view_name), k.status,
-           CASE WHEN k.status = v.status THEN NULL
+           CASE WHEN k.orphan THEN format('the role that owned it was dropped; CALL headrace.set_owner(%L, role)'
+                    ' gives it to another.', format('%I.%I', v.schema_name, v.view_name))
+                WHEN k.status = v.status THEN NULL
                 WHEN k.status = 'stopped' THEN 'no engine is connected to this database'
                 WHEN k.status = 'starting' THEN 'the worker is not connected, or silent'
                 ELSE format('result table "%s"."%s" was dropped; CALL headrace.resync_view(%L) fills it anew.',
@@ -42,6 +44,7 @@ AS $$
       FROM headrace.views v
       LEFT JOIN headrace.progress p ON p.view_id = v.id
       LEFT JOIN pg_class c ON c.oid = v.result_oid
+      LEFT JOIN pg_roles o ON o.oid = v.owner
      CROSS JOIN (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
                              ELSE pg_current_wal_lsn() END AS lsn) w
       LEFT JOIN (SELECT r.confirmed_flush_lsn AS confirmed,
@@ -62,7 +65,9 @@ AS $$
                      ON m.value = a.pid || ' ' || extract(epoch FROM a.backend_start)
                   WHERE m.key = 'worker') e ON true
      CROSS JOIN LATERAL (
-         SELECT CASE WHEN v.status IN ('paused', 'error') THEN v.status
+         SELECT v.owner IS NOT NULL AND o.oid IS NULL AS orphan,
+                CASE WHEN v.owner IS NOT NULL AND o.oid IS NULL THEN 'error'
+                     WHEN v.status IN ('paused', 'error') THEN v.status
                      WHEN v.status = 'running' AND c.oid IS NULL THEN 'error'
                      WHEN e.heard AND (p.epoch > 0 OR v.status <> 'running') THEN v.status
                      WHEN e.heard IS NULL AND NOT headrace.engine_running() THEN 'stopped'

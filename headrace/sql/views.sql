@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS headrace.views (
     explain     jsonb,
     options     jsonb NOT NULL DEFAULT '{}',
     settings    jsonb NOT NULL DEFAULT '{}',
-    owner       name,
+    owner       regrole,
     result_oid  oid,
     start_lsn   pg_lsn,
     status      text NOT NULL DEFAULT 'pending'
@@ -28,3 +28,20 @@ ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS canonical text;
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS named jsonb;
 -- How often the view got another query: views that read it are made for one of them.
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS revision integer NOT NULL DEFAULT 0;
+-- An earlier version kept the names of owners.  They are known by OID and shown by name: what one has left
+-- behind is not the next one's of his name.  0 is nobody.
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_attribute
+                WHERE attrelid = 'headrace.views'::pg_catalog.regclass AND attname = 'owner'
+                  AND atttypid = 'pg_catalog.name'::pg_catalog.regtype) THEN
+        DROP POLICY IF EXISTS own ON headrace.views;  -- made again by privacy.sql
+        ALTER TABLE headrace.views RENAME COLUMN owner TO owner_name;
+        ALTER TABLE headrace.views ADD COLUMN owner pg_catalog.regrole;
+        UPDATE headrace.views v
+           SET owner = coalesce((SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = v.owner_name), 0)
+         WHERE v.owner_name IS NOT NULL;
+        ALTER TABLE headrace.views DROP COLUMN owner_name;
+    END IF;
+END
+$$;

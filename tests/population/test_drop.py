@@ -12,7 +12,7 @@ from headrace.errors import (
     UnsupportedError,
     UserError,
 )
-from headrace.population import drop, indexes
+from headrace.population import drop, indexes, names
 from headrace.population.drop import _drop_table
 from headrace.population.names import ViewRow
 
@@ -103,8 +103,7 @@ def test_a_child_table_that_is_not_ours_to_let_go_is_named(bench, stranger):
     bench.create("v", QUERY)
     bench.conn.execute("CREATE TABLE child () INHERITS (v)")
     view = bench.conn.execute(
-        "SELECT id, schema_name, view_name, owner, status, result_oid::bigint"
-        " FROM headrace.views"
+        f"SELECT {names.COLUMNS} FROM headrace.views v"
     ).fetchone()
     bench.conn.execute(f"ALTER TABLE v OWNER TO {stranger}")
     bench.conn.execute(f"SET ROLE {stranger}")

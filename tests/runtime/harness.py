@@ -238,7 +238,7 @@ def populate(
         with psycopg.connect(dsn) as reader:
             reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'")
-            used = uses.of(physical, reader.info.user)
+            used = uses.of(physical, names.role(reader, None).oid)
             facts = fingerprint.take(reader, used, settings.publication_name)
         slot.execute("ROLLBACK")
     result = flow.end(0)

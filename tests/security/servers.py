@@ -15,7 +15,7 @@ from tests.databases import Databases
 
 @contextmanager
 def running(
-    databases: Databases, folders: pytest.TempPathFactory, schema: str
+    databases: Databases, folders: pytest.TempPathFactory, schema: str, **settings: str
 ) -> Iterator[Engine]:
     """An engine on a database of its own, in which ``schema`` was carried out."""
     name = databases.take()
@@ -26,6 +26,7 @@ def running(
         "HEADRACE_SLOT_NAME": f"headrace_{name}",
         "HEADRACE_SPARK_WARM": "false",
         "HEADRACE_SINK_RETRY_MS": "50",
+        **settings,
     }
     engine = Engine(dsn, folders.mktemp("engine") / "data", env=env)
     try:

@@ -295,7 +295,7 @@ def test_result_tables_of_earlier_versions_get_a_replica_identity(conn, database
         conn.execute(f"CREATE TABLE {name} (a int{' PRIMARY KEY' * (name == 'keyed')})")
         conn.execute(
             "INSERT INTO headrace.views (schema_name, view_name, query, owner, status,"
-            " result_oid) VALUES ('public', %s, '', 'me', 'running', %s::regclass)",
+            " result_oid) VALUES ('public', %s, '', 0, 'running', %s::regclass)",
             (name, name),
         )
 
@@ -311,3 +311,42 @@ def test_result_tables_of_earlier_versions_get_a_replica_identity(conn, database
         assert identities() == [("busy", "d"), ("keyed", "d"), ("old", "f")]
     install.install(conn)
     assert identities() == [("busy", "f"), ("keyed", "d"), ("old", "f")]
+
+
+def test_owners_of_an_earlier_version_are_known_by_oid(conn):
+    """It kept their names: of a role that is gone, too."""
+    install.install(conn)
+    role = f"{conn.info.dbname}_here"
+    conn.execute(
+        "DROP POLICY own ON headrace.views; ALTER TABLE headrace.views DROP COLUMN owner;"
+        "ALTER TABLE headrace.views ADD COLUMN owner name;"
+        "CREATE POLICY own ON headrace.views FOR SELECT USING (owner IN (SELECT r.rolname"
+        " FROM pg_roles r WHERE pg_has_role(r.oid, 'USAGE')))"
+    )
+    for number, owner in enumerate((role, f"{role} not", None)):
+        conn.execute(
+            "INSERT INTO headrace.views (schema_name, view_name, query, owner, status)"
+            " VALUES ('public', %s, 'SELECT 1', %s, 'paused')",
+            (f"v{number}", owner),
+        )
+    conn.execute(f"CREATE ROLE {role}")
+    try:
+        for _ in range(2):
+            install.install(conn)
+            owners = conn.execute(
+                "SELECT owner::text FROM headrace.views ORDER BY view_name"
+            ).fetchall()
+            assert owners == [(role,), ("-",), (None,)]
+        listed = conn.execute(
+            "SELECT name, status, message FROM headrace.list_views() ORDER BY name"
+        ).fetchall()
+        assert [status for _, status, _ in listed] == ["paused", "error", "paused"]
+        assert "was dropped" in listed[1][2]
+        conn.execute(f"SET ROLE {role}")
+        seen = conn.execute("SELECT view_name FROM headrace.views").fetchall()
+        conn.execute("RESET ROLE")
+        assert seen == [("v0",)]
+        conn.execute(f"DROP ROLE {role}; CREATE ROLE {role}; SET ROLE {role}")
+        assert conn.execute("SELECT view_name FROM headrace.views").fetchall() == []
+    finally:
+        conn.execute(f"RESET ROLE; DROP ROLE {role}")

@@ -1,0 +1,118 @@
+"""What roles must be allowed for a view to go on, and what of it they are not any more.
+
+A view acts for its owner: Postgres would answer its query for him only as long as he may read what
+it names, by whatever way (a grant to him, to PUBLIC, to a role that he is a member of, an attribute).
+What a view under it names is read by that view's owner.  So a *right* is a role and what it must be
+allowed: ``lacking`` asks Postgres for those that it would refuse now.
+
+Row security belongs to it: rows that a policy hides are told from the others by nobody but Postgres,
+so a table must be *open* to the role that reads it: no policy of it applies to him.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import DefiniteFailure, OwnerGone, RightEnded
+
+Connection = psycopg.Connection[Any]
+
+Right = tuple[str, int, int, tuple[int, ...]]
+"""(kind, role, object, columns): ``owner`` (the role exists), ``select`` of a relation (without
+columns: of any), ``open`` is a relation, ``usage`` of a schema, ``execute`` of a function."""
+Lack = dict[str, Any]
+"""JSON: why a right is none."""
+
+_LACKING: Final = """
+SELECT n.i - 1, n.kind, pg_catalog.quote_ident(r.rolname), coalesce(c.relname, p.proname, s.nspname),
+       CASE WHEN c.oid IS NOT NULL THEN pg_catalog.format('%%I.%%I', s.nspname, c.relname)
+            WHEN p.oid IS NOT NULL THEN pg_catalog.format('%%I.%%I(%%s)', s.nspname, p.proname,
+              pg_catalog.pg_get_function_identity_arguments(p.oid))
+            ELSE pg_catalog.quote_ident(s.nspname) END,
+       c.relkind = 'v',
+       CASE WHEN n.kind = 'select' AND n.columns <> '{}'
+             AND pg_catalog.has_any_column_privilege(n.role, n.oid, 'SELECT') THEN
+         (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY a.attnum)
+            FROM pg_catalog.pg_attribute a
+           WHERE a.attrelid = n.oid AND a.attnum = ANY (n.columns::int2[])
+             AND NOT pg_catalog.has_column_privilege(n.role, n.oid, a.attnum, 'SELECT')) END
+  FROM unnest(%(kinds)s::text[], %(roles)s::oid[], %(oids)s::oid[], %(columns)s::text[])
+       WITH ORDINALITY AS n (kind, role, oid, columns, i)
+  LEFT JOIN pg_catalog.pg_roles r ON r.oid = n.role
+  LEFT JOIN pg_catalog.pg_class c ON n.kind IN ('select', 'open') AND c.oid = n.oid
+  LEFT JOIN pg_catalog.pg_proc p ON n.kind = 'execute' AND p.oid = n.oid
+  LEFT JOIN pg_catalog.pg_namespace s ON s.oid = CASE n.kind WHEN 'usage' THEN n.oid
+       WHEN 'execute' THEN p.pronamespace ELSE c.relnamespace END
+ WHERE r.oid IS NULL OR CASE n.kind
+   WHEN 'select' THEN NOT (pg_catalog.has_table_privilege(n.role, n.oid, 'SELECT')
+     OR CASE WHEN n.columns = '{}'
+        THEN pg_catalog.has_any_column_privilege(n.role, n.oid, 'SELECT')
+        ELSE (SELECT bool_and(a > 0 AND pg_catalog.has_column_privilege(n.role, n.oid, a, 'SELECT'))
+                FROM unnest(n.columns::int2[]) a) END)
+   WHEN 'open' THEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls
+     OR (NOT c.relforcerowsecurity AND pg_catalog.pg_has_role(n.role, c.relowner, 'USAGE')))
+   WHEN 'usage' THEN NOT pg_catalog.has_schema_privilege(n.role, n.oid, 'USAGE')
+   WHEN 'execute' THEN NOT pg_catalog.has_function_privilege(n.role, n.oid, 'EXECUTE') END
+ ORDER BY 1"""
+THEN: Final = "; then the view goes on by itself."
+"""How the hint of a view that has stopped ends."""
+
+
+def lacking(conn: Connection, rights: Iterable[Right]) -> dict[Right, Lack]:
+    """Those of ``rights`` that Postgres would refuse now; what is gone is refused to nobody."""
+    asked = sorted(set(rights))
+    if not asked:
+        return {}
+    rows = conn.execute(
+        _LACKING,
+        {
+            "kinds": [right[0] for right in asked],
+            "roles": [right[1] for right in asked],
+            "oids": [right[2] for right in asked],
+            "columns": ["{" + ",".join(map(str, right[3])) + "}" for right in asked],
+        },
+        prepare=True,
+    ).fetchall()
+    names = ("kind", "role", "name", "shown", "view", "columns")
+    return {asked[row[0]]: dict(zip(names, row[1:], strict=True)) for row in rows}
+
+
+def from_json(found: Iterable[Sequence[Any]]) -> list[Right]:
+    """Rights as they are kept with a view."""
+    return [(kind, role, oid, tuple(columns)) for kind, role, oid, columns in found]
+
+
+def error(lack: Lack) -> DefiniteFailure:
+    """Why a view stops that needs what is lacking."""
+    kind, role, name, shown = (lack[k] for k in ("kind", "role", "name", "shown"))
+    if role is None and kind == "owner":
+        return OwnerGone(
+            "the role that owned the view was dropped",
+            hint="CALL headrace.set_owner(view, role) gives it to another.",
+        )
+    if role is None:
+        return RightEnded(f'the role that reads "{name}" for the view was dropped')
+    if kind == "open":
+        return RightEnded(
+            f'row security of table "{name}" applies to role {role} now',
+            detail="Which rows a policy lets a role see is not followed.",
+            hint=f"Run: ALTER TABLE {shown} DISABLE ROW LEVEL SECURITY;"
+            f" or ALTER ROLE {role} BYPASSRLS{THEN}",
+        )
+    columns = f" ({lack['columns']})" if lack["columns"] else ""
+    what, grant = {
+        "select": (
+            "view" if lack["view"] else "table",
+            f"GRANT SELECT{columns} ON {shown}",
+        ),
+        "usage": ("schema", f"GRANT USAGE ON SCHEMA {shown}"),
+        "execute": ("function", f"GRANT EXECUTE ON ROUTINE {shown}"),
+    }[kind]
+    return RightEnded(
+        f"permission denied for {what} {name}",
+        detail=f"Role {role} needs {'SELECT on it' if kind == 'select' else 'it'}.",
+        hint=f"Run: {grant} TO {role}{THEN}",
+    )
