@@ -179,7 +179,7 @@ def take(conn: Connection, uses: Uses, publication: str) -> Facts:
             "views": sorted(uses.views),
             "results": sorted(uses.results),
         },
-        rights := [("owner", uses.owner, 0, ()), *sorted(uses.rights)],
+        rights := _with_roles(uses),
         publication,
     )
     facts: Facts = {"owner": uses.owner, **{kind: found[kind] for kind in _KINDS}}
@@ -217,6 +217,16 @@ def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Fac
     for i, present in zip(having, defined, strict=True):
         out[i]["definitions"] = present
     return out
+
+
+def _with_roles(uses: Uses) -> list[Right]:
+    """The rights, after the roles that have them."""
+    readers = sorted({role for _, role, _, _ in uses.rights} - {uses.owner})
+    return [
+        ("owner", uses.owner, 0, ()),
+        *(("reader", role, 0, ()) for role in readers),
+        *sorted(uses.rights),
+    ]
 
 
 def rights_of(view: Facts) -> list[Right]:

@@ -21,12 +21,31 @@ from headrace.errors import DefiniteFailure, OwnerGone, RightEnded
 Connection = psycopg.Connection[Any]
 
 Right = tuple[str, int, int, tuple[int, ...]]
-"""(kind, role, object, columns): ``owner`` (the role exists), ``select`` of a relation (without
-columns: of any), ``open`` is a relation, ``usage`` of a schema, ``execute`` of a function."""
+"""(kind, role, object, columns): ``owner`` or ``reader`` (the role exists), ``select`` of a relation
+(without columns: of any), ``open`` is a relation, ``usage`` of a schema, ``execute`` of a function."""
 Lack = dict[str, Any]
 """JSON: why a right is none."""
 
+# The quick look, which every write takes: nothing is joined.
 _LACKING: Final = """
+SELECT n.i - 1
+  FROM unnest(%(kinds)s::text[], %(roles)s::oid[], %(oids)s::oid[], %(columns)s::text[])
+       WITH ORDINALITY AS n (kind, role, oid, columns, i)
+ WHERE CASE n.kind
+   WHEN 'select' THEN NOT (pg_catalog.has_table_privilege(n.role, n.oid, 'SELECT')
+     OR CASE WHEN n.columns = '{}'
+        THEN pg_catalog.has_any_column_privilege(n.role, n.oid, 'SELECT')
+        ELSE (SELECT bool_and(a > 0 AND pg_catalog.has_column_privilege(n.role, n.oid, a, 'SELECT'))
+                FROM unnest(n.columns::int2[]) a) END)
+   WHEN 'open' THEN (SELECT NOT c.relforcerowsecurity
+       AND pg_catalog.pg_has_role(n.role, c.relowner, 'USAGE') OR (SELECT r.rolsuper OR r.rolbypassrls
+         FROM pg_catalog.pg_roles r WHERE r.oid = n.role)
+     FROM pg_catalog.pg_class c WHERE c.oid = n.oid AND c.relrowsecurity) IS FALSE
+   WHEN 'usage' THEN NOT pg_catalog.has_schema_privilege(n.role, n.oid, 'USAGE')
+   WHEN 'execute' THEN NOT pg_catalog.has_function_privilege(n.role, n.oid, 'EXECUTE')
+   ELSE NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.oid = n.role) END
+ ORDER BY 1"""
+_TOLD: Final = """
 SELECT n.i - 1, n.kind, pg_catalog.quote_ident(r.rolname), coalesce(c.relname, p.proname, s.nspname),
        CASE WHEN c.oid IS NOT NULL THEN pg_catalog.format('%%I.%%I', s.nspname, c.relname)
             WHEN p.oid IS NOT NULL THEN pg_catalog.format('%%I.%%I(%%s)', s.nspname, p.proname,
@@ -46,16 +65,6 @@ SELECT n.i - 1, n.kind, pg_catalog.quote_ident(r.rolname), coalesce(c.relname, p
   LEFT JOIN pg_catalog.pg_proc p ON n.kind = 'execute' AND p.oid = n.oid
   LEFT JOIN pg_catalog.pg_namespace s ON s.oid = CASE n.kind WHEN 'usage' THEN n.oid
        WHEN 'execute' THEN p.pronamespace ELSE c.relnamespace END
- WHERE r.oid IS NULL OR CASE n.kind
-   WHEN 'select' THEN NOT (pg_catalog.has_table_privilege(n.role, n.oid, 'SELECT')
-     OR CASE WHEN n.columns = '{}'
-        THEN pg_catalog.has_any_column_privilege(n.role, n.oid, 'SELECT')
-        ELSE (SELECT bool_and(a > 0 AND pg_catalog.has_column_privilege(n.role, n.oid, a, 'SELECT'))
-                FROM unnest(n.columns::int2[]) a) END)
-   WHEN 'open' THEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls
-     OR (NOT c.relforcerowsecurity AND pg_catalog.pg_has_role(n.role, c.relowner, 'USAGE')))
-   WHEN 'usage' THEN NOT pg_catalog.has_schema_privilege(n.role, n.oid, 'USAGE')
-   WHEN 'execute' THEN NOT pg_catalog.has_function_privilege(n.role, n.oid, 'EXECUTE') END
  ORDER BY 1"""
 THEN: Final = "; then the view goes on by itself."
 """How the hint of a view that has stopped ends."""
@@ -66,18 +75,22 @@ def lacking(conn: Connection, rights: Iterable[Right]) -> dict[Right, Lack]:
     asked = sorted(set(rights))
     if not asked:
         return {}
-    rows = conn.execute(
-        _LACKING,
-        {
-            "kinds": [right[0] for right in asked],
-            "roles": [right[1] for right in asked],
-            "oids": [right[2] for right in asked],
-            "columns": ["{" + ",".join(map(str, right[3])) + "}" for right in asked],
-        },
-        prepare=True,
-    ).fetchall()
+    rows = conn.execute(_LACKING, _arrays(asked), prepare=True).fetchall()
+    lacks = [asked[row[0]] for row in rows]
+    if not lacks:
+        return {}
+    told = conn.execute(_TOLD, _arrays(lacks)).fetchall()
     names = ("kind", "role", "name", "shown", "view", "columns")
-    return {asked[row[0]]: dict(zip(names, row[1:], strict=True)) for row in rows}
+    return {lacks[row[0]]: dict(zip(names, row[1:], strict=True)) for row in told}
+
+
+def _arrays(rights: Sequence[Right]) -> dict[str, list[Any]]:
+    return {
+        "kinds": [right[0] for right in rights],
+        "roles": [right[1] for right in rights],
+        "oids": [right[2] for right in rights],
+        "columns": ["{" + ",".join(map(str, right[3])) + "}" for right in rights],
+    }
 
 
 def from_json(found: Iterable[Sequence[Any]]) -> list[Right]:
@@ -94,7 +107,7 @@ def error(lack: Lack) -> DefiniteFailure:
             hint="CALL headrace.set_owner(view, role) gives it to another.",
         )
     if role is None:
-        return RightEnded(f'the role that reads "{name}" for the view was dropped')
+        return RightEnded("a role was dropped that reads something for the view")
     if kind == "open":
         return RightEnded(
             f'row security of table "{name}" applies to role {role} now',

@@ -30,6 +30,7 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.forwarder import fingerprint, publication
 from headrace.kernels import copytext, text
 from headrace.population import uses
+from headrace.population.names import role
 from headrace.runtime.engine import Engine
 from headrace.runtime.positions import Position
 from headrace.sink import table
@@ -238,7 +239,7 @@ def populate(
         with psycopg.connect(dsn) as reader:
             reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'")
-            used = uses.of(physical, names.role(reader, None).oid)
+            used = uses.of(physical, role(reader, None).oid)
             facts = fingerprint.take(reader, used, settings.publication_name)
         slot.execute("ROLLBACK")
     result = flow.end(0)

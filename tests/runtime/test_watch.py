@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StructureChanged
 from headrace.forwarder import fingerprint
 from headrace.forwarder.fingerprint import Uses
 from headrace.population import names
@@ -286,6 +286,20 @@ def test_publication_changed(source, start, database, ddl, why):
     settle(running, source, SECONDS)
     assert status(source, "w") == ("running", None, None)
     assert same(source, "w", "SELECT * FROM keep") == []
+
+
+def test_facts_of_a_version_that_kept_no_rights(source):
+    """Whose they were cannot be found out: such views are filled anew."""
+    owner = names.role(source, None).oid
+    uses = Uses(frozenset(), frozenset(), frozenset(), owner)
+    taken = fingerprint.take(source, uses, "none")
+    for before in (taken, {k: v for k, v in taken.items() if k != "rights"}):
+        (now,) = fingerprint.read(source, [before], "none")
+        error = fingerprint.difference(before, now)
+        if "rights" in before:
+            assert error is None
+        else:
+            assert isinstance(error, StructureChanged)
 
 
 def test_functions_are_followed_through_their_bodies(source):

@@ -379,6 +379,16 @@ def test_views_of_headrace_under_a_view(engine, server):
             running(server, view)
             server.execute("CALL headrace.wait_for(%s)", (view,))
         assert rows(server, f"SELECT * FROM {upper}") == [(1,)]
+        # It is read with the rights of its new owner then.
+        server.execute(f"ALTER TABLE {boss}.t OWNER TO {boss}")
+        server.execute(f"CALL headrace.set_owner('{lower}', '{boss}')")
+        server.execute(f"REVOKE SELECT ON {boss}.t FROM {middle}")
+        server.execute(f"INSERT INTO {boss}.t VALUES (2, 2)")
+        wait_until(
+            lambda: rows(server, f"SELECT * FROM {upper}") == [(1,), (2,)],
+            "the view does not follow the one under it",
+        )
+        running(server, upper)
 
 
 def test_the_next_role_of_a_name_owns_nothing(engine, server):
