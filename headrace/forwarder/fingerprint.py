@@ -221,10 +221,10 @@ def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Fac
 
 def _with_roles(uses: Uses) -> list[Right]:
     """The rights, after the roles that have them."""
-    readers = sorted({role for _, role, _, _ in uses.rights} - {uses.owner})
+    readers = {(role, through) for _, role, _, _, through in uses.rights}
     return [
-        ("owner", uses.owner, 0, ()),
-        *(("reader", role, 0, ()) for role in readers),
+        ("owner", uses.owner, 0, (), 0),
+        *(("reader", role, 0, (), through) for role, through in sorted(readers)),
         *sorted(uses.rights),
     ]
 

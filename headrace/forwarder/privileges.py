@@ -20,9 +20,11 @@ from headrace.errors import DefiniteFailure, OwnerGone, RightEnded
 
 Connection = psycopg.Connection[Any]
 
-Right = tuple[str, int, int, tuple[int, ...]]
-"""(kind, role, object, columns): ``owner`` or ``reader`` (the role exists), ``select`` of a relation
-(without columns: of any), ``open`` is a relation, ``usage`` of a schema, ``execute`` of a function."""
+Right = tuple[str, int, int, tuple[int, ...], int]
+"""(kind, role, object, columns, through): ``owner`` or ``reader`` (the role exists), ``select`` of a relation
+(without columns: of any), ``open`` is a relation, ``usage`` of a schema, ``execute`` of a function.
+
+``through``: the table of a view of Headrace whose query needs it, which is not for all to see; or 0."""
 Lack = dict[str, Any]
 """JSON: why a right is none."""
 
@@ -57,9 +59,12 @@ SELECT n.i - 1, n.kind, pg_catalog.quote_ident(r.rolname), coalesce(c.relname, p
          (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY a.attnum)
             FROM pg_catalog.pg_attribute a
            WHERE a.attrelid = n.oid AND a.attnum = ANY (n.columns::int2[])
-             AND NOT pg_catalog.has_column_privilege(n.role, n.oid, a.attnum, 'SELECT')) END
-  FROM unnest(%(kinds)s::text[], %(roles)s::oid[], %(oids)s::oid[], %(columns)s::text[])
-       WITH ORDINALITY AS n (kind, role, oid, columns, i)
+             AND NOT pg_catalog.has_column_privilege(n.role, n.oid, a.attnum, 'SELECT')) END,
+       CASE WHEN n.through <> 0 THEN coalesce((SELECT pg_catalog.format('%%I.%%I', h.nspname, v.relname)
+         FROM pg_catalog.pg_class v JOIN pg_catalog.pg_namespace h ON h.oid = v.relnamespace
+        WHERE v.oid = n.through), '?') END
+  FROM unnest(%(kinds)s::text[], %(roles)s::oid[], %(oids)s::oid[], %(columns)s::text[],
+              %(through)s::oid[]) WITH ORDINALITY AS n (kind, role, oid, columns, through, i)
   LEFT JOIN pg_catalog.pg_roles r ON r.oid = n.role
   LEFT JOIN pg_catalog.pg_class c ON n.kind IN ('select', 'open') AND c.oid = n.oid
   LEFT JOIN pg_catalog.pg_proc p ON n.kind = 'execute' AND p.oid = n.oid
@@ -80,7 +85,7 @@ def lacking(conn: Connection, rights: Iterable[Right]) -> dict[Right, Lack]:
     if not lacks:
         return {}
     told = conn.execute(_TOLD, _arrays(lacks)).fetchall()
-    names = ("kind", "role", "name", "shown", "view", "columns")
+    names = ("kind", "role", "name", "shown", "view", "columns", "through")
     return {lacks[row[0]]: dict(zip(names, row[1:], strict=True)) for row in told}
 
 
@@ -90,12 +95,13 @@ def _arrays(rights: Sequence[Right]) -> dict[str, list[Any]]:
         "roles": [right[1] for right in rights],
         "oids": [right[2] for right in rights],
         "columns": ["{" + ",".join(map(str, right[3])) + "}" for right in rights],
+        "through": [right[4] for right in rights],
     }
 
 
 def from_json(found: Iterable[Sequence[Any]]) -> list[Right]:
     """Rights as they are kept with a view."""
-    return [(kind, role, oid, tuple(columns)) for kind, role, oid, columns in found]
+    return [(k, role, oid, tuple(columns), by) for k, role, oid, columns, by in found]
 
 
 def error(lack: Lack) -> DefiniteFailure:
@@ -105,6 +111,13 @@ def error(lack: Lack) -> DefiniteFailure:
         return OwnerGone(
             "the role that owned the view was dropped",
             hint="CALL headrace.set_owner(view, role) gives it to another.",
+        )
+    if lack["through"] is not None:
+        return RightEnded(
+            f"the owner of view {lack['through']}, which the view reads, may not read"
+            " what that reads any more",
+            hint=f"See what view {lack['through']} says; when he may again, this view"
+            " goes on by itself.",
         )
     if role is None:
         return RightEnded("a role was dropped that reads something for the view")

@@ -58,8 +58,8 @@ class Planned:
     """(catalog, OID) of operators, collations and text search configurations."""
     relations: frozenset[tuple[int, bool]] = frozenset()
     """(OID of a table as named, with its children)."""
-    rights: frozenset[tuple[str, int, int, tuple[int, ...]]] = frozenset()
-    """(kind, role, object, columns): what roles must be allowed, as ``Sources`` found it."""
+    rights: frozenset[tuple[str, int, int, tuple[int, ...], int]] = frozenset()
+    """What roles must be allowed, as ``Sources`` found it."""
     views: frozenset[int] = frozenset()
     """OIDs of the user's views whose queries are in it."""
     results: frozenset[int] = frozenset()

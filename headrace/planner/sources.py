@@ -152,8 +152,12 @@ class Sources:
         """SQL of what was put in place, in which its constants are written out."""
         self.relations: set[tuple[int, bool]] = set()
         """(table as named, with its children)"""
-        self.rights: set[tuple[str, int, int, tuple[int, ...]]] = set()
-        """What roles must be allowed: (kind, OID of the role, OID of the object, columns).
+        self._through: list[tuple[int, str]] = []
+        """The views of Headrace (table, name) that are being put in place."""
+        self.rights: set[tuple[str, int, int, tuple[int, ...], int]] = set()
+        """What roles must be allowed: (kind, OID of the role, OID of the object, columns, through).
+
+        ``through`` is the table of the view of Headrace whose query needs it, 0: this one's.
 
         ``select`` of a relation, ``open``: no row security applies; ``usage`` of a schema;
         ``execute`` of a function.  Those that Postgres asks for when it answers the query.
@@ -239,7 +243,12 @@ class Sources:
             "SELECT oid::bigint FROM pg_roles WHERE rolname = %s", (caller,)
         ).fetchone()
         if row is not None:
-            self.rights.update(("execute", row[0], f, ()) for f in set(fields) - {0})
+            for function in set(fields) - {0}:
+                self._need("execute", row[0], function)
+
+    def _need(self, kind: str, role: int, oid: int, *columns: int) -> None:
+        through = self._through[-1][0] if self._through else 0
+        self.rights.add((kind, role, oid, columns, through))
 
     def _name(
         self,
@@ -257,12 +266,17 @@ class Sources:
         if row is None:
             raise PrivilegeError(f'role "{reader}", which reads a view, does not exist')
         allowed, name, kind, role, schema, secured = row
+        if self._through and (secured or not allowed):
+            raise UnsupportedError(
+                f"view {self._through[-1][1]} cannot be read: its owner may not read"
+                " what it reads any more"
+            )
         if not allowed:
             what = "view" if kind == "v" else "table"
             raise PrivilegeError(f"permission denied for {what} {name}")
-        self.rights.add(("select", role, oid, tuple(sorted(columns))))
+        self._need("select", role, oid, *sorted(columns))
         if named:
-            self.rights.add(("usage", role, schema, ()))
+            self._need("usage", role, schema)
         if kind == "v":
             self._replace(entry, self._view(oid, reader, caller))
             return
@@ -275,7 +289,7 @@ class Sources:
                 f'row security of table "{name}" is not supported',
                 detail=f'It applies to role "{reader}".',
             )
-        self.rights.add(("open", role, oid, ()))
+        self._need("open", role, oid)
         self.relations.add((oid, entry.flag("inh")))
 
     def _replace(self, entry: Tree, tree: Tree) -> None:
@@ -351,7 +365,9 @@ class Sources:
         if not self._sees(result.owner):
             self.private.add(name)
         self._expanded[key] = _placeless(bound.tree)
+        self._through.append((oid, name))
         self._expand(bound.tree, bound.oid, result.owner, result.owner, named=True)
+        self._through.pop()
         self._check_settings(result, bound.tree)
         return bound.tree
 
