@@ -121,6 +121,8 @@ class Watch:
             if isinstance(error, RightEnded | OwnerGone):
                 if due or ended:
                     self.end(view_id, error)
+            elif ended and now["lacks"] and not isinstance(error, StructureChanged):
+                continue  # more has happened, but nobody can fill it yet
             elif ended:
                 _log.info("rights are back", view=view_id)
                 back = StructureChanged("the owner's rights are back", hint=RESYNC)

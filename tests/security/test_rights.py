@@ -514,6 +514,42 @@ def test_set_owner_asks_what_postgres_asks(engine, server):
             assert stopped(server, view)[0] == "42501"
 
 
+@pytest.mark.slow
+def test_a_right_that_ends_while_the_engine_is_down(database, start_engine):
+    """What was written meanwhile is in the stream, but not for him."""
+    with psycopg.connect(database, autocommit=True) as server:
+        engine = start_engine(database)
+        with people(server, "boss", "reader", "late") as (boss, reader, late):
+            server.execute(
+                f"CREATE TABLE {boss}.t (id int PRIMARY KEY, v int);"
+                f"GRANT SELECT ON {boss}.t TO {reader}, {late}"
+            )
+            for one in (reader, late):
+                with connect(engine.source, one) as conn:
+                    conn.execute(
+                        f"CALL headrace.create_view('v', 'SELECT id, v FROM {boss}.t')"
+                    )
+            engine.kill9()
+            server.execute(f"INSERT INTO {boss}.t VALUES (1, 1)")
+            server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}, {late}")
+            server.execute(f"INSERT INTO {boss}.t VALUES (2, 2)")
+            server.execute(
+                f"ALTER SCHEMA {late} OWNER TO CURRENT_USER; DROP OWNED BY {late};"
+                f"DROP ROLE {late}; CREATE ROLE {late} LOGIN PASSWORD 'known to the test';"
+                f"GRANT SELECT ON {boss}.t TO {late}"
+            )
+            engine.start()
+            assert stopped(server, f"{reader}.v")[0] == "42501"
+            assert stopped(server, f"{late}.v")[0] == "42704"
+            for one in (reader, late):
+                assert (2,) not in rows(server, f"SELECT id FROM {one}.v")
+            server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
+            running(server, f"{reader}.v")
+            server.execute(f"CALL headrace.set_owner('{late}.v', '{late}')")
+            for one in (reader, late):
+                assert rows(server, f"SELECT id FROM {one}.v") == [(1,), (2,)]
+
+
 CHANGES = (
     *("GRANT SELECT ON {b}.t TO {r}", "REVOKE SELECT ON {b}.t FROM {r}") * 3,
     *("GRANT SELECT ON {b}.o TO {r}", "REVOKE SELECT (id) ON {b}.o FROM {r}"),
