@@ -322,6 +322,28 @@ def test_nothing_is_tried_while_a_right_is_missing(engine, server):
         running(server, view)
 
 
+def test_a_view_that_is_not_to_be_filled_by_itself_waits_for_its_owner(engine, server):
+    with people(server, "boss", "reader") as (boss, reader):
+        server.execute(f"CREATE TABLE {boss}.t (id int PRIMARY KEY)")
+        server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
+        view = f"{reader}.v"
+        with connect(engine.source, reader) as conn:
+            conn.execute(
+                "CALL headrace.create_view('v', %s, %s)",
+                (f"SELECT id FROM {boss}.t", '{"on_change": "stop"}'),
+            )
+            server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}")
+            assert stopped(server, view)[0] == "42501"
+            server.execute(f"INSERT INTO {boss}.t VALUES (1)")
+            server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
+            wait_until(
+                lambda: "rights are back" in state(server, view)[2], "nobody has seen"
+            )
+            assert state(server, view)[0] == "error"
+            conn.execute("CALL headrace.resync_view('v')")
+            assert rows(conn, "SELECT id FROM v") == [(1,)]
+
+
 def test_what_a_row_raises_is_no_right(engine, server):
     """Code of a user may raise the SQLSTATE that rights have."""
     with people(server, "boss") as (boss,):
@@ -529,7 +551,16 @@ def test_a_right_that_ends_while_the_engine_is_down(database, start_engine):
                     conn.execute(
                         f"CALL headrace.create_view('v', 'SELECT id, v FROM {boss}.t')"
                     )
+            with connect(engine.source, boss) as conn:
+                server.execute(f"ALTER TABLE {boss}.t OWNER TO {boss}")
+                conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
             engine.kill9()
+            # As a version has left it that kept no rights.
+            server.execute(
+                "UPDATE headrace.views SET watched = watched - 'rights'"
+                " WHERE schema_name = %s",
+                (boss,),
+            )
             server.execute(f"INSERT INTO {boss}.t VALUES (1, 1)")
             server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}, {late}")
             server.execute(f"INSERT INTO {boss}.t VALUES (2, 2)")
@@ -546,7 +577,15 @@ def test_a_right_that_ends_while_the_engine_is_down(database, start_engine):
             server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
             running(server, f"{reader}.v")
             server.execute(f"CALL headrace.set_owner('{late}.v', '{late}')")
-            for one in (reader, late):
+            kept = (
+                "SELECT watched ? 'rights' FROM headrace.views WHERE schema_name = %s"
+            )
+            wait_until(
+                lambda: server.execute(kept, (boss,)).fetchone()[0], "nothing is kept"
+            )
+            running(server, f"{boss}.v")
+            for one in (reader, late, boss):
+                server.execute(f"CALL headrace.wait_for('{one}.v')")
                 assert rows(server, f"SELECT id FROM {one}.v") == [(1,), (2,)]
 
 
