@@ -128,6 +128,18 @@ class Settings:
     """Rows of one iteration that one txid may change (views keep it): they are in memory."""
     eval_dsn: str = ""
     """DSN of the powerless role for functions that are not built in; empty: refuse them."""
+    eval_connections_max: int = 4
+    """Connections of a process that evaluate expressions, whatever the number of views."""
+    view_time_ms_max: int = 1_000
+    """Milliseconds that a transaction may take a view, besides 0.1 for each row it is worked on:
+    all views are written together, so others wait; 0: any time.  Options may be ten times this,
+    and the next two."""
+    view_rows_max: int = 1_000_000
+    """Rows that a part of a view's query may give for a transaction, besides 100 for each of its
+    own rows: they are in memory; 0: any number."""
+    view_memory_bytes_max: int = 268_435_456
+    """Bytes that they may have, besides 16 for each byte of the transaction; a value a quarter of
+    it; 0: any number."""
 
     spark_master: str = "local[2]"
     """Spark master for populations; a cluster's URL needs ``staging_dir`` on shared storage."""
@@ -144,6 +156,17 @@ class Settings:
     populations_max: int = 3
     """Populations that load at once; more share the wait for a snapshot, then take turns: each
     needs memory, a processor here and one in the source, and a snapshot a replication slot."""
+    views_per_role_max: int = 500
+    """Views that a role may own: each has state in memory and on disk; 0: any number.  This and
+    the next do not bind superusers and members of the engine's role."""
+    populations_per_role_max: int = 8
+    """Populations that a role may have under way; more wait: the places are for all; 0: all."""
+    commands_per_role_max: int = 100
+    """Calls that a role may have under way, other than of wait_for: each waits for a thread;
+    0: any number."""
+    population_idle_ms_max: int = 60_000
+    """Milliseconds that a population may work without getting on, besides 0.1 for each row: what
+    it asks the source may have no end; 0: any time."""
     population_lock_wait_ms: int = 60_000
     """Milliseconds a population waits for transactions that block its snapshot."""
 

@@ -177,6 +177,12 @@ class ContinuityLost(DefiniteFailure):
     sqlstate = "55000"
 
 
+class LimitExceeded(DefiniteFailure):
+    """A view's work is more than may delay the others; it is filled anew beside them."""
+
+    sqlstate = "54H01"
+
+
 # --- transient
 
 

@@ -24,10 +24,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 import pyarrow as pa
 
+from headrace import bounds
 from headrace.errors import BugError, RowsLost
 from headrace.kernels import rows
 from headrace.state.contract import StateStore
@@ -92,6 +93,9 @@ class Collection(ABC):
         insert_only: Set by the driver while population feeds one source snapshot: then every
             row that comes by is a row of the result at that snapshot, and none is taken back.
     """
+
+    words: ClassVar[str] = "an intermediate result"
+    """What it is in the query, for whoever hears that it gives too much."""
 
     def __init__(self, node_id: str, schema: Schema, ports: int = 1) -> None:
         self.id: Final = node_id
@@ -221,6 +225,7 @@ class Collection(ABC):
             self.metrics.rows_out += batch.num_rows
             self._sent += batch.num_rows
             self.metrics.batches_out += 1
+            bounds.made(self, batch)
             out.append(Diffs(txid, attempt, batch))
         return out
 

@@ -13,10 +13,12 @@ restored from its state starts with the txid after the one of the state.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
+from headrace import bounds
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
 from headrace.collections.plan import PhysicalPlan
@@ -35,6 +37,8 @@ class Dataflow:
 
     After an exception nothing here may be used any more: roll the store back and build anew.
     """
+
+    words: Final = "the result"
 
     def __init__(
         self,
@@ -98,12 +102,15 @@ class Dataflow:
 
     def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
         """Take a change batch of a table; other tables' changes are of no interest."""
+        if table_oid in self._sources:
+            bounds.admit(changes)
         for node in self._sources.get(table_oid, ()):
             for batch in cut(changes):
                 self._feed(node.id, batch)
 
     def feed(self, name: str, diffs: pa.RecordBatch) -> None:
         """Take diffs of the shared subplan that stands at node ``name``."""
+        bounds.admit(diffs)
         for batch in cut(diffs):
             self._feed(name, batch)
 
@@ -118,6 +125,7 @@ class Dataflow:
             made.insert_only = True
         for node in self._sources.get(table_oid, ()):
             for batch in cut(load_batch(node, columns)):
+                bounds.admit(batch)
                 self._feed(node.id, batch)
 
     def end(self, txid: int, attempt: int = 0) -> pa.RecordBatch:
@@ -143,8 +151,11 @@ class Dataflow:
         out = table.to_batches()
         result = out[0] if out else pa.RecordBatch.from_pylist([], schema=schema)
         # By place: a view may have a column of that name.
-        if (result.column(result.num_columns - 1).to_numpy() == 0).any():
+        weights = result.column(result.num_columns - 1).to_numpy()
+        if (weights == 0).any():
             raise BugError("the sink sends a diff of weight 0")
+        # A row is written as often as it is there.
+        bounds.expect(self, int(np.abs(weights).sum()))
         return result
 
     def metrics(self) -> dict[str, Any]:

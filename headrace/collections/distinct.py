@@ -31,6 +31,8 @@ class Distinct(Collection):
     Errors: BugError on a negative weight at a TimeEnd.
     """
 
+    words = "DISTINCT"
+
     def __init__(self, node: plan.Distinct) -> None:
         super().__init__(node.id, node.schema)
         self._oids = [field.oid for field in node.schema]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from headrace import bounds
 from headrace.collections import plan
 from headrace.collections.base import Collection, Diffed, columns_of, cut
 from headrace.collections.steps import failed
@@ -26,6 +27,8 @@ class FlatMap(Collection):
     Time: emits on TimeEnd, over consolidated diffs: a function may fail on a row.
     Errors: RowError of a function.
     """
+
+    words = "a function that gives rows"
 
     def __init__(
         self, node: plan.FlatMap, source: Schema, remote: RemoteEvaluator | None
@@ -63,7 +66,7 @@ class FlatMap(Collection):
         count = batch.num_rows
         arguments = [batch.column(i) for i in self._node.arguments]
         try:
-            places, results = self._calls.rows(arguments, count)
+            places, results = self._calls.rows(arguments, count, self)
         except FailingRow as error:
             raise failed(error, batch) from error
         if self._node.outer:
@@ -73,6 +76,7 @@ class FlatMap(Collection):
                 results = [
                     pa.concat_arrays([r, pa.nulls(len(alone), r.type)]) for r in results
                 ]
+        bounds.expect(self, len(places))
         at = pa.array(places)
         mine = [column.take(at) for column in columns_of(batch)]
         weights = batch.columns[-1].take(at)

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from headrace import bounds
 from headrace.collections import plan
 from headrace.collections.base import (
     ROWS_PER_BATCH_MAX,
@@ -28,6 +29,8 @@ from headrace.types import Schema, arrow_type, diff_batch
 
 _LOOKUP_ROWS_MAX: Final = 4096
 """Incoming rows that are looked up at once: bounds the matches held as Python objects."""
+_KEYS_AT_FIRST: Final = 64
+"""Keys whose partners are read before anybody counts how many there are; then ever more."""
 _COUNTED: Final = b""
 """The row under which a side counts of which only the number of rows per key matters."""
 
@@ -49,6 +52,8 @@ class Join(Collection):
     Errors: RowError of a residual predicate; BugError on a negative weight of a row whose having a
         partner matters.
     """
+
+    words = "a join"
 
     def __init__(
         self,
@@ -137,7 +142,7 @@ class Join(Collection):
         if not self._meets:
             return []
         distinct, groups = rows.group(keys)
-        at, found, found_weights = self._states[1 - port].scan_many(distinct)
+        at, found, found_weights = self._met(port, distinct, np.asarray(groups))
         if not found:
             return []
         counts = np.bincount(np.array(at, np.int64), minlength=len(distinct))
@@ -153,6 +158,34 @@ class Join(Collection):
             both = [*mine, *theirs] if port == 0 else [*theirs, *mine]
             out.append(diff_batch(self._pair_schema, both, products))
         return out
+
+    def _met(
+        self, port: int, keys: list[bytes], groups: np.ndarray
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """Rows of the other side under ``keys``; no more are read than may be shown.
+
+        Incoming row ``i`` has the key ``keys[groups[i]]``.
+        """
+        state, room = self._states[1 - port], bounds.room(self)
+        if room is None:
+            return state.scan_many(keys)
+        if len(keys) == 1:
+            at, found, weights = state.first_many(keys, room + 1)
+            bounds.expect(self, len(groups) * len(found))
+            return at, found, weights
+        times = np.bincount(groups, minlength=len(keys))
+        at, found, weights = [], [], []
+        low, size, total = 0, _KEYS_AT_FIRST, 0
+        while low < len(keys):
+            more_at, more, more_weights = state.scan_many(keys[low : low + size])
+            places = np.array(more_at, np.int64) + low
+            total += int(times[places].sum())
+            bounds.expect(self, total)
+            at += places.tolist()
+            found += more
+            weights += more_weights
+            low, size = low + size, 4 * size
+        return at, found, weights
 
     def _note(
         self, port: int, keys: list[bytes], encoded: list[bytes], weights: list[int]

@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from headrace import bounds
 from headrace.collections import plan
 from headrace.collections.base import (
     Collection,
@@ -62,6 +63,8 @@ class Recursive(Collection):
         2013): deletions in cycles end, because a row never supports itself in its own iteration.
     """
 
+    words = "a recursive query"
+
     def __init__(
         self, node: plan.Recursive, make: Callable[[plan.Node], Collection]
     ) -> None:
@@ -94,6 +97,7 @@ class Recursive(Collection):
         self._advance(self._step.end(txid), _OUTSIDE)
         self._count(0)
         while (now := self._next()) is not None:
+            bounds.check()
             if now >= self._node.iterations_max:
                 self._too_many()
             work = self._work.pop(now, None)
@@ -260,12 +264,14 @@ class _Step:
         """Diffs to all that reads ``name``, an outside input to begin with."""
         for user, port in self._users[name]:
             for out in user.apply(port, batch):
+                bounds.made(user, out)
                 self._leave(user.id, out)
 
     def end(self, txid: int) -> list[pa.RecordBatch]:
         """End the round; the diffs that came out in it."""
         for collection in self._made:
             for out in collection.time_end(txid):
+                bounds.made(collection, out)
                 self._leave(collection.id, out)
         batches, self._out = self._out, []
         return batches

@@ -41,6 +41,8 @@ class Reduce(Collection):
         ``single`` finds two rows.
     """
 
+    words = "an aggregate"
+
     def __init__(
         self, node: plan.Reduce, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:

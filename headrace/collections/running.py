@@ -53,6 +53,8 @@ class Running(Collection):
     Errors: BugError on a negative weight; RowError if a sum is out of its type's range.
     """
 
+    words = "a window function"
+
     def __init__(self, node: plan.Window, in_schema: Schema) -> None:
         super().__init__(node.id, node.schema)
         self._node = node

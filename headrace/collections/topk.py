@@ -48,6 +48,8 @@ class TopK(Collection):
     Errors: BugError on a negative weight; RowError or TransientError of Postgres where it ranks.
     """
 
+    words = "ORDER BY with LIMIT"
+
     def __init__(
         self, node: plan.TopK, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from headrace import bounds
 from headrace.collections import plan
 from headrace.collections.base import (
     Collection,
@@ -41,6 +42,8 @@ class Window(Collection):
     Time: emits on TimeEnd, per touched partition, what became different; reads all of it.
     Errors: BugError on a negative weight; RowError or TransientError of Postgres, which computes.
     """
+
+    words = "a window function"
 
     def __init__(
         self, node: plan.Window, in_schema: Schema, remote: RemoteEvaluator | None
@@ -146,6 +149,7 @@ class Window(Collection):
         at, found, weights = self._state.scan_many(keys)
         if not found:
             return []
+        bounds.expect(self, len(found))
         if min(weights) < 0:
             raise BugError(f'a row in state "{self.id}" has a negative weight')
         columns = rows.decode_rows(found, self._in_types)

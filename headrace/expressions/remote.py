@@ -18,6 +18,7 @@ from headrace.errors import BugError, RowError, UnsupportedError
 from headrace.expressions import windows
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import substitute
+from headrace.expressions.pool import Pool
 from headrace.expressions.session import Session, integers
 from headrace.kernels import copytext, rows, text
 from headrace.types import Field
@@ -95,20 +96,43 @@ class RemoteEvaluator:
     """
 
     def __init__(
-        self, dsn: str, settings: dict[str, str], eval_dsn: str | None = None
+        self,
+        dsn: str,
+        settings: dict[str, str],
+        eval_dsn: str | None = None,
+        *,
+        pool: Pool | None = None,
+        owner: str = "",
+        value_bytes_max: int = 0,
     ) -> None:
-        self._trusted = Session(dsn, settings, trusted=True)
-        self._untrusted = (
-            Session(eval_dsn, settings, trusted=False) if eval_dsn else None
-        )
+        """``pool``: whose connections it uses; None: one of its own.
+
+        ``owner`` names who is to blame for untrusted expressions; no two that are called alike may
+        have reason to fear each other.  ``value_bytes_max``: of one result; 0: any number.
+        """
+        self._own_pool = Pool() if pool is None else None
+        for_all = pool or self._own_pool
+        assert for_all is not None, "one of both"
+
+        def session(to: str, *, trusted: bool) -> Session:
+            return Session(
+                to,
+                settings,
+                trusted=trusted,
+                pool=for_all,
+                owner=owner,
+                value_bytes_max=value_bytes_max,
+            )
+
+        self._trusted = session(dsn, trusted=True)
+        self._untrusted = session(eval_dsn, trusted=False) if eval_dsn else None
         self._questions: dict[tuple[object, ...], _Question] = {}
         self._empty: dict[tuple[object, ...], str | None] = {}
 
     def close(self) -> None:
-        """Close the connections."""
-        self._trusted.close()
-        if self._untrusted is not None:
-            self._untrusted.close()
+        """Close the connections that are its own."""
+        if self._own_pool is not None:
+            self._own_pool.close()
 
     def evaluate(
         self,
@@ -198,7 +222,7 @@ class RemoteEvaluator:
                 integers(ids[low:high]),
                 integers(weights[low:high]),
             ]
-            answers = session.fetch(statement, params, [result])
+            answers = session.fetch(statement, params, [result], rows=high - low)
             for group, (value,) in zip(
                 np.unique(ids[low:high]).tolist(), answers, strict=True
             ):
@@ -313,7 +337,9 @@ class RemoteEvaluator:
         params = [copytext.array_literal(column.take(at)) for column in texts]
         try:
             statement = question.statement(session)
-            out = session.fetch(statement, params, question.result_fields)
+            out = session.fetch(
+                statement, params, question.result_fields, rows=len(asked)
+            )
         except RowError as error:
             if len(asked) == 1:
                 raise _failing(error, int(asked[0]), question.arg_fields) from error

@@ -1,4 +1,4 @@
-"""One read-only connection for evaluation: settings, type names, statements, its loss.
+"""Read-only statements for evaluation: settings, type names, results, lost connections.
 
 Settings are ``PINNED_SETTINGS`` overlaid with the view's captured ones, so that functions see
 what the view's creator saw.  Values go in as unambiguous text (ISO dates, explicit ``+00``), and
@@ -14,10 +14,9 @@ from typing import Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 import psycopg
-from psycopg.conninfo import make_conninfo
-from psycopg.pq import ExecStatus
 
-from headrace import errors, pinned
+from headrace import bounds, errors, pinned
+from headrace.bounds import Described
 from headrace.errors import (
     BugError,
     DefiniteFailure,
@@ -25,6 +24,8 @@ from headrace.errors import (
     OutOfReach,
     RowError,
 )
+from headrace.expressions.link import Key, Link, Unconnected
+from headrace.expressions.pool import Pool
 from headrace.types import PINNED_SETTINGS, Field, arrow_type
 
 _FORCED: Final = frozenset(
@@ -46,15 +47,33 @@ _OUTPUT: Final = (
 
 _DEFAULT_COLLATION: Final = 100
 
+_TOO_LARGE: Final = "headrace: too many bytes: "
+"""How a statement says that a value is too large; whoever imitates it blames himself."""
+
 _GONE: Final = ("0A", "25", "42", "3D", "3F", "2F", "28")
 """SQLSTATE classes that no row is to blame for."""
 
 
 class Session:
-    """A lazily opened connection; one user at a time."""
+    """Statements of one view over connections of a pool; one user at a time."""
 
-    def __init__(self, dsn: str, settings: dict[str, str], *, trusted: bool) -> None:
-        self._dsn = dsn
+    def __init__(
+        self,
+        dsn: str,
+        settings: dict[str, str],
+        *,
+        trusted: bool,
+        pool: Pool,
+        owner: str,
+        value_bytes_max: int = 0,
+    ) -> None:
+        """``owner``: who is to blame for what the expressions do, if they are not trusted.
+
+        ``value_bytes_max``: of one value of a result; 0: any number.
+        """
+        self._pool = pool
+        self._owner = owner
+        self._value_bytes_max = value_bytes_max
         captured = {
             _canonical_name(k): v
             for k, v in settings.items()
@@ -64,24 +83,18 @@ class Session:
         if path is not None and not trusted:
             # With the engine's own rights no name may resolve to what a user has created.
             captured["search_path"] = path
-        self._settings = {
+        effective = {
             **PINNED_SETTINGS,
             **captured,
             "default_transaction_read_only": "on",
             "jit": "off",
         }
         self._switched = [
-            name for name in _OUTPUT if self._settings[name] != PINNED_SETTINGS[name]
+            name for name in _OUTPUT if effective[name] != PINNED_SETTINGS[name]
         ]
-        self._conn: psycopg.Connection | None = None
+        self._key = Key(dsn, tuple(effective.items()), None if trusted else owner)
         self._types: dict[int, tuple[str, bool]] = {}
         self._collations: dict[int, str] = {}
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
 
     def statement(self, source: str, columns: Sequence[str]) -> str:
         """SELECT ``columns`` (expressions) of FROM item ``source``, ordered by its column ``o``."""
@@ -90,7 +103,11 @@ class Session:
         if not self._switched:
             outs = ", ".join(names)
             # Expressions come from the planner; names in them were quoted by Postgres.
-            return f"SELECT {outs} FROM (SELECT {inner}, o FROM {source}) q ORDER BY o"  # noqa: S608
+            # OFFSET 0: each value is computed once, before it is measured.
+            return (
+                f"SELECT {outs} FROM (SELECT {inner}, o FROM {source} OFFSET 0) q"  # noqa: S608
+                f" WHERE {self._fits('q', names)} ORDER BY o"
+            )
         # set_config is volatile and needs all of r: every value exists before the switch.
         resets = ", ".join(
             f"pg_catalog.set_config('{name}', '{PINNED_SETTINGS[name]}', true)"
@@ -101,7 +118,20 @@ class Session:
             f"WITH r AS MATERIALIZED (SELECT {inner}, o FROM {source}), "  # noqa: S608
             f"s AS MATERIALIZED (SELECT c, {resets} "
             "FROM (SELECT pg_catalog.count(*) AS c FROM r OFFSET 0) k) "
-            f"SELECT {outs} FROM s CROSS JOIN r WHERE s.c OPERATOR(pg_catalog.>=) 0 ORDER BY r.o"
+            f"SELECT {outs} FROM s CROSS JOIN r WHERE s.c OPERATOR(pg_catalog.>=) 0"
+            f" AND {self._fits('r', names)} ORDER BY r.o"
+        )
+
+    def _fits(self, table: str, names: Sequence[str]) -> str:
+        """A condition that fails, in our words, for a row with a value that is too large."""
+        if not self._value_bytes_max or not names:
+            return "true"
+        sizes = [f"pg_catalog.pg_column_size({table}.{name})" for name in names]
+        size = sizes[0] if len(sizes) == 1 else f"GREATEST({', '.join(sizes)})"
+        return (
+            f"CASE WHEN {size} OPERATOR(pg_catalog.>) {self._value_bytes_max} THEN"
+            f" pg_catalog.textcat('{_TOO_LARGE}', {size}::pg_catalog.text)"
+            "::pg_catalog.bool ELSE true END"
         )
 
     def parameters(self, fields: Sequence[Field]) -> tuple[list[str], list[str]]:
@@ -169,8 +199,12 @@ class Session:
         sql: str,
         params: Sequence[str],
         results: Sequence[Field] | None = None,
+        rows: int = 0,
+        part: Described | None = None,
     ) -> list[tuple[str | None, ...]]:
-        """Rows of a query as text.
+        """Rows of a query as text; ``rows``: how many it is asked about.
+
+        ``part`` is what gives them, where there may be any number of them.
 
         A lost connection is opened anew once.
 
@@ -178,68 +212,88 @@ class Session:
             Interrupted: Postgres is away, or the statement says what a server in trouble says.
             RowError: a row of the arguments made the statement fail.
             DefiniteFailure: the statement itself cannot run any more.
+            LimitExceeded: it takes, or gives, more than the bound of the thread allows.
         """
+        bound = bounds.current()
+        if bound is not None:
+            bound.asked(rows)
         try:
-            return self._fetch(sql, params, results)
+            return self._fetch(sql, params, results, part)
+        except Unconnected as error:
+            raise OutOfReach(_message(error.error), sqlstate="08001") from error
+        except _Lost:
+            pass
         except psycopg.Error as error:
-            if not self._lost(error):
-                _raise(error)
-        self.close()
+            _raise(error)
+        self._pool.forget(self._key.dsn)
         try:
-            return self._fetch(sql, params, results)
+            return self._fetch(sql, params, results, part)
+        except Unconnected as error:
+            raise OutOfReach(_message(error.error), sqlstate="08001") from error
+        except _Lost as lost:
+            raise Interrupted(
+                f"the connection that evaluates was lost: {_message(lost.error)}",
+                sqlstate=lost.error.sqlstate or "08006",
+            ) from lost
         except psycopg.Error as error:
-            lost, unconnected = self._lost(error), self._conn is None
-            self.close()
-            if unconnected:
-                raise OutOfReach(_message(error), sqlstate="08001") from error
-            if lost:
-                raise Interrupted(
-                    f"the connection that evaluates was lost: {_message(error)}",
-                    sqlstate=error.sqlstate or "08006",
-                ) from error
             _raise(error)
 
-    def _lost(self, error: psycopg.Error) -> bool:
-        """Whether it is the connection's trouble: an SQLSTATE is whatever a user raises."""
-        gone = self._conn is not None and self._conn.closed
-        return gone or pinned.is_lost(error)
-
     def _fetch(
-        self, sql: str, params: Sequence[str], results: Sequence[Field] | None
+        self,
+        sql: str,
+        params: Sequence[str],
+        results: Sequence[Field] | None,
+        part: Described | None,
     ) -> list[tuple[str | None, ...]]:
-        conn = self._connect()
-        with psycopg.RawCursor(conn) as cursor:
-            cursor.execute(sql.encode(), list(params), prepare=True)
-            result = cursor.pgresult
-            assert result is not None and result.status == ExecStatus.TUPLES_OK, sql
-            if results is not None:
-                for i, field in enumerate(results):
-                    _check_type(result.ftype(i), field)
-            width = range(result.nfields)
-            get = result.get_value
-            return [
-                tuple(None if (v := get(i, j)) is None else v.decode() for j in width)
-                for i in range(result.ntuples)
-            ]
-
-    def _connect(self) -> psycopg.Connection:
-        if self._conn is not None and not self._conn.closed:
-            return self._conn
-        dsn = make_conninfo(self._dsn, application_name="headrace eval")
-        conn = psycopg.connect(dsn, autocommit=True, client_encoding="UTF8")
-        try:
-            for name, value in self._settings.items():
-                conn.execute(
-                    "SELECT pg_catalog.set_config(%s, %s, false)", (name, value)
-                )
-        except psycopg.Error as error:
-            conn.close()
-            if pinned.is_lost(error):
+        with self._pool.link(self._key, self._owner) as link:
+            try:
+                given = [p.encode() for p in params]
+                return _rows(link, sql.encode(), given, results, part)
+            except psycopg.Error as error:
+                # An SQLSTATE is whatever a user raises.
+                if link.conn.closed or pinned.is_lost(error):
+                    link.conn.close()
+                    raise _Lost(error) from error
                 raise
-            # No row is to blame, whatever class it is of.
-            raise DefiniteFailure(_message(error), sqlstate=error.sqlstate) from error
-        self._conn = conn
-        return conn
+            except BaseException:
+                self._pool.end(link, self._owner)
+                raise
+
+
+class _Lost(Exception):
+    """The connection is gone."""
+
+    def __init__(self, error: psycopg.Error) -> None:
+        super().__init__(str(error))
+        self.error: Final = error
+
+
+def _rows(
+    link: Link,
+    sql: bytes,
+    params: Sequence[bytes],
+    results: Sequence[Field] | None,
+    part: Described | None,
+) -> list[tuple[str | None, ...]]:
+    bound = bounds.current()
+    given = sum(map(len, params))
+    found: list[tuple[str | None, ...]] = []
+    size, checked = 0, False
+    for result in link.run(sql, params):
+        if not checked:
+            for i, field in enumerate(results or ()):
+                _check_type(result.ftype(i), field)
+            checked = True
+        width, get = range(result.nfields), result.get_value
+        for i in range(result.ntuples):
+            values = [get(i, j) for j in width]
+            size += sum(len(v) for v in values if v is not None)
+            found.append(tuple(None if v is None else v.decode() for v in values))
+        if bound is not None:
+            bound.received(size, given)
+            if part is not None:
+                bound.expect(part, len(found))
+    return found
 
 
 def _canonical_name(name: str) -> str:
@@ -262,6 +316,9 @@ def _check_type(oid: int, field: Field) -> None:
 def _raise(error: psycopg.Error) -> NoReturn:
     """Tell what a living connection has answered, perhaps in a user's words."""
     code, message = error.sqlstate, _message(error)
+    bound = bounds.current()
+    if bound is not None and _TOO_LARGE in message:
+        raise bound.too_large(message.rpartition(_TOO_LARGE)[2].strip('"')) from error
     if code is None:
         raise BugError(f"the statement could not be sent: {message}") from error
     if code.startswith(_GONE):

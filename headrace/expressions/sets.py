@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.bounds import Described
 from headrace.errors import RowError
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import substitute
@@ -57,9 +58,11 @@ class SetCalls:
         self._statement: str | None = None
 
     def rows(
-        self, columns: Sequence[pa.Array], count: int
+        self, columns: Sequence[pa.Array], count: int, part: Described | None = None
     ) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
         """For each of ``count`` argument tuples its result rows.
+
+        ``part`` is what gives them, for the thread's bound.
 
         Returns:
             Per result row the place of its tuple, ascending; and the result columns.
@@ -76,7 +79,7 @@ class SetCalls:
             keys, found_ids = rows.group(rows.encode_rows(texts))
             ids = np.asarray(found_ids, np.int64)
         firsts = np.unique(ids, return_index=True)[1].astype(np.int64)
-        found = self._look_up(texts, keys, firsts) if count else []
+        found = self._look_up(texts, keys, firsts, part) if count else []
         sizes = np.array([len(each) for each in found], np.int64)
         starts = np.cumsum(sizes) - sizes
         flat = [row for each in found for row in each]
@@ -98,12 +101,14 @@ class SetCalls:
         texts: list[pa.StringArray],
         keys: list[bytes],
         firsts: npt.NDArray[np.int64],
+        part: Described | None,
     ) -> list[list[Row]]:
         found: list[list[Row] | None] = [self._cache.get(key) for key in keys]
         missing = [i for i, known in enumerate(found) if known is None]
         for low in range(0, len(missing), TUPLES_PER_STATEMENT_MAX):
             asked = missing[low : low + TUPLES_PER_STATEMENT_MAX]
-            for i, result in zip(asked, self._ask(texts, firsts[asked]), strict=True):
+            answers = self._ask(texts, firsts[asked], part)
+            for i, result in zip(asked, answers, strict=True):
                 found[i] = result
                 self._remember(keys[i], result)
         return [result for result in found if result is not None]
@@ -119,7 +124,10 @@ class SetCalls:
         self._cached += len(result) + 1
 
     def _ask(
-        self, texts: list[pa.StringArray], asked: npt.NDArray[np.int64]
+        self,
+        texts: list[pa.StringArray],
+        asked: npt.NDArray[np.int64],
+        part: Described | None,
     ) -> list[list[Row]]:
         """Rows of the tuples numbered ``asked``; halves them to find a culprit."""
         at = pa.array(asked)
@@ -127,7 +135,13 @@ class SetCalls:
         session = self._remote.session(trusted=self._trusted)
         number = Field("", INT8)
         try:
-            answers = session.fetch(self._sql(), params, [number, *self._results])
+            answers = session.fetch(
+                self._sql(),
+                params,
+                [number, *self._results],
+                rows=len(asked),
+                part=part,
+            )
         except RowError as error:
             if len(asked) == 1:
                 raise FailingRow(error.message, int(asked[0]), error.code) from error
@@ -138,7 +152,10 @@ class SetCalls:
                 out[int(first) - 1].append(tuple(rest))
             return out
         half = len(asked) // 2
-        return self._ask(texts, asked[:half]) + self._ask(texts, asked[half:])
+        return [
+            *self._ask(texts, asked[:half], part),
+            *self._ask(texts, asked[half:], part),
+        ]
 
     def _sql(self) -> str:
         if self._statement is None:

@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ from headrace.population.connect import as_headrace, connect
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.poison import Poison
+from headrace.population.quotas import Turns
 from headrace.population.spark import Spark
 from headrace.runtime import rpc
 
@@ -129,6 +130,7 @@ class Builder:
         self._worker = WorkerLink(settings, loop)
         self._context = Context(settings, self._worker, self._spark)
         self._populations = asyncio.Semaphore(_POPULATIONS)
+        self._turns = Turns(settings)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
         self._jobs: set[Job] = set()
         self._running: set[asyncio.Future[Any]] = set()
@@ -235,9 +237,7 @@ class Builder:
             caller=params.get("caller"),
             settings=dict(params.get("settings") or {}),
         )
-        if self._populations.locked():
-            progress({"phase": "pending"})
-        async with self._populations:
+        async with self._turn(params, progress):
             return await self._fill(
                 lambda job: create.create_view(self._context, job, request),
                 progress,
@@ -315,9 +315,7 @@ class Builder:
 
     async def _alter_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         request, query = _pause_request(params), str(params["query"])
-        if self._populations.locked():
-            progress({"phase": "pending"})
-        async with self._populations:
+        async with self._turn(params, progress):
             return await self._fill(
                 lambda job: resync.alter_view(self._context, job, request, query),
                 progress,
@@ -337,9 +335,7 @@ class Builder:
 
     async def _resync_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         request, of = _pause_request(params), params.get("of")
-        if self._populations.locked():
-            progress({"phase": "pending"})
-        async with self._populations:
+        async with self._turn(params, progress):
             return await self._fill(
                 lambda job: resync.resync_view(self._context, job, request, of),
                 progress,
@@ -377,6 +373,21 @@ class Builder:
             "jobs": sorted(job.name for job in self._jobs),
             "spark": self._spark.status,
         }
+
+    @contextlib.asynccontextmanager
+    async def _turn(
+        self, params: dict[str, Any], progress: rpc.Progress
+    ) -> AsyncIterator[None]:
+        """Inside it is the turn of one population, as far as its role and all others go."""
+
+        def waits() -> None:
+            progress({"phase": "pending"})
+
+        async with self._turns.turn(params.get("caller"), waits):
+            if self._populations.locked():
+                waits()
+            async with self._populations:
+                yield
 
     async def _fill(
         self, work: Work, progress: rpc.Progress, name: str, *, unasked: bool = False

@@ -68,8 +68,8 @@ class Context:
     """Where populations load and write their rows."""
     spark_place: Places = field(default_factory=lambda: Places(1))
     """Spark has one heap for all: those that use it come one after the other."""
-    live: set[int] = field(default_factory=set)
-    """Ids of the views that are being populated now."""
+    live: dict[int, Job] = field(default_factory=dict)
+    """The job that populates a view now, by the view's id."""
 
     def __post_init__(self) -> None:
         """As many side by side as the settings allow."""

@@ -16,7 +16,7 @@ import psycopg
 
 from headrace.forwarder.fingerprint import Facts
 from headrace.planner import PlanRequest
-from headrace.population import catalog, names
+from headrace.population import catalog, names, quotas
 from headrace.population.catalog import NewView
 from headrace.population.connect import Connection, as_headrace
 from headrace.population.context import Context
@@ -46,6 +46,7 @@ def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         HeadraceError: it failed, or was cancelled; nothing is left behind.
     """
     options = Options.of(request.options)
+    options.check(context.settings)
     dsn = context.settings.source
     with job.connection(dsn, what="builder") as conn:
         job.phase("planning")
@@ -111,6 +112,7 @@ class _Creation(Population):
         Nobody else does meanwhile: one that has just been entered would look stale.
         """
         catalog.delete_stale(conn, self._view.target, self._context.live)
+        quotas.check_views(conn, self._settings, self._view.caller)
         self._view_id = catalog.insert(conn, self._view)
         self._live(self._view_id, undo)
         self._undo(undo, "catalog row", self._unregister)

@@ -30,6 +30,7 @@ from headrace.runtime import faults
 _log = structlog.get_logger(__name__)
 _WORKER_WAIT_S: Final = 5.0
 _RETRY_S: Final = 0.2
+_POPULATION_WAIT_S: Final = 30.0
 _LOCK_ATTEMPTS: Final = 10
 
 
@@ -51,7 +52,7 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
     Raises:
         UndefinedError: 42P01, no such view, and not ``if_exists``.
         PrivilegeError: the caller is not its owner.
-        UserError: 2BP01, something depends on its table; 55006, it is being created.
+        UserError: 2BP01, something depends on its table; 55006, its creation does not end.
     """
     with job.connection(
         context.settings.source,
@@ -66,7 +67,10 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
             if not request.if_exists:
                 raise
             return {"message": f"{error.message}, skipping"}
-        check_not_live(context, view)
+        found = _undisturbed(context, job, conn, request, view)
+        if found is None:
+            return {"notice": f"the creation of view {view.shown} was canceled"}
+        view = found
         read = catalog.tables_of(conn, view.id)
         try:
             notices = _drop(context, job, conn, view)
@@ -84,6 +88,27 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
         _log.warning("tables not unpublished", view=view.shown, reason=str(error))
     _log.info("view dropped", view=view.shown)
     return {"notice": "; ".join(notices)} if notices else {}
+
+
+def _undisturbed(
+    context: Context, job: Job, conn: Connection, request: Request, view: ViewRow
+) -> ViewRow | None:
+    """The view when nobody populates it any more, who is told to end; None: it is gone then."""
+    until = time.monotonic() + _POPULATION_WAIT_S
+    while (other := context.live.get(view.id)) is not None:
+        if time.monotonic() >= until:
+            check_not_live(context, view)
+        other.cancel()
+        job.wait(_RETRY_S)
+        if context.live.get(view.id) is other:
+            continue
+        try:
+            view = names.find_owned(
+                conn, request.name, request.caller, request.settings
+            )
+        except UndefinedError:
+            return None
+    return view
 
 
 def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> list[str]:

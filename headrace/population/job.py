@@ -58,7 +58,7 @@ class Job:
     def check(self) -> None:
         """Raise QueryCancelled if the user gave up."""
         if self._cancelled.is_set():
-            raise QueryCancelled("canceling statement due to user request")
+            raise cancelled()
 
     def wait(self, seconds: float) -> None:
         """Sleep; QueryCancelled as soon as the user gives up."""
@@ -149,6 +149,11 @@ class Job:
                 left = (self._total - done) * elapsed / done
                 message["eta_s"] = round(left, 1)
         self._report(message | details)
+
+
+def cancelled() -> QueryCancelled:
+    """The user gave up."""
+    return QueryCancelled("canceling statement due to user request")
 
 
 def _cancel_query(conn: Connection) -> None:

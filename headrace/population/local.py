@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace import bounds
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
 from headrace.expressions.remote import RemoteEvaluator
@@ -43,6 +44,7 @@ def populate(
                     continue
                 for columns in reader.read(conn, source):
                     flow.load(table, columns)
+                    bounds.progress()
                     done += len(columns[0])
                     job.rows(done)
                 break

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from headrace import bounds
 from headrace.config import Settings
 from headrace.errors import UserError
 
@@ -21,6 +22,7 @@ _KNOWN: Final = (
         "key",
     ),
     *("max_recursion_iterations", "max_recursion_rows"),
+    *bounds.NAMES,
 )
 _ON_CHANGE: Final = ("follow", "stop", "resync")
 _GROUP_MAX: Final = 63
@@ -58,6 +60,21 @@ class Options:
 
     max_recursion_rows: int | None = None
     """Rows of one iteration that one transaction may change; None: the setting."""
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """What one transaction may cost the view, where it is not as the settings say."""
+
+    def check(self, settings: Settings) -> None:
+        """Raise UserError if an option says more than ``settings`` allow."""
+        for name, value in self.limits.items():
+            most = getattr(settings, name) * bounds.OPTION_FACTOR_MAX
+            if most and value > most:
+                raise UserError(
+                    f'option "{name}" must be at most {most}',
+                    detail="Views are written together, so that what one may take delays the"
+                    f" others: {bounds.OPTION_FACTOR_MAX} times the setting at most.",
+                    hint="Raise the setting of that name.",
+                )
 
     def recursions(self, settings: Settings) -> tuple[int, int]:
         """The bounds of recursive queries: the view's, else those of the settings."""
@@ -109,9 +126,19 @@ class Options:
         if not isinstance(sharing, bool):
             raise UserError('option "sharing" must be true or false')
         key = _key(given["key"]) if "key" in given else ()
-        limits = (_limit(name, given.get(name)) for name in _LIMITS)
+        iterations, recursion_rows = (_limit(n, given.get(n)) for n in _LIMITS)
+        limits = {n: _limit(n, given[n]) for n in bounds.NAMES if n in given}
         return cls(
-            str(population), rows, block, group, str(on_change), sharing, key, *limits
+            str(population),
+            rows,
+            block,
+            group,
+            str(on_change),
+            sharing,
+            key,
+            iterations,
+            recursion_rows,
+            limits={n: value for n, value in limits.items() if value is not None},
         )
 
 

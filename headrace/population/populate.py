@@ -17,6 +17,8 @@ from typing import Any, Final
 import psycopg
 import structlog
 
+from headrace import bounds
+from headrace.bounds import Bound
 from headrace.collections.plan import Source
 from headrace.config import Settings
 from headrace.errors import (
@@ -33,7 +35,7 @@ from headrace.planner import Planned, PlanRequest, plan, uniquekeys
 from headrace.population import catalog, local, reader, rights, staging, tables, uses
 from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.context import Context
-from headrace.population.job import Job
+from headrace.population.job import Job, cancelled
 from headrace.population.options import Options
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
@@ -132,8 +134,8 @@ class Population:
 
     def _live(self, view_id: int, undo: contextlib.ExitStack) -> None:
         """Until the end of the job nobody else may touch the view."""
-        self._context.live.add(view_id)
-        undo.callback(self._context.live.discard, view_id)
+        self._context.live[view_id] = self._job
+        undo.callback(self._context.live.pop, view_id, None)
 
     def _hold(self) -> dict[str, Any]:
         """Keep the slot from moving on; returns the position it keeps."""
@@ -272,13 +274,22 @@ class Population:
             return self._context.spark.populate(
                 self._job, planned.physical, snapshot, sizes, planned.settings, staged
             )
+        limits = bounds.of_filling(self._settings, self._options.limits)
+        bound = Bound(limits, "a step of its population")
         remote = RemoteEvaluator(
-            self._dsn, planned.settings, self._settings.eval_dsn or None
+            self._dsn,
+            planned.settings,
+            self._settings.eval_dsn or None,
+            value_bytes_max=limits.value_bytes,
         )
         try:
-            return local.populate(
-                self._job, self._dsn, planned.physical, snapshot.ref, remote, staged
-            )
+            with (
+                self._job.cancelling(lambda: bound.cancel(cancelled())),
+                bound.applied(),
+            ):
+                return local.populate(
+                    self._job, self._dsn, planned.physical, snapshot.ref, remote, staged
+                )
         finally:
             remote.close()
 

@@ -54,8 +54,8 @@ def rename_view(context: Context, job: Job, request: Request) -> None:
                 conn, request.name, request.caller, request.settings
             )
             check_not_live(context, view)
-            context.live.add(view.id)
-            ending.callback(context.live.discard, view.id)
+            context.live[view.id] = job
+            ending.callback(context.live.pop, view.id, None)
             schema, name = names.parse(conn, request.new_name)
             if schema not in (None, view.schema):
                 raise UnsupportedError(

@@ -14,17 +14,20 @@ import pyarrow as pa
 import structlog
 
 from headrace import clock
+from headrace.bounds import Bound
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
     DefiniteFailure,
     HeadraceError,
     Interrupted,
+    LimitExceeded,
     RowsLost,
     StateDamaged,
     StructureChanged,
     TransientError,
 )
+from headrace.expressions.pool import Pool
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
 from headrace.runtime import culprit, faults
@@ -144,10 +147,11 @@ class Processor:
     """Runs dataflows on a pool of threads whose number does not depend on the views."""
 
     def __init__(
-        self, settings: Settings, suspects: Suspects, altered: Altered
+        self, settings: Settings, suspects: Suspects, altered: Altered, evaluators: Pool
     ) -> None:
         """``altered`` is asked before and after a batch touches units."""
         self._settings = settings
+        self._evaluators = evaluators
         self._suspects = suspects
         self._altered = altered
         self._pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
@@ -286,7 +290,7 @@ class Processor:
             self._enter(woken, touched, txid, frames, outcome)
 
         def end(unit: Unit) -> None:
-            flow = unit.flow(self._settings)
+            flow = unit.flow(self._settings, self._evaluators)
             self.edge.pull(unit.id)
             for node, diffs in fed[unit.id]:
                 flow.feed(node, diffs)
@@ -309,7 +313,7 @@ class Processor:
     def _ingest(
         self, new: set[int], txid: int, attempt: int, instant: int, unit: Unit
     ) -> None:
-        flow = unit.flow(self._settings)
+        flow = unit.flow(self._settings, self._evaluators)
         if unit.id in new:
             unit.begin(txid)
             flow.begin(txid, attempt, instant)
@@ -351,7 +355,8 @@ class Processor:
     ) -> HeadraceError | None:
         self._working[unit.id] = clock.monotonic()
         try:
-            return _guarded(work, unit)
+            with unit.bounded(self._settings).applied():
+                return _guarded(work, unit)
         finally:
             del self._working[unit.id]
 
@@ -370,7 +375,7 @@ class Processor:
     ) -> HeadraceError:
         everything = frames.all()
         by_row = isinstance(error, DefiniteFailure) and not isinstance(
-            error, StateDamaged | StructureChanged
+            error, StateDamaged | StructureChanged | LimitExceeded
         )
         view.back(txid)
         if everything is None or not by_row or view.id in frames.stopped or view.feeds:
@@ -382,17 +387,22 @@ class Processor:
                 return False  # the state went back further: nothing can be said
             try:
                 view.begin(txid)
-                flow = view.flow(self._settings)
+                flow = view.flow(self._settings, self._evaluators)
                 flow.begin(txid, 0, frames.instant)
                 for frame in prefix:
                     flow.ingest(frame.table_oid, frame.diffs.batch)
                 flow.end(txid)
+            except LimitExceeded:
+                raise
             except (DefiniteFailure, Interrupted):
                 return True
             return False
 
+        # All tries together: on another row than the one sought, a function may not end.
+        bound = Bound(view.bounded(self._settings).limits)
         try:
-            where = culprit.find(view.plan, everything, fails)
+            with bound.applied():
+                where = culprit.find(view.plan, everything, fails)
         except Exception as second:  # noqa: BLE001  the boundary of one view's dataflow
             _log.warning("culprit not found", view=view.id, reason=repr(second))
             return error

@@ -41,6 +41,7 @@ from headrace.errors import (
     StateDamaged,
     TransientError,
 )
+from headrace.expressions.pool import Pool
 from headrace.forwarder import setup
 from headrace.forwarder.batcher import Batch
 from headrace.forwarder.stream import Identity, Stream
@@ -101,7 +102,10 @@ class Engine:
         self.suspects: Final = Suspects(settings.run_dir)
         self._sink: Final = SinkThread(self.pipeline, self.suspects, self._poke)
         self.watch = Watch(self)
-        self._processor = batches.Processor(settings, self.suspects, self.watch.altered)
+        self.evaluators: Final = Pool(settings.eval_connections_max)
+        self._processor = batches.Processor(
+            settings, self.suspects, self.watch.altered, self.evaluators
+        )
         self._taken = Position(0, 0)
         """What is taken from the stream: committed, or in flight."""
         self._inbox: deque[Callable[[], None]] = deque()
@@ -152,6 +156,14 @@ class Engine:
         )
         names = ", ".join(view.target.shown for view in views if view is not None)
         return f"a batch of view {names}, {seconds:.0f} s" if names else "a batch"
+
+    def interrupt(self, view_id: int) -> None:
+        """Have a view that is at work give up, for somebody waits to stop it; any thread."""
+        view = self.views.get(view_id)
+        if view is not None and view.bound is not None and view.bound.inside:
+            view.bound.cancel(
+                Interrupted("the view was interrupted by a command", sqlstate="57014")
+            )
 
     def stop(self) -> None:
         """Finish what is in flight, checkpoint, confirm, and return from ``run``."""
@@ -699,6 +711,7 @@ class Engine:
         self._sink.close()
         self.checkpoints.close()
         self._processor.close()
+        self.evaluators.close()
         self.views.clear()
         self.holds.close()
         if self._db is not None:

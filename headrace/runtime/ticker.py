@@ -106,7 +106,7 @@ class Ticker:
         return [v for v in self._engine.views.values() if v.live and v.plan.temporal]
 
     def _flow(self, view: View) -> Dataflow:
-        return view.flow(self._engine.settings)
+        return view.flow(self._engine.settings, self._engine.evaluators)
 
     def _sum(self, instant: int, count: Callable[[Dataflow, int], int]) -> int:
         total = 0

@@ -17,6 +17,8 @@ from typing import Any, Final
 import psycopg
 import structlog
 
+from headrace import bounds
+from headrace.bounds import Bound
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
@@ -28,6 +30,7 @@ from headrace.errors import (
     StateDamaged,
     UndefinedError,
 )
+from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.runtime.positions import StateMark
 from headrace.runtime.story import Story
@@ -77,6 +80,10 @@ class Unit:
     story: Story = field(default_factory=Story, kw_only=True)
     works: int = field(default=0, kw_only=True)
     """How often it has begun a txid."""
+    limits: dict[str, int] = field(default_factory=dict, kw_only=True)
+    """What a txid may cost it where that is not what the settings say (``bounds.NAMES``)."""
+    bound: Bound | None = field(default=None, kw_only=True)
+    """What it works under, once it has."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
     """Txids in flight that have touched its state."""
     _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
@@ -92,14 +99,30 @@ class Unit:
         self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
         self.dataflow = None
 
-    def flow(self, config: Settings) -> Dataflow:
+    @property
+    def whose(self) -> str:
+        """Who is to blame for what its expressions do."""
+        return f"unit {self.id}"
+
+    def bounded(self, config: Settings) -> Bound:
+        """What it works under."""
+        if self.bound is None:
+            self.bound = Bound(bounds.of(config, self.limits))
+        return self.bound
+
+    def flow(self, config: Settings, pool: Pool) -> Dataflow:
         """Its dataflow, built from the state when there is none."""
         if self.dataflow is None:
             if self.store is None:
                 raise BugError(f"view {self.id} has no state")
             if self.remote is None:
                 self.remote = RemoteEvaluator(
-                    config.source, self.settings, config.eval_dsn or None
+                    config.source,
+                    self.settings,
+                    config.eval_dsn or None,
+                    pool=pool,
+                    owner=self.whose,
+                    value_bytes_max=bounds.of(config, self.limits).value_bytes,
                 )
             self.dataflow = Dataflow(self.own, self.store, self.remote, self.start_lsn)
         return self.dataflow
@@ -122,6 +145,8 @@ class Unit:
         """Its dataflow is about to write what ``txid`` changes."""
         assert self.store is not None, "live views have state"
         self.works += 1
+        if self.bound is not None:
+            self.bound.begin()
         self.store.begin(txid)
         self._begun.append(txid)
 
@@ -174,6 +199,7 @@ class View(Unit):
 
     target: Target
     status: str
+    owner: str = ""
     message: str | None = None
     progress: Progress | None = None
     """Its result table, and the epoch that makes us its owner."""
@@ -188,6 +214,11 @@ class View(Unit):
     """Why it must stop, until that is in the catalog."""
     suspended: str | None = None
     """The job for which nothing is written just now, because it replaces the contents."""
+
+    @property
+    def whose(self) -> str:
+        """Its owner: views of one may find what another has left in a session."""
+        return f"owner {self.owner}"
 
     @property
     def live(self) -> bool:
@@ -211,7 +242,7 @@ class View(Unit):
 _COLUMNS: Final = (
     "SELECT v.id, v.schema_name, v.view_name, v.result_oid, v.plan, v.settings,"
     " v.start_lsn::text, v.status, v.options->>'commit_group',"
-    " v.options->'sharing', v.options->'key'"
+    " v.options->'sharing', v.options->'key', v.options, v.owner::text"
     " FROM headrace.views v"
 )
 
@@ -337,7 +368,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 def _view(row: Sequence[Any]) -> View:
     view_id, schema_name, name, oid, physical, settings, start_lsn, status = row[:8]
-    group, sharing, key = row[8:]
+    group, sharing, key, options, owner = row[8:]
     rebuilt = plan.from_json(physical)
     if not isinstance(rebuilt, PhysicalPlan):
         raise BugError(f"view {view_id} has no physical plan in the catalog")
@@ -350,6 +381,8 @@ def _view(row: Sequence[Any]) -> View:
             view_id, schema_name, name, oid or 0, rebuilt.sink.schema, tuple(key or ())
         ),
         status,
+        owner or "",
         commit_group=group or "",
         shares=sharing is not False,
+        limits={k: int(v) for k, v in (options or {}).items() if k in bounds.NAMES},
     )

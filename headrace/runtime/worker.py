@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -148,13 +148,15 @@ class Worker:
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
         """The catalog has dropped it, and so shall we."""
         view_id = int(_need(params, "view_id"))
+        self._engine.interrupt(view_id)
         await self._soon(lambda: self._engine.lifecycle.drop(view_id))
 
     async def _pause(self, params: dict[str, Any], progress: Progress) -> None:
         view_id = int(_need(params, "view_id"))
-        await self._on_engine(
-            lambda: self._engine.lifecycle.pause(view_id), progress=progress
-        )
+        async with self._interrupting(view_id):
+            await self._on_engine(
+                lambda: self._engine.lifecycle.pause(view_id), progress=progress
+            )
 
     async def _resume(self, params: dict[str, Any], progress: Progress) -> None:
         view_id = int(_need(params, "view_id"))
@@ -259,6 +261,21 @@ class Worker:
     ) -> Any:
         future = asyncio.wrap_future(self._engine.submit(work, quiet=quiet))
         return await (future if progress is None else self._told(future, progress))
+
+    @contextlib.asynccontextmanager
+    async def _interrupting(self, view_id: int) -> AsyncIterator[None]:
+        """What is done inside waits for no more than a moment for what the view does."""
+
+        async def interrupt() -> None:
+            while True:
+                await asyncio.sleep(_PATIENCE_S)
+                self._engine.interrupt(view_id)
+
+        task = asyncio.create_task(interrupt())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def _soon(self, work: Callable[[], None]) -> None:
         """Have the engine do what nobody need wait for when it is inside of a batch."""

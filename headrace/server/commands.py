@@ -6,8 +6,10 @@ The same handlers serve calls on the commander's port and those of the command t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol
 
 import structlog
@@ -30,6 +32,8 @@ LINGER_S: Final = 60.0
 BUILDER_WAIT_S: Final = 30.0
 """Seconds a call waits for a builder that is being started again."""
 
+_UNCOUNTED: Final = frozenset(("wait_for",))
+"""What costs nothing but a socket."""
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 
 VERIFIED: Final = (("surplus", INT8), ("missing", INT8), ("contents", TEXT))
@@ -61,8 +65,14 @@ class Commands:
         builder: Callable[[], Awaitable[Peer]],
         waits: Waits | None = None,
         worker: Callable[[], Awaitable[Peer]] | None = None,
+        per_role_max: int = 0,
     ) -> None:
-        """``builder`` and ``worker`` wait until it can be asked and give its peer."""
+        """``builder`` and ``worker`` wait until it can be asked and give its peer.
+
+        ``per_role_max``: calls of one role under way; 0: any number.
+        """
+        self._per_role_max = per_role_max
+        self._under_way: Counter[str] = Counter()
         self._builder = builder
         self._waits = waits
         self._worker = worker
@@ -102,7 +112,27 @@ class Commands:
                         sqlstate="22004",
                     )
                 arguments[parameter.name] = parameter.default
-        return await handler(arguments, context, report)
+        if invocation.procedure in _UNCOUNTED:
+            return await handler(arguments, context, report)
+        with self._counted(context.caller):
+            return await handler(arguments, context, report)
+
+    @contextlib.contextmanager
+    def _counted(self, caller: str) -> Iterator[None]:
+        """Inside, one more call of a role is under way."""
+        if self._per_role_max and self._under_way[caller] >= self._per_role_max:
+            raise UserError(
+                f'role "{caller}" has {self._under_way[caller]} calls under way and may'
+                " have no more",
+                hint="Wait for some, or have the setting commands_per_role_max raised.",
+                sqlstate="53400",
+            )
+        self._under_way[caller] += 1
+        try:
+            yield
+        finally:
+            self._under_way[caller] -= 1
+            self._under_way += Counter()  # without those that have none
 
     async def create_again(self, row: dict[str, Any]) -> None:
         """Start again a view that was created without waiting, before the engine died."""

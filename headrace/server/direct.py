@@ -31,6 +31,8 @@ LOOK_S: Final = 0.3
 MISSES_MAX: Final = 4
 LOCK_CLASS: Final = 1_212_437_059
 _RETRY_S: Final = 0.5
+_TAKEN_MAX: Final = 16
+"""Commands taken at once: each may have 8 MB."""
 _KEEP: Final = "1 hour"
 
 Connection = psycopg.AsyncConnection[dict[str, Any]]
@@ -129,18 +131,22 @@ class Direct:
     async def _listen(self, conn: Connection) -> None:
         """Take new commands as they are announced."""
         while True:
-            await self._take(conn)
+            while await self._take(conn) == _TAKEN_MAX:
+                pass  # there may be more
             # The timeout makes a lost notification a delay and not a loss.
             async for _ in conn.notifies(timeout=5.0, stop_after=1):
                 pass
 
-    async def _take(self, conn: Connection) -> None:
+    async def _take(self, conn: Connection) -> int:
+        """Begin the commands that wait, a few of them; how many."""
         cursor = await conn.execute(
             "WITH taken AS (UPDATE headrace.commands SET status = 'running'"
-            " WHERE status = 'pending'"
+            " WHERE id IN (SELECT c.id FROM headrace.commands c WHERE c.status = 'pending'"
+            " ORDER BY c.id LIMIT %s)"
             " RETURNING id, procedure, arguments, caller, settings)"
             " SELECT t.id, t.procedure, t.arguments, t.settings, r.rolname AS caller"
-            " FROM taken t LEFT JOIN pg_roles r ON r.oid = t.caller"
+            " FROM taken t LEFT JOIN pg_roles r ON r.oid = t.caller",
+            (_TAKEN_MAX,),
         )
         rows = await cursor.fetchall()
         for row in sorted(rows, key=lambda r: int(r["id"])):
@@ -149,6 +155,7 @@ class Direct:
             self._tasks[number] = asyncio.create_task(self._run(number, row))
         if rows:
             self._wake.set()
+        return len(rows)
 
     async def _run(self, number: int, row: dict[str, Any]) -> None:
         def report(line: str) -> None:

@@ -107,7 +107,9 @@ class Commander:
         self._supervisor = Supervisor(settings, self._before_builder)
         worker = self._supervisor.worker.peer
         self._waits = Waits(settings.source, worker)
-        self._commands = Commands(self._builder, self._waits, worker)
+        self._commands = Commands(
+            self._builder, self._waits, worker, settings.commands_per_role_max
+        )
         self._direct = Direct(settings, self._commands)
         self._listener = Listener(
             settings, Target.of(settings.source), database, self._commands.run

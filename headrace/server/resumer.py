@@ -6,6 +6,9 @@ says.  So nobody need think of it.  With ``resync`` it is tried after any change
 after none: the view keeps its last consistent contents until somebody resyncs it.  An attempt that
 fails is told in the message, and made again after a while, ever more rarely: a key that was
 dropped may have come back.
+
+A view that has exceeded a limit (``LimitExceeded``) catches up alone in this way, whatever its
+options say, until it has done so too often: then somebody must see to it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from psycopg.rows import dict_row
 
 from headrace import clock, pinned
 from headrace.config import Settings
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, LimitExceeded
 from headrace.server.commands import Commands
 from headrace.server.context import Context
 from headrace.server.procedures import Invocation
@@ -28,12 +31,16 @@ from headrace.server.procedures import Invocation
 _LOOK_S: Final = 1.0
 _AGAIN_S_MIN: Final = 2.0
 _AGAIN_S_MAX: Final = 300.0
+_TRIES_MAX: Final = 3
+_WINDOW_S: Final = 600.0
+"""A view that exceeds a limit is filled anew, beside the others, so often in so many seconds."""
 _STOPPED: Final = """
-SELECT v.id, pg_catalog.format('%I.%I', v.schema_name, v.view_name) AS name, r.rolname AS owner, v.message
+SELECT v.id, pg_catalog.format('%I.%I', v.schema_name, v.view_name) AS name, r.rolname AS owner, v.message,
+       v.sqlstate, v.created_at
   FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
  WHERE v.status = 'error'
-   AND CASE v.options ->> 'on_change' WHEN 'stop' THEN false
-         WHEN 'resync' THEN v.sqlstate IN ('55000', '55H01') ELSE v.sqlstate = '55H01' END
+   AND (v.sqlstate = '54H01' OR CASE v.options ->> 'on_change' WHEN 'stop' THEN false
+         WHEN 'resync' THEN v.sqlstate IN ('55000', '55H01') ELSE v.sqlstate = '55H01' END)
  ORDER BY v.id"""
 _FAILED: Final = " A resync failed: "
 _TELL: Final = """
@@ -52,6 +59,8 @@ class Resumer:
         self._next: dict[int, tuple[float, float]] = {}
         """Views that were tried, by id: when to try again, on the monotonic clock, and the
         pause after that."""
+        self._limited: dict[tuple[Any, ...], list[float]] = {}
+        """When views were filled anew that had exceeded a limit, by name and making."""
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -87,13 +96,24 @@ class Resumer:
         self._next = {i: due for i, due in self._next.items() if i in stopped}
         for row in rows:
             due, pause = self._next.get(int(row["id"]), (0.0, _AGAIN_S_MIN))
-            if clock.monotonic() < due:
+            if clock.monotonic() < due or self._too_often(row):
                 continue
             error = await self._resync(row)
             if error is not None:
                 due = clock.monotonic() + pause
                 self._next[int(row["id"])] = due, min(2 * pause, _AGAIN_S_MAX)
                 await self._tell(conn, row, error)
+
+    def _too_often(self, row: dict[str, Any]) -> bool:
+        """Whether a view has exceeded a limit again and again; counts this time if not."""
+        if row["sqlstate"] != LimitExceeded.sqlstate:
+            return False
+        since = clock.monotonic() - _WINDOW_S
+        view = row["name"], row["created_at"]
+        times = [t for t in self._limited.get(view, ()) if t > since]
+        over = len(times) >= _TRIES_MAX
+        self._limited[view] = times if over else [*times, clock.monotonic()]
+        return over
 
     async def _resync(self, row: dict[str, Any]) -> HeadraceError | None:
         """Why it failed, if it did."""

@@ -45,6 +45,13 @@ BEGIN
     NEW.caller := quote_ident(CURRENT_USER)::regrole;
     NEW.status := 'pending';
     NEW.created_at := now();
+    -- How many of them are carried out at once is a setting; this keeps the table small.
+    IF (SELECT count(*) FROM headrace.commands c
+         WHERE c.caller = NEW.caller AND c.status IN ('pending', 'running')) >= 1000 THEN
+        RAISE EXCEPTION USING ERRCODE = '53400',
+            MESSAGE = 'role ' || quote_ident(CURRENT_USER) || ' has 1000 calls that wait and may have no more',
+            HINT = 'Wait for some.';
+    END IF;
     RETURN NEW;
 END
 $$;

@@ -126,7 +126,7 @@ def test_a_join_of_two_views_is_kept_once(source, database, start):
     assert states(running, one) == set()
     assert all(name.startswith("reduce") for name in states(running, two))
     assert any("join" in name for name in states(running, shared.id))
-    flow = running.engine.views[one].flow(running.settings)
+    flow = running.engine.views[one].flow(running.settings, running.engine.evaluators)
     assert not any("join" in name for name in flow.metrics())
     # A third one joins what is there.
     three = create(running, database, "three", MOST)

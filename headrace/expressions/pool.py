@@ -1,0 +1,202 @@
+"""The few connections over which all views of a process have their expressions evaluated.
+
+A connection belongs to a *key*: where it goes, its settings, and whose code runs on it.  When all are
+taken, the one that was used least recently is given to another key: with ``DISCARD ALL`` where only
+built-in functions run, else by closing it and opening another.  So code of one owner never finds what
+that of another has left in a session.
+
+A backend that does not end its statement when it is told to is *abandoned*: our side is closed at once,
+and it is terminated again and again until it is gone.  Who leaves too many of them is asked nothing
+more until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+import structlog
+
+from headrace import bounds
+from headrace.errors import LimitExceeded
+from headrace.expressions.link import Key, Link
+
+CONNECTIONS_MAX: Final = 4
+"""What a pool has that nobody told otherwise."""
+LOST_MAX: Final = 2
+"""Backends of one owner's that may go on without us."""
+_WAIT_S: Final = 0.05
+_REAP_S: Final = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Lost:
+    """A backend that has not ended when it was told to."""
+
+    dsn: str
+    pid: int
+    who: str
+    began: str = ""
+    """When it was started, as Postgres says: another may have its number later."""
+
+
+class Pool:
+    """At most ``size`` connections; for any number of threads."""
+
+    def __init__(self, size: int = CONNECTIONS_MAX) -> None:
+        self._size = max(size, 1)
+        self._turn = threading.Condition()
+        self._idle: deque[Link] = deque()
+        """The one that was used last stands last."""
+        self._open = 0
+        """Connections that are idle, used, or being opened."""
+        self._lost: list[_Lost] = []
+        self._reaper: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    @property
+    def lost(self) -> int:
+        """How many backends are there that ought to have ended."""
+        return len(self._lost)
+
+    def close(self) -> None:
+        """Close what nobody uses now, and the others when they come back."""
+        self._closed.set()
+        with self._turn:
+            idle = list(self._idle)
+            self._idle.clear()
+            self._open -= len(idle)
+        for link in idle:
+            link.conn.close()
+
+    @contextlib.contextmanager
+    def link(self, key: Key, who: str) -> Iterator[Link]:
+        """A connection for ``key``, on which a statement of ``who`` is to run.
+
+        Raises:
+            Unconnected: there is none to be had.
+            DefiniteFailure: its settings cannot be made, or too many backends of ``who`` go on.
+        """
+        self._admit(who)
+        link = self._take(key)
+        try:
+            yield link
+        finally:
+            self._give_back(link)
+
+    def forget(self, dsn: str) -> None:
+        """A connection to ``dsn`` was lost: the idle ones may be as well."""
+        with self._turn:
+            gone = [link for link in self._idle if link.key.dsn == dsn]
+            for link in gone:
+                self._idle.remove(link)
+            self._open -= len(gone)
+            self._turn.notify_all()
+        for link in gone:
+            link.conn.close()
+
+    def end(self, link: Link, who: str) -> None:
+        """End the statement that runs on ``link``, in a moment, whatever it does."""
+        pid = link.conn.info.backend_pid
+        if link.end():
+            return
+        _log.warning("backend abandoned", pid=pid)
+        with self._turn:
+            self._lost.append(_Lost(link.key.dsn, pid, who))
+            if self._reaper is None:
+                self._reaper = threading.Thread(
+                    target=self._reap, name="headrace-reaper", daemon=True
+                )
+                self._reaper.start()
+
+    def _admit(self, who: str) -> None:
+        if sum(lost.who == who for lost in list(self._lost)) >= LOST_MAX:
+            raise LimitExceeded(
+                "no expression is evaluated for the view's owner just now",
+                detail="Earlier ones go on, though they were canceled and their sessions"
+                " terminated.",
+                hint="Make the functions end that the view calls.",
+            )
+
+    def _take(self, key: Key) -> Link:
+        victim = None
+        with self._turn:
+            while True:
+                for link in reversed(self._idle):
+                    if link.key == key:
+                        self._idle.remove(link)
+                        return link
+                if self._open < self._size:
+                    self._open += 1
+                    break
+                if self._idle:
+                    victim = self._idle.popleft()
+                    break
+                self._turn.wait(_WAIT_S)
+                # Who waits does no work, but may be told to end.
+                bounds.check()
+        try:
+            if victim is not None:
+                if victim.pass_to(key):
+                    return victim
+                victim.conn.close()
+            return Link.to(key)
+        except BaseException:
+            self._left()
+            raise
+
+    def _give_back(self, link: Link) -> None:
+        with self._turn:
+            kept = not link.conn.closed and not self._closed.is_set()
+            if kept:
+                self._idle.append(link)
+                self._turn.notify()
+        if not kept:
+            link.conn.close()
+            self._left()
+
+    def _left(self) -> None:
+        with self._turn:
+            self._open -= 1
+            self._turn.notify()
+
+    def _reap(self) -> None:
+        """Terminate abandoned backends until there are none."""
+        while True:
+            for lost in list(self._lost):
+                try:
+                    gone = _terminated(lost)
+                except psycopg.Error as error:
+                    _log.info("abandoned backend not reached", reason=str(error))
+                    continue
+                if gone:
+                    self._lost.remove(lost)
+            with self._turn:
+                if not self._lost or self._closed.is_set():
+                    self._reaper = None
+                    return
+            self._closed.wait(_REAP_S)
+
+
+def _terminated(lost: _Lost) -> bool:
+    """Whether a backend is gone; it is told to end, as its own role may."""
+    with psycopg.connect(
+        lost.dsn, autocommit=True, application_name="headrace reaper"
+    ) as conn:
+        conn.execute("SET search_path = pg_catalog, pg_temp")
+        row = conn.execute(
+            "SELECT backend_start::text, pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid = %s AND (%s = '' OR backend_start::text = %s)",
+            (lost.pid, lost.began, lost.began),
+        ).fetchone()
+    if row is None:
+        return True
+    lost.began = str(row[0])
+    return False

@@ -1,0 +1,237 @@
+"""The pool of connections that evaluate: how many there are, and what one finds in a session."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from headrace.bounds import Bound, Limits
+from headrace.errors import Interrupted, LimitExceeded
+from headrace.expressions.pool import LOST_MAX, Pool
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.kernels import text
+from headrace.types import Field
+from tests.waiting import wait_until
+
+TEXT, INT4 = 25, 23
+_asked = itertools.count()
+IGNORES = """
+CREATE FUNCTION deaf(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM pg_sleep(60);
+        EXCEPTION WHEN query_canceled THEN NULL;
+        END;
+    END LOOP;
+END $$
+"""
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with closing(Pool(2)) as made:
+        yield made
+
+
+def evaluator(
+    dsn: str, pool: Pool, owner: str = "", **settings: str
+) -> RemoteEvaluator:
+    return RemoteEvaluator(dsn, settings, dsn, pool=pool, owner=owner)
+
+
+def ask(remote: RemoteEvaluator, sql: str, *, trusted: bool = False) -> str | None:
+    """Value of an expression over one number, 0; what was asked before is not remembered."""
+    sql = f"{sql} /* {next(_asked)} */"
+    fields = [Field("", INT4)]
+    column = [pa.array([0], pa.int32())]
+    (out,) = remote.evaluate([sql], fields, column, [Field("", TEXT)], trusted)
+    return text.render(out, TEXT)[0].as_py()
+
+
+def connections(conn: psycopg.Connection) -> int:
+    row = conn.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name = 'headrace eval'"
+    ).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def test_many_evaluators_share_few_connections(database, pool):
+    with psycopg.connect(database, autocommit=True) as conn:
+        many = [evaluator(database, pool, owner=f"o{i}") for i in range(25)]
+        for remote in many:
+            for trusted in (True, False):
+                assert ask(remote, "$1::text", trusted=trusted) == "0"
+        wait_until(lambda: connections(conn) <= 2, "no more than the pool has")
+        pool.close()
+        wait_until(lambda: connections(conn) == 0, "they are closed")
+
+
+def test_more_threads_than_connections(database, pool):
+    found: list[str | None] = []
+
+    def work(number: int) -> None:
+        remote = evaluator(database, pool, owner=f"o{number % 3}")
+        found.append(ask(remote, "pg_sleep(0.01)::text || $1"))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["0"] * 12
+
+
+def test_an_owner_finds_nothing_of_anothers(database):
+    """Neither a setting, nor a temporary table, nor a lock; not even the same backend."""
+    with closing(Pool(1)) as pool:
+        one, two = (evaluator(database, pool, owner=o) for o in ("one", "two"))
+        leave = "set_config('some.secret', 'mine', false) || pg_backend_pid() || $1"
+        first = ask(one, leave)
+        again = ask(one, "current_setting('some.secret') || pg_backend_pid() || $1")
+        assert first == again, "an owner keeps his session"
+        other = ask(two, "current_setting('some.secret', true) || $1")
+        assert other is None
+        assert ask(two, "pg_backend_pid()::text || $1") != first.removeprefix("mine")
+        assert ask(one, "current_setting('some.secret', true) || $1") is None
+
+
+def test_built_in_functions_share_a_backend_and_not_their_settings(database):
+    with closing(Pool(1)) as pool:
+        one = evaluator(database, pool, TimeZone="Asia/Tokyo")
+        two = evaluator(database, pool, TimeZone="America/New_York")
+        zone = "current_setting('TimeZone') || ' ' || pg_backend_pid() || $1"
+        for _ in range(7):  # as often as anything might be prepared
+            first = ask(one, zone, trusted=True)
+            second = ask(two, zone, trusted=True)
+            assert first is not None and second is not None
+            assert first.split()[0] == "Asia/Tokyo"
+            assert second.split()[0] == "America/New_York"
+            assert first.split()[1] == second.split()[1]
+
+
+def test_a_server_that_has_ended_all_connections(database, pool):
+    """Each idle one is dead: none of them is tried after the first."""
+    remotes = [evaluator(database, pool, owner=o) for o in ("one", "two")]
+    for remote in remotes:
+        ask(remote, "$1::text")
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE application_name = 'headrace eval' AND datname = current_database()"
+        )
+    for remote in remotes:
+        assert ask(remote, "$1 || 'x'") == "0x"
+
+
+def test_an_endless_statement_ends_within_the_limit(database, pool):
+    remote = evaluator(database, pool)
+    with (
+        Bound(Limits(time_ms=300)).applied(),
+        pytest.raises(LimitExceeded, match="view_time_ms_max") as caught,
+    ):
+        ask(remote, "pg_sleep(1000)::text || $1")
+    assert caught.value.code == "54H01"
+    assert '{"view_time_ms_max": 3000}' in (caught.value.hint or "")
+    assert ask(remote, "$1 || 'x'") == "0x"
+    assert pool.lost == 0
+
+
+def test_somebody_else_ends_a_statement(database, pool):
+    remote, bound = evaluator(database, pool), Bound(Limits())
+    errors: list[Exception] = []
+
+    def work() -> None:
+        with bound.applied():
+            try:
+                ask(remote, "pg_sleep(1000)::text || $1")
+            except Interrupted as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with psycopg.connect(database, autocommit=True) as conn:
+        wait_until(lambda: connections(conn) == 1, "it runs")
+    bound.cancel(Interrupted("enough", sqlstate="57014"))
+    thread.join()
+    assert [str(error) for error in errors] == ["enough"]
+
+
+def test_a_function_that_ignores_its_cancel(database, pool):
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(IGNORES)
+        remote = evaluator(database, pool)
+        with Bound(Limits(time_ms=100)).applied(), pytest.raises(LimitExceeded):
+            ask(remote, "public.deaf($1)::text")
+        assert ask(remote, "$1 || 'x'") == "0x"
+        wait_until(lambda: connections(conn) == 1, "its backend ends")
+        wait_until(lambda: pool.lost == 0, "and that is noticed")
+
+
+def test_a_backend_that_does_not_end_is_abandoned(database, pool):
+    """As if in a C function: it hears nothing.  Its owner is asked no more until it ends."""
+    remote = evaluator(database, pool, owner="one")
+    other = evaluator(database, pool, owner="two")
+    stopped: list[int] = []
+    with psycopg.connect(database, autocommit=True) as conn:
+        try:
+            for _ in range(LOST_MAX):
+                stopped.append(int(ask(remote, "pg_backend_pid()::text || ''") or 0))
+                os.kill(stopped[-1], signal.SIGSTOP)
+                with Bound(Limits(time_ms=100)).applied(), pytest.raises(LimitExceeded):
+                    ask(remote, "$1 || 'x'")
+            assert pool.lost == LOST_MAX
+            with pytest.raises(LimitExceeded, match="no expression is evaluated"):
+                ask(remote, "$1 || 'x'")
+            assert ask(other, "$1 || 'x'") == "0x"
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: pool.lost == 0, "they are terminated")
+        assert ask(remote, "$1 || 'x'") == "0x"
+        wait_until(lambda: connections(conn) == 2, "they are gone")
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
+def test_a_large_value_is_not_sent(database, zone, trusted):
+    remote = RemoteEvaluator(
+        database, {"TimeZone": zone}, database, value_bytes_max=1_000_000
+    )
+    with (
+        closing(remote),
+        Bound(Limits(memory_bytes=4_000_000)).applied(),
+        pytest.raises(LimitExceeded, match="view_memory_bytes_max") as caught,
+    ):
+        ask(remote, "repeat('x', 200000000 + $1)", trusted=trusted)
+    assert "A value has 200000004 bytes, and may have 1000000" in str(
+        caught.value.detail
+    )
+
+
+def test_many_values_are_not_kept(database, pool):
+    """Each of them may be there, all together may not."""
+    remote = RemoteEvaluator(database, {}, pool=pool, value_bytes_max=1_000_000)
+    numbers = pa.array(range(2_000), pa.int32())
+    with (
+        Bound(Limits(memory_bytes=4_000_000)).applied(),
+        pytest.raises(LimitExceeded, match="view_memory_bytes_max"),
+    ):
+        remote.evaluate(
+            ["repeat('x', 500000 + $1)"],
+            [Field("", INT4)],
+            [numbers],
+            [Field("", TEXT)],
+            True,
+        )
+    assert ask(remote, "$1 || 'x'", trusted=True) == "0x"

@@ -1,0 +1,228 @@
+"""One view's time and memory: whoever exceeds his bounds leaves, and the others follow meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from headrace.embedded.engine import Engine
+from headrace.server.resumer import _TRIES_MAX as TRIES_MAX
+from tests.conftest import ENGINES
+from tests.databases import Databases
+from tests.faults.helpers import WORKER, same_text, status_of
+from tests.security import servers
+from tests.waiting import wait_until
+
+BUILDER = "headrace.population.builder"
+ALIVE = "SELECT id, v FROM t"
+SCHEMA = """
+CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL);
+INSERT INTO t VALUES (1, 'one');
+CREATE TABLE many (n int PRIMARY KEY);
+INSERT INTO many SELECT generate_series(1, 2000);
+CREATE FUNCTION endless(have text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE have = 'poison' LOOP
+        BEGIN
+            PERFORM pg_sleep(0.01);
+        EXCEPTION WHEN query_canceled THEN NULL;
+        END;
+    END LOOP;
+    RETURN have;
+END $$;
+CREATE FUNCTION large(have text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN have = 'poison' THEN repeat('x', 200000000) ELSE have END $$;
+"""
+HOSTILE = {
+    "an endless function": "SELECT id, endless(v) AS v FROM t",
+    "a large value": "SELECT id, large(v) AS v FROM t",
+    "a large value of a built-in function": (
+        "SELECT id, repeat(v, CASE v WHEN 'poison' THEN 30000000 ELSE 1 END) AS v FROM t"
+    ),
+    "a series": (
+        "SELECT t.id, s.n FROM t, generate_series(1, CASE t.v WHEN 'poison'"
+        " THEN 60000000 ELSE 1 END) AS s(n)"
+    ),
+    "a cross join": (
+        "SELECT t.id, a.n FROM t CROSS JOIN many a CROSS JOIN many b"
+        " WHERE t.v = 'poison' AND a.n + b.n + t.id > 0"
+    ),
+    "rows that are alike": (
+        "SELECT t.v FROM t CROSS JOIN many a CROSS JOIN many b WHERE t.v = 'poison'"
+    ),
+    "a recursion that doubles": (
+        "WITH RECURSIVE r(id, n) AS (SELECT id, 0 FROM t WHERE v = 'poison'"
+        " UNION ALL SELECT r.id, n + 1 FROM r, (VALUES (1), (2)) AS two(x) WHERE n < 40)"
+        " SELECT id, n FROM r"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def running(
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    more = {"HEADRACE_POPULATION_IDLE_MS_MAX": "3000"}
+    with servers.running(databases, tmp_path_factory, SCHEMA, **more) as engine:
+        yield engine
+
+
+@pytest.fixture
+def conn(running: Engine, request) -> Iterator[psycopg.Connection]:
+    """A connection to a server with one innocent view, ``alive``, and table ``t``."""
+    request.node.stash.setdefault(ENGINES, []).append(running)
+    with psycopg.connect(running.dsn, autocommit=True) as conn:
+        create(conn, "alive", ALIVE)
+        yield conn
+        servers.drop_views(conn)
+        conn.execute("DELETE FROM t WHERE id > 1")
+
+
+def create(conn: psycopg.Connection, name: str, query: str, **options: int) -> None:
+    conn.execute(
+        "CALL headrace.create_view(%s, %s, options => %s)",
+        (name, query, json.dumps(options)),
+    )
+
+
+def poison(conn: psycopg.Connection) -> None:
+    conn.execute("INSERT INTO t VALUES (2, 'poison')")
+
+
+def follows(conn: psycopg.Connection) -> None:
+    wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other view follows")
+    assert status_of(conn, "alive")[0] == "running"
+
+
+def test_who_exceeds_a_limit_leaves_and_the_others_follow(conn, running):
+    """All at once: none of them holds up the innocent view, or another one's end."""
+    before = running.child(WORKER)
+    for number, query in enumerate(HOSTILE.values()):
+        create(conn, f"v{number}", query)
+    poison(conn)
+    follows(conn)
+    for number, name in enumerate(HOSTILE):
+        wait_until(
+            lambda n=number: status_of(conn, f"v{n}")[1] == "54H01", f"{name} leaves"
+        )
+    # Where a step of the population is cheap enough, they catch up by themselves and are right.
+    for number, name in enumerate(HOSTILE):
+        status, code, message = status_of(conn, f"v{number}")
+        if status == "error":
+            assert code == "54H01", name
+            assert message is not None
+            assert "the view " in message and "_max" in message, name
+    conn.execute("INSERT INTO t VALUES (3, 'three')")
+    follows(conn)
+    assert running.child(WORKER) == before
+
+
+def test_who_leaves_catches_up_alone(conn, running):
+    """A transaction that is too much for the batch is not too much for a population."""
+    before = running.child(WORKER)
+    query = "SELECT t.id, s.n FROM t, generate_series(1, length(t.v)) AS s(n)"
+    create(conn, "v", query, view_rows_max=2000)
+    conn.execute("INSERT INTO t VALUES (2, repeat('x', 2500))")
+    wait_until(
+        lambda: (
+            status_of(conn, "v")[0] == "running" and not same_text(conn, "v", query)
+        ),
+        "it has caught up",
+    )
+    follows(conn)
+    assert '"code": "54H01"' in running.log
+    assert running.child(WORKER) == before
+
+
+def test_who_leaves_again_and_again_stops(conn):
+    query = "SELECT t.id, s.n FROM t, generate_series(1, length(t.v)) AS s(n)"
+    create(conn, "v", query, view_rows_max=2000)
+    for number in range(2, 2 + TRIES_MAX):
+        conn.execute("INSERT INTO t VALUES (%s, repeat('x', 2500))", (number,))
+        wait_until(
+            lambda: (
+                status_of(conn, "v")[0] == "running" and not same_text(conn, "v", query)
+            ),
+            "it has caught up",
+        )
+    conn.execute("INSERT INTO t VALUES (10, repeat('x', 2500))")
+    wait_until(lambda: status_of(conn, "v")[0] == "error", "it leaves")
+    # Each look of the resumer asks for the last one's transaction.
+    for number in range(11, 14):
+        conn.execute("INSERT INTO t VALUES (%s, 'more')", (number,))
+        follows(conn)
+    status, code, message = status_of(conn, "v")
+    assert (status, code) == ("error", "54H01")
+    assert message is not None and '{"view_rows_max": 20000}' in message
+    conn.execute("CALL headrace.resync_view('v')")
+    assert not same_text(conn, "v", query)
+
+
+@pytest.mark.parametrize("verb", ["drop_view", "pause_view"])
+def test_a_verb_interrupts_what_runs(conn, running, verb):
+    """With a limit that would let it run on for ten seconds, of which the verb waits for none."""
+    before = running.child(WORKER)
+    create(conn, "v", HOSTILE["an endless function"], view_time_ms_max=10_000)
+    poison(conn)
+    wait_until(lambda: evaluating(conn), "it runs")
+    conn.execute(f"CALL headrace.{verb}('v')")
+    assert "54H01" not in running.log.partition(f'"{verb}"')[2]
+    follows(conn)
+    assert running.child(WORKER) == before
+    if verb == "pause_view":
+        assert status_of(conn, "v")[0] == "paused"
+
+
+def test_a_cancel_ends_a_population(conn, running):
+    builder = running.child(BUILDER)
+    conn.execute("INSERT INTO t VALUES (2, 'poison')")
+    with psycopg.connect(running.dsn, autocommit=True) as other:
+        errors: list[Exception] = []
+
+        def call() -> None:
+            try:
+                create(other, "v", HOSTILE["an endless function"])
+            except psycopg.Error as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        wait_until(lambda: evaluating(conn), "it runs")
+        other.cancel_safe()
+        thread.join()
+    assert isinstance(errors[0], psycopg.errors.QueryCanceled)
+    assert not conn.execute(
+        "SELECT FROM headrace.views WHERE view_name = 'v'"
+    ).fetchall()
+    follows(conn)
+    assert running.child(BUILDER) == builder
+
+
+def evaluating(conn: psycopg.Connection) -> int:
+    """How many backends run code of users."""
+    row = conn.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name = 'headrace eval' AND query ~ 'endless'"
+        " AND state = 'active'"
+    ).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(90, marks=pytest.mark.slow)])
+def test_many_views_need_few_connections(conn, running, count):
+    for number in range(count):
+        create(conn, f"v{number}", f"SELECT id, endless(v) || '{number}' AS v FROM t")
+    conn.execute("INSERT INTO t VALUES (2, 'two')")
+    follows(conn)
+    row = conn.execute(
+        "SELECT count(*), count(*) FILTER (WHERE application_name = 'headrace eval')"
+        " FROM pg_stat_activity WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    assert row[1] <= 4
+    assert row[0] < 20
