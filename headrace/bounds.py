@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -155,6 +155,7 @@ class Bound:
 
     def admit(self, rows: int, size: int) -> None:
         """The transaction has ``rows`` more, of ``size`` bytes."""
+        self._own_ms_max += OWN_MS_PER_ROW * rows
         self._rows_max += ROWS_PER_ROW * rows
         self._bytes_max += BYTES_PER_BYTE * size
 
@@ -276,10 +277,11 @@ def room(part: Described) -> int | None:
     return None if _here.bound is None else _here.bound.room(part)
 
 
-def made(part: Described, batch: pa.RecordBatch) -> None:
+def made(part: Described, batches: Sequence[pa.RecordBatch]) -> None:
     """``Bound.made`` of this thread's bound, if there is one."""
-    if _here.bound is not None:
-        _here.bound.made(part, batch.num_rows, batch.nbytes)
+    if _here.bound is not None and batches:
+        rows = sum(batch.num_rows for batch in batches)
+        _here.bound.made(part, rows, sum(batch.nbytes for batch in batches))
 
 
 def admit(batch: pa.RecordBatch) -> None:

@@ -218,6 +218,7 @@ class Collection(ABC):
     def _wrap(
         self, batches: list[pa.RecordBatch], txid: int, attempt: int
     ) -> list[Message]:
+        bounds.made(self, batches)
         out: list[Message] = []
         for batch in batches:
             if batch.num_rows == 0:
@@ -225,7 +226,6 @@ class Collection(ABC):
             self.metrics.rows_out += batch.num_rows
             self._sent += batch.num_rows
             self.metrics.batches_out += 1
-            bounds.made(self, batch)
             out.append(Diffs(txid, attempt, batch))
         return out
 

@@ -263,15 +263,17 @@ class _Step:
     def feed(self, name: str, batch: pa.RecordBatch) -> None:
         """Diffs to all that reads ``name``, an outside input to begin with."""
         for user, port in self._users[name]:
-            for out in user.apply(port, batch):
-                bounds.made(user, out)
+            batches = user.apply(port, batch)
+            bounds.made(user, batches)
+            for out in batches:
                 self._leave(user.id, out)
 
     def end(self, txid: int) -> list[pa.RecordBatch]:
         """End the round; the diffs that came out in it."""
         for collection in self._made:
-            for out in collection.time_end(txid):
-                bounds.made(collection, out)
+            batches = collection.time_end(txid)
+            bounds.made(collection, batches)
+            for out in batches:
                 self._leave(collection.id, out)
         batches, self._out = self._out, []
         return batches

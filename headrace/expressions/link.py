@@ -120,22 +120,15 @@ class Link:
                 self._prepared.clear()
             name = b"h%d" % len(self._prepared)
             pgconn.send_prepare(name, sql)
-            for result in _results(pgconn, wait):
-                _check(result)
+            for _ in _rows(_results(pgconn, wait)):
+                pass
             self._prepared[sql] = name
         pgconn.send_query_prepared(name, params)
         if _CHUNKED:
             pgconn.set_chunked_rows_mode(_ROWS_AT_ONCE)
         else:
             pgconn.set_single_row_mode()
-        failed: PGresult | None = None
-        for result in _results(pgconn, wait):
-            if result.status == ExecStatus.FATAL_ERROR:
-                failed = result
-            else:
-                yield result
-        if failed is not None:
-            _check(failed)
+        yield from _rows(_results(pgconn, wait))
 
     def end(self) -> bool:
         """Have the statement that is under way end, and close; False: its backend goes on."""
@@ -206,9 +199,21 @@ def _ends(pgconn: psycopg.pq.abc.PGconn) -> bool:
         return True  # the connection is gone, and so is the backend
 
 
-def _check(result: PGresult) -> None:
-    if result.status == ExecStatus.FATAL_ERROR:
-        raise error_from_result(result, "utf-8")
+def _rows(results: Iterator[PGresult]) -> Iterator[PGresult]:
+    """The results without an error, which is raised when all have been taken."""
+    failed: PGresult | None = None
+    try:
+        for result in results:
+            if result.status == ExecStatus.FATAL_ERROR:
+                failed = result
+            else:
+                yield result
+    except psycopg.Error:
+        # The end of a session is told before the connection ends: that says more.
+        if failed is None:
+            raise
+    if failed is not None:
+        raise error_from_result(failed, "utf-8")
 
 
 def _configure(conn: psycopg.Connection, key: Key) -> None:

@@ -27,6 +27,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from headrace import bounds
+from headrace.bounds import Bound, Limits
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, columns_of, decode, encode
 from headrace.collections.join import keys_of as join_keys
@@ -91,6 +93,8 @@ class Spec:
     staging: Staging
     blocks: dict[str, list[list[int | None]]]
     """Per source: [first, last] block ranges, one for each reading partition."""
+    idle_ms: int = 0
+    """Milliseconds that a step may take; 0: any time."""
 
     def write(self) -> Path:
         """Put it where the tasks find it."""
@@ -103,6 +107,7 @@ class Spec:
                 "settings": self.settings,
                 "snapshot": [self.ref.name, self.ref.proof, int(self.ref.start_lsn)],
                 "blocks": self.blocks,
+                "idle_ms": self.idle_ms,
             },
         )
 
@@ -120,6 +125,7 @@ def load_spec(path: str) -> Spec:
         SnapshotRef(name, proof, Lsn(lsn)),
         Staging(Path(path).parent),
         data["blocks"],
+        data["idle_ms"],
     )
 
 
@@ -264,15 +270,33 @@ def _drive(
         for collection in chain:
             collection.insert_only = True
         sent: Counter[int] = Counter()
+        limits = Limits(time_ms=spec.idle_ms, time_name=bounds.IDLE)
+        bound = Bound(limits, "a step of its population")
         for port, batch in inputs:
             sent[port] += batch.num_rows
-            yield from _push(chain, port, Diffs(0, 0, batch))
+            step = _pushed(bound, chain, port, Diffs(0, 0, batch), batch.num_rows)
+            yield from step
         if chain:
             for port in range(chain[0].ports):
-                yield from _push(chain, port, TimeEnd(0, 0, sent[port]))
+                end = TimeEnd(0, 0, sent[port])
+                yield from _pushed(bound, chain, port, end, sent.total())
         spec.staging.write_state(part(), store.dump())
     finally:
         remote.close()
+
+
+def _pushed(
+    bound: Bound,
+    chain: list[Collection],
+    port: int,
+    message: Diffs | TimeEnd,
+    count: int,
+) -> list[pa.RecordBatch]:
+    """What comes out at the end: one step, over ``count`` rows, whatever others do in between."""
+    bound.begin()
+    bound.admit(count, 0)
+    with bound.applied():
+        return list(_push(chain, port, message))
 
 
 def _push(

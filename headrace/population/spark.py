@@ -141,6 +141,7 @@ class Spark:
             snapshot.ref,
             staged,
             self._blocks(physical, sizes, _cores(session)),
+            self._settings.population_idle_ms_max,
         )
         path = str(spec.write())
         total = sum(size.rows for size in sizes.values())

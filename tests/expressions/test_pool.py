@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.bounds import Bound, Limits
-from headrace.errors import Interrupted, LimitExceeded
+from headrace.errors import HeadraceError, Interrupted, LimitExceeded
 from headrace.expressions.pool import LOST_MAX, Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import text
@@ -235,3 +235,13 @@ def test_many_values_are_not_kept(database, pool):
             True,
         )
     assert ask(remote, "$1 || 'x'", trusted=True) == "0x"
+
+
+def test_a_statement_that_fails_leaves_its_connection_as_it_was(database):
+    with closing(Pool(1)) as pool:
+        remote = evaluator(database, pool)
+        pid = ask(remote, "pg_backend_pid()::text || left($1::text, 0)")
+        for broken in ("no_such_function($1)", "($1 / 0)::text", "1 +"):
+            with pytest.raises(HeadraceError):
+                ask(remote, broken)
+        assert ask(remote, "pg_backend_pid()::text || left($1::text, 0)") == pid

@@ -63,8 +63,12 @@ def conn(running: Engine, request) -> Iterator[psycopg.Connection]:
         conn.execute("DELETE FROM t WHERE id > 1")
 
 
-def create(conn: psycopg.Connection, name: str, query: str) -> None:
-    conn.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+def create(
+    conn: psycopg.Connection, name: str, query: str, options: str = "{}"
+) -> None:
+    conn.execute(
+        f"CALL headrace.create_view('{name}', $q${query}$q$, options => '{options}')"
+    )
 
 
 def poison(conn: psycopg.Connection) -> None:
@@ -107,7 +111,8 @@ def test_an_index_that_ends_the_connection_that_writes(conn, running):
 )
 def test_a_message_that_is_larger_than_any_control_message(conn, running, size):
     before = running.child(WORKER)
-    create(conn, "v", "SELECT id, shout(v) AS v FROM t")
+    # So much takes a while to be said, of which this is not about.
+    create(conn, "v", "SELECT id, shout(v) AS v FROM t", '{"view_time_ms_max": 10000}')
     conn.execute("INSERT INTO t VALUES (2, %s)", (str(size),))
     code, message = stops(conn, "v")
     assert code == "P0001"

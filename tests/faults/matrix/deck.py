@@ -24,6 +24,18 @@ from tests.faults.helpers import WORKER, slot, wait_until, wal_end
 from tests.faults.matrix import load
 from tests.faults.matrix.world import BUILDER, PATIENCE_S, World, connect
 
+ENDLESS = """
+CREATE OR REPLACE FUNCTION endless(have text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE have = 'poison' LOOP
+        BEGIN
+            PERFORM pg_sleep(0.01);
+        EXCEPTION WHEN query_canceled THEN NULL;
+        END;
+    END LOOP;
+    RETURN have;
+END $$
+"""
 Deed = Callable[[World], None]
 
 
@@ -493,6 +505,38 @@ def killed_by_a_row(world: World) -> None:
     world.drop(name)
 
 
+def never_returns(world: World) -> None:
+    """A function of one view has no end: that view leaves, the others follow, and it can be dropped."""
+    assert world.load is not None, "opened"
+    name = "stuck"
+    with connect(world.dsn) as conn:
+        conn.execute(ENDLESS)
+        world.create(name, "SELECT id, endless(tag) AS tag FROM notes")
+        # Nobody else has such an id.
+        conn.execute("INSERT INTO notes VALUES (1000004, 'poison', 1, '')")
+
+        def left() -> bool:
+            row = conn.execute(
+                "SELECT sqlstate FROM headrace.views WHERE view_name = %s", (name,)
+            ).fetchone()
+            return bool(row and row[0] == "54H01")
+
+        wait_until(left, "the view leaves", PATIENCE_S)
+        if world.rng.random() < 0.5:
+            kill(world, world.rng.choice(("worker", "builder")))
+        before = world.load.written
+        wait_until(lambda: world.load.written > before + 100, "the load", PATIENCE_S)
+        said = world.statuses(conn)
+        world.say(f"told: {said[name]}")
+        wrong = {n: s for n, s in said.items() if s[0] == "error" and n != name}
+        assert not wrong, wrong
+        conn.execute("DELETE FROM notes WHERE id = 1000004")
+    error = world.call(f"CALL headrace.drop_view('{name}', if_exists => true)")
+    world.say(f"drop_view {name}: {describe(error)}")
+    assert error is None, error
+    world.views.pop(name, None)
+
+
 def published_for_all(world: World) -> None:
     """Views whose rows cannot be deleted meanwhile stop; afterwards a resync mends them."""
     assert world.load is not None, "opened"
@@ -531,6 +575,7 @@ def special_cards(rng: random.Random) -> list[Card]:
         Card("resync, then a kill", resync_killed),
         Card("paused, then a kill", paused),
         Card("killed by a view's row", killed_by_a_row),
+        Card("an evaluator that never returns", never_returns),
         Card("a publication for all tables", published_for_all),
     ]
 
