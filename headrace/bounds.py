@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OWN_MS_PER_ROW: Final = 0.1
 """Milliseconds of our own for each row that a collection takes (it needs 0.002 to 0.01)."""
-ASKED_MS_PER_ROW: Final = 0.1
+ASKED_MS_PER_ROW: Final = 0.25
 """Milliseconds in Postgres for each argument tuple (it needs 0.005 to 0.015)."""
 ROWS_PER_ROW: Final = 100
 """Rows of an intermediate result for each row of the transaction, besides the limit."""
@@ -78,8 +78,9 @@ def of(settings: Settings, own: Mapping[str, int]) -> Limits:
     """What one transaction may cost a view that has these options."""
 
     def one(name: str, most: int) -> int:
+        given = own.get(name, most)
         # What was allowed to it may have been under a higher setting.
-        return min(own.get(name, most), most * OPTION_FACTOR_MAX)
+        return min(given, most * OPTION_FACTOR_MAX) if most else given
 
     return Limits(
         one(TIME, settings.view_time_ms_max),
@@ -284,10 +285,12 @@ def made(part: Described, batches: Sequence[pa.RecordBatch]) -> None:
         _here.bound.made(part, rows, sum(batch.nbytes for batch in batches))
 
 
-def admit(batch: pa.RecordBatch) -> None:
-    """``Bound.admit`` of this thread's bound, if there is one."""
-    if _here.bound is not None:
-        _here.bound.admit(batch.num_rows, batch.nbytes)
+def admit(batches: Sequence[pa.RecordBatch]) -> None:
+    """``Bound.admit`` of this thread's bound, if there is one; raises as ``check`` does."""
+    if _here.bound is not None and batches:
+        rows = sum(batch.num_rows for batch in batches)
+        _here.bound.admit(rows, sum(batch.nbytes for batch in batches))
+        _here.bound.check()
 
 
 def expect(part: Described, rows: int) -> None:

@@ -97,6 +97,9 @@ class Collection(ABC):
     words: ClassVar[str] = "an intermediate result"
     """What it is in the query, for whoever hears that it gives too much."""
 
+    begins: ClassVar[bool] = False
+    """Whether what it gives are the transaction's rows, to which all else is in proportion."""
+
     def __init__(self, node_id: str, schema: Schema, ports: int = 1) -> None:
         self.id: Final = node_id
         self.schema: Final = schema
@@ -218,7 +221,10 @@ class Collection(ABC):
     def _wrap(
         self, batches: list[pa.RecordBatch], txid: int, attempt: int
     ) -> list[Message]:
-        bounds.made(self, batches)
+        if self.begins:
+            bounds.admit(batches)
+        else:
+            bounds.made(self, batches)
         out: list[Message] = []
         for batch in batches:
             if batch.num_rows == 0:

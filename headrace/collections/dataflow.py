@@ -103,14 +103,15 @@ class Dataflow:
     def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
         """Take a change batch of a table; other tables' changes are of no interest."""
         if table_oid in self._sources:
-            bounds.admit(changes)
+            # They take their time even where a source lets none of them pass.
+            bounds.admit([changes])
         for node in self._sources.get(table_oid, ()):
             for batch in cut(changes):
                 self._feed(node.id, batch)
 
     def feed(self, name: str, diffs: pa.RecordBatch) -> None:
         """Take diffs of the shared subplan that stands at node ``name``."""
-        bounds.admit(diffs)
+        bounds.admit([diffs])
         for batch in cut(diffs):
             self._feed(name, batch)
 
@@ -125,7 +126,6 @@ class Dataflow:
             made.insert_only = True
         for node in self._sources.get(table_oid, ()):
             for batch in cut(load_batch(node, columns)):
-                bounds.admit(batch)
                 self._feed(node.id, batch)
 
     def end(self, txid: int, attempt: int = 0) -> pa.RecordBatch:

@@ -105,6 +105,8 @@ class Source(Collection):
         the replica identity changed; BugError when the stream does not fit the rows kept.
     """
 
+    begins = True
+
     def __init__(self, node: plan.Source, start_lsn: int) -> None:
         super().__init__(node.id, node.schema)
         self._node = node

@@ -65,6 +65,8 @@ class Temporal(Collection):
     Errors: RowError when key, bound or test fails.
     """
 
+    begins = True
+
     def __init__(
         self, node: plan.Temporal, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:

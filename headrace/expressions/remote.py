@@ -222,7 +222,9 @@ class RemoteEvaluator:
                 integers(ids[low:high]),
                 integers(weights[low:high]),
             ]
-            answers = session.fetch(statement, params, [result], rows=high - low)
+            answers = session.fetch(
+                statement, params, [result], rows=int(weights[low:high].sum())
+            )
             for group, (value,) in zip(
                 np.unique(ids[low:high]).tolist(), answers, strict=True
             ):

@@ -99,7 +99,10 @@ def test_a_batch_under_way_has_a_lag(engine, source):
     """Nothing is confirmed and nothing written: who asks is to know that something waits."""
     source.execute(SLOW)
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        conn.execute("CALL headrace.create_view('v', 'SELECT slow(n) AS n FROM t')")
+        conn.execute(
+            "CALL headrace.create_view('v', 'SELECT slow(n) AS n FROM t',"
+            " options => '{\"view_time_ms_max\": 10000}')"
+        )
     wait_until(lambda: listed(source)[2] == 0, "all is applied and confirmed")
     source.execute("UPDATE t SET n = 4 WHERE id = 1")
     lags = []

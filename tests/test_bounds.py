@@ -1,0 +1,147 @@
+"""What a bound counts, and what it does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+from headrace import bounds
+from headrace.bounds import Bound, Limits
+from headrace.config import Settings
+from headrace.errors import Interrupted, LimitExceeded, UserError
+from headrace.population.options import Options
+
+
+class Part:
+    words = "a join"
+
+
+def work(seconds: float) -> None:
+    """Be busy, as far as this thread gets a processor."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_nothing_is_bounded_where_no_bound_is_applied():
+    bounds.check()
+    bounds.expect(Part(), 10**12)
+    assert bounds.room(Part()) is None
+
+
+def test_own_time_counts_and_waiting_does_not():
+    bound = Bound(Limits(time_ms=100))
+    with bound.applied():
+        time.sleep(0.3)
+        bounds.check()
+        work(0.2)
+        with pytest.raises(
+            LimitExceeded, match=r"more than 100 ms .* view_time_ms_max"
+        ):
+            bounds.check()
+    bound.begin()
+    with bound.applied():
+        bounds.check()
+
+
+def test_time_between_two_pieces_of_work_does_not_count():
+    bound = Bound(Limits(time_ms=100))
+    for _ in range(2):
+        with bound.applied():
+            work(0.04)
+        work(0.2)
+    with bound.applied():
+        bounds.check()
+        work(0.1)
+        with pytest.raises(LimitExceeded):
+            bounds.check()
+
+
+def test_a_transaction_with_many_rows_may_take_its_time():
+    bound = Bound(Limits(time_ms=1))
+    with bound.applied():
+        bound.admit(10_000, 0)
+        work(0.2)
+        bounds.check()
+
+
+def test_a_wait_that_was_slept_through_counts_as_a_short_one():
+    bound = Bound(Limits(time_ms=1000))
+    bound.waited(50.0)
+    for _ in range(9):
+        bound.waited(0.1)
+    with pytest.raises(LimitExceeded, match="view_time_ms_max"):
+        bound.waited(0.1)
+    bound.begin()
+    bound.waited(0.9)
+
+
+def test_rows_are_counted_for_each_part_and_in_proportion():
+    bound = Bound(Limits(rows=1000))
+    one, two = Part(), Part()
+    with bound.applied():
+        batch = pa.record_batch({"n": range(600)})
+        bounds.made(one, [batch])
+        bounds.made(two, [batch])
+        assert bounds.room(one) == 400
+        bounds.expect(one, 400)
+        with pytest.raises(LimitExceeded, match="more than 1000 rows") as caught:
+            bounds.expect(one, 401)
+        assert caught.value.detail == "It is a join that gives them."
+        assert '{"view_rows_max": 10000}' in (caught.value.hint or "")
+        bounds.admit([batch])
+        bounds.expect(one, 60_000)
+
+
+def test_bytes():
+    batch = pa.record_batch({"n": ["x" * 1000] * 10})
+    with Bound(Limits(memory_bytes=25_000)).applied():
+        part = Part()
+        bounds.made(part, [batch, batch])
+        with pytest.raises(LimitExceeded, match="view_memory_bytes_max"):
+            bounds.made(part, [batch])
+
+
+def test_a_cancel_from_another_thread_ends_what_is_under_way():
+    bound = Bound(Limits())
+    with bound.applied():
+        other = threading.Thread(target=lambda: bound.cancel(Interrupted("enough")))
+        other.start()
+        other.join()
+        with pytest.raises(Interrupted, match="enough"):
+            bounds.check()
+    bound.begin()
+    with bound.applied():
+        bounds.check()
+
+
+def test_a_bound_inside_of_another():
+    outer, inner = Bound(Limits(rows=1)), Bound(Limits(rows=10))
+    part = Part()
+    with outer.applied():
+        with inner.applied():
+            bounds.expect(part, 10)
+        with pytest.raises(LimitExceeded):
+            bounds.expect(part, 10)
+    assert bounds.current() is None
+
+
+def test_options_are_bounded_by_the_settings():
+    settings = Settings(view_time_ms_max=1000)
+    options = Options.of({"view_time_ms_max": 10_000, "view_rows_max": 5})
+    options.check(settings)
+    assert bounds.of(settings, options.limits) == Limits(
+        10_000, settings.view_memory_bytes_max, 5
+    )
+    with pytest.raises(UserError, match="must be at most 10000"):
+        Options.of({"view_time_ms_max": 10_001}).check(settings)
+    with pytest.raises(UserError, match="must be a number from 1"):
+        Options.of({"view_time_ms_max": 0})
+    # One that was made under a higher setting.
+    assert bounds.of(settings, {"view_time_ms_max": 90_000}).time_ms == 10_000
+    unbounded = Settings(view_time_ms_max=0)
+    Options.of({"view_time_ms_max": 90_000}).check(unbounded)
+    assert bounds.of(unbounded, {"view_time_ms_max": 90_000}).time_ms == 90_000
