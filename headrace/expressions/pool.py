@@ -22,8 +22,8 @@ from typing import Final
 import psycopg
 import structlog
 
-from headrace import bounds
-from headrace.errors import LimitExceeded
+from headrace import bounds, pinned
+from headrace.errors import HeadraceError, LimitExceeded
 from headrace.expressions.link import Key, Link
 
 CONNECTIONS_MAX: Final = 4
@@ -173,7 +173,7 @@ class Pool:
             for lost in list(self._lost):
                 try:
                     gone = _terminated(lost)
-                except psycopg.Error as error:
+                except (HeadraceError, psycopg.Error) as error:
                     _log.info("abandoned backend not reached", reason=str(error))
                     continue
                 if gone:
@@ -187,10 +187,7 @@ class Pool:
 
 def _terminated(lost: _Lost) -> bool:
     """Whether a backend is gone; it is told to end, as its own role may."""
-    with psycopg.connect(
-        lost.dsn, autocommit=True, application_name="headrace reaper"
-    ) as conn:
-        conn.execute("SET search_path = pg_catalog, pg_temp")
+    with pinned.connect(lost.dsn, name="headrace reaper") as conn:
         row = conn.execute(
             "SELECT backend_start::text, pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE pid = %s AND (%s = '' OR backend_start::text = %s)",
