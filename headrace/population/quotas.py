@@ -21,7 +21,9 @@ def check_views(conn: Connection, settings: Settings, caller: str | None) -> Non
     if caller is None or not most:
         return
     row: Any = conn.execute(
-        "SELECT count(*) FROM headrace.views WHERE owner = %s", (caller,)
+        "SELECT count(*) FROM headrace.views"
+        " WHERE owner::text IN (%(caller)s, quote_ident(%(caller)s))",
+        {"caller": caller},
     ).fetchone()
     if row[0] < most or is_exempt(conn, caller):
         return

@@ -10,13 +10,14 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import Engine
-from headrace.server.resumer import _TRIES_MAX as TRIES_MAX
 from tests.conftest import ENGINES
 from tests.databases import Databases
 from tests.faults.helpers import WORKER, same_text, status_of
 from tests.security import servers
 from tests.waiting import wait_until
 
+TRIES_MAX = 3
+"""How often a view may catch up alone."""
 BUILDER = "headrace.population.builder"
 ALIVE = "SELECT id, v FROM t"
 SCHEMA = """

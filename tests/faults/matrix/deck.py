@@ -525,7 +525,7 @@ def never_returns(world: World) -> None:
         if world.rng.random() < 0.5:
             kill(world, world.rng.choice(("worker", "builder")))
         before = world.load.written
-        wait_until(lambda: world.load.written > before + 100, "the load", PATIENCE_S)
+        wait_until(lambda: world.load.written > before + 10, "the load", PATIENCE_S)
         said = world.statuses(conn)
         world.say(f"told: {said[name]}")
         wrong = {n: s for n, s in said.items() if s[0] == "error" and n != name}
