@@ -18,6 +18,7 @@ All bookkeeping is done on the engine's thread; others hand over functions by ``
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -733,9 +734,15 @@ def _nothing() -> None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a damaged state database: nothing of it may be used, all of it may be looked at."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
+    """Rename a damaged state database: nothing of it may be used, all of it may be looked at.
+
+    The last two are kept: who mends by itself may not fill the disk with them.
+    """
+    name = f"{path.name}.damaged-"
+    ends = [found.name.removeprefix(name) for found in path.parent.glob(f"{name}*")]
+    numbers = sorted(int(end) for end in ends if end.isdecimal())
+    for number in numbers[:-1]:
+        shutil.rmtree(path.with_name(f"{name}{number}"), ignore_errors=True)
+    aside = path.with_name(f"{name}{max(numbers, default=0) + 1}")
     path.rename(aside)
     return aside

@@ -186,6 +186,11 @@ def close(database: Any) -> None:
         database.close()
 
 
+def _damage(error: Exception) -> bool:
+    """Whether what was written is spoilt or gone: no later try finds it."""
+    return isinstance(error, FileNotFoundError) or str(error).startswith(_DAMAGED)
+
+
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
     """Errors of RocksDB as ours: rocksdict raises bare Exception."""
@@ -194,7 +199,7 @@ def reading(name: str) -> Iterator[None]:
     except HeadraceError:
         raise
     except Exception as error:
-        if str(error).startswith(_DAMAGED):
+        if _damage(error):
             raise StateDamaged(
                 f'state "{name}" is damaged', detail=f"{error}."
             ) from error
@@ -213,7 +218,7 @@ def writing() -> Iterator[None]:
     except HeadraceError:
         raise
     except Exception as error:
-        if str(error).startswith(_DAMAGED):
+        if _damage(error):
             raise StateDamaged(
                 "the state database is damaged", detail=f"{error}."
             ) from error
