@@ -167,8 +167,37 @@ def ensure(conn: Connection, settings: Settings) -> SlotState:
 
 
 def ensure_publication(conn: Connection, settings: Settings) -> None:
-    """Make the empty publication, or prove that the one there is like ours."""
+    """Make the empty publication, or prove that the one there is like ours.
+
+    The very one that views were fed by is made like it was.  They have stopped by then, or will:
+    what was done to it stays visible (fingerprint.py).
+    """
     name = settings.publication_name
+    if _oid(conn, name) is None:
+        conn.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name)))
+        _log.info("publication created", publication=name)
+        return
+    wrong = _wrong(conn, name)
+    if wrong and _fed(conn, name):
+        _put_right(conn, name)
+        _log.warning("publication put right", publication=name, was=wrong)
+        wrong = _wrong(conn, name)
+    if wrong:
+        raise PrerequisiteError(
+            f'publication "{name}" {wrong}',
+            hint="Drop it, or set publication_name to another name.",
+        )
+
+
+def _oid(conn: Connection, name: str) -> int | None:
+    row = conn.execute(
+        "SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s", (name,)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _wrong(conn: Connection, name: str) -> str | None:
+    """In what the publication that is there is not like ours."""
     row = conn.execute(
         "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate,"
         " pubviaroot, EXISTS (SELECT FROM pg_catalog.pg_publication_namespace n"
@@ -177,24 +206,67 @@ def ensure_publication(conn: Connection, settings: Settings) -> None:
         (name,),
     ).fetchone()
     if row is None:
-        conn.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name)))
-        _log.info("publication created", publication=name)
-        return
+        return "was dropped"
     all_tables, whole, via_root, by_schema = row
-    wrong = None
     if all_tables or by_schema:
-        wrong = "is FOR ALL TABLES or a whole schema"
-    elif not whole:
-        wrong = "does not publish insert, update, delete and truncate"
-    elif via_root:
-        wrong = "has publish_via_partition_root set"
-    elif _filtered(conn, name):
-        wrong = "has a row filter or column list"
-    if wrong:
-        raise PrerequisiteError(
-            f'publication "{name}" {wrong}',
-            hint="Drop it, or set publication_name to another name.",
-        )
+        return "is FOR ALL TABLES or a whole schema"
+    if not whole:
+        return "does not publish insert, update, delete and truncate"
+    if via_root:
+        return "has publish_via_partition_root set"
+    if _filtered(conn, name):
+        return "has a row filter or column list"
+    return None
+
+
+def _fed(conn: Connection, name: str) -> bool:
+    """Whether the publication is the one that a view was populated under."""
+    known = conn.execute(
+        "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
+    ).fetchone()
+    if not known or not known[0]:
+        return False
+    row = conn.execute(
+        "SELECT FROM headrace.views WHERE (watched #>> '{publication,oid}')::bigint = %s"
+        " LIMIT 1",
+        (_oid(conn, name),),
+    ).fetchone()
+    return row is not None
+
+
+def _put_right(conn: Connection, name: str) -> None:
+    """Have the publication publish every change of its tables, and nothing but tables.
+
+    Tables that were filtered leave it: whoever reads them adds them again.
+    """
+    rows = conn.execute(
+        "SELECT r.prrelid::pg_catalog.regclass::text FROM pg_catalog.pg_publication_rel r"
+        " JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid"
+        " WHERE p.pubname = %s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)",
+        (name,),
+    ).fetchall()
+    schemas = conn.execute(
+        "SELECT pg_catalog.quote_ident(s.nspname) FROM pg_catalog.pg_publication_namespace n"
+        " JOIN pg_catalog.pg_publication p ON p.oid = n.pnpubid"
+        " JOIN pg_catalog.pg_namespace s ON s.oid = n.pnnspid WHERE p.pubname = %s",
+        (name,),
+    ).fetchall()
+    ours = sql.Identifier(name)
+    with conn.transaction():
+        for what, found in (("TABLE ONLY", rows), ("TABLES IN SCHEMA", schemas)):
+            for (shown,) in found:
+                conn.execute(
+                    sql.SQL("ALTER PUBLICATION {} DROP {} {}").format(
+                        ours, sql.SQL(what), sql.SQL(shown)
+                    )
+                )
+        if _wrong(conn, name):  # setting anything stops every view (fingerprint.py)
+            conn.execute(
+                sql.SQL(
+                    "ALTER PUBLICATION {} SET (publish_via_partition_root = false,"
+                    " publish = 'insert, update, delete, truncate')"
+                ).format(ours)
+            )
 
 
 def slot_state(conn: Connection, name: str) -> SlotState | None:
