@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from headrace.errors import ContinuityLost
 from headrace.forwarder.batcher import Cut
 from headrace.runtime import positions
 from headrace.runtime.positions import Position, Record
+from headrace.types import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from headrace.runtime.engine import Engine
@@ -29,7 +31,11 @@ def plan(engine: Engine) -> tuple[list[Cut], Position]:
     """Recorded batches that some live view lacks, and where the stream must start.
 
     The engine's position moves over recorded batches that nobody lacks.
+
+    Raises:
+        ContinuityLost: the source has not come so far: it was restored.
     """
+    _check_age(engine)
     ends = {txid: record.end_lsn for txid, record in engine.records.items()}
     for view in engine.views.values():
         progress = view.progress
@@ -45,6 +51,20 @@ def plan(engine: Engine) -> tuple[list[Cut], Position]:
         engine.position = Position(last, lsn)
     start = Position(base, lsn)
     return _cuts(engine, ends, start, last), start
+
+
+def _check_age(engine: Engine) -> None:
+    """Nobody would be told of what a source writes where it has once been."""
+    row = engine.owner.conn.execute(
+        "SELECT pg_catalog.pg_current_wal_flush_lsn()::text"
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    ours = engine.position.lsn
+    if parse_lsn(row[0]) < ours:
+        raise ContinuityLost(
+            "the source is older than the state of the views: it was restored",
+            detail=f"It is at {row[0]}, the state at {format_lsn(ours)}.",
+        )
 
 
 def _cuts(
