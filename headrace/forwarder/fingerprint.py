@@ -528,7 +528,7 @@ def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
 
 
 def _result_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
-    if new is None:
-        yield _stop(f"view {old['name']} was dropped")
+    if new is None:  # while it is read it cannot be dropped
+        yield _refill(f"the result table of view {old['name']} was made again")
     elif old["revision"] != new["revision"]:
         yield _refill(f"view {old['name']} was altered")
