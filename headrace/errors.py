@@ -160,21 +160,24 @@ class SinkBlocked(DefiniteFailure):
 
 
 class SinkTableError(DefiniteFailure):
-    """The result table was dropped or altered behind our back."""
+    """The result table was dropped or altered behind our back, or its rows were.
 
-    sqlstate = "42P01"
+    With another SQLSTATE: what Postgres said when it was written.
+    """
+
+    sqlstate = "55H03"
 
 
 class StateDamaged(DefiniteFailure):
-    """Files of the state do not hold what was written to them; nothing of them is used."""
+    """Files of the state are lost, or do not hold what was written to them: none are used."""
 
-    sqlstate = "XX001"
+    sqlstate = "55H04"
 
 
 class ContinuityLost(DefiniteFailure):
     """The stream cannot be continued without loss; every view needs a resync."""
 
-    sqlstate = "55000"
+    sqlstate = "55H02"
 
 
 class LimitExceeded(DefiniteFailure):

@@ -335,9 +335,12 @@ class Builder:
 
     async def _resync_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         request, of = _pause_request(params), params.get("of")
+        because = params.get("because")
         async with self._turn(params, progress):
             return await self._fill(
-                lambda job: resync.resync_view(self._context, job, request, of),
+                lambda job: resync.resync_view(
+                    self._context, job, request, of, because
+                ),
                 progress,
                 request.name,
                 unasked=of is not None,

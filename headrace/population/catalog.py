@@ -16,6 +16,7 @@ from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, TableRef
 from headrace.population.connect import Connection
 from headrace.population.names import Target
+from headrace.sink.kept import Kept
 
 POPULATING: Final = "populating"
 
@@ -198,13 +199,28 @@ def renew(
     insert_uses(conn, new_id, planned.results)
 
 
-def set_running(conn: Connection, view_id: int, start_lsn: str) -> None:
-    """The view runs from the position of its population on."""
+def set_running(
+    conn: Connection, view_id: int, start_lsn: str, because: str | None = None
+) -> None:
+    """The view runs from the position of its population on.
+
+    ``because``: why it was filled anew without a call, which stays noted.
+    """
     conn.execute(
         "UPDATE headrace.views SET status = 'running', message = NULL, sqlstate = NULL,"
-        " start_lsn = %s WHERE id = %s",
-        (start_lsn, view_id),
+        " start_lsn = %s, note = 'filled anew at ' || pg_catalog.to_char("
+        "   pg_catalog.timezone('UTC', pg_catalog.clock_timestamp()),"
+        "   'YYYY-MM-DD HH24:MI:SS') || ' UTC because ' || %s::text WHERE id = %s",
+        (start_lsn, because, view_id),
     )
+
+
+def kept(conn: Connection, view_id: int) -> Kept:
+    """What users have made of the result table, as far as it is known."""
+    row: Any = conn.execute(
+        "SELECT kept FROM headrace.views WHERE id = %s", (view_id,)
+    ).fetchone()
+    return Kept.of(row[0] if row else None)
 
 
 def delete(conn: Connection, view_id: int) -> None:

@@ -18,6 +18,7 @@ _KNOWN: Final = (
         "block",
         "commit_group",
         "on_change",
+        "on_damage",
         "sharing",
         "key",
     ),
@@ -25,6 +26,7 @@ _KNOWN: Final = (
     *bounds.NAMES,
 )
 _ON_CHANGE: Final = ("follow", "stop", "resync")
+_ON_DAMAGE: Final = ("resync", "stop")
 _GROUP_MAX: Final = 63
 _LIMITS: Final = ("max_recursion_iterations", "max_recursion_rows")
 _LIMIT_MAX: Final = 2**31 - 1
@@ -48,6 +50,10 @@ class Options:
     """What follows when a change of its tables' structure has stopped the view: ``follow`` has it
     resynced by itself where its query stands as it is, ``resync`` wherever that may mend it,
     ``stop`` nowhere (server/resumer.py)."""
+
+    on_damage: str = "resync"
+    """What follows when the view's state, its result table or the stream was lost or spoilt:
+    ``resync`` has it filled anew by itself, with ``stop`` it waits for a call."""
 
     sharing: bool = True
     """Whether subplans that other views have too are kept once for all (runtime/sharing.py)."""
@@ -97,12 +103,7 @@ class Options:
                     f'unrecognized option "{name}"',
                     hint=f"Options are: {', '.join(sorted(_KNOWN))}.",
                 )
-        population = given.get("population", "auto")
-        if population not in _MODES:
-            raise UserError(
-                f'invalid value for option "population": "{population}"',
-                hint=f"Values are: {', '.join(_MODES)}.",
-            )
+        population = _word(given, "population", _MODES)
         rows = given.get("threshold_rows")
         if rows is not None and (
             isinstance(rows, bool) or not isinstance(rows, int) or rows < 0
@@ -116,30 +117,28 @@ class Options:
             raise UserError(
                 f'option "commit_group" must be a text of at most {_GROUP_MAX} characters'
             )
-        on_change = given.get("on_change", "follow")
-        if on_change not in _ON_CHANGE:
-            raise UserError(
-                f'invalid value for option "on_change": "{on_change}"',
-                hint=f"Values are: {', '.join(_ON_CHANGE)}.",
-            )
+        on_change = _word(given, "on_change", _ON_CHANGE)
+        on_damage = _word(given, "on_damage", _ON_DAMAGE)
         sharing = given.get("sharing", True)
         if not isinstance(sharing, bool):
             raise UserError('option "sharing" must be true or false')
         key = _key(given["key"]) if "key" in given else ()
-        iterations, recursion_rows = (_limit(n, given.get(n)) for n in _LIMITS)
-        limits = {n: _limit(n, given[n]) for n in bounds.NAMES if n in given}
-        return cls(
-            str(population),
-            rows,
-            block,
-            group,
-            str(on_change),
-            sharing,
-            key,
-            iterations,
-            recursion_rows,
-            limits={n: value for n, value in limits.items() if value is not None},
+        recursions = (_limit(name, given.get(name)) for name in _LIMITS)
+        fields = (population, rows, block, group, on_change, on_damage, sharing, key)
+        found = {n: _limit(n, given[n]) for n in bounds.NAMES if n in given}
+        limits = {n: value for n, value in found.items() if value is not None}
+        return cls(*fields, *recursions, limits=limits)
+
+
+def _word(given: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
+    """The value of an option that is one of ``values``; the first, if it is not given."""
+    value = given.get(name, values[0])
+    if value not in values:
+        raise UserError(
+            f'invalid value for option "{name}": "{value}"',
+            hint=f"Values are: {', '.join(values)}.",
         )
+    return str(value)
 
 
 def _key(value: object) -> tuple[str, ...]:

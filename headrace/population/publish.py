@@ -19,6 +19,7 @@ from headrace.population.names import Target
 from headrace.population.staging import Staging
 from headrace.runtime import faults
 from headrace.sink import keys, table
+from headrace.sink.kept import Kept
 from headrace.types import format_lsn
 
 _PIECE_BYTES: Final = 1 << 20
@@ -68,8 +69,11 @@ def make_table(
     reader: str | None,
     staging: Staging,
     key: Sequence[str],
+    kept: Kept | None = None,
 ) -> int:
     """Make a result table with the staged rows, its index and grants; returns its OID.
+
+    ``kept``: what users had made of the one that it takes the place of.
 
     Raises:
         UserError: 23505 or 23502, its rows have no such ``key``.
@@ -81,11 +85,14 @@ def make_table(
             target.name,
             table.shape(conn, planned.columns),
             columns=[field.name for field in planned.columns],
-            reader=reader,
+            reader=None if kept is not None and kept.known else reader,
             keyed=bool(key),
             fields=planned.columns,
         )
     )
+    if kept is not None:
+        # While it is empty: no code can run in making an index.
+        kept.restore(conn, target.schema, target.name)
     faults.point(faults.RESULT_MADE)
     name = sql.Identifier(target.schema, target.name)
     total = staging.row_count()

@@ -15,7 +15,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from headrace.errors import BugError, UserError
+from headrace.errors import BugError, SinkTableError, UserError
 from headrace.planner import Planned
 from headrace.population.connect import Connection
 from headrace.population.job import Job
@@ -44,13 +44,50 @@ def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
     )
 
 
+def put_right(conn: Connection, target: Target, publication: str) -> bool:
+    """Lock the result table, and undo what was done to what is ours; in the caller's transaction.
+
+    What somebody has added is his, and stands against it.  False: it lacked columns, and was
+    dropped to be made again.
+
+    Raises:
+        SinkTableError: something was added, or depends on a table that has to be made again.
+    """
+    name = target.identifier
+    table.check(conn, target, publication, filling=True)
+    # Writers are locked out: the engine, and whoever may have got the right to write.
+    conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
+    table.check(conn, target, publication, filling=True)
+    found = table.fingerprint(conn, target.oid)
+    assert found is not None, "it is locked"
+    if [a.name for a in found.columns] != [field.name for field in target.schema]:
+        try:
+            with conn.transaction():
+                conn.execute(sql.SQL("DROP TABLE {}").format(name))
+        except psycopg.errors.DependentObjectsStillExist as error:
+            raise SinkTableError(
+                f"result table {target.shown} has other columns now",
+                detail=f"It cannot be made again: {error.diag.message_detail}",
+                hint=table.UNDO,
+            ) from error
+        return False
+    if not found.logged:
+        conn.execute(sql.SQL("ALTER TABLE {} SET LOGGED").format(name))
+    if publication in found.published:
+        conn.execute(
+            sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}").format(
+                sql.Identifier(publication), name
+            )
+        )
+    return True
+
+
 def replace_rows(
     job: Job,
     conn: Connection,
     target: Target,
     planned: Planned,
     staging: Staging,
-    publication: str,
     *,
     fit: bool = False,
 ) -> Replaced:
@@ -60,15 +97,13 @@ def replace_rows(
 
     Readers are not held up; they see the old rows until the commit.
 
+    REQUIRES: ``put_right``, in this transaction.
+
     Raises:
-        SinkTableError: the table is not as we made it.
-        UserError: 55000, the query has other types now, which something keeps away.
+        UserError: 55000, the query has other types now, which something keeps away; 23505 or
+            23502, its new rows do not have the key.
     """
     name = target.identifier
-    table.check(conn, target, publication, types=False)
-    # Writers are locked out: the engine, and whoever may have got the right to write.
-    conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
-    table.check(conn, target, publication, types=False)
     columns = [field.name for field in target.schema]
     staged = sql.Identifier("pg_temp", _NEW)
     conn.execute(
@@ -84,11 +119,13 @@ def replace_rows(
     total = copy_rows(job, conn, staged, staging)
     conn.execute(sql.SQL("ANALYZE {}").format(staged))
     job.phase("comparing")
-    if target.key:
+    if target.key and keys.equality(conn, target.oid):
         replaced = _replace_keyed(conn, target, staged, columns)
     else:
         row: Any = conn.execute(_difference(name, staged, columns)).fetchone()
         replaced = Replaced(int(row[0]), int(row[1]))
+        if target.key:  # somebody has dropped it
+            keys.add(conn, name, target.key)
     count: Any = conn.execute(
         sql.SQL("SELECT count(*) FROM {}").format(name)
     ).fetchone()

@@ -13,6 +13,7 @@ to that moment, and catches up before the call returns.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ from headrace.population.options import Options
 from headrace.population.pause import Request, check_not_live
 from headrace.population.populate import Population, plan_with_facts, unpublish_unused
 from headrace.population.publish import make_table, put_progress
-from headrace.population.replace import Replaced, replace_rows
+from headrace.population.replace import Replaced, put_right, replace_rows
 from headrace.population.staging import Staging
 from headrace.sink import table
 
@@ -57,11 +58,16 @@ class Stored:
 
 
 def resync_view(
-    context: Context, job: Job, request: Request, of: int | None = None
+    context: Context,
+    job: Job,
+    request: Request,
+    of: int | None = None,
+    because: str | None = None,
 ) -> dict[str, Any]:
     """Fill a view anew, whatever state it is in, and let it run.
 
-    ``of``: only if its id is still that, hence nobody has filled it meanwhile.
+    ``of``: only if its id is still that, hence nobody has filled it meanwhile.  ``because``: why
+    that is done without a call.
 
     Raises:
         UndefinedError: 42P01, no such view.
@@ -82,6 +88,11 @@ def resync_view(
             stored = read(conn, view)
             owner = owner_of(conn, view, request.caller)
             planned, planned_under = plan_again(context, conn, view, stored, owner)
+            resync = Resync(
+                *(context, job, view, stored, planned, planned_under, owner),
+                because=because,
+            )
+            resync.check_table(conn)
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -89,7 +100,6 @@ def resync_view(
             # It is a place in the canonical text, which nobody has written.
             error.position = None
             raise
-    resync = Resync(context, job, view, stored, planned, planned_under, owner)
     return resync.run()
 
 
@@ -216,6 +226,17 @@ def read(conn: Connection, view: ViewRow) -> Stored:
     return Stored(canonical, options, settings, schema, name, tuple(named or ()))
 
 
+@contextlib.contextmanager
+def _hinting() -> Iterator[None]:
+    """An altered table is told of with what to do in a call."""
+    try:
+        yield
+    except SinkTableError as error:
+        if error.hint == table.UNDO:
+            error.hint = "Undo that and call again, or drop the table and call again."
+        raise
+
+
 class Resync(Population):
     """One resync after planning."""
 
@@ -229,8 +250,13 @@ class Resync(Population):
         planned_under: Facts,
         owner: Role,
         query: str | None = None,
+        *,
+        because: str | None = None,
     ) -> None:
-        """``owner``: planned with his rights; ``query``: its new text, if it is altered."""
+        """``owner``: planned with his rights; ``query``: its new text, if it is altered.
+
+        ``because``: why, if nobody has called.
+        """
         options = Options.of(stored.options)
         name = f"{view.schema}.{view.name}"
         super().__init__(context, job, planned, options, planned_under, name)
@@ -238,6 +264,7 @@ class Resync(Population):
         self._stored = stored
         self._query = query
         self._owner = owner
+        self._because = because
         self._replaced: Replaced | None = None
         self._read_before: list[int] = []
 
@@ -297,14 +324,8 @@ class Resync(Population):
             raise UndefinedError(
                 f'view "{self._view.name}" was dropped', sqlstate="42P01"
             )
-        try:
+        with _hinting():
             oid = self._write_rows(conn, row[0], staged)
-        except SinkTableError as error:
-            if error.hint == table.UNDO:
-                error.hint = (
-                    "Undo that and call again, or drop the table and call again."
-                )
-            raise
         catalog.delete_progress(conn, self._view.id)
         moved = self._owner.oid if self._moves else None
         if moved is not None:
@@ -319,11 +340,16 @@ class Resync(Population):
             owner=moved,
         )
         start_lsn = put_progress(conn, self._view_id, facts)
-        catalog.set_running(conn, self._view_id, start_lsn)
+        catalog.set_running(conn, self._view_id, start_lsn, self._because)
 
     def _write_rows(self, conn: Connection, oid: int | None, staged: Staging) -> int:
         stored, planned = self._stored, self._planned
-        if oid is None or table.fingerprint(conn, oid) is None:
+        publication = self._settings.publication_name
+        if (
+            oid is None
+            or table.fingerprint(conn, oid) is None
+            or not put_right(conn, self._target(oid), publication)
+        ):
             target = Target(stored.schema, stored.name)
             return make_table(
                 self._job,
@@ -333,24 +359,27 @@ class Resync(Population):
                 self._owner.name,
                 staged,
                 self._options.key,
+                catalog.kept(conn, self._view.id),
             )
         self._replaced = replace_rows(
-            self._job,
-            conn,
-            table.Target(
-                self._view.id,
-                stored.schema,
-                stored.name,
-                oid,
-                planned.columns,
-                self._options.key,
-            ),
-            planned,
-            staged,
-            self._settings.publication_name,
-            fit=self._query is None,
+            self._job, conn, self._target(oid), planned, staged, fit=self._query is None
         )
         return oid
+
+    def _target(self, oid: int) -> table.Target:
+        stored = self._stored
+        columns, key = self._planned.columns, self._options.key
+        return table.Target(
+            self._view.id, stored.schema, stored.name, oid, columns, key
+        )
+
+    def check_table(self, conn: Connection) -> None:
+        """Raise what would be known only when everything is loaded: it cannot be filled."""
+        oid = self._view.result_oid
+        if oid is not None and table.fingerprint(conn, oid) is not None:
+            with _hinting():
+                publication = self._settings.publication_name
+                table.check(conn, self._target(oid), publication, filling=True)
 
     def _adopt(self) -> None:
         # A worker that is down finds out by itself: the old id is not in the catalog.

@@ -26,6 +26,7 @@ from headrace.errors import (
     RowError,
     SinkBlocked,
     SinkTableError,
+    StateDamaged,
     StructureChanged,
     TransientError,
     UndefinedError,
@@ -33,6 +34,7 @@ from headrace.errors import (
 )
 from headrace.runtime import positions, views
 from headrace.runtime.positions import StateMark
+from headrace.runtime.result_tables import ResultTables
 from headrace.runtime.suspects import LOADING
 from headrace.runtime.taps import Taps
 from headrace.runtime.views import ERROR, PAUSED, RUNNING, SINK_ERROR, View
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+_DAMAGE: Final = (StateDamaged, ContinuityLost, SinkTableError)
+"""What a view is filled anew after by itself (server/resumer.py)."""
 TRIES_MAX: Final = 5
 """Interruptions of a view at one place after which it stops."""
 
@@ -63,6 +67,7 @@ class Lifecycle:
         self._waiting: list[_Waiting] = []
         self.waits = Waits(engine)
         self.taps = Taps(engine)
+        self._tables = ResultTables(self, engine.settings.catalog_poll_ms)
 
     # --- at start and after each loss of the connection
 
@@ -117,14 +122,14 @@ class Lifecycle:
                 self._take_back(view, mark)
                 return
             if not self._ingest(view):
-                raise engine.damage or DefiniteFailure(
+                raise engine.damage or StateDamaged(
                     "the view's state is not in the data directory", hint=RESYNC
                 )
         except (DefiniteFailure, OSError) as error:
             known = (
                 error
                 if isinstance(error, HeadraceError)
-                else DefiniteFailure(
+                else StateDamaged(
                     f"the view's staged state cannot be read: {error}", hint=RESYNC
                 )
             )
@@ -222,7 +227,7 @@ class Lifecycle:
                 ),
             )
             return
-        wrong = self._table_trouble(view)
+        wrong = self.table_trouble(view)
         if wrong is not None:
             self.fail(view, wrong)
             return
@@ -507,6 +512,9 @@ class Lifecycle:
             self.forget(view.id)
             return
         error = engine.watch.cause(view, error)
+        if view.status == PAUSED and isinstance(error, _DAMAGE):
+            # What would fill it anew by itself would also let it run.
+            error = DefiniteFailure(error.message, detail=error.detail, hint=error.hint)
         blocked = isinstance(error, SinkBlocked | Interrupted)
         if not blocked:
             error = _with_hint(error, view)
@@ -526,8 +534,12 @@ class Lifecycle:
         self.caught_up()
 
     def heal(self) -> None:
-        """Let blocked views go on whose table is free again: by a rewind."""
+        """Let blocked views go on whose table is free again: by a rewind.
+
+        And stop those whose table is gone or altered, though nothing is to be written to it.
+        """
         engine = self._engine
+        self._tables.poll(engine.owner.conn)
         now = clock.monotonic()
         for view in list(engine.views.values()):
             if view.status != SINK_ERROR or view.suspended or now < view.retry_at:
@@ -542,26 +554,28 @@ class Lifecycle:
             engine.rewind_soon()
 
     def heal_at(self) -> float:
-        """When a blocked view is to be tried again, on the monotonic clock."""
-        return min(
-            (
-                v.retry_at
-                for v in self._engine.views.values()
-                if v.status == SINK_ERROR and not v.suspended
-            ),
-            default=float("inf"),
-        )
+        """When to come by again (``heal``), on the monotonic clock."""
+        due = [
+            v.retry_at
+            for v in self._engine.views.values()
+            if v.status == SINK_ERROR and not v.suspended
+        ]
+        return min([self._tables.due, *due])
+
+    def live_views(self) -> list[View]:
+        """Views for which batches are processed."""
+        return [view for view in self._engine.views.values() if view.live]
 
     def _free(self, view: View) -> bool:
         """Whether the result table can be locked for writing right now."""
-        wrong = self._table_trouble(view, lock=True)
+        wrong = self.table_trouble(view, lock=True)
         if isinstance(wrong, SinkBlocked):
             return False
         if wrong is not None:
             self.fail(view, wrong)
         return wrong is None
 
-    def _table_trouble(self, view: View, *, lock: bool = False) -> HeadraceError | None:
+    def table_trouble(self, view: View, *, lock: bool = False) -> HeadraceError | None:
         """Why a result table cannot be written; ``lock``: also whether it is locked now."""
         conn, shown = self._engine.owner.conn, view.target.shown
         try:

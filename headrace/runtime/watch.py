@@ -31,7 +31,6 @@ from headrace import clock
 from headrace.errors import (
     RESYNC,
     ContinuityLost,
-    DefiniteFailure,
     HeadraceError,
     OwnerGone,
     RightEnded,
@@ -259,7 +258,7 @@ class Watch:
         self._load(wanted)
         known = {i: self._facts[i] for i in wanted if i in self._facts}
         errors: dict[int, HeadraceError] = {
-            view_id: DefiniteFailure(
+            view_id: StateDamaged(
                 "there is no record of what the view relies on", hint=RESYNC
             )
             for view_id in wanted

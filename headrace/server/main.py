@@ -114,7 +114,8 @@ class Commander:
         self._listener = Listener(
             settings, Target.of(settings.source), database, self._commands.run
         )
-        self._resumer = Resumer(settings, self._commands)
+        self._resumer = Resumer(settings, self._commands, self._on_orphaned)
+        self._status = 0
         self._health = Health(settings, self._supervisor, version(), self._sessions)
         self._again: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
@@ -154,7 +155,7 @@ class Commander:
             await self._direct.stop()
             await self._waits.close()
             await self._supervisor.stop()
-        return 0
+        return self._status
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -162,6 +163,16 @@ class Commander:
         self._stop.set()
         # Whatever does not answer (a source that hangs, a call amid it) must not keep us.
         asyncio.get_running_loop().call_later(_STOP_S_MAX, self._end_at_once)
+
+    def _on_orphaned(self) -> None:
+        """Nothing is known of the views any more; a new start begins without any."""
+        _log.error(
+            "schema headrace was dropped",
+            hint="Result tables are ordinary tables now. Start headrace again for new views.",
+        )
+        self._status = 1
+        if not self._stop.is_set():
+            self._on_signal()
 
     def _end_at_once(self) -> None:
         """As safe as kill -9: the children follow."""

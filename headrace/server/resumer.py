@@ -1,20 +1,25 @@
-"""Fills views anew that a change of their tables' structure has stopped.
+"""Fills stopped views anew by itself, so that nobody need think of it.
 
-Option ``on_change`` of create_view is ``follow``: where the query stands as it is, only over other
-values (``StructureChanged``: a wider column, a new partition), this does what the view's message
-says.  So nobody need think of it.  With ``resync`` it is tried after any change, with ``stop``
-after none: the view keeps its last consistent contents until somebody resyncs it.  An attempt that
-fails is told in the message, and made again after a while, ever more rarely: a key that was
-dropped may have come back.
+``RULES`` says after which kind of stop (by SQLSTATE), and which option of create_view governs it:
 
-A view that has exceeded a limit (``LimitExceeded``) catches up alone in this way, whatever its
-options say, until it has done so too often: then somebody must see to it.
+* ``on_change``: a change of the tables' structure.  ``follow`` fills anew where the query stands as
+  it is, only over other values (a wider column, a new partition), ``resync`` after any change.
+* ``on_damage``: what Headrace has made was lost or spoilt: state, stream, result table.
+* none: a view that has exceeded a limit catches up alone in this way, whatever its options say.
+
+With ``stop`` the view keeps its last consistent contents until somebody resyncs it.  An attempt that
+fails is told in the view's message and made again after a while, ever more rarely; how often at most,
+``tries`` decides.  No more are under way at once than populations may load: so many views may have
+stopped at one moment.  What has been done stays in the view's note (``list_views()``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -23,44 +28,111 @@ from psycopg.rows import dict_row
 
 from headrace import clock, pinned
 from headrace.config import Settings
-from headrace.errors import HeadraceError, LimitExceeded
+from headrace.errors import (
+    BugError,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    LimitExceeded,
+    SinkTableError,
+    StateDamaged,
+    StructureChanged,
+    TransientError,
+    UndefinedError,
+    transient,
+)
+from headrace.population.options import Options
 from headrace.server.commands import Commands
 from headrace.server.context import Context
 from headrace.server.procedures import Invocation
+from headrace.server.tries import WINDOW_S, Tries
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When views that one kind of error has stopped are filled anew."""
+
+    option: str | None = None
+    """The option that governs it; None: always."""
+    values: tuple[str, ...] = ()
+    """Values of that option with which it is done."""
+    tries_max: int | None = None
+    """How often at most (``tries``); None: any number, ever more rarely while it fails."""
+
+
+_DAMAGE: Final = Rule("on_damage", ("resync",), tries_max=3)
+RULES: Final[dict[str, Rule]] = {
+    StructureChanged.sqlstate: Rule("on_change", ("follow", "resync")),
+    DefiniteFailure.sqlstate: Rule("on_change", ("resync",)),
+    StateDamaged.sqlstate: _DAMAGE,
+    ContinuityLost.sqlstate: _DAMAGE,
+    SinkTableError.sqlstate: _DAMAGE,
+    # It catches up alone, beside the others.
+    LimitExceeded.sqlstate: Rule(tries_max=3),
+}
+"""By SQLSTATE.  Code of a user may raise any of them: then filling anew fails as well."""
 
 _LOOK_S: Final = 1.0
-_AGAIN_S_MIN: Final = 2.0
-_AGAIN_S_MAX: Final = 300.0
-_TRIES_MAX: Final = 3
-_WINDOW_S: Final = 600.0
-"""A view that exceeds a limit is filled anew, beside the others, so often in so many seconds."""
+# mark: what may stand against filling it anew, as far as the catalog tells.
 _STOPPED: Final = """
-SELECT v.id, pg_catalog.format('%I.%I', v.schema_name, v.view_name) AS name, r.rolname AS owner, v.message,
-       v.sqlstate, v.created_at
+SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
+       v.created_at::text AS made, r.rolname AS owner, v.message,
+       v.sqlstate, v.options, ROW(headrace.table_mark(v.result_oid),
+         pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
+         pg_catalog.to_regnamespace(pg_catalog.quote_ident(v.schema_name))::oid,
+         (SELECT p.xmin FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s),
+         ARRAY(SELECT c.xmin FROM headrace.view_tables t
+                 JOIN pg_catalog.pg_class c ON c.oid = t.table_oid
+                WHERE t.view_id = v.id ORDER BY t.table_oid))::text AS mark
   FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
- WHERE v.status = 'error'
-   AND (v.sqlstate = '54H01' OR CASE v.options ->> 'on_change' WHEN 'stop' THEN false
-         WHEN 'resync' THEN v.sqlstate IN ('55000', '55H01') ELSE v.sqlstate = '55H01' END)
+ WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
  ORDER BY v.id"""
 _FAILED: Final = " A resync failed: "
+_OVER: Final = " It is not tried again by itself: "
 _TELL: Final = """
-UPDATE headrace.views SET message = %(told)s
+UPDATE headrace.views SET message = %(told)s, note = %(note)s
  WHERE id = %(id)s AND status = 'error' AND message = %(message)s"""
+_NOTE: Final = """
+UPDATE headrace.views SET note = %s
+ WHERE id = ANY (%s) AND status = 'error' AND note IS DISTINCT FROM %s"""
+_WAITS: Final = "it waits to be filled anew by itself"
+_BEGUN: Final = "it is being filled anew by itself"
+_HINT: Final = re.compile(
+    r"; (?:(?:[A-Z][a-z ]+, then )?CALL headrace\.resync_view\(|Drop the view and ).*",
+    re.DOTALL,
+)
+_BUSY: Final = ("55006", "58000")
+"""Another job is at the view, or the builder has died of it: no try was made.
+
+So too if there is no such view any more, of that id."""
 
 _log = structlog.get_logger(__name__)
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Job:
+    row: Row
+    task: asyncio.Task[HeadraceError | None]
 
 
 class Resumer:
-    """Looks for stopped views, and resyncs one after the other."""
+    """Looks for stopped views, and has them resynced."""
 
-    def __init__(self, settings: Settings, commands: Commands) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        commands: Commands,
+        orphaned: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``orphaned`` is called when the catalog of the views is gone."""
         self._settings = settings
         self._commands = commands
-        self._next: dict[int, tuple[float, float]] = {}
-        """Views that were tried, by id: when to try again, on the monotonic clock, and the
-        pause after that."""
-        self._limited: dict[tuple[Any, ...], list[float]] = {}
-        """When views were filled anew that had exceeded a limit, by name and making."""
+        self._orphaned = orphaned
+        self._side_by_side = max(settings.populations_max, 1)
+        self._tries: dict[tuple[str, str], Tries] = {}
+        """By name and time of creation: a resync gives a view another id."""
+        self._jobs: dict[tuple[str, str], _Job] = {}
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -69,10 +141,14 @@ class Resumer:
 
     async def stop(self) -> None:
         """End, and cancel what is being done."""
+        tasks: list[asyncio.Task[Any]] = [job.task for job in self._jobs.values()]
         if self._main:
-            self._main.cancel()
+            tasks.append(self._main)
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
-                await self._main
+                await task
 
     async def _serve(self) -> None:
         while True:
@@ -84,61 +160,144 @@ class Resumer:
                 ) as conn:
                     while True:
                         await self._look(conn)
-                        await asyncio.sleep(_LOOK_S)
+                        await self._rest()
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                _log.error("schema headrace is gone")
+                self._orphaned()
+                return
             except psycopg.Error as error:
                 _log.warning("stopped views not looked for", reason=str(error))
                 await asyncio.sleep(_LOOK_S)
 
-    async def _look(self, conn: psycopg.AsyncConnection[dict[str, Any]]) -> None:
-        cursor = await conn.execute(_STOPPED)
-        rows = await cursor.fetchall()
-        stopped = {int(row["id"]) for row in rows}
-        self._next = {i: due for i, due in self._next.items() if i in stopped}
+    async def _rest(self) -> None:
+        """Wait for a while, or until a job has ended."""
+        tasks = [job.task for job in self._jobs.values()]
+        if tasks:
+            await asyncio.wait(
+                tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        else:
+            await asyncio.sleep(_LOOK_S)
+
+    async def _look(self, conn: psycopg.AsyncConnection[Row]) -> None:
+        for view in [v for v, job in self._jobs.items() if job.task.done()]:
+            await self._ended(conn, self._jobs.pop(view))
+        wanted = {"kinds": list(RULES), "publication": self._settings.publication_name}
+        cursor = await conn.execute(_STOPPED, wanted)
+        rows = [row for row in await cursor.fetchall() if _governed(row)]
+        now = clock.monotonic()
+        self._forget({_view(row) for row in rows}, now)
+        due = []
         for row in rows:
-            due, pause = self._next.get(int(row["id"]), (0.0, _AGAIN_S_MIN))
-            if clock.monotonic() < due or self._too_often(row):
+            if _view(row) in self._jobs:
                 continue
-            error = await self._resync(row)
-            if error is not None:
-                due = clock.monotonic() + pause
-                self._next[int(row["id"])] = due, min(2 * pause, _AGAIN_S_MAX)
-                await self._tell(conn, row, error)
+            tries = self._book(row)
+            if tries.due(now, row["mark"]):
+                due.append(row)
+            elif tries.over and _OVER not in row["message"]:
+                await self._give_up(conn, row, tries)
+        free = self._side_by_side - len(self._jobs)
+        await _note(conn, _BEGUN, due[:free])
+        await _note(conn, _WAITS, due[free:])
+        for row in due[:free]:
+            self._jobs[_view(row)] = _Job(row, asyncio.create_task(self._resync(row)))
 
-    def _too_often(self, row: dict[str, Any]) -> bool:
-        """Whether a view has exceeded a limit again and again; counts this time if not."""
-        if row["sqlstate"] != LimitExceeded.sqlstate:
-            return False
-        since = clock.monotonic() - _WINDOW_S
-        view = row["name"], row["created_at"]
-        times = [t for t in self._limited.get(view, ()) if t > since]
-        over = len(times) >= _TRIES_MAX
-        self._limited[view] = times if over else [*times, clock.monotonic()]
-        return over
+    def _book(self, row: Row) -> Tries:
+        """The tries of a stopped view; new ones, if somebody has filled it by a call."""
+        tries = self._tries.get(_view(row))
+        if tries is None or (tries.over and tries.view_id != row["id"]):
+            tries = self._tries[_view(row)] = Tries()
+        tries.bound, tries.view_id = RULES[row["sqlstate"]].tries_max, row["id"]
+        return tries
 
-    async def _resync(self, row: dict[str, Any]) -> HeadraceError | None:
+    def _forget(self, stopped: set[tuple[str, str]], now: float) -> None:
+        """Forget the tries of views that have run for a while, or were filled by a call."""
+        kept = stopped | self._jobs.keys()
+        for view in [v for v in self._tries if v not in kept]:
+            if self._tries[view].over or self._tries[view].forget(now):
+                del self._tries[view]
+
+    async def _resync(self, row: Row) -> HeadraceError | None:
         """Why it failed, if it did."""
         name = row["name"]
         # Somebody else may have done it while this waited for other jobs.
-        invocation = Invocation("resync_view", {"name": name, "of": row["id"]})
+        arguments = {"name": name, "of": row["id"], "because": reason(row["message"])}
         try:
             await self._commands.run(
-                invocation,
+                Invocation("resync_view", arguments),
                 Context(row["owner"], {}),
                 lambda line: _log.info("resync", view=name, line=line),
             )
         except HeadraceError as error:
             _log.warning("view stays stopped", view=name, reason=error.message)
             return error
+        except Exception as error:  # noqa: BLE001  the boundary of one view's resync
+            _log.exception("resync ended by a bug", view=name)
+            return BugError(f"internal error in filling the view anew: {error!r}")
+        _log.info("view filled anew", view=name, because=arguments["because"])
         return None
 
-    async def _tell(
-        self,
-        conn: psycopg.AsyncConnection[dict[str, Any]],
-        row: dict[str, Any],
-        error: HeadraceError,
-    ) -> None:
-        """Add the failure to the view's message, in the place of an earlier one."""
-        message = str(row["message"])
+    async def _ended(self, conn: psycopg.AsyncConnection[Row], job: _Job) -> None:
+        row, now = job.row, clock.monotonic()
+        tries = self._tries[_view(row)]
+        error = job.task.result()
+        if error is None:
+            tries.filled(now)
+            return
+        tries.failed(now, passing=_passing(error))
         why = "; ".join(filter(None, (error.message, error.detail)))
-        told = message.partition(_FAILED)[0] + _FAILED + why
-        await conn.execute(_TELL, {"id": row["id"], "message": message, "told": told})
+        await _tell(conn, row, _base(row["message"]) + _FAILED + why)
+
+    async def _give_up(
+        self, conn: psycopg.AsyncConnection[Row], row: Row, tries: Tries
+    ) -> None:
+        """Say that no more tries are made."""
+        _log.warning("view is left stopped", view=row["name"], tries=tries.spent)
+        many = f"{tries.spent} tries within {WINDOW_S / 60:.0f} minutes did not help."
+        await _tell(conn, row, row["message"] + _OVER + many)
+
+
+def _view(row: Row) -> tuple[str, str]:
+    return row["name"], row["made"]
+
+
+def reason(message: str) -> str:
+    """Why a view has stopped, of its message: without what could be done about it."""
+    return _HINT.sub("", _base(message)).rstrip(".")
+
+
+def _base(message: str) -> str:
+    """``message`` as it was before we told anything in it."""
+    return message.partition(_FAILED)[0].partition(_OVER)[0]
+
+
+def _governed(row: Row) -> bool:
+    """Whether its options want it to be filled anew."""
+    rule = RULES[row["sqlstate"]]
+    if rule.option is None:
+        return True
+    options = row["options"]
+    value = options.get(rule.option, getattr(Options(), rule.option))
+    return value in rule.values
+
+
+def _passing(error: HeadraceError) -> bool:
+    """Whether it says nothing about the view."""
+    if isinstance(error, TransientError | UndefinedError) or error.code in _BUSY:
+        return True
+    # What a server has answered to our own statements while populating.
+    return not isinstance(error, DefiniteFailure) and transient(error.code)
+
+
+async def _note(
+    conn: psycopg.AsyncConnection[Row], note: str, rows: Iterable[Row]
+) -> None:
+    ids = [row["id"] for row in rows]
+    if ids:
+        await conn.execute(_NOTE, (note, ids, note))
+
+
+async def _tell(conn: psycopg.AsyncConnection[Row], row: Row, told: str) -> None:
+    """Give the view another message, unless it has got one meanwhile."""
+    values = {"id": row["id"], "message": row["message"], "told": told, "note": None}
+    await conn.execute(_TELL, values)

@@ -377,11 +377,13 @@ def check(
     target: Target,
     publication: str | None = None,
     *,
-    types: bool = True,
+    filling: bool = False,
 ) -> None:
     """Prove that the result table is still what ``create`` made, and not in ``publication``.
 
-    ``types``: its columns have to be of the types that ``target`` says, too.
+    ``filling``: it is about to be filled anew, which puts right what is ours (population/replace.py):
+    types of columns, columns and a key that are missing, whether it is logged or published.  What
+    somebody has added stands against that.
 
     Raises:
         SinkTableError: it is gone, or was altered; the message says how.
@@ -397,9 +399,7 @@ def check(
         if row[1] is None:
             raise SinkTableError(f"result table {name} was dropped", hint=RESYNC)
         raise SinkTableError(
-            f"result table {name} was replaced by another table",
-            hint=RESYNC,
-            sqlstate="55000",
+            f"result table {name} was replaced by another table", hint=RESYNC
         )
     if row[1] != target.oid:
         raise SinkTableError(
@@ -408,34 +408,26 @@ def check(
     wrong: str | None = None
     if found.owner != row[0]:
         wrong = f'belongs to role "{found.owner}" now'
-    elif publication is not None and publication in found.published:
+    elif publication in found.published and not filling:
         wrong = f'is in publication "{publication}"'
     else:
-        wrong = _altered(found, target, types=types)
+        wrong = _altered(found, target, filling=filling)
     if wrong:
-        raise SinkTableError(
-            f"result table {name} {wrong}",
-            hint=UNDO,
-            sqlstate="55000",
-        )
+        raise SinkTableError(f"result table {name} {wrong}", hint=UNDO)
 
 
-def _altered(found: Fingerprint, target: Target, *, types: bool) -> str | None:
+def _altered(found: Fingerprint, target: Target, *, filling: bool) -> str | None:
     """What was made of the table that rows of ``target`` went into."""
-    schema = target.schema
     if found.kind != "r":
         return "is no ordinary table"
-    if not found.logged:
+    if not found.logged and not filling:
         return "is unlogged now: a crash of the server would empty it"
-    if [a.name for a in found.columns] != [f.name for f in schema]:
-        return "has other columns now"
-    for column, field in zip(found.columns, schema, strict=True):
-        kind = (column.base_oid, column.base_mod)
-        if types and kind != (field.oid, field.typmod):
-            return f'has other columns now: column "{column.name}" is of type {column.type_name}'
+    wrong = _other_columns(found, target, filling=filling)
+    if wrong:
+        return wrong
     if found.triggers or found.rules:
         return f"has a trigger or rule: {', '.join(found.triggers + found.rules)}"
-    if found.key != target.key:
+    if found.key != target.key and not (filling and not found.key):
         return (
             f"has another key now: ({', '.join(found.key)})" if found.key else _KEYLESS
         )
@@ -445,4 +437,20 @@ def _altered(found: Fingerprint, target: Target, *, types: bool) -> str | None:
         return "has row-level security"
     if found.children:
         return f"has a child table: {', '.join(found.children)}"
+    return None
+
+
+def _other_columns(found: Fingerprint, target: Target, *, filling: bool) -> str | None:
+    schema = target.schema
+    names = [field.name for field in schema]
+    more = [a.name for a in found.columns if a.name not in names]
+    if more:
+        return f"has other columns now: {', '.join(more)}"
+    if filling:
+        return None
+    if [a.name for a in found.columns] != names:
+        return "has other columns now"
+    for column, field in zip(found.columns, schema, strict=True):
+        if (column.base_oid, column.base_mod) != (field.oid, field.typmod):
+            return f'has other columns now: column "{column.name}" is of type {column.type_name}'
     return None

@@ -228,7 +228,6 @@ class SinkWriter:
                 f"result table {target.shown} was changed by somebody else:"
                 f" {wanted} rows should {verb}, {found} were found",
                 hint=RESYNC,
-                sqlstate="55000",
             )
 
     def _prepared(self, target: Target) -> _Statements:

@@ -45,3 +45,7 @@ BEGIN
     END IF;
 END
 $$;
+-- What was made of its result table by users: grants and indexes (sink/kept.py).
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS kept jsonb;
+-- What the server has done by itself, or is about to (server/resumer.py).
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS note text;

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from headrace.config import Settings
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.errors import PrerequisiteError
+from headrace.errors import ContinuityLost, PrerequisiteError
 from headrace.runtime import ownership
 from headrace.server import main as server_main
 from tests.conftest import drop_database
@@ -56,12 +56,16 @@ def connect(dsn: str) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
 
 
-def create(engine, source: psycopg.Connection, views: dict[str, str]) -> None:
+def create(
+    engine, source: psycopg.Connection, views: dict[str, str], options: str = "{}"
+) -> None:
     """The marker and ``views``."""
     with connect(engine.dsn) as commander:
         create_marker(source, commander)
         for name, query in views.items():
-            commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
+            commander.execute(
+                f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')"
+            )
 
 
 def settle(source: psycopg.Connection) -> None:
@@ -187,7 +191,7 @@ def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_
     }
     with connect(engine.source) as source:
         source.execute("CREATE TABLE t (id bigserial PRIMARY KEY, n int)")
-        create(engine, source, views)
+        create(engine, source, views, '{"on_damage": "stop"}')
         source.execute("INSERT INTO t (n) SELECT i FROM generate_series(1, 500) i")
         settle(source)
         os.killpg(engine.pid, signal.SIGSTOP)
@@ -230,7 +234,7 @@ def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_
         wait_until(
             lambda: status_of(source, "copy")[0] == "error", "the view is stopped"
         )
-        assert status_of(source, "copy")[1] == "55000"
+        assert status_of(source, "copy")[1] == ContinuityLost.sqlstate
         assert source.execute("SELECT * FROM copy ORDER BY id").fetchall() == kept
 
 

@@ -42,8 +42,10 @@ STOPS = {
     "renamed": ("SELECT id FROM t8", "ALTER TABLE t8 RENAME TO another", None),
     "vacuumed": ("SELECT id, v FROM t9", "VACUUM FULL t9", None),
 }
-CODES = dict.fromkeys(("rewritten", "relabelled", "replaced", "keyless"), "55H01")
-"""Of what a resync mends by itself, where the view's option is not to stop."""
+CODES = dict.fromkeys(("rewritten", "relabelled", "replaced", "keyless"), "55H01") | {
+    "unpublished": "55H02"
+}
+"""Of what a resync mends by itself, where the view's options are not to stop."""
 
 
 @pytest.fixture
@@ -86,7 +88,8 @@ def test_views_stop_or_go_on(commander, source):
     before = {}
     for name, (query, _, _) in STOPS.items():
         commander.execute(
-            f"CALL headrace.create_view('{name}', $${query}$$, '{{\"on_change\": \"stop\"}}')"
+            f"CALL headrace.create_view('{name}', $${query}$$,"
+            ' \'{"on_change": "stop", "on_damage": "stop"}\')'
         )
         before[name] = sorted(source.execute(f"SELECT * FROM {name}").fetchall())
     for _, ddl, _ in STOPS.values():

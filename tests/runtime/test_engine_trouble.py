@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from headrace.collections.dataflow import Dataflow
+from headrace.errors import StateDamaged
 from headrace.kernels import copytext
 from headrace.runtime import writing
 from headrace.sink.writer import SinkWriter
@@ -114,7 +115,7 @@ def test_a_catalog_row_that_cannot_be_read(source, database, tmp_path):
         source.execute("INSERT INTO items VALUES (2, 'two')")
         settle(second, source)
         status, code, _ = status_of(source, "v")
-        assert (status, code) == ("error", "XX001")
+        assert (status, code) == ("error", StateDamaged.sqlstate)
         assert same(source, "w", QUERY) == []
 
 

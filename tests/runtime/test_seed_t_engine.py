@@ -9,6 +9,7 @@ import pytest
 
 from headrace.collections.base import Collection
 from headrace.collections.dataflow import Dataflow
+from headrace.errors import ContinuityLost
 from headrace.forwarder import stream
 from headrace.runtime import faults, positions
 from headrace.runtime.batches import LOST_MAX
@@ -234,7 +235,7 @@ def test_T_28_a_lost_slot_is_not_guessed_over(source, start, database):
         ).fetchone(),
         "the view stops",
     )
-    assert (status, code) == ("error", "55000")
+    assert (status, code) == ("error", ContinuityLost.sqlstate)
     assert slot in message
     assert source.execute("SELECT word FROM v").fetchall() == [("kept",)]
 

@@ -47,7 +47,7 @@ def everything(conn: psycopg.Connection, view: str) -> str:
     for statement in (
         "SELECT * FROM headrace.list_views()",
         "SELECT * FROM headrace.view_states()",
-        "SELECT id, query, message, explain, canonical FROM headrace.views",
+        "SELECT id, query, message, note, explain, canonical FROM headrace.views",
         "SELECT plan FROM headrace.views",
         "SELECT watched FROM headrace.views",
         "SELECT * FROM headrace.view_tables",

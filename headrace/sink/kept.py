@@ -1,0 +1,142 @@
+"""What users have made of a result table: who may read it, and its indexes.
+
+A table that was dropped takes that along, so it is written down while the table is there, and a
+table that is made again gets it.  Roles are known by OID and name: a new role of an old name gets
+nothing, nor does another one in a database that was dumped and restored elsewhere.
+Indexes are those that ``create_index`` would make, of built-in things only, for they are made with
+our rights.  What else somebody did to the table (other rights, comments, storage) is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from headrace.errors import UnsupportedError
+from headrace.types import FIRST_USER_OID
+
+Connection = psycopg.Connection[Any]
+
+_log = structlog.get_logger(__name__)
+
+# Built-in objects are pinned: they are in pg_depend as nobody's dependency.
+_FOREIGN: Final = """
+SELECT FROM pg_catalog.pg_depend d
+ WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
+   AND d.refobjid >= %(user)s AND d.refclassid <> 'pg_catalog.pg_collation'::pg_catalog.regclass
+   AND NOT (d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+            AND d.refobjid = i.indrelid)"""
+_NOTE: Final = f"""
+UPDATE headrace.views v SET kept = x.now
+  FROM (
+    SELECT w.id, pg_catalog.jsonb_build_object(
+      'readers', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(g.role,
+            CASE WHEN g.role <> 0 THEN pg_catalog.pg_get_userbyid(g.role::oid) END, g.passes)
+          ORDER BY g.role)
+        FROM (SELECT a.grantee::bigint AS role, bool_or(a.is_grantable) AS passes
+                FROM pg_catalog.aclexplode(c.relacl) a
+               WHERE a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
+               GROUP BY a.grantee) g),
+      'indexes', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(k.relname,
+            substr(t.whole, length(t.head) + 1)) ORDER BY k.relname)
+        FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class k ON k.oid = i.indexrelid
+       CROSS JOIN LATERAL (SELECT pg_catalog.pg_get_indexdef(k.oid) AS whole,
+            pg_catalog.format('CREATE INDEX %%I ON %%I.%%I ', k.relname, n.nspname, c.relname)
+              AS head) t
+       WHERE i.indrelid = c.oid AND i.indisvalid AND NOT i.indisunique AND NOT i.indisexclusion
+         AND k.relname <> 'headrace_row_hash_' || c.oid
+         AND pg_catalog.starts_with(t.whole, t.head) AND NOT EXISTS ({_FOREIGN}))) AS now
+      FROM headrace.views w JOIN pg_catalog.pg_class c ON c.oid = w.result_oid
+      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE w.id = ANY (%(views)s)) x
+ WHERE x.id = v.id AND v.kept IS DISTINCT FROM x.now"""  # noqa: S608  constants
+_NO_INDEX: Final = f"""
+SELECT FROM pg_catalog.pg_index i WHERE i.indexrelid = %(index)s::regclass
+   AND (i.indisunique OR i.indisexclusion OR EXISTS ({_FOREIGN}))"""
+
+
+def note(conn: Connection, views: Collection[int]) -> None:
+    """Write down what the result tables of ``views`` have, where it is not known."""
+    conn.execute(_NOTE, {"views": sorted(views), "user": FIRST_USER_OID})
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of one result table."""
+
+    known: bool = False
+    readers: tuple[tuple[int, str | None, bool], ...] = ()
+    """Roles that may select (0: all), and whether they may pass it on."""
+    indexes: tuple[tuple[str, str], ...] = ()
+    """Name, and what follows the table's name in CREATE INDEX."""
+
+    @classmethod
+    def of(cls, data: dict[str, Any] | None) -> Self:
+        """That of the catalog; None: nothing is known."""
+        if data is None:
+            return cls()
+        return cls(
+            True,
+            tuple((int(r), name, bool(p)) for r, name, p in data["readers"] or ()),
+            tuple((str(name), str(tail)) for name, tail in data["indexes"] or ()),
+        )
+
+    def restore(self, conn: Connection, schema: str, name: str) -> None:
+        """Give it to a new and empty table; what is not possible any more is left out."""
+        table = sql.Identifier(schema, name)
+        for role, called, passes in self.readers:
+            _grant(conn, table, role, called, passes=passes)
+        for index, tail in self.indexes:
+            try:
+                with conn.transaction():
+                    _make_index(conn, schema, name, index, tail)
+            except (
+                psycopg.ProgrammingError,
+                psycopg.NotSupportedError,
+                psycopg.DataError,
+                UnsupportedError,
+            ) as error:
+                _log.warning("index not made again", index=index, reason=str(error))
+
+
+def _grant(
+    conn: Connection,
+    table: sql.Identifier,
+    role: int,
+    name: str | None,
+    *,
+    passes: bool,
+) -> None:
+    row = conn.execute(
+        "SELECT FROM pg_catalog.pg_roles r WHERE r.oid = %s AND r.rolname = %s",
+        (role, name),
+    ).fetchone()
+    if role and row is None:
+        _log.warning("right not granted again", role=name)
+        return
+    conn.execute(
+        sql.SQL("GRANT SELECT ON TABLE {} TO {}{}").format(
+            table,
+            sql.Identifier(name) if name is not None else sql.SQL("PUBLIC"),
+            sql.SQL(" WITH GRANT OPTION" if passes else ""),
+        )
+    )
+
+
+def _make_index(
+    conn: Connection, schema: str, table: str, index: str, tail: str
+) -> None:
+    head = sql.SQL("CREATE INDEX {} ON {} ").format(
+        sql.Identifier(index), sql.Identifier(schema, table)
+    )
+    # Extended protocol: one statement, whatever the text is.
+    conn.execute((head.as_string(conn) + tail).encode(), prepare=True)
+    made = sql.Identifier(schema, index).as_string(conn)
+    asked = {"index": made, "user": FIRST_USER_OID}
+    if conn.execute(_NO_INDEX, asked).fetchone() is not None:
+        raise UnsupportedError("it uses what is not built in")
