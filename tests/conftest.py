@@ -23,6 +23,7 @@ from headrace.embedded.engine import Engine
 from headrace.embedded.postgres import EmbeddedPostgres
 from tests.databases import Databases
 from tests.databases import drop_database as drop_database
+from tests.waiting import wait_until
 
 hypothesis.settings.register_profile(
     "ci", deadline=None, derandomize=True, print_blob=True
@@ -147,6 +148,15 @@ def running_engine(
     databases.give_back(name)
 
 
+def dropped(conn: psycopg.Connection, name: str) -> bool:
+    """Drop a view, unless it is just being filled anew by itself."""
+    try:
+        conn.execute("CALL headrace.drop_view(%s)", (name,))
+    except psycopg.errors.ObjectInUse:
+        return False
+    return True
+
+
 @pytest.fixture
 def shared_engine(
     running_engine: Engine, request: pytest.FixtureRequest
@@ -164,7 +174,7 @@ def shared_engine(
             " ORDER BY (SELECT count(*) FROM headrace.view_uses WHERE view_id = id) DESC"
         ).fetchall()
         for (name,) in names:
-            conn.execute("CALL headrace.drop_view(%s)", (name,))
+            wait_until(lambda n=name: dropped(conn, n), f"{name} is dropped")
         for (name,) in conn.execute(
             "SELECT format('%I', nspname) FROM pg_namespace WHERE oid >= 16384"
             " AND nspname <> 'headrace' AND nspname !~ '^pg_' OR nspname = 'public'"

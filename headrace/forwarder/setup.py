@@ -239,27 +239,28 @@ def _put_right(conn: Connection, name: str) -> None:
 
     Tables that were filtered leave it: whoever reads them adds them again.
     """
-    rows = conn.execute(
-        "SELECT r.prrelid::pg_catalog.regclass::text FROM pg_catalog.pg_publication_rel r"
+    tables = conn.execute(
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_publication_rel r"
         " JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid"
+        " JOIN pg_catalog.pg_class c ON c.oid = r.prrelid"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
         " WHERE p.pubname = %s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)",
         (name,),
     ).fetchall()
     schemas = conn.execute(
-        "SELECT pg_catalog.quote_ident(s.nspname) FROM pg_catalog.pg_publication_namespace n"
+        "SELECT s.nspname FROM pg_catalog.pg_publication_namespace n"
         " JOIN pg_catalog.pg_publication p ON p.oid = n.pnpubid"
         " JOIN pg_catalog.pg_namespace s ON s.oid = n.pnnspid WHERE p.pubname = %s",
         (name,),
     ).fetchall()
     ours = sql.Identifier(name)
     with conn.transaction():
-        for what, found in (("TABLE ONLY", rows), ("TABLES IN SCHEMA", schemas)):
-            for (shown,) in found:
-                conn.execute(
-                    sql.SQL("ALTER PUBLICATION {} DROP {} {}").format(
-                        ours, sql.SQL(what), sql.SQL(shown)
-                    )
-                )
+        for row in tables:
+            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}")
+            conn.execute(statement.format(ours, sql.Identifier(*row)))
+        for row in schemas:
+            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLES IN SCHEMA {}")
+            conn.execute(statement.format(ours, sql.Identifier(*row)))
         if _wrong(conn, name):  # setting anything stops every view (fingerprint.py)
             conn.execute(
                 sql.SQL(

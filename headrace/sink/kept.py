@@ -123,7 +123,7 @@ def _grant(
         sql.SQL("GRANT SELECT ON TABLE {} TO {}{}").format(
             table,
             sql.Identifier(name) if name is not None else sql.SQL("PUBLIC"),
-            sql.SQL(" WITH GRANT OPTION" if passes else ""),
+            sql.SQL(" WITH GRANT OPTION") if passes else sql.SQL(""),
         )
     )
 
