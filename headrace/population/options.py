@@ -123,11 +123,11 @@ class Options:
         if not isinstance(sharing, bool):
             raise UserError('option "sharing" must be true or false')
         key = _key(given["key"]) if "key" in given else ()
-        recursions = (_limit(name, given.get(name)) for name in _LIMITS)
+        iterations, changed = (_limit(name, given.get(name)) for name in _LIMITS)
         fields = (population, rows, block, group, on_change, on_damage, sharing, key)
         found = {n: _limit(n, given[n]) for n in bounds.NAMES if n in given}
         limits = {n: value for n, value in found.items() if value is not None}
-        return cls(*fields, *recursions, limits=limits)
+        return cls(*fields, iterations, changed, limits=limits)
 
 
 def _word(given: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
