@@ -32,6 +32,8 @@ hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 LOG_LINES_SHOWN = 150
+PATIENT = {"HEADRACE_VIEW_TIME_MS_MAX": "20000"}
+"""A busy machine may be ten times slower: there no view is to leave for that."""
 ENGINES = pytest.StashKey[list[Engine]]()
 """The engines of a test, for its report."""
 
@@ -104,6 +106,7 @@ def start_engine(
             # Slots belong to the whole server: one name per database.
             "HEADRACE_SLOT_NAME": f"headrace_{dbname}",
             "HEADRACE_SPARK_WARM": "false",
+            **PATIENT,
         }
         engine = Engine(
             source,
@@ -138,6 +141,7 @@ def running_engine(
         env={
             "HEADRACE_SLOT_NAME": f"headrace_{name}",
             "HEADRACE_SPARK_WARM": "false",
+            **PATIENT,
         },
     )
     try:

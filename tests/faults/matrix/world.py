@@ -104,6 +104,7 @@ class World:
         env = {
             "HEADRACE_SLOT_NAME": f"headrace_{self.name}",
             "HEADRACE_SPARK_WARM": "false",
+            "HEADRACE_VIEW_TIME_MS_MAX": "5000",
             "HEADRACE_FEEDBACK_INTERVAL_MS": "50",
             "HEADRACE_CATALOG_POLL_MS": "200",
             "HEADRACE_LOCK_TIMEOUT_MS": "300",
