@@ -197,9 +197,8 @@ GOOD = [
 ]
 
 
-@settings(max_examples=300)
-@given(st.data())
-def test_mutilated_messages_raise_cleanly(data):
+def decode_mutilated(data: st.DataObject) -> None:
+    """What is wrong somewhere raises ContinuityLost, or is read as a batch that is whole."""
     messages = list(GOOD)
     for _ in range(data.draw(st.integers(1, 3))):
         which = data.draw(st.integers(0, len(messages) - 1))
@@ -224,6 +223,20 @@ def test_mutilated_messages_raise_cleanly(data):
         return
     for changes in batches:
         changes.batch.validate()
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_mutilated_messages_raise_cleanly(data):
+    decode_mutilated(data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=50_000)
+@given(st.data())
+def test_many_mutilated_messages_raise_cleanly(data):
+    decode_mutilated(data)
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5))
