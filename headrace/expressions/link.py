@@ -27,7 +27,7 @@ _GRACE_S: Final = 0.25
 _ROWS_AT_ONCE: Final = 16
 """Rows that libpq gathers before we see them: each may be as large as the largest value."""
 _GONE_CHECK_MS: Final = 500
-_PREPARED_MAX: Final = 200
+_PREPARED_MAX: Final = 500
 _CHUNKED: Final = psycopg.capabilities.has_stream_chunked()
 
 
@@ -55,8 +55,12 @@ class Link:
 
     key: Key
     conn: psycopg.Connection
-    _prepared: dict[bytes, bytes] = field(default_factory=dict)
-    """Names of prepared statements, by their text."""
+    _prepared: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    """Names of prepared statements, by whose they are and their text.
+
+    To each its own: what a name in the text meant for one who has gone may be gone as well, and
+    Postgres does not analyse a prepared statement anew when a type is dropped.
+    """
 
     @classmethod
     def to(cls, key: Key) -> Link:
@@ -102,8 +106,12 @@ class Link:
         self.key = key
         return True
 
-    def run(self, sql: bytes, params: Sequence[bytes]) -> Iterator[PGresult]:
+    def run(
+        self, sql: bytes, params: Sequence[bytes], *, whose: int
+    ) -> Iterator[PGresult]:
         """Results with the rows of a statement, a few rows in each.
+
+        ``whose``: a number that nobody else has for whom the statement is prepared.
 
         Whoever does not take all of them must ``end`` the statement.
 
@@ -113,7 +121,7 @@ class Link:
         """
         pgconn = self.conn.pgconn
         wait = _Wait(pgconn.socket)
-        name = self._prepared.get(sql)
+        name = self._prepared.get((whose, sql))
         if name is None:
             if len(self._prepared) >= _PREPARED_MAX:
                 self.conn.execute("DEALLOCATE ALL")
@@ -122,7 +130,7 @@ class Link:
             pgconn.send_prepare(name, sql)
             for _ in _rows(_results(pgconn, wait)):
                 pass
-            self._prepared[sql] = name
+            self._prepared[whose, sql] = name
         pgconn.send_query_prepared(name, params)
         if _CHUNKED:
             pgconn.set_chunked_rows_mode(_ROWS_AT_ONCE)

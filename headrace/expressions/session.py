@@ -8,12 +8,14 @@ computes everything first (a materialised CTE) and then switches the settings ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import psycopg
+from psycopg.pq.abc import PGresult
 
 from headrace import bounds, errors, pinned
 from headrace.bounds import Described
@@ -24,7 +26,7 @@ from headrace.errors import (
     OutOfReach,
     RowError,
 )
-from headrace.expressions.link import Key, Link, Unconnected
+from headrace.expressions.link import Key, Unconnected
 from headrace.expressions.pool import Pool
 from headrace.types import PINNED_SETTINGS, Field, arrow_type
 
@@ -50,6 +52,8 @@ _DEFAULT_COLLATION: Final = 100
 _TOO_LARGE: Final = "headrace: too many bytes: "
 """How a statement says that a value is too large; whoever imitates it blames himself."""
 
+_NUMBERS: Final = itertools.count()
+
 _GONE: Final = ("0A", "25", "42", "3D", "3F", "2F", "28")
 """SQLSTATE classes that no row is to blame for."""
 
@@ -71,6 +75,7 @@ class Session:
 
         ``value_bytes_max``: of one value of a result; 0: any number.
         """
+        self._number = next(_NUMBERS)
         self._pool = pool
         self._owner = owner
         self._value_bytes_max = value_bytes_max
@@ -248,7 +253,8 @@ class Session:
         with self._pool.link(self._key, self._owner) as link:
             try:
                 given = [p.encode() for p in params]
-                return _rows(link, sql.encode(), given, results, part)
+                statement = link.run(sql.encode(), given, whose=self._number)
+                return _rows(statement, sum(map(len, given)), results, part)
             except psycopg.Error as error:
                 # An SQLSTATE is whatever a user raises.
                 if link.conn.closed or pinned.is_lost(error):
@@ -269,17 +275,16 @@ class _Lost(Exception):
 
 
 def _rows(
-    link: Link,
-    sql: bytes,
-    params: Sequence[bytes],
+    statement: Iterator[PGresult],
+    given: int,
     results: Sequence[Field] | None,
     part: Described | None,
 ) -> list[tuple[str | None, ...]]:
+    """The rows of a statement to which so many bytes were ``given``."""
     bound = bounds.current()
-    given = sum(map(len, params))
     found: list[tuple[str | None, ...]] = []
     size, checked = 0, False
-    for result in link.run(sql, params):
+    for result in statement:
         if not checked:
             for i, field in enumerate(results or ()):
                 _check_type(result.ftype(i), field)

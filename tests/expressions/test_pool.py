@@ -245,3 +245,17 @@ def test_a_statement_that_fails_leaves_its_connection_as_it_was(database):
             with pytest.raises(HeadraceError):
                 ask(remote, broken)
         assert ask(remote, "pg_backend_pid()::text || left($1::text, 0)") == pid
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_another_type_of_the_same_name_is_another(database, pool, trusted):
+    """One view goes with the type it used; the next says the same of the next type."""
+    sql, fields = "'a'::public.mood::text", [Field("", INT4)]
+    column = [pa.array([0], pa.int32())]
+    with psycopg.connect(database, autocommit=True) as conn:
+        for labels in ("'a', 'b'", "'c', 'a'"):
+            conn.execute(f"CREATE TYPE mood AS ENUM ({labels})")
+            remote = evaluator(database, pool)
+            (out,) = remote.evaluate([sql], fields, column, [Field("", TEXT)], trusted)
+            assert text.render(out, TEXT)[0].as_py() == "a"
+            conn.execute("DROP TYPE mood")
