@@ -97,9 +97,10 @@ def test_janitor_removes_abandoned_populations(database, tmp_path):
         )
         conn.execute("CREATE PUBLICATION headrace FOR TABLE a, b")
         conn.execute(
-            "INSERT INTO headrace.views (schema_name, view_name, query, status, block) VALUES"
-            " ('public', 'dead', 'q', 'populating', true),"
-            " ('public', 'again', 'q', 'pending', false), ('public', 'alive', 'q', 'running', true)"
+            "INSERT INTO headrace.views (schema_name, view_name, query, status, block, owner)"
+            " SELECT 'public', v.*, quote_ident(current_user)::regrole FROM (VALUES"
+            " ('dead', 'q', 'populating', true), ('again', 'q', 'pending', false),"
+            " ('alive', 'q', 'running', true)) v"
         )
         conn.execute(
             "INSERT INTO headrace.view_tables SELECT id, ('public.' ||"
