@@ -177,7 +177,14 @@ def test_kills_lose_and_double_nothing(engine):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", ["builder", "worker", "server"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("builder", marks=pytest.mark.slow),
+        pytest.param("worker", marks=pytest.mark.slow),
+        "server",
+    ],
+)
 def test_kill_during_population_leaves_nothing_or_everything(engine, victim):
     rng = random.Random(victim)
     with connect(engine.source) as source:

@@ -15,7 +15,7 @@ from tests.faults.matrix.world import World
 
 SEEDS = 38
 """So many as the largest deck has cards; 38 seeds of six faults each are 228."""
-QUICK = 2
+QUICK = 1
 """Seeds that `make test` runs."""
 
 

@@ -98,6 +98,7 @@ def test_upkeep_by_a_superuser_sends_nothing_in_his_name(server, low, task):
     assert senders(server) == {schema}
 
 
+@pytest.mark.slow  # autovacuum comes once a minute; ANALYZE does the same in the quick ones
 def test_autovacuum_sends_nothing_in_the_name_of_a_superuser(server, low):
     low.execute(FORGE)
     low.execute(
