@@ -287,8 +287,19 @@ def _compose(conn: Connection, target: Target) -> _Statements:
         equal=sql.SQL(" AND ").join(equal),
     )
     hold = lock + sql.SQL("; ")
-    update = keyed.update(target, found, arrays, equal) if target.key else None
-    return _Statements(hold + ask, str(row[1]), copy, delete, update, arrays)
+    mark = _mark(target, found)
+    update = mark + keyed.update(target, found, arrays, equal) if target.key else None
+    return _Statements(hold + ask, str(row[1]), copy, mark + delete, update, arrays)
+
+
+def _mark(target: Target, found: Sequence[table.Attribute]) -> sql.Composed:
+    """A comment that makes a statement's text that of this table, with these types.
+
+    Statements are prepared by their text, with the types of their parameters as they are then:
+    another table of the name, or another type, is not seen by them.
+    """
+    oids = [target.oid, *(a.base_oid for a in found)]
+    return sql.SQL("/* {} */ ").format(sql.SQL(" ").join(map(sql.Literal, oids)))
 
 
 def _found_by(

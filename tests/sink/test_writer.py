@@ -153,6 +153,22 @@ def test_strange_names(conn):
     assert conn.execute("SELECT count(*) FROM public.r").fetchone() == (0,)
 
 
+def test_the_next_table_of_a_name_has_statements_of_its_own(conn, database):
+    """What was prepared for the last one knows its types by OID."""
+    for _ in range(2):
+        target = make(conn, {"v": "public.mood"})
+        for _ in range(7):  # psycopg prepares what comes again and again
+            write(conn, target, [(("sad",), 1)])
+            write(conn, target, [(("sad",), -1), (("ok",), 1)])
+            write(conn, target, [(("ok",), -1)])
+        assert contents(conn, target) == []
+        with psycopg.connect(database, autocommit=True) as other:
+            # (After a DROP of its own psycopg prepares everything anew.)
+            other.execute("DROP TABLE public.r")
+            other.execute("DROP TYPE public.mood")
+            other.execute("CREATE TYPE public.mood AS ENUM ('ok', 'sad')")
+
+
 def test_missing_row_is_noticed_and_nothing_remains(conn):
     target = make(conn, {"a": "numeric"})
     write(conn, target, [(("1.0",), 1)])
