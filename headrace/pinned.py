@@ -117,6 +117,15 @@ def own_names(conn: psycopg.Connection[Any]) -> Iterator[None]:
         yield
 
 
+def one_statement(conn: psycopg.Connection[Any], text: str) -> None:
+    """Carry out ``text``, in which Postgres takes no more than one statement.
+
+    Binary results need the extended protocol, which refuses several; ``prepare`` does not where
+    ``prepare_threshold`` is None.
+    """
+    conn.execute(text.encode(), binary=True)
+
+
 def alone(conn: psycopg.Connection[Any], number: int) -> None:
     """Be the only one of our role at what ``number`` stands for, until the transaction ends.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 README_LINES_MAX = 40
+FILE_BYTES_MAX = 100_000
 
 # Folder -> what it may import (architecture.md 3).  The top modules (types, errors, clock,
 # config…) are everybody's; they import no folder.
@@ -258,6 +260,30 @@ def test_every_sql_file_is_installed() -> None:
     names = {p.name for p in folder.glob("*.sql")}
     wrong = not_installed(names, (folder / "install.py").read_text())
     assert not wrong, wrong
+
+
+def is_source(content: bytes) -> bool:
+    """Whether it is what somebody reads: text, and no more than a person can take in."""
+    return len(content) <= FILE_BYTES_MAX and b"\0" not in content
+
+
+def test_every_file_is_source() -> None:
+    """What was built or downloaded beside the work does not belong here."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("no clone, but an archive")
+    files = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    assert len(files) > 100
+    others = [f for f in files if f.is_file() and not is_source(f.read_bytes())]
+    assert others == []
+
+
+def test_source_rule_itself() -> None:
+    assert is_source(b"x = 1\n")
+    assert not is_source(b"PK\0")
+    assert not is_source(b"x" * (FILE_BYTES_MAX + 1))
 
 
 def test_sql_file_rule_itself() -> None:

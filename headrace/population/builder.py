@@ -353,9 +353,7 @@ class Builder:
             params.get("caller"),
             dict(params.get("settings") or {}),
         )
-        if self._populations.locked():
-            progress({"phase": "pending"})
-        async with self._populations:
+        async with self._turn(params, progress):
             return await self._fill(
                 lambda job: owners.set_owner(self._context, job, request),
                 progress,

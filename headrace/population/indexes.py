@@ -22,6 +22,7 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import TokenError
 from sqlglot.tokens import TokenType  # type: ignore[attr-defined]  # re-exported
 
+from headrace import pinned
 from headrace.errors import (
     PrivilegeError,
     SyntaxUserError,
@@ -193,8 +194,7 @@ def _make(
     before = _indexes(conn, table_oid)
     head = sql.SQL("CREATE INDEX ON {} ").format(target).as_string(conn)
     try:
-        # Binary results need the extended protocol: one statement, whatever the text tries.
-        conn.execute((head + definition).encode(), binary=True)
+        pinned.one_statement(conn, head + definition)
     except psycopg.errors.SyntaxError as error:
         at = int(error.diag.statement_position or 0) - len(head)
         raise SyntaxUserError(

@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace.errors import HeadraceError, PrivilegeError, UndefinedError
-from headrace.population import names
+from headrace.population import names, quotas
 from headrace.population.connect import Connection, as_headrace
 from headrace.population.context import Context
 from headrace.population.job import Job
@@ -44,6 +44,7 @@ def set_owner(context: Context, job: Job, request: Request) -> dict[str, Any]:
         UndefinedError: 42P01, no such view; 42704, no such role.
         PrivilegeError: the caller is not its owner, or may not act as the new one; or the new
             one may not create in its schema, or read what it reads.
+        UserError: 53400, the new owner may have no more views.
         HeadraceError: as ``resync_view``; the view is as before.
     """
     with job.connection(context.settings.source, what="builder") as conn:
@@ -57,6 +58,8 @@ def set_owner(context: Context, job: Job, request: Request) -> dict[str, Any]:
             if owner.oid == view.owner:
                 return {"notice": f'view "{view.name}" belongs to that role already'}
             _check_may(conn, view, owner, request.caller)
+            if request.caller and not quotas.is_exempt(conn, request.caller):
+                quotas.check_views(conn, context.settings, owner.name)
             stored = read(conn, view)
             planned, planned_under = plan_again(context, conn, view, stored, owner)
         except psycopg.Error as error:

@@ -15,20 +15,20 @@ from headrace.errors import UserError
 from headrace.population.connect import Connection, connect
 
 
-def check_views(conn: Connection, settings: Settings, caller: str | None) -> None:
-    """Raise UserError 53400 if ``caller`` may have no more views."""
+def check_views(conn: Connection, settings: Settings, owner: str | None) -> None:
+    """Raise UserError 53400 if the role ``owner`` may have no more views."""
     most = settings.views_per_role_max
-    if caller is None or not most:
+    if owner is None or not most:
         return
     row: Any = conn.execute(
         "SELECT count(*) FROM headrace.views"
-        " WHERE owner::text IN (%(caller)s, quote_ident(%(caller)s))",
-        {"caller": caller},
+        " WHERE owner = (SELECT oid FROM pg_roles WHERE rolname = %s)",
+        (owner,),
     ).fetchone()
-    if row[0] < most or is_exempt(conn, caller):
+    if row[0] < most or is_exempt(conn, owner):
         return
     raise UserError(
-        f'role "{caller}" has {row[0]} views and may have no more',
+        f'role "{owner}" has {row[0]} views and may have no more',
         hint="Drop some, or have the setting views_per_role_max raised.",
         sqlstate="53400",
     )

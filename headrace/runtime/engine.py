@@ -398,7 +398,7 @@ class Engine:
         if outcome.failed:
             self._stop_failed(outcome, frames, txid)
         parts = [
-            Part.of(view, outcome.diffs.get(view.id), *self.watch.relied_on(view))
+            Part.of(view, outcome.diffs.get(view.id), self.watch.relied_on)
             for view in behind
             if view.processed == txid
         ]

@@ -80,13 +80,15 @@ class Part:
         cls,
         view: View,
         diffs: pa.RecordBatch | None,
-        known: Definitions | None = None,
-        rights: Sequence[Right] = (),
+        relied_on: Callable[[View], tuple[Definitions | None, Sequence[Right]]],
     ) -> Self:
-        """The part of ``view``."""
+        """The part of ``view``; ``relied_on`` is asked only where something is written."""
         assert view.progress is not None, "live views are owned"
-        target, group = view.target, view.commit_group
-        return cls(view.id, target, group, view.progress, diffs, known, rights)
+        part = cls(view.id, view.target, view.commit_group, view.progress, diffs)
+        if not part.changes:
+            return part
+        known, rights = relied_on(view)
+        return replace(part, known=known, rights=rights)
 
     @property
     def changes(self) -> bool:

@@ -17,6 +17,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from headrace import pinned
 from headrace.errors import UnsupportedError
 from headrace.types import FIRST_USER_OID
 
@@ -134,8 +135,7 @@ def _make_index(
     head = sql.SQL("CREATE INDEX {} ON {} ").format(
         sql.Identifier(index), sql.Identifier(schema, table)
     )
-    # Extended protocol: one statement, whatever the text is.
-    conn.execute((head.as_string(conn) + tail).encode(), prepare=True)
+    pinned.one_statement(conn, head.as_string(conn) + tail)
     made = sql.Identifier(schema, index).as_string(conn)
     asked = {"index": made, "user": FIRST_USER_OID}
     if conn.execute(_NO_INDEX, asked).fetchone() is not None:

@@ -101,6 +101,31 @@ def test_a_role_has_its_share_and_no_more(running, request):
             each.close()
 
 
+def test_a_view_is_given_to_nobody_who_has_his_share(running, request):
+    """Else roles that may act as one another have as many as they have views in all."""
+    request.node.stash.setdefault(ENGINES, []).append(running)
+    with (
+        psycopg.connect(running.source, autocommit=True) as server,
+        roles.role(server, "full") as full,
+        roles.role(server, "giver", f"IN ROLE {full}") as giver,
+    ):
+        server.execute(f"GRANT SELECT ON t TO {full}, {giver}")
+        with roles.connect(running.dsn, full) as conn:
+            for number in range(VIEWS_MAX):
+                create(conn, f"f{number}")
+        give = f"CALL headrace.set_owner('{giver}.g', '{full}')"
+        with roles.connect(running.dsn, giver) as conn:
+            create(conn, "g")
+            server.execute(f"GRANT CREATE ON SCHEMA {giver} TO {full}")
+            refused(conn, give, "views_per_role_max")
+        with psycopg.connect(running.dsn, autocommit=True) as boss:
+            boss.execute(give)
+            boss.execute(f"CALL headrace.drop_view('{giver}.g')")
+        with roles.connect(running.dsn, full) as conn:
+            for number in range(VIEWS_MAX):
+                conn.execute(f"CALL headrace.drop_view('f{number}')")
+
+
 def test_populations_of_one_role_leave_places_for_others(tmp_path: Path):
     settings = Settings(data_dir=tmp_path, populations_per_role_max=2)
 
