@@ -115,13 +115,24 @@ def test_failure_at_every_point_loses_and_doubles_nothing(
 
 
 def assert_consistent(running, source):
-    """State and sink of every view are where the engine thinks they are."""
-    for view in running.engine.views.values():
-        row = source.execute(
+    """State and sink of every view are where the engine thinks they are.
+
+    It thinks so a moment after the rows are there for all to see.
+    """
+
+    def written(view):
+        return source.execute(
             "SELECT txid, epoch FROM headrace.progress WHERE view_id = %s", (view.id,)
         ).fetchone()
-        assert row == (view.progress.txid, view.progress.epoch)
-        assert view.mark.sink_txid == row[0] <= view.mark.txid
+
+    for view in running.engine.views.values():
+        wait_until(
+            lambda v=view: (
+                written(v) == (v.progress.txid, v.progress.epoch)
+                and v.mark.sink_txid == v.progress.txid
+            )
+        )
+        assert view.mark.sink_txid <= view.mark.txid
 
 
 @pytest.mark.parametrize("point", POINTS)
