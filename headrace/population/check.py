@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import psycopg
-
 from headrace.forwarder import publication
 from headrace.planner import PlanRequest
-from headrace.population.connect import as_headrace
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.options import Options
-from headrace.population.populate import check_slot, plan_with_facts
+from headrace.population.populate import check_slot, plan_with_facts, planning
 
 
 def check_view(
@@ -21,17 +18,12 @@ def check_view(
     Raises:
         HeadraceError: what create_view would raise.
     """
-    with job.connection(context.settings.source, what="builder") as conn:
-        job.phase("planning")
-        try:
-            planned, _ = plan_with_facts(
-                conn, context.settings, PlanRequest(query, caller, settings), Options()
-            )
-            tables = [table.oid for table in planned.tables]
-            with context.publication_lock:
-                publication.try_tables(conn, context.settings, tables)
-            check_slot(conn, context.settings)
-        except psycopg.Error as error:
-            job.check()
-            raise as_headrace(error) from error
+    with planning(context, job) as conn:
+        planned, _ = plan_with_facts(
+            conn, context.settings, PlanRequest(query, caller, settings), Options()
+        )
+        tables = [table.oid for table in planned.tables]
+        with context.publication_lock:
+            publication.try_tables(conn, context.settings, tables)
+        check_slot(conn, context.settings)
     return planned.explain

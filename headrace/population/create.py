@@ -12,17 +12,15 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-
 from headrace.forwarder.fingerprint import Facts
 from headrace.planner import PlanRequest
 from headrace.population import catalog, names, quotas
 from headrace.population.catalog import NewView
-from headrace.population.connect import Connection, as_headrace
+from headrace.population.connect import Connection
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.options import Options
-from headrace.population.populate import Population, plan_with_facts
+from headrace.population.populate import Population, plan_with_facts, planning
 from headrace.population.publish import publish
 from headrace.population.staging import Staging
 from headrace.sink import keys
@@ -47,33 +45,25 @@ def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
     """
     options = Options.of(request.options)
     options.check(context.settings)
-    dsn = context.settings.source
-    with job.connection(dsn, what="builder") as conn:
-        job.phase("planning")
-        try:
-            target = names.resolve_new(
-                conn, request.name, request.caller, request.settings
-            )
-            planned, planned_under = plan_with_facts(
-                conn,
-                context.settings,
-                PlanRequest(request.query, request.caller, request.settings),
-                options,
-            )
-            keys.check(conn, planned.columns, options.key)
-        except psycopg.Error as error:
-            job.check()
-            raise as_headrace(error) from error
-        # Names may have been looked up long ago: what decides is the row inserted now.
-        view = NewView(
-            target,
-            request.query,
-            request.caller,
-            planned_under["owner"],
-            request.options,
-            options.block,
-            planned,
+    with planning(context, job) as conn:
+        target = names.resolve_new(conn, request.name, request.caller, request.settings)
+        planned, planned_under = plan_with_facts(
+            conn,
+            context.settings,
+            PlanRequest(request.query, request.caller, request.settings),
+            options,
         )
+        keys.check(conn, planned.columns, options.key)
+    # Names may have been looked up long ago: what decides is the row inserted now.
+    view = NewView(
+        target,
+        request.query,
+        request.caller,
+        planned_under["owner"],
+        request.options,
+        options.block,
+        planned,
+    )
     return _Creation(context, job, view, options, planned_under).run()
 
 

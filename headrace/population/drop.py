@@ -19,7 +19,7 @@ from psycopg import sql
 
 from headrace.errors import HeadraceError, TransientError, UndefinedError, UserError
 from headrace.population import catalog, names, staging
-from headrace.population.connect import Connection, as_headrace
+from headrace.population.connect import Connection
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
@@ -72,11 +72,8 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
             return {"notice": f"the creation of view {view.shown} was canceled"}
         view = found
         read = catalog.tables_of(conn, view.id)
-        try:
+        with job.translating():
             notices = _drop(context, job, conn, view)
-        except psycopg.Error as error:
-            job.check()
-            raise as_headrace(error) from error
     faults.point(faults.DROPPED)
     _tell_worker(context, view)
     faults.point(faults.WORKER_FORGOT)

@@ -19,7 +19,7 @@ import psycopg
 import structlog
 
 from headrace.errors import QueryCancelled
-from headrace.population.connect import Connection, connect
+from headrace.population.connect import Connection, as_headrace, connect
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -100,6 +100,15 @@ class Job:
                 yield conn
         finally:
             conn.close()
+
+    @contextlib.contextmanager
+    def translating(self) -> Iterator[None]:
+        """Inside, errors of Postgres become those of our tree; after a cancel they all mean that."""
+        try:
+            yield
+        except psycopg.Error as error:
+            self.check()
+            raise as_headrace(error) from error
 
     # --- progress
 

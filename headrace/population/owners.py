@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import psycopg
-
-from headrace.errors import HeadraceError, PrivilegeError, UndefinedError
+from headrace.errors import PrivilegeError, UndefinedError
 from headrace.population import names, quotas
-from headrace.population.connect import Connection, as_headrace
+from headrace.population.connect import Connection
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import Role, ViewRow
 from headrace.population.pause import check_not_live
+from headrace.population.populate import planning
 from headrace.population.resync import Resync, plan_again, read
 
 _SET_OPTION_SINCE: Final = 160_000
@@ -47,28 +46,17 @@ def set_owner(context: Context, job: Job, request: Request) -> dict[str, Any]:
         UserError: 53400, the new owner may have no more views.
         HeadraceError: as ``resync_view``; the view is as before.
     """
-    with job.connection(context.settings.source, what="builder") as conn:
-        job.phase("planning")
-        try:
-            view = names.find_owned(
-                conn, request.name, request.caller, request.settings
-            )
-            check_not_live(context, view)
-            owner = _role(conn, request.role)
-            if owner.oid == view.owner:
-                return {"notice": f'view "{view.name}" belongs to that role already'}
-            _check_may(conn, view, owner, request.caller)
-            if request.caller and not quotas.is_exempt(conn, request.caller):
-                quotas.check_views(conn, context.settings, owner.name)
-            stored = read(conn, view)
-            planned, planned_under = plan_again(context, conn, view, stored, owner)
-        except psycopg.Error as error:
-            job.check()
-            raise as_headrace(error) from error
-        except HeadraceError as error:
-            # It is a place in the canonical text, which nobody has written.
-            error.position = None
-            raise
+    with planning(context, job) as conn:
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+        check_not_live(context, view)
+        owner = _role(conn, request.role)
+        if owner.oid == view.owner:
+            return {"notice": f'view "{view.name}" belongs to that role already'}
+        _check_may(conn, view, owner, request.caller)
+        if request.caller and not quotas.is_exempt(conn, request.caller):
+            quotas.check_views(conn, context.settings, owner.name)
+        stored = read(conn, view)
+        planned, planned_under = plan_again(context, conn, view, stored, owner)
     return Resync(context, job, view, stored, planned, planned_under, owner).run()
 
 

@@ -49,6 +49,15 @@ _WORKER_WAIT_S: Final = 30.0
 _RETRY_S: Final = 0.2
 
 
+@contextlib.contextmanager
+def planning(context: Context, job: Job) -> Iterator[Connection]:
+    """The phase of that name: the connection it goes over, whose errors are of our tree."""
+    with job.connection(context.settings.source, what="builder") as conn:
+        job.phase("planning")
+        with job.translating():
+            yield conn
+
+
 def plan_with_facts(
     conn: Connection, settings: Settings, request: PlanRequest, options: Options
 ) -> tuple[Planned, Facts]:
@@ -302,13 +311,10 @@ class Population:
             autocommit=False,
             settings={"lock_timeout": timeout},
         ) as conn:
-            try:
+            with job.translating():
                 self.appear(conn, staged, facts)
                 catalog.set_watched(conn, self._view_id, taken)
                 check_slot(conn, self._settings, facts["start_lsn"])
-            except psycopg.Error as error:
-                job.check()
-                raise as_headrace(error) from error
             job.check()
             faults.point(faults.BEFORE_PUBLISH)
             self._commit(conn)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-import psycopg
 from psycopg import sql
 
 from headrace.errors import HeadraceError, UndefinedError, UnsupportedError
 from headrace.population import names
-from headrace.population.connect import Connection, as_headrace
+from headrace.population.connect import Connection
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
@@ -48,31 +47,24 @@ def rename_view(context: Context, job: Job, request: Request) -> None:
             settings={"lock_timeout": timeout},
         ) as conn,
         contextlib.ExitStack() as ending,
+        job.translating(),
     ):
-        try:
-            view = names.find_owned(
-                conn, request.name, request.caller, request.settings
-            )
-            check_not_live(context, view)
-            context.live[view.id] = job
-            ending.callback(context.live.pop, view.id, None)
-            schema, name = names.parse(conn, request.new_name)
-            if schema not in (None, view.schema):
-                raise UnsupportedError(
-                    "moving a view to another schema is not supported"
-                )
-            wanted = sql.Identifier(view.schema, name).as_string(conn)
-            names.resolve_new(conn, wanted, request.caller, {})
-            # A hold, so that the suspension ends with this process too.
-            ending.callback(_release, context, job)
-            context.worker.call("hold", {"job": job.name}, job)
-            suspended = {"view_id": view.id, "job": job.name}
-            context.worker.call("suspend", suspended, job)
-            with conn.transaction():
-                _rename(conn, view, name)
-        except psycopg.Error as error:
-            job.check()
-            raise as_headrace(error) from error
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+        check_not_live(context, view)
+        context.live[view.id] = job
+        ending.callback(context.live.pop, view.id, None)
+        schema, name = names.parse(conn, request.new_name)
+        if schema not in (None, view.schema):
+            raise UnsupportedError("moving a view to another schema is not supported")
+        wanted = sql.Identifier(view.schema, name).as_string(conn)
+        names.resolve_new(conn, wanted, request.caller, {})
+        # A hold, so that the suspension ends with this process too.
+        ending.callback(_release, context, job)
+        context.worker.call("hold", {"job": job.name}, job)
+        suspended = {"view_id": view.id, "job": job.name}
+        context.worker.call("suspend", suspended, job)
+        with conn.transaction():
+            _rename(conn, view, name)
 
 
 def _rename(conn: Connection, view: ViewRow, name: str) -> None:

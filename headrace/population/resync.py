@@ -31,13 +31,18 @@ from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, PlanRequest, objects
 from headrace.planner.present import present
 from headrace.population import catalog, grants, names
-from headrace.population.connect import Connection, as_headrace
+from headrace.population.connect import Connection
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import Role, Target, ViewRow
 from headrace.population.options import Options
 from headrace.population.pause import Request, check_not_live
-from headrace.population.populate import Population, plan_with_facts, unpublish_unused
+from headrace.population.populate import (
+    Population,
+    plan_with_facts,
+    planning,
+    unpublish_unused,
+)
 from headrace.population.publish import make_table, put_progress
 from headrace.population.replace import Replaced, put_right, replace_rows
 from headrace.population.staging import Staging
@@ -76,30 +81,19 @@ def resync_view(
             its table was altered.
         HeadraceError: it failed, or was cancelled: the view is as before.
     """
-    with job.connection(context.settings.source, what="builder") as conn:
-        job.phase("planning")
-        try:
-            view = names.find_owned(
-                conn, request.name, request.caller, request.settings
-            )
-            if of not in (None, view.id):
-                raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
-            check_not_live(context, view)
-            stored = read(conn, view)
-            owner = owner_of(conn, view, request.caller)
-            planned, planned_under = plan_again(context, conn, view, stored, owner)
-            resync = Resync(
-                *(context, job, view, stored, planned, planned_under, owner),
-                because=because,
-            )
-            resync.check_table(conn)
-        except psycopg.Error as error:
-            job.check()
-            raise as_headrace(error) from error
-        except HeadraceError as error:
-            # It is a place in the canonical text, which nobody has written.
-            error.position = None
-            raise
+    with planning(context, job) as conn:
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+        if of not in (None, view.id):
+            raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
+        check_not_live(context, view)
+        stored = read(conn, view)
+        owner = owner_of(conn, view, request.caller)
+        planned, planned_under = plan_again(context, conn, view, stored, owner)
+        resync = Resync(
+            *(context, job, view, stored, planned, planned_under, owner),
+            because=because,
+        )
+        resync.check_table(conn)
     return resync.run()
 
 
@@ -131,7 +125,12 @@ def plan_again(
         text = present(conn, stored.canonical, list(named), loosely=loosely)
         request = PlanRequest(text, owner.name, settings | found)
         options = Options.of(stored.options)
-        return plan_with_facts(conn, context.settings, request, options)
+        try:
+            return plan_with_facts(conn, context.settings, request, options)
+        except HeadraceError as error:
+            # It is a place in the canonical text, which nobody has written.
+            error.position = None
+            raise
 
     try:
         first = attempt(loosely=False)
@@ -163,31 +162,24 @@ def alter_view(
         UnsupportedError: the query has other columns, or is not supported itself.
         HeadraceError: as ``resync_view``; the view is as before.
     """
-    with job.connection(context.settings.source, what="builder") as conn:
-        job.phase("planning")
-        try:
-            view = names.find_owned(
-                conn, request.name, request.caller, request.settings
+    with planning(context, job) as conn:
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+        check_not_live(context, view)
+        stored = read(conn, view)
+        owner = owner_of(conn, view, request.caller)
+        planned, planned_under = plan_with_facts(
+            conn,
+            context.settings,
+            PlanRequest(query, owner.name, request.settings),
+            Options.of(stored.options),
+        )
+        _check_columns(conn, view, planned)
+        if view.result_oid in planned.results:
+            raise UserError(
+                f"view {view.shown} would read itself",
+                detail="A view that the query reads is made of this one.",
+                sqlstate="42P17",
             )
-            check_not_live(context, view)
-            stored = read(conn, view)
-            owner = owner_of(conn, view, request.caller)
-            planned, planned_under = plan_with_facts(
-                conn,
-                context.settings,
-                PlanRequest(query, owner.name, request.settings),
-                Options.of(stored.options),
-            )
-            _check_columns(conn, view, planned)
-            if view.result_oid in planned.results:
-                raise UserError(
-                    f"view {view.shown} would read itself",
-                    detail="A view that the query reads is made of this one.",
-                    sqlstate="42P17",
-                )
-        except psycopg.Error as error:
-            job.check()
-            raise as_headrace(error) from error
     resync = Resync(context, job, view, stored, planned, planned_under, owner, query)
     return resync.run()
 
