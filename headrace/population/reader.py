@@ -104,7 +104,8 @@ def read(
     columns = load_columns(source)
     if not columns:
         raise BugError(f'source "{source.id}" reads no column')
-    tables.hold(conn, source)
+    name = sql.Identifier(source.schema_name, source.table_name)
+    tables.hold(conn, name, source.table_oid, tables.changed(source))
     planned = tables.may_plan(conn, source)
     if planned:
         statement = copy_statement(source, columns, blocks)

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from headrace.collections.plan import Node, PhysicalPlan, Source
 from headrace.collections.source import load_columns
-from headrace.errors import TransientError
+from headrace.errors import HeadraceError, TransientError
 from headrace.population.connect import Connection
 
 BLOCK_BYTES: Final = 8192
@@ -70,15 +70,16 @@ def may_plan(conn: Connection, source: Source) -> bool:
     return bool(row and row[0])
 
 
-def hold(conn: Connection, source: Source) -> None:
-    """Keep its name for the table of ``source`` until the end of the transaction.
+def hold(
+    conn: Connection, name: sql.Identifier, oid: int | None, otherwise: HeadraceError
+) -> None:
+    """Keep ``name`` for the table ``oid`` until the end of the transaction.
 
     A view put in its place would run its owner's functions with our rights.
 
     Raises:
-        TableChanged: the name means another table, or none, by now.
+        HeadraceError: ``otherwise``, where the name means something else, or nothing, by now.
     """
-    name = sql.Identifier(source.schema_name, source.table_name)
     try:
         conn.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
     except (
@@ -86,12 +87,12 @@ def hold(conn: Connection, source: Source) -> None:
         psycopg.errors.InvalidSchemaName,
         psycopg.errors.WrongObjectType,
     ) as error:
-        raise changed(source) from error
+        raise otherwise from error
     row = conn.execute(
         "SELECT to_regclass(%s)::oid::bigint", (name.as_string(conn),)
     ).fetchone()
-    if row is None or row[0] != source.table_oid:
-        raise changed(source)
+    if row is None or row[0] != oid:
+        raise otherwise
 
 
 def size(conn: Connection, source: Source) -> Size:

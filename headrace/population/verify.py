@@ -39,7 +39,7 @@ from headrace.errors import (
 from headrace.pinned import become
 from headrace.planner.present import inlined
 from headrace.planner.session import CAPTURED
-from headrace.population import clocks, names, open_order, rights
+from headrace.population import clocks, names, open_order, rights, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.connect import Connection, as_headrace
 from headrace.population.context import Context
@@ -147,9 +147,7 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
     ).fetchone()
     canonical, named, settings, physical, status, message, schema, table, may_read = row
     if table is None:
-        raise UndefinedError(
-            f"result table {view.shown} does not exist", sqlstate="42P01"
-        )
+        raise _gone(view)
     if not may_read:
         raise PrivilegeError(f"permission denied for table {table}")
     if status != "running":
@@ -172,6 +170,10 @@ def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
     query = inlined(conn, canonical, named)
     name = sql.Identifier(schema, table)
     return _Subject(view, query, settings, rebuilt, name, request.caller, owns)
+
+
+def _gone(view: ViewRow) -> UndefinedError:
+    return UndefinedError(f"result table {view.shown} does not exist", sqlstate="42P01")
 
 
 def _check_functions(conn: Connection, view: ViewRow) -> None:
@@ -364,35 +366,14 @@ class _Proof:
 
     def _read_table(self, conn: Connection, scratch: Connection) -> None:
         """The table's rows as ``_see_table`` has fixed them."""
-        self._hold_table(conn)
+        view = self._subject.view
+        tables.hold(conn, self._subject.table, view.result_oid, _gone(view))
         self._become_caller(conn)
         statement = sql.SQL("COPY (SELECT {}, 1 FROM {} AS t ({})) TO STDOUT").format(
             _image("t", self._columns), self._subject.table, self._names()
         )
         _pump(conn, statement, scratch)
         conn.execute("ROLLBACK")
-
-    def _hold_table(self, conn: Connection) -> None:
-        """Keep its name for the table that the view has; a view's functions would run with our rights.
-
-        Raises:
-            UndefinedError: 42P01, it is another's by now.
-        """
-        name, view = self._subject.table, self._subject.view
-        gone = UndefinedError(
-            f"result table {view.shown} does not exist", sqlstate="42P01"
-        )
-        try:
-            conn.execute(
-                sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name)
-            )
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as e:
-            raise gone from e
-        row = conn.execute(
-            "SELECT to_regclass(%s)::oid::bigint", (name.as_string(conn),)
-        ).fetchone()
-        if row is None or row[0] != view.result_oid:
-            raise gone
 
     def _read_pending(self, scratch: Connection, first: int, last: int) -> None:
         """What was written into the table after ``first``, up to ``last``."""
