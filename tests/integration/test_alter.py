@@ -15,20 +15,18 @@ def engine(shared_engine):
 
 
 @pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int)")
-        conn.execute("INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i")
-        conn.execute("CREATE TABLE kinds (g int PRIMARY KEY, ok bool)")
-        conn.execute("INSERT INTO kinds SELECT i, i <> 3 FROM generate_series(0, 9) i")
-        yield conn
+def source(source):
+    source.execute("CREATE TABLE items (id int PRIMARY KEY, g int)")
+    source.execute("INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i")
+    source.execute("CREATE TABLE kinds (g int PRIMARY KEY, ok bool)")
+    source.execute("INSERT INTO kinds SELECT i, i <> 3 FROM generate_series(0, 9) i")
+    return source
 
 
 @pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        conn.execute(f"CALL headrace.create_view('v', '{OLD}')")
-        yield conn
+def commander(commander):
+    commander.execute(f"CALL headrace.create_view('v', '{OLD}')")
+    return commander
 
 
 def follows(conn, query):

@@ -16,12 +16,6 @@ def engine(shared_engine):
     return shared_engine
 
 
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        yield conn
-
-
 @pytest.mark.parametrize("direct", [False, True])
 def test_what_cannot_be_failed(engine, source, direct):
     with psycopg.connect(engine.source if direct else engine.dsn, autocommit=True) as c:

@@ -11,18 +11,6 @@ def engine(shared_engine):
     return shared_engine
 
 
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        yield conn
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        yield conn
-
-
 def create(commander, name, query, options="{}"):
     commander.execute(
         psycopg.sql.SQL("CALL headrace.create_view({}, {}, {})").format(

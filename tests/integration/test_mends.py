@@ -7,6 +7,7 @@ import re
 import psycopg
 import pytest
 
+from tests.integration.conftest import ITEMS
 from tests.waiting import wait_until
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
@@ -70,19 +71,9 @@ def engine(shared_engine):
 
 
 @pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
-        conn.execute(
-            "INSERT INTO items SELECT i, i % 5, i * 1.50 FROM generate_series(1, 100) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        yield conn
+def source(source):
+    source.execute(ITEMS)
+    return source
 
 
 def indexes(conn, name):

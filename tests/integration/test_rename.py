@@ -8,6 +8,8 @@ import signal
 import psycopg
 import pytest
 
+from tests.integration.conftest import ITEMS
+
 QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
 
 
@@ -17,19 +19,16 @@ def engine(shared_engine):
 
 
 @pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int)")
-        conn.execute("INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i")
-        yield conn
+def source(source):
+    source.execute(ITEMS)
+    return source
 
 
 @pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        for name in ("v", "other"):
-            conn.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
-        yield conn
+def commander(commander):
+    for name in ("v", "other"):
+        commander.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
+    return commander
 
 
 def assert_follows(conn, name):

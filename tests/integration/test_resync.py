@@ -11,6 +11,7 @@ import threading
 import psycopg
 import pytest
 
+from tests.integration.conftest import ITEMS
 from tests.waiting import wait_until
 
 STOP = '{"on_damage": "stop"}'
@@ -71,21 +72,16 @@ def engine(shared_engine):
 
 
 @pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
-        conn.execute(
-            "INSERT INTO items SELECT i, i % 5, i * 1.50 FROM generate_series(1, 100) i"
-        )
-        yield conn
+def source(source):
+    source.execute(ITEMS)
+    return source
 
 
 @pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        conn.execute(f"CALL headrace.create_view('v', '{QUERY}', '{STOP}')")
-        conn.execute(f"CALL headrace.create_view('other', '{QUERY}', '{STOP}')")
-        yield conn
+def commander(commander):
+    for name in ("v", "other"):
+        commander.execute(f"CALL headrace.create_view('{name}', '{QUERY}', '{STOP}')")
+    return commander
 
 
 def places(conn):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+from tests.integration.conftest import ITEMS
 from tests.waiting import wait_until
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
@@ -22,17 +23,11 @@ def engine(shared_engine):
 
 
 @pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
-        conn.execute("CREATE TABLE kinds (g int PRIMARY KEY, name text)")
-        conn.execute(
-            "INSERT INTO items SELECT i, i % 5, i * 1.50 FROM generate_series(1, 100) i"
-        )
-        conn.execute(
-            "INSERT INTO kinds SELECT i, 'k' || i FROM generate_series(0, 9) i"
-        )
-        yield conn
+def source(source):
+    source.execute(ITEMS)
+    source.execute("CREATE TABLE kinds (g int PRIMARY KEY, name text)")
+    source.execute("INSERT INTO kinds SELECT i, 'k' || i FROM generate_series(0, 9) i")
+    return source
 
 
 @pytest.fixture
