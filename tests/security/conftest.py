@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from headrace.embedded.engine import Engine
 from headrace.sql import install
 from tests.databases import Databases
 from tests.security.wire import Wire
@@ -34,6 +35,13 @@ class Nobody:
     def callers(self) -> set[str]:
         """Who the commander took its callers for."""
         return {params["caller"] for _, params in self.commander.builder.calls}
+
+
+@pytest.fixture
+def server(shared_engine: Engine) -> Iterator[psycopg.Connection]:
+    """A superuser's direct connection."""
+    with psycopg.connect(shared_engine.source, autocommit=True) as conn:
+        yield conn
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.security.roles import connect, role
+from tests.security.spies import ask, caught, spying
 
 SPY = """
 CREATE SEQUENCE caught;
@@ -113,40 +114,10 @@ CALLS = (
 )
 
 
-@pytest.fixture(scope="module")
-def engine(running_engine):
-    return running_engine
-
-
-@pytest.fixture
-def server(shared_engine):
-    with psycopg.connect(shared_engine.source, autocommit=True) as conn:
-        yield conn
-
-
 @pytest.fixture
 def low(server):
-    with role(server, "low") as name, connect(server.info.dsn, name) as conn:
-        conn.execute(SPY.format(low=name))
+    with spying(server, SPY) as conn:
         yield conn
-        for view in conn.execute(
-            "SELECT format('%I.%I', schema_name, view_name) FROM headrace.views"
-        ).fetchall():
-            server.execute("CALL headrace.drop_view(%s)", view)
-
-
-def caught(server: psycopg.Connection, low: psycopg.Connection) -> bool:
-    called = f"SELECT is_called FROM {low.info.user}.caught"
-    return bool(server.execute(called).fetchone()[0])
-
-
-def ask(conn: psycopg.Connection, call: str, query: str) -> str:
-    """SQLSTATE of a call; "" where it was carried out."""
-    try:
-        conn.execute(call, (query,))
-    except psycopg.Error as error:
-        return error.sqlstate or "?"
-    return ""
 
 
 def test_the_spy_can_be_caught(server, low):

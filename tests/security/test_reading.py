@@ -22,7 +22,8 @@ from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 from headrace.sql import install
 from headrace.types import Field, diff_batch
-from tests.security.roles import connect, role
+from tests.security.roles import connect
+from tests.security.spies import ask, caught, spying
 from tests.waiting import PATIENCE_S, wait_until
 
 SPY = """
@@ -68,41 +69,10 @@ TRAPPED = (
 )
 
 
-@pytest.fixture(scope="module")
-def engine(running_engine):
-    return running_engine
-
-
-@pytest.fixture
-def server(shared_engine):
-    with psycopg.connect(shared_engine.source, autocommit=True) as conn:
-        yield conn
-
-
 @pytest.fixture
 def low(server):
-    with role(server, "low") as name, connect(server.info.dsn, name) as conn:
-        conn.execute(SPY.format(low=name))
+    with spying(server, SPY) as conn:
         yield conn
-        for view in conn.execute(
-            "SELECT format('%I.%I', schema_name, view_name) FROM headrace.views"
-        ).fetchall():
-            server.execute("CALL headrace.drop_view(%s)", view)
-
-
-def caught(server: psycopg.Connection, low: psycopg.Connection) -> bool:
-    called = f"SELECT is_called FROM {low.info.user}.caught"
-    return bool(server.execute(called).fetchone()[0])
-
-
-def ask(conn: psycopg.Connection, call: str, *values: str) -> str:
-    """SQLSTATE of a call; "" where it was carried out; or what a spy has said."""
-    try:
-        conn.execute(call, values)
-    except psycopg.Error as error:
-        text = str(error)
-        return text if "caught" in text else error.sqlstate or "?"
-    return ""
 
 
 def test_names_on_the_callers_path(shared_engine, server, low):

@@ -43,19 +43,13 @@ UNFINISHED = (
 SENT = "SELECT count(*) FROM headrace.commands WHERE procedure = 'drop_view'"
 
 
-@pytest.fixture(scope="module")
-def engine(running_engine):
-    return running_engine
-
-
 @pytest.fixture
-def server(shared_engine):
-    with psycopg.connect(shared_engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        conn.execute("INSERT INTO t VALUES (1)")
-        conn.execute("CALL headrace.create_view('precious', 'SELECT id FROM t')")
-        conn.execute("DELETE FROM headrace.commands")
-        yield conn
+def server(server):
+    server.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    server.execute("INSERT INTO t VALUES (1)")
+    server.execute("CALL headrace.create_view('precious', 'SELECT id FROM t')")
+    server.execute("DELETE FROM headrace.commands")
+    return server
 
 
 @pytest.fixture
