@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
+from headrace.embedded.engine import Engine
 from tests.security import servers
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
@@ -36,12 +37,6 @@ def engine(shared_engine):
     return shared_engine
 
 
-@pytest.fixture
-def server(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        yield conn
-
-
 @contextlib.contextmanager
 def people(server: psycopg.Connection, *names: str, **options: str) -> Iterator[list]:
     """Roles of these names; views go before them."""
@@ -55,6 +50,22 @@ def people(server: psycopg.Connection, *names: str, **options: str) -> Iterator[
         ).fetchall():
             server.execute("CALL headrace.drop_view(%s)", (view,))
         server.execute("DROP SCHEMA IF EXISTS side CASCADE")
+
+
+@contextlib.contextmanager
+def reading(
+    engine: Engine, server: psycopg.Connection, options: str = "{}"
+) -> Iterator[tuple[str, str, psycopg.Connection]]:
+    """``boss`` has a table ``t``, and ``reader`` a view ``v`` of it: both, and his session."""
+    with people(server, "boss", "reader") as (boss, reader):
+        server.execute(f"CREATE TABLE {boss}.t (id int PRIMARY KEY, v int)")
+        server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
+        with connect(engine.source, reader) as conn:
+            conn.execute(
+                "CALL headrace.create_view('v', %s, %s)",
+                (f"SELECT id, v FROM {boss}.t", options),
+            )
+            yield boss, reader, conn
 
 
 def state(server: psycopg.Connection, view: str) -> tuple:
@@ -275,14 +286,8 @@ def test_a_right_that_ends_stops_the_view_until_it_is_back(engine, server, cases
 
 def test_what_is_committed_after_a_right_ended_is_not_seen(engine, server):
     """Not only within the interval of the catalog's watch."""
-    with people(server, "boss", "reader") as (boss, reader):
-        server.execute(f"CREATE TABLE {boss}.t (id int PRIMARY KEY, v int)")
-        server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
+    with reading(engine, server) as (boss, reader, _):
         view = f"{reader}.v"
-        with connect(engine.source, reader) as conn:
-            conn.execute(
-                f"CALL headrace.create_view('v', 'SELECT id, v FROM {boss}.t')"
-            )
         for number in range(0, 9, 3):
             server.execute(f"INSERT INTO {boss}.t VALUES ({number}, 0)")
             server.execute("CALL headrace.wait_for(%s)", (view,))
@@ -299,49 +304,35 @@ def test_what_is_committed_after_a_right_ended_is_not_seen(engine, server):
 
 
 def test_nothing_is_tried_while_a_right_is_missing(engine, server):
-    with people(server, "boss", "reader") as (boss, reader):
-        server.execute(f"CREATE TABLE {boss}.t (id int PRIMARY KEY, v int)")
-        server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
+    with reading(engine, server) as (boss, reader, conn):
         view = f"{reader}.v"
-        with connect(engine.source, reader) as conn:
-            conn.execute(
-                f"CALL headrace.create_view('v', 'SELECT id, v FROM {boss}.t')"
-            )
-            server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}")
-            # What the server would fill it anew for by itself.
-            server.execute(f"ALTER TABLE {boss}.t ALTER v TYPE bigint")
-            assert stopped(server, view)[0] in ("42501", "55H01")
-            wait_until(
-                lambda: state(server, view)[1] == "42501", str(state(server, view))
-            )
-            with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
-                conn.execute("CALL headrace.resync_view('v')")
-            assert "permission denied for table t" in str(caught.value)
-            assert state(server, view)[:2] == ("error", "42501")
+        server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}")
+        # What the server would fill it anew for by itself.
+        server.execute(f"ALTER TABLE {boss}.t ALTER v TYPE bigint")
+        assert stopped(server, view)[0] in ("42501", "55H01")
+        wait_until(lambda: state(server, view)[1] == "42501", str(state(server, view)))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
+            conn.execute("CALL headrace.resync_view('v')")
+        assert "permission denied for table t" in str(caught.value)
+        assert state(server, view)[:2] == ("error", "42501")
         server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
         running(server, view)
 
 
 def test_a_view_that_is_not_to_be_filled_by_itself_waits_for_its_owner(engine, server):
-    with people(server, "boss", "reader") as (boss, reader):
-        server.execute(f"CREATE TABLE {boss}.t (id int PRIMARY KEY)")
-        server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
+    stop = '{"on_change": "stop"}'
+    with reading(engine, server, stop) as (boss, reader, conn):
         view = f"{reader}.v"
-        with connect(engine.source, reader) as conn:
-            conn.execute(
-                "CALL headrace.create_view('v', %s, %s)",
-                (f"SELECT id FROM {boss}.t", '{"on_change": "stop"}'),
-            )
-            server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}")
-            assert stopped(server, view)[0] == "42501"
-            server.execute(f"INSERT INTO {boss}.t VALUES (1)")
-            server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
-            wait_until(
-                lambda: "rights are back" in state(server, view)[2], "nobody has seen"
-            )
-            assert state(server, view)[0] == "error"
-            conn.execute("CALL headrace.resync_view('v')")
-            assert rows(conn, "SELECT id FROM v") == [(1,)]
+        server.execute(f"REVOKE SELECT ON {boss}.t FROM {reader}")
+        assert stopped(server, view)[0] == "42501"
+        server.execute(f"INSERT INTO {boss}.t VALUES (1)")
+        server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
+        wait_until(
+            lambda: "rights are back" in state(server, view)[2], "nobody has seen"
+        )
+        assert state(server, view)[0] == "error"
+        conn.execute("CALL headrace.resync_view('v')")
+        assert rows(conn, "SELECT id FROM v") == [(1,)]
 
 
 def test_what_a_row_raises_is_no_right(engine, server):
