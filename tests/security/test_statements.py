@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,14 +110,19 @@ def is_text(node: ast.AST) -> bool:
     return False
 
 
-def sending() -> set[Place]:
-    """Every place that sends a statement."""
+def places(sought: Callable[[ast.AST], bool]) -> set[Place]:
+    """Every place with a node that is ``sought``."""
     return {
         (str(path.relative_to(PACKAGE)), scope)
         for path in sources()
         for scope, node in walk(path)
-        if isinstance(node, ast.Call) and is_sending(node)
+        if sought(node)
     }
+
+
+def sending() -> set[Place]:
+    """Every place that sends a statement."""
+    return places(lambda node: isinstance(node, ast.Call) and is_sending(node))
 
 
 def routines() -> set[Place]:
@@ -152,12 +157,7 @@ def unpinned() -> set[Place]:
 
 def texts() -> set[Place]:
     """Every place that puts more than values and names into a statement."""
-    return {
-        (str(path.relative_to(PACKAGE)), scope)
-        for path in sources()
-        for scope, node in walk(path)
-        if is_text(node)
-    }
+    return places(is_text)
 
 
 def rows(section: str) -> list[list[str]]:
