@@ -13,6 +13,19 @@ from headrace.types import parse_lsn
 from tests.waiting import wait_until as wait_until
 
 WORKER = "headrace.runtime.worker"
+ENDLESS = """
+CREATE OR REPLACE FUNCTION endless(have text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE have = 'poison' LOOP
+        BEGIN
+            PERFORM pg_sleep(0.01);
+        EXCEPTION WHEN query_canceled THEN NULL;
+        END;
+    END LOOP;
+    RETURN have;
+END $$
+"""
+"""What never ends, nor lets itself be cancelled, where it is given the text ``poison``."""
 
 
 def slot(conn: psycopg.Connection, name: str) -> tuple[int, int]:

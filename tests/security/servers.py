@@ -1,7 +1,11 @@
-"""An engine for all tests of a module, with settings that let a view be tried again soon."""
+"""An engine for all tests of a module, with settings that let a view be tried again soon.
+
+Of one view's trouble another one notices nothing: there is a healthy one beside those under test.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +14,16 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.engine import Engine
+from tests.conftest import ENGINES
 from tests.databases import Databases
+from tests.faults.helpers import same_text, status_of
+from tests.waiting import wait_until
+
+TABLE = """
+CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL);
+INSERT INTO t VALUES (1, 'one');
+"""
+ALIVE = "SELECT id, v FROM t"
 
 
 @contextmanager
@@ -35,6 +48,37 @@ def running(
     finally:
         engine.kill9()
     databases.give_back(name)
+
+
+@contextmanager
+def innocent(
+    engine: Engine, request: pytest.FixtureRequest
+) -> Iterator[psycopg.Connection]:
+    """A connection to an engine on ``TABLE``, with one healthy view of it, ``alive``."""
+    request.node.stash.setdefault(ENGINES, []).append(engine)
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        create(conn, "alive", ALIVE)
+        yield conn
+        drop_views(conn)
+        conn.execute("DELETE FROM t WHERE id > 1")
+
+
+def create(conn: psycopg.Connection, name: str, query: str, **options: int) -> None:
+    conn.execute(
+        "CALL headrace.create_view(%s, %s, options => %s)",
+        (name, query, json.dumps(options)),
+    )
+
+
+def poison(conn: psycopg.Connection) -> None:
+    """The row that hostile views cannot stand."""
+    conn.execute("INSERT INTO t VALUES (2, 'poison')")
+
+
+def follows(conn: psycopg.Connection) -> None:
+    """Wait until the healthy view has everything."""
+    wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other view follows")
+    assert status_of(conn, "alive")[0] == "running"
 
 
 def drop_views(conn: psycopg.Connection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 
@@ -10,31 +9,18 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import Engine
-from tests.conftest import ENGINES
 from tests.databases import Databases
-from tests.faults.helpers import WORKER, same_text, status_of
+from tests.faults.helpers import ENDLESS, WORKER, same_text, status_of
 from tests.security import servers
+from tests.security.servers import TABLE, create, follows, innocent, poison
 from tests.waiting import wait_until
 
 TRIES_MAX = 3
 """How often a view may catch up alone."""
 BUILDER = "headrace.population.builder"
-ALIVE = "SELECT id, v FROM t"
-SCHEMA = """
-CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL);
-INSERT INTO t VALUES (1, 'one');
+SCHEMA = f"""{TABLE}{ENDLESS};
 CREATE TABLE many (n int PRIMARY KEY);
 INSERT INTO many SELECT generate_series(1, 2000);
-CREATE FUNCTION endless(have text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
-BEGIN
-    WHILE have = 'poison' LOOP
-        BEGIN
-            PERFORM pg_sleep(0.01);
-        EXCEPTION WHEN query_canceled THEN NULL;
-        END;
-    END LOOP;
-    RETURN have;
-END $$;
 CREATE FUNCTION large(have text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN have = 'poison' THEN repeat('x', 200000000) ELSE have END $$;
 """
@@ -74,29 +60,8 @@ def running(
 
 @pytest.fixture
 def conn(running: Engine, request) -> Iterator[psycopg.Connection]:
-    """A connection to a server with one innocent view, ``alive``, and table ``t``."""
-    request.node.stash.setdefault(ENGINES, []).append(running)
-    with psycopg.connect(running.dsn, autocommit=True) as conn:
-        create(conn, "alive", ALIVE)
+    with innocent(running, request) as conn:
         yield conn
-        servers.drop_views(conn)
-        conn.execute("DELETE FROM t WHERE id > 1")
-
-
-def create(conn: psycopg.Connection, name: str, query: str, **options: int) -> None:
-    conn.execute(
-        "CALL headrace.create_view(%s, %s, options => %s)",
-        (name, query, json.dumps(options)),
-    )
-
-
-def poison(conn: psycopg.Connection) -> None:
-    conn.execute("INSERT INTO t VALUES (2, 'poison')")
-
-
-def follows(conn: psycopg.Connection) -> None:
-    wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other view follows")
-    assert status_of(conn, "alive")[0] == "running"
 
 
 def test_who_exceeds_a_limit_leaves_and_the_others_follow(conn, running):

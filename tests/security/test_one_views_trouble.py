@@ -9,16 +9,13 @@ import pytest
 
 from headrace.embedded.engine import Engine
 from headrace.runtime.lifecycle import TRIES_MAX
-from tests.conftest import ENGINES
 from tests.databases import Databases
 from tests.faults.helpers import WORKER, same_text, status_of
 from tests.security import servers
+from tests.security.servers import ALIVE, TABLE, create, follows, innocent, poison
 from tests.waiting import wait_until
 
-ALIVE = "SELECT id, v FROM t"
-SCHEMA = """
-CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL);
-INSERT INTO t VALUES (1, 'one');
+SCHEMA = f"""{TABLE}
 CREATE FUNCTION suicide(have text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
     IF have = 'poison' THEN
@@ -53,33 +50,15 @@ def running(
 
 @pytest.fixture
 def conn(running: Engine, request) -> Iterator[psycopg.Connection]:
-    """A connection to a server with one healthy view, ``alive``, and table ``t``."""
-    request.node.stash.setdefault(ENGINES, []).append(running)
-    with psycopg.connect(running.dsn, autocommit=True) as conn:
-        create(conn, "alive", ALIVE)
+    with innocent(running, request) as conn:
         yield conn
         conn.execute("DROP PUBLICATION IF EXISTS everything")
-        servers.drop_views(conn)
-        conn.execute("DELETE FROM t WHERE id > 1")
-
-
-def create(
-    conn: psycopg.Connection, name: str, query: str, options: str = "{}"
-) -> None:
-    conn.execute(
-        f"CALL headrace.create_view('{name}', $q${query}$q$, options => '{options}')"
-    )
-
-
-def poison(conn: psycopg.Connection) -> None:
-    conn.execute("INSERT INTO t VALUES (2, 'poison')")
 
 
 def stops(conn: psycopg.Connection, name: str) -> tuple[str, str]:
     """Wait until the view has stopped and the other one follows; its SQLSTATE and message."""
     wait_until(lambda: status_of(conn, name)[0] == "error", f"{name} stops")
-    wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other view follows")
-    assert status_of(conn, "alive")[0] == "running"
+    follows(conn)
     _, code, message = status_of(conn, name)
     assert code is not None and message is not None
     return code, message
@@ -112,7 +91,7 @@ def test_an_index_that_ends_the_connection_that_writes(conn, running):
 def test_a_message_that_is_larger_than_any_control_message(conn, running, size):
     before = running.child(WORKER)
     # So much takes a while to be said, of which this is not about.
-    create(conn, "v", "SELECT id, shout(v) AS v FROM t", '{"view_time_ms_max": 10000}')
+    create(conn, "v", "SELECT id, shout(v) AS v FROM t", view_time_ms_max=10_000)
     conn.execute("INSERT INTO t VALUES (2, %s)", (str(size),))
     code, message = stops(conn, "v")
     assert code == "P0001"

@@ -20,22 +20,10 @@ from dataclasses import dataclass
 import psycopg
 
 from headrace.runtime import faults
-from tests.faults.helpers import WORKER, slot, wait_until, wal_end
+from tests.faults.helpers import ENDLESS, WORKER, slot, wait_until, wal_end
 from tests.faults.matrix import load
 from tests.faults.matrix.world import BUILDER, PATIENCE_S, World, connect
 
-ENDLESS = """
-CREATE OR REPLACE FUNCTION endless(have text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
-BEGIN
-    WHILE have = 'poison' LOOP
-        BEGIN
-            PERFORM pg_sleep(0.01);
-        EXCEPTION WHEN query_canceled THEN NULL;
-        END;
-    END LOOP;
-    RETURN have;
-END $$
-"""
 Deed = Callable[[World], None]
 
 
