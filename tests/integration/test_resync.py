@@ -14,8 +14,8 @@ import pytest
 from tests.integration.conftest import ITEMS
 from tests.waiting import wait_until
 
-STOP = '{"on_damage": "stop"}'
-"""What was lost waits for a call: else it might come by itself, just then."""
+STOP = '{"on_damage": "stop", "on_change": "stop"}'
+"""What was lost or altered waits for a call: else it might come by itself, just then."""
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 
 
