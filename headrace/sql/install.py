@@ -213,8 +213,8 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
     The role may log in and nothing else.  Its password is random and known only from a file
     of mode 0600 in ``data_dir``.  Roles belong to the whole server: where the role is another
     engine's (its password is not ours to change), this database gets one of its own, with
-    the database's OID in its name.  Code of users that runs as it may change its password and
-    its settings, as every role may: of a role that is ours both are put right.
+    the database's OID in its name.  Every role may change its own password and settings: of a
+    role that is ours both are put right.
     """
     secret = data_dir / "eval_password"
     try:

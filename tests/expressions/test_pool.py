@@ -36,6 +36,9 @@ END $$
 """
 
 
+WRITTEN = "(SELECT count(*) FROM public.written)::text"
+
+
 @pytest.fixture
 def pool() -> Iterator[Pool]:
     with closing(Pool(2)) as made:
@@ -93,17 +96,99 @@ def test_more_threads_than_connections(database, pool):
 
 
 def test_an_owner_finds_nothing_of_anothers(database):
-    """Neither a setting, nor a temporary table, nor a lock; not even the same backend."""
+    """Neither what an earlier statement has set, nor what it could keep; nor the same backend."""
+    keep = "pg_advisory_lock(7)::text || pg_backend_pid() || $1"
+    kept = "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory')::text || $1"
     with closing(Pool(1)) as pool:
         one, two = (evaluator(database, pool, owner=o) for o in ("one", "two"))
-        leave = "set_config('some.secret', 'mine', false) || pg_backend_pid() || $1"
-        first = ask(one, leave)
-        again = ask(one, "current_setting('some.secret') || pg_backend_pid() || $1")
+        ask(one, keep)
+        assert ask(one, kept) == "10", "else no test here could fail"
+        first = ask(one, "pg_backend_pid()::text || left($1::text, 0)")
+        again = ask(one, "pg_backend_pid()::text || left($1::text, 0)")
         assert first == again, "an owner keeps his session"
-        other = ask(two, "current_setting('some.secret', true) || $1")
-        assert other is None
-        assert ask(two, "pg_backend_pid()::text || $1") != first.removeprefix("mine")
-        assert ask(one, "current_setting('some.secret', true) || $1") is None
+        assert ask(two, kept) == "00"
+        assert ask(two, "pg_backend_pid()::text || left($1::text, 0)") != first
+
+
+LEAVES = {
+    "a setting": (
+        "PERFORM set_config('some.secret', 'mine', false)",
+        "coalesce(current_setting('some.secret', true), '')",
+        "",
+    ),
+    "a search path": (
+        "PERFORM set_config('search_path', 'elsewhere', false)",
+        "current_setting('search_path')",
+        "pg_catalog, pg_temp",
+    ),
+    "a role": ("SET ROLE pg_monitor", "(current_user = session_user)::text", "true"),
+    "a limit of time": (
+        "SET statement_timeout = '1h'",
+        "current_setting('statement_timeout')",
+        "0",
+    ),
+    "transactions that write": (
+        "SET default_transaction_read_only = off;"
+        " SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE",
+        "current_setting('transaction_read_only')",
+        "on",
+    ),
+    "a row": ("INSERT INTO public.written VALUES ('x')", WRITTEN, "0"),
+    "a temporary table": (
+        "CREATE TEMP TABLE large AS SELECT generate_series(1, 1000)",
+        "coalesce(to_regclass('pg_temp.large')::text, '')",
+        "",
+    ),
+    "a large object": (
+        "PERFORM lo_from_bytea(0, 'x')",
+        "(SELECT count(*) FROM pg_largeobject_metadata)::text",
+        "0",
+    ),
+    "a role's setting": (
+        "ALTER ROLE CURRENT_USER SET work_mem = '1GB'",
+        "(SELECT count(*) FROM pg_db_role_setting)::text",
+        "0",
+    ),
+    "a channel": (
+        "LISTEN somewhere",
+        "(SELECT count(*) FROM pg_listening_channels())::text",
+        "0",
+    ),
+    "a cursor": (
+        "EXECUTE 'DECLARE c CURSOR WITH HOLD FOR SELECT generate_series(1, 1000)'",
+        "(SELECT count(*) FROM pg_cursors WHERE is_holdable)::text",
+        "0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("leave", "look", "found"), LEAVES.values(), ids=LEAVES)
+def test_a_statement_leaves_nothing_for_the_next(database, leave, look, found):
+    """Also where transactions were set to write before, and the role may do anything."""
+    off = "SET default_transaction_read_only = off"
+    with (
+        closing(Pool(1)) as pool,
+        psycopg.connect(database, autocommit=True) as conn,
+    ):
+        conn.execute("CREATE TABLE written (what text)")
+        for name, body in (("off", off), ("leave", leave)):
+            conn.execute(
+                f"CREATE FUNCTION {name}() RETURNS text LANGUAGE plpgsql AS $f$ BEGIN BEGIN"
+                f" {body}; EXCEPTION WHEN read_only_sql_transaction THEN NULL; END;"
+                " RETURN pg_backend_pid(); END $f$"
+            )
+        remote = evaluator(database, pool)
+        pids = {ask(remote, f"public.{name}()") for name in ("off", "leave", "leave")}
+        assert len(pids) == 1
+        assert ask(remote, look) == found
+
+
+def test_a_function_that_cancels_its_own_statement(database, pool):
+    remote = evaluator(database, pool)
+    before = ask(remote, "pg_backend_pid()::text || left($1::text, 0)")
+    with pytest.raises(Interrupted):
+        ask(remote, "pg_cancel_backend(pg_backend_pid())::text || pg_sleep(60) || $1")
+    assert ask(remote, "pg_backend_pid()::text || left($1::text, 0)") == before
 
 
 def test_built_in_functions_share_a_backend_and_not_their_settings(database):
