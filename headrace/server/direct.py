@@ -1,7 +1,7 @@
 """Calls made on direct connections: the command table, its notifications, its outcomes.
 
 A row says for whom it is by the OID of the role that wrote it (``sql/commands.sql``).  All else in it
-is as anybody may have written it.
+is as anybody may have written it: it is read where a command fails alone.
 
 Two connections of the engine's role: one listens, and its backend is what
 ``headrace.engine_running`` looks for; the other writes.  A command whose caller has gone is
@@ -20,8 +20,15 @@ import psycopg
 import structlog
 from psycopg.rows import dict_row
 
+from headrace import tasks
 from headrace.config import Settings
-from headrace.errors import BugError, HeadraceError, QueryCancelled, UndefinedError
+from headrace.errors import (
+    BugError,
+    HeadraceError,
+    QueryCancelled,
+    UndefinedError,
+    UserError,
+)
 from headrace.server.commands import Commands
 from headrace.server.context import Context, settings_of
 from headrace.server.messages import ResultSet
@@ -53,11 +60,14 @@ class Direct:
         self._written = asyncio.Event()
         self._written.set()
         self._main: asyncio.Task[None] | None = None
+        self._fresh = True
+        """Whether what is told to run in the table was begun by an earlier process."""
         self.connected = asyncio.Event()
 
     def start(self) -> None:
         """Begin to serve."""
-        self._main = asyncio.create_task(self._serve())
+        loop = tasks.forever("command table", self._serve, _RETRY_S)
+        self._main = asyncio.create_task(loop)
 
     async def stop(self) -> None:
         """Cancel running commands, write their outcomes, disconnect."""
@@ -76,15 +86,13 @@ class Direct:
                 await self._main
 
     async def _serve(self) -> None:
-        fresh = True
         while True:
             try:
                 async with (
                     await self._connect() as listen,
                     await self._connect() as write,
                 ):
-                    await self._announce(listen, fresh=fresh)
-                    fresh = False
+                    await self._announce(listen)
                     self.connected.set()
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._listen(listen))
@@ -93,7 +101,8 @@ class Direct:
                 _log.warning(
                     "command table not reachable", reason=str(errors.exceptions[0])
                 )
-            self.connected.clear()
+            finally:
+                self.connected.clear()
             await asyncio.sleep(_RETRY_S)
 
     async def _connect(self) -> Connection:
@@ -107,10 +116,10 @@ class Direct:
         await conn.execute("SET idle_session_timeout = 0")
         return conn
 
-    async def _announce(self, conn: Connection, *, fresh: bool) -> None:
-        """Say that an engine is here, and end what an earlier one left."""
+    async def _announce(self, conn: Connection) -> None:
+        """Say that an engine is here, and see to what was under way."""
         await conn.execute("LISTEN headrace_commands")
-        if fresh:
+        if self._fresh:
             error = {
                 "C": "57P01",
                 "M": "headrace was restarted while the command was under way",
@@ -121,6 +130,14 @@ class Direct:
                 " finished_at = now() WHERE status = 'running'",
                 (json.dumps(error),),
             )
+        else:
+            # Taken, and not told to us before the connection was lost: they were not begun.
+            await conn.execute(
+                "UPDATE headrace.commands SET status = 'pending'"
+                " WHERE status = 'running' AND id <> ALL (%s)",
+                ([*self._tasks, *self._outbox],),
+            )
+        self._fresh = False
         await conn.execute(
             "INSERT INTO headrace.meta (key, value)"
             " SELECT 'commander', pid || ' ' || extract(epoch FROM backend_start)"
@@ -144,7 +161,8 @@ class Direct:
             " WHERE id IN (SELECT c.id FROM headrace.commands c WHERE c.status = 'pending'"
             " ORDER BY c.id LIMIT %s)"
             " RETURNING id, procedure, arguments, caller, settings)"
-            " SELECT t.id, t.procedure, t.arguments, t.settings, r.rolname AS caller"
+            " SELECT t.id, t.procedure, t.arguments::text, t.settings::text,"
+            " r.rolname AS caller"
             " FROM taken t LEFT JOIN pg_roles r ON r.oid = t.caller",
             (_TAKEN_MAX,),
         )
@@ -167,8 +185,9 @@ class Direct:
         try:
             if row["caller"] is None:
                 raise UndefinedError("the role that called does not exist any more")
-            invocation = invocation_of(row["procedure"], row["arguments"])
-            context = Context(row["caller"], settings_of(row["settings"]))
+            arguments, settings = _read(row, "arguments"), _read(row, "settings")
+            invocation = invocation_of(row["procedure"], arguments)
+            context = Context(row["caller"], settings_of(settings))
             found = await self._commands.run(invocation, context, report)
             self._post(number, status="done", result=json.dumps(_objects(found)))
         except asyncio.CancelledError:
@@ -245,6 +264,18 @@ class Direct:
             if self._misses[number] == MISSES_MAX:
                 _log.info("command's caller is gone", command=number)
                 task.cancel()
+
+
+def _read(row: dict[str, Any], column: str) -> Any:
+    """The value of a column that is JSON to Postgres, which reads more than Python does."""
+    try:
+        return json.loads(row[column])
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"the {column} of the call cannot be read",
+            detail=f"It is JSON that is nested too deeply, or has a number too long: {error}.",
+            sqlstate="22023",
+        ) from error
 
 
 def _objects(found: ResultSet | None) -> list[dict[str, str | int]] | None:

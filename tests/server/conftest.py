@@ -35,6 +35,11 @@ class FakeBuilder:
         self.cancelled = threading.Event()
         self.cleaned = threading.Event()
         self.started = threading.Event()
+        self._may_go_on = threading.Event()
+
+    def go_on(self) -> None:
+        """Let views be made that are called held."""
+        self._may_go_on.set()
 
     def handlers(self) -> dict[str, rpc.Handler]:
         names = ("drop_view", "create_index", "drop_index")
@@ -63,6 +68,9 @@ class FakeBuilder:
                 hint="A hint.",
                 position=8,
             )
+        if name == "held":
+            self.started.set()
+            await asyncio.to_thread(self._may_go_on.wait)
         if name == "slow":
             self.started.set()
             progress({"phase": "reading", "rows": 0, "total": 1000, "percent": 0})

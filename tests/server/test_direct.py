@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from headrace.sql import install
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def direct(commander, **options) -> psycopg.Connection:
@@ -163,3 +163,85 @@ def test_command_table_survives_a_lost_connection(commander):
             " WHERE application_name = 'headrace commands' AND datname = current_database()"
         )
         conn.execute("CALL headrace.drop_view('v')")
+
+
+HOSTILE = {
+    "a number of more digits than are read": "to_jsonb(repeat('9', 5000)::numeric)",
+    "deeper than is read": "(repeat('[', 3000) || repeat(']', 3000))::jsonb",
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("column", ["arguments", "settings"])
+def test_a_row_that_cannot_be_read(commander, column, value):
+    """Anybody may write one: it fails, and all others are carried out."""
+    other = {"arguments": "settings", "settings": "arguments"}[column]
+    with direct(commander) as conn:
+        number = conn.execute(
+            f"INSERT INTO headrace.commands (procedure, {column}, {other})"
+            f" SELECT 'drop_view', jsonb_build_object('name', {value}), '{{}}'"
+            " RETURNING id"
+        ).fetchone()[0]
+        conn.execute("CALL headrace.drop_view('v')")
+        status, error = conn.execute(
+            "SELECT status, error FROM headrace.commands WHERE id = %s", (number,)
+        ).fetchone()
+        assert (status, error["C"]) == ("failed", "22023")
+    assert [params["name"] for _, params in commander.builder.calls] == ["v"]
+
+
+def test_a_command_that_was_taken_when_the_connection_broke(commander):
+    """Its row says that it runs, and nobody runs it: it waits again."""
+    with direct(commander) as conn:
+        number = conn.execute(
+            "WITH made AS (INSERT INTO headrace.commands (procedure, arguments, settings)"
+            """ VALUES ('drop_view', '{"name": "v"}', '{}') RETURNING id)"""
+            " SELECT id FROM made"
+        ).fetchone()[0]
+        wait_until(lambda: commander.builder.calls, "it is carried out")
+        wait_until(lambda: state(conn, number) == "done", "its outcome is written")
+        commander.builder.calls.clear()
+        conn.execute(
+            "UPDATE headrace.commands SET status = 'running', finished_at = NULL"
+            " WHERE id = %s",
+            (number,),
+        )
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'headrace commands'"
+            " AND datname = current_database()"
+        )
+        wait_until(lambda: state(conn, number) == "done", "it is carried out after all")
+    assert [method for method, _ in commander.builder.calls] == ["drop_view"]
+
+
+def test_a_command_that_runs_when_the_connection_breaks_runs_once(commander):
+    with direct(commander) as conn:
+        number = conn.execute(
+            "INSERT INTO headrace.commands (procedure, arguments, settings) VALUES"
+            """ ('create_view', '{"name": "held", "query": "SELECT 1"}', '{}')"""
+            " RETURNING id"
+        ).fetchone()[0]
+        assert commander.builder.started.wait(PATIENCE_S)
+        conn.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE application_name = 'headrace commands'"
+            " AND datname = current_database()"
+        )
+        # Both connections are there again when another one is carried out.
+        wait_until(
+            lambda: conn.execute("SELECT headrace.engine_running()").fetchone()[0],
+            "it has connected again",
+        )
+        conn.execute("CALL headrace.drop_view('v')")
+        commander.builder.go_on()
+        wait_until(lambda: state(conn, number) == "done", "its outcome is written")
+    methods = [method for method, _ in commander.builder.calls]
+    assert methods == ["create_view", "drop_view"]
+
+
+def state(conn: psycopg.Connection, number: int) -> str:
+    (status,) = conn.execute(
+        "SELECT status FROM headrace.commands WHERE id = %s", (number,)
+    ).fetchone()
+    return status

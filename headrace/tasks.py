@@ -1,0 +1,34 @@
+"""Loops of a process that may not end in silence.
+
+An error that nobody foresaw ends an asyncio task, and with it for good what the task has served:
+nobody waits for it, so nobody is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+_log = structlog.get_logger(__name__)
+
+
+async def forever(
+    name: str, work: Callable[[], Awaitable[None]], pause_s: float
+) -> None:
+    """Do ``work`` until it returns, anew and after a pause whenever it raises.
+
+    What it is expected to meet, it handles itself.  Being cancelled ends it.
+    """
+    told = ""
+    while True:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001  a bug in one round must not end all others
+            if told != repr(error):
+                _log.exception("begun anew after a bug", loop=name)
+            told = repr(error)
+        else:
+            return
+        await asyncio.sleep(pause_s)
