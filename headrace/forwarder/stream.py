@@ -24,7 +24,7 @@ from psycopg import pq, sql
 
 from headrace import clock, pinned
 from headrace.config import Settings
-from headrace.errors import ContinuityLost, HeadraceError, TransientError
+from headrace.errors import BugError, ContinuityLost, HeadraceError, TransientError
 from headrace.forwarder import setup
 from headrace.forwarder.batcher import Batcher, Cut
 from headrace.types import format_lsn
@@ -248,6 +248,9 @@ class Stream:
             self.batcher.fail(error)
         except (psycopg.Error, OSError) as error:
             self.batcher.fail(TransientError(f"the stream broke: {error}"))
+        except Exception as error:  # noqa: BLE001  the engine's thread waits for batches
+            _log.exception("stream ended by a bug")
+            self.batcher.fail(BugError(f"internal error in the stream: {error!r}"))
         finally:
             self._close()
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import events, imports, parent
+from headrace import events, imports, parent, tasks
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.population import (
@@ -491,7 +491,9 @@ async def serve(settings: Settings) -> None:
     settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings.builder_socket.unlink(missing_ok=True)
     server = await rpc.serve(settings.builder_socket, builder.handlers)
-    greeting = asyncio.create_task(builder.greet_worker())
+    greeting = asyncio.create_task(
+        tasks.forever("greeting", builder.greet_worker, _RETRY_S)
+    )
     _log.info("builder ready", pid=os.getpid())
     try:
         await stopping.wait()

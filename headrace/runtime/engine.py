@@ -161,8 +161,9 @@ class Engine:
     def interrupt(self, view_id: int) -> None:
         """Have a view that is at work give up, for somebody waits to stop it; any thread."""
         view = self.views.get(view_id)
-        if view is not None and view.bound is not None and view.bound.inside:
-            view.bound.cancel(
+        bound = view.bound if view is not None else None
+        if bound is not None and bound.inside:
+            bound.cancel(
                 Interrupted("the view was interrupted by a command", sqlstate="57014")
             )
 

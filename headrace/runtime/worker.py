@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import structlog
 
-from headrace import events, imports, parent
+from headrace import events, imports, parent, tasks
 from headrace.config import Settings
 from headrace.errors import HeadraceError, UserError
 from headrace.runtime import rpc
@@ -271,7 +271,8 @@ class Worker:
                 await asyncio.sleep(_PATIENCE_S)
                 self._engine.interrupt(view_id)
 
-        task = asyncio.create_task(interrupt())
+        loop = tasks.forever("interrupt", interrupt, _PATIENCE_S)
+        task = asyncio.create_task(loop)
         try:
             yield
         finally:

@@ -187,7 +187,11 @@ class Commander:
 
     async def _before_builder(self, peer: rpc.Peer) -> None:
         """Tidy up after a dead builder; start what nobody waited for again."""
-        for row in await asyncio.to_thread(janitor.clean, self._settings):
+        try:
+            rows = await asyncio.to_thread(janitor.clean, self._settings)
+        except psycopg.Error as error:
+            raise pinned.classify(error) from error
+        for row in rows:
             task = asyncio.create_task(self._create_again(row))
             self._again.add(task)
             task.add_done_callback(self._again.discard)

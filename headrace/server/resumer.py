@@ -26,7 +26,7 @@ import psycopg
 import structlog
 from psycopg.rows import dict_row
 
-from headrace import clock, pinned
+from headrace import clock, pinned, tasks
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
@@ -76,8 +76,9 @@ _LOOK_S: Final = 1.0
 # mark: what may stand against filling it anew, as far as the catalog tells.
 _STOPPED: Final = """
 SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
-       v.created_at::text AS made, r.rolname AS owner, v.message,
-       v.sqlstate, v.options, ROW(headrace.table_mark(v.result_oid),
+       v.created_at::text AS made, r.rolname AS owner, coalesce(v.message, '') AS message,
+       v.sqlstate, v.options ->> 'on_change' AS on_change,
+       v.options ->> 'on_damage' AS on_damage, ROW(headrace.table_mark(v.result_oid),
          pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
          pg_catalog.to_regnamespace(pg_catalog.quote_ident(v.schema_name))::oid,
          (SELECT p.xmin FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s),
@@ -91,7 +92,7 @@ _FAILED: Final = " A resync failed: "
 _OVER: Final = " It is not tried again by itself: "
 _TELL: Final = """
 UPDATE headrace.views SET message = %(told)s, note = %(note)s
- WHERE id = %(id)s AND status = 'error' AND message = %(message)s"""
+ WHERE id = %(id)s AND status = 'error' AND coalesce(message, '') = %(message)s"""
 _NOTE: Final = """
 UPDATE headrace.views SET note = %s
  WHERE id = ANY (%s) AND status = 'error' AND note IS DISTINCT FROM %s"""
@@ -137,7 +138,8 @@ class Resumer:
 
     def start(self) -> None:
         """Begin to look."""
-        self._main = asyncio.create_task(self._serve())
+        loop = tasks.forever("stopped views", self._serve, _LOOK_S)
+        self._main = asyncio.create_task(loop)
 
     async def stop(self) -> None:
         """End, and cancel what is being done."""
@@ -276,9 +278,8 @@ def _governed(row: Row) -> bool:
     rule = RULES[row["sqlstate"]]
     if rule.option is None:
         return True
-    options = row["options"]
-    value = options.get(rule.option, getattr(Options(), rule.option))
-    return value in rule.values
+    value = row[rule.option]
+    return (getattr(Options(), rule.option) if value is None else value) in rule.values
 
 
 def _passing(error: HeadraceError) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from headrace import clock
+from headrace import clock, tasks
 from headrace.config import ENV_SETTINGS, Settings
 from headrace.errors import HeadraceError, TransientError
 from headrace.runtime import rpc
@@ -62,7 +62,8 @@ class Child:
 
     def start(self) -> None:
         """Begin to supervise."""
-        self._task = asyncio.create_task(self._supervise())
+        loop = tasks.forever(f"child {self.name}", self._supervise, BACKOFF_S_MAX)
+        self._task = asyncio.create_task(loop)
 
     async def peer(self) -> rpc.Peer:
         """The control connection, as soon as there is one."""

@@ -1,0 +1,100 @@
+"""Rows of the catalog that nobody foresaw: what serves all views serves the others nonetheless."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psycopg
+import pytest
+
+from tests.faults.helpers import same_text, status_of
+from tests.waiting import wait_until
+
+BUILDER = "headrace.population.builder"
+QUERY = "SELECT id, n FROM t"
+LIMIT = "54H01"
+"""A stop after which a view is filled anew, whatever its options say."""
+
+
+@pytest.fixture(scope="module")
+def engine(running_engine):
+    return running_engine
+
+
+@pytest.fixture
+def conn(shared_engine):
+    with psycopg.connect(shared_engine.source, autocommit=True) as conn:
+        conn.execute("CREATE TABLE IF NOT EXISTS t (id int PRIMARY KEY, n int)")
+        conn.execute("INSERT INTO t VALUES (1, 1) ON CONFLICT DO NOTHING")
+        yield conn
+
+
+def stopped(conn: psycopg.Connection, name: str, message: str | None) -> int:
+    """Say that a view has stopped; its id."""
+    (number,) = conn.execute(
+        "UPDATE headrace.views SET status = 'error', sqlstate = %s, message = %s"
+        " WHERE view_name = %s RETURNING id",
+        (LIMIT, message, name),
+    ).fetchone()
+    return number
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["message = NULL", "message = NULL, options = '[]'", "sqlstate = '55000', options = '1'"],
+)  # fmt: skip
+def test_a_stopped_view_with_a_row_that_is_damaged(conn, damage):
+    for name in ("broken", "whole"):
+        conn.execute("CALL headrace.create_view(%s, %s)", (name, QUERY))
+    stopped(conn, "broken", "x")
+    conn.execute(
+        f"UPDATE headrace.views SET status = 'error', {damage} WHERE view_name = 'broken'"
+    )
+    # Twice: when it is stopped again, the broken one was looked at.
+    before = stopped(conn, "whole", "a limit")
+    wait_until(
+        lambda: (
+            status_of(conn, "whole")[0] == "running"
+            and stopped(conn, "whole", "a limit") != before
+        ),
+        "it is filled anew",
+    )
+    wait_until(
+        lambda: status_of(conn, "whole")[0] == "running", "it is filled once more"
+    )
+    conn.execute("UPDATE t SET n = n + 1")
+    conn.execute("CALL headrace.wait_for('whole')")
+    assert not same_text(conn, "whole", QUERY)
+    for name in ("broken", "whole"):
+        conn.execute("CALL headrace.drop_view(%s)", (name,))
+
+
+def test_a_builder_is_started_until_it_can_be_tidied_up_after(conn, shared_engine):
+    """What the source answers to the tidying up does not end the supervision of the builder."""
+    first = shared_engine.child(BUILDER)
+    conn.execute(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql"
+        " AS $$ BEGIN RAISE EXCEPTION 'no'; END $$"
+    )
+    conn.execute(
+        "INSERT INTO headrace.views (schema_name, view_name, query, status)"
+        " VALUES ('public', 'dead', 'q', 'populating')"
+    )
+    conn.execute(
+        "CREATE TRIGGER no BEFORE DELETE ON headrace.views FOR EACH ROW EXECUTE FUNCTION no()"
+    )
+    try:
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_until(
+            lambda: shared_engine.log.count("child not usable") > 0, "it is not used"
+        )
+    finally:
+        conn.execute("DROP TRIGGER no ON headrace.views; DROP FUNCTION no()")
+    conn.execute("CALL headrace.create_view('v', %s)", (QUERY,))
+    assert not same_text(conn, "v", QUERY)
+    assert (
+        conn.execute("SELECT FROM headrace.views WHERE view_name = 'dead'").fetchone()
+        is None
+    )
