@@ -1,6 +1,6 @@
 """Builds the kernels (Cython's pure Python mode); everything else is in pyproject.toml.
 
-A kernel works uncompiled too (but ``headrace.kernels.skiplist``, which is raw memory), so
+A kernel works uncompiled too (but ``headrace.state.map.skiplist``, which is raw memory), so
 ``HEADRACE_NO_COMPILE=1`` skips this, for debugging.
 """
 

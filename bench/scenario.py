@@ -13,8 +13,8 @@ from typing import Any, ClassVar, LiteralString
 import psycopg
 
 from headrace.embedded.engine import Engine
-from headrace.embedded.java import java_home
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.process.java import java_home
 
 Figures = dict[str, float | int | str]
 

@@ -8,11 +8,11 @@ import time
 import pyarrow as pa
 import pytest
 
-from headrace import bounds
-from headrace.bounds import Bound, Limits
 from headrace.config import Settings
 from headrace.errors import Interrupted, LimitExceeded, UserError
 from headrace.population.options import Options
+from headrace.process import bounds
+from headrace.process.bounds import Bound, Limits
 
 
 class Part:

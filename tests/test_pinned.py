@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from headrace import pinned
 from headrace.errors import PrivilegeError, TransientError, UserError
+from headrace.postgres import pinned
 
 
 @pytest.mark.parametrize(

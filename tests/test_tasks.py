@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.tasks import forever
+from headrace.process.tasks import forever
 
 
 def test_work_that_raises_is_begun_anew_until_it_returns():

@@ -298,7 +298,7 @@ def test_sql_file_rule_itself() -> None:
         ("headrace.kernels.x", "from headrace.types import BOOL", 0),
         ("headrace.population.x", "from headrace.runtime import rpc", 0),
         ("headrace.population.x", "from headrace.runtime.worker import main", 1),
-        ("headrace.server.x", "import headrace.runtime.rpc", 0),
+        ("headrace.server.x", "import headrace.process.rpc", 0),
     ],
 )
 def test_import_rule_itself(module: str, source: str, count: int) -> None:

@@ -28,9 +28,9 @@ from typing import ClassVar, Final, final
 
 import pyarrow as pa
 
-from headrace import bounds
 from headrace.errors import BugError, RowsLost
 from headrace.kernels import rows
+from headrace.process import bounds
 from headrace.state.contract import StateStore
 from headrace.types import Diffs, Schema, TimeEnd, arrow_type, diff_batch
 

@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from headrace import bounds
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
 from headrace.collections.plan import PhysicalPlan
@@ -26,6 +25,7 @@ from headrace.collections.source import load_batch, load_columns
 from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, RowsLost
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.process import bounds
 from headrace.state.contract import StateStore
 from headrace.types import Diffs, TimeEnd, arrow_schema
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from headrace import bounds
 from headrace.collections import plan
 from headrace.collections.base import Collection, Diffed, columns_of, cut
 from headrace.collections.steps import failed
@@ -13,6 +12,7 @@ from headrace.errors import BugError
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.expressions.sets import SetCalls
+from headrace.process import bounds
 from headrace.types import Schema, diff_batch
 
 

@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headrace import bounds
 from headrace.collections import plan
 from headrace.collections.base import (
     ROWS_PER_BATCH_MAX,
@@ -24,6 +23,7 @@ from headrace.collections.partners import ByKey, ByRow, lone_states
 from headrace.collections.steps import FilterStep
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import rows
+from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
 

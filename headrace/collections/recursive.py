@@ -23,7 +23,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headrace import bounds
 from headrace.collections import plan
 from headrace.collections.base import (
     Collection,
@@ -36,6 +35,7 @@ from headrace.collections.base import (
     weights_of,
 )
 from headrace.errors import BugError, DefiniteFailure
+from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, diff_batch
 

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headrace import bounds
 from headrace.collections import plan
 from headrace.collections.base import (
     Collection,
@@ -24,6 +23,7 @@ from headrace.expressions.placeholders import renumber
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.expressions.windows import Over, Sorting
 from headrace.kernels import rows
+from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
 

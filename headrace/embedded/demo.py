@@ -26,9 +26,9 @@ import psycopg
 
 from headrace.embedded import shop
 from headrace.embedded.engine import Engine
-from headrace.embedded.java import java_home
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import HeadraceError
+from headrace.process.java import java_home
 
 WRITERS: Final = 2
 _CLEAR: Final = "\x1b[2J\x1b[H"

@@ -26,8 +26,10 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from headrace import bounds, clock, pinned
+from headrace import clock
 from headrace.errors import DefiniteFailure
+from headrace.postgres import pinned
+from headrace.process import bounds
 
 _NAME: Final = "headrace eval"
 _CANCEL_S: Final = 0.5

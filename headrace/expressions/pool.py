@@ -22,9 +22,10 @@ from typing import Final
 import psycopg
 import structlog
 
-from headrace import bounds, pinned
 from headrace.errors import HeadraceError, LimitExceeded
 from headrace.expressions.link import Key, Link
+from headrace.postgres import pinned
+from headrace.process import bounds
 
 CONNECTIONS_MAX: Final = 4
 """What a pool has that nobody told otherwise."""

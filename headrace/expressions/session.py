@@ -17,8 +17,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg.pq.abc import PGresult
 
-from headrace import bounds, errors, pinned
-from headrace.bounds import Described
+from headrace import errors
 from headrace.errors import (
     BugError,
     DefiniteFailure,
@@ -28,6 +27,9 @@ from headrace.errors import (
 )
 from headrace.expressions.link import Key, Unconnected
 from headrace.expressions.pool import Pool
+from headrace.postgres import pinned
+from headrace.process import bounds
+from headrace.process.bounds import Described
 from headrace.types import PINNED_SETTINGS, Field, arrow_type
 
 _FORCED: Final = frozenset(

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.bounds import Described
 from headrace.errors import RowError
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import substitute
 from headrace.expressions.remote import RemoteEvaluator, unnested
 from headrace.kernels import copytext, rows, text
+from headrace.process.bounds import Described
 from headrace.types import INT8, Field
 
 TUPLES_PER_STATEMENT_MAX: Final = 5_000

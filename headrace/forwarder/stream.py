@@ -22,11 +22,12 @@ import psycopg
 import structlog
 from psycopg import pq, sql
 
-from headrace import clock, pinned
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import BugError, ContinuityLost, HeadraceError, TransientError
-from headrace.forwarder import setup
 from headrace.forwarder.batcher import Batcher, Cut
+from headrace.postgres import pinned
+from headrace.postgres import slot as setup
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)

@@ -1,6 +1,6 @@
 """Planner: a query text in, a physical plan out."""
 
-from headrace.planner.explain import explain_logical, explain_physical
+from headrace.planner.physical.explain import explain_logical, explain_physical
 from headrace.planner.plan import plan
 from headrace.planner.request import Planned, PlanRequest, TableRef
 

@@ -18,40 +18,28 @@ import psycopg
 from headrace.collections.plan import PhysicalPlan, Source
 from headrace.errors import UnsupportedError
 from headrace.expressions.session import FUNCTION_PATH
-from headrace.planner import (
-    check,
-    fulljoins,
-    functions,
-    functions_in_from,
-    position,
-    session,
-    temporal,
-    uniquekeys,
-)
-from headrace.planner.bind import Binder
-from headrace.planner.catalog import Catalog, Connection
-from headrace.planner.constants import Constants
-from headrace.planner.decorrelate import decorrelate
-from headrace.planner.explain import explain_logical, explain_physical
-from headrace.planner.input_order import carry_order
-from headrace.planner.logical import Node
-from headrace.planner.lower import Lowering, Scope
-from headrace.planner.named import each
-from headrace.planner.nodetree import Node as Tree
-from headrace.planner.optimise import optimise
-from headrace.planner.physical import Builder
-from headrace.planner.present import names
+from headrace.planner.analyse import check, position, session
+from headrace.planner.analyse.catalog import Catalog, Connection
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.present import names
+from headrace.planner.binding import functions_in_from
+from headrace.planner.binding.bind import Binder
+from headrace.planner.binding.input_order import carry_order
+from headrace.planner.binding.sources import Sources, describe
+from headrace.planner.logical import uniquekeys
+from headrace.planner.logical.named import each
+from headrace.planner.logical.nodes import Node
+from headrace.planner.logical.scalar import Expr, Ref, plain, quote, references, show
+from headrace.planner.passes import fulljoins, temporal
+from headrace.planner.passes.decorrelate import decorrelate
+from headrace.planner.passes.optimise import optimise
+from headrace.planner.passes.singles import place_singles
+from headrace.planner.physical.build import Builder
+from headrace.planner.physical.explain import explain_logical, explain_physical
 from headrace.planner.request import Planned, PlanRequest
-from headrace.planner.scalar import (
-    Expr,
-    Ref,
-    plain,
-    quote,
-    references,
-    show,
-)
-from headrace.planner.singles import place_singles
-from headrace.planner.sources import Sources, describe
+from headrace.planner.scalars import functions
+from headrace.planner.scalars.constants import Constants
+from headrace.planner.scalars.lower import Lowering, Scope
 from headrace.types import UNKNOWN, Field, Schema
 
 _PROOF_CHUNK: Final = 500

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headrace.collections.plan import PhysicalPlan
-from headrace.planner.logical import Node
+from headrace.planner.logical.nodes import Node
 from headrace.types import Schema
 
 RECURSIONS: Final = (1_000, 10_000_000)

@@ -12,10 +12,10 @@ from psycopg.types.json import Jsonb
 
 from headrace.collections.plan import to_json
 from headrace.errors import DuplicateError, UndefinedError
-from headrace.forwarder.fingerprint import Facts
 from headrace.planner import Planned, TableRef
-from headrace.population.connect import Connection
 from headrace.population.names import Target
+from headrace.postgres.connect import Connection
+from headrace.postgres.fingerprint import Facts
 from headrace.sink.kept import Kept
 
 POPULATING: Final = "populating"

@@ -19,7 +19,7 @@ import psycopg
 import structlog
 
 from headrace.errors import QueryCancelled
-from headrace.population.connect import Connection, as_headrace, connect
+from headrace.postgres.connect import Connection, as_headrace, connect
 
 Report = Callable[[dict[str, Any]], None]
 

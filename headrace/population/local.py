@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from headrace import bounds
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import reader, rows
-from headrace.population.connect import Connection
 from headrace.population.job import Job
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
+from headrace.postgres.connect import Connection
+from headrace.process import bounds
 from headrace.state.memory import MemoryStore
 
 _PART = "0"

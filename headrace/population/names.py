@@ -13,7 +13,7 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
-from headrace.population.connect import Connection, act_as, quoted
+from headrace.postgres.connect import Connection, act_as, quoted
 
 _BYTES_MAX: Final = 63
 _OURS: Final = "headrace"

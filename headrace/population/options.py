@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from headrace import bounds
 from headrace.config import Settings
 from headrace.errors import UserError
+from headrace.process import bounds
 
 _MODES: Final = ("auto", "local", "spark")
 _KNOWN: Final = (

@@ -17,8 +17,6 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import bounds
-from headrace.bounds import Bound
 from headrace.collections.plan import Source
 from headrace.config import Settings
 from headrace.errors import (
@@ -29,18 +27,20 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.forwarder import fingerprint, publication
-from headrace.forwarder.fingerprint import Facts
-from headrace.planner import Planned, PlanRequest, plan, uniquekeys
+from headrace.planner import Planned, PlanRequest, plan
+from headrace.planner.logical import uniquekeys
 from headrace.population import catalog, local, reader, rights, staging, tables, uses
-from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.context import Context
 from headrace.population.job import Job, cancelled
 from headrace.population.options import Options
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import Size, TableChanged
-from headrace.runtime import faults
+from headrace.postgres import fingerprint, publication
+from headrace.postgres.connect import Connection, as_headrace, connect
+from headrace.postgres.fingerprint import Facts
+from headrace.process import bounds, faults
+from headrace.process.bounds import Bound
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)

@@ -8,16 +8,16 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace import pinned
 from headrace.errors import BugError, TransientError
 from headrace.planner import Planned
 from headrace.population import names
 from headrace.population.catalog import NewView
-from headrace.population.connect import Connection
 from headrace.population.job import Job
 from headrace.population.names import Target
 from headrace.population.staging import Staging
-from headrace.runtime import faults
+from headrace.postgres import pinned
+from headrace.postgres.connect import Connection
+from headrace.process import faults
 from headrace.sink import keys, table
 from headrace.sink.kept import Kept
 from headrace.types import format_lsn

@@ -27,8 +27,8 @@ from headrace.collections.source import load_columns, only_wanted
 from headrace.errors import BugError, DefiniteFailure, SnapshotLost, TransientError
 from headrace.kernels import copytext, text
 from headrace.population import tables
-from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.snapshot import SnapshotRef
+from headrace.postgres.connect import Connection, as_headrace, connect
 
 ROWS_PER_BATCH: Final = 50_000
 BYTES_PER_BATCH: Final = 4 * 1024 * 1024

@@ -17,11 +17,11 @@ from psycopg import sql
 
 from headrace.errors import BugError, SinkTableError, UserError
 from headrace.planner import Planned
-from headrace.population.connect import Connection
 from headrace.population.job import Job
 from headrace.population.publish import copy_rows
 from headrace.population.staging import Staging
-from headrace.runtime import faults
+from headrace.postgres.connect import Connection
+from headrace.process import faults
 from headrace.sink import keys, table
 from headrace.sink.table import Target
 from headrace.types import FIRST_USER_OID, Field

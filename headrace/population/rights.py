@@ -15,7 +15,7 @@ from headrace.collections.plan import to_json
 from headrace.errors import PrerequisiteError, UnsupportedError
 from headrace.planner import Planned
 from headrace.population import uses
-from headrace.population.connect import Connection
+from headrace.postgres.connect import Connection
 
 _LACKING: Final = """
 SELECT format('GRANT USAGE ON SCHEMA %%I TO %%I;', n.nspname, %(role)s::text), 1

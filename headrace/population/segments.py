@@ -27,8 +27,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from headrace import bounds
-from headrace.bounds import Bound, Limits
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, columns_of, decode, encode
 from headrace.collections.join import keys_of as join_keys
@@ -40,6 +38,8 @@ from headrace.kernels import rows as row_kernel
 from headrace.population import rows
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
+from headrace.process import bounds
+from headrace.process.bounds import Bound, Limits
 from headrace.state.memory import MemoryStore
 from headrace.types import Diffs, Field, Lsn, Schema, TimeEnd
 

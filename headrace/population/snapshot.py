@@ -29,9 +29,9 @@ from headrace.errors import (
     SnapshotLost,
     UserError,
 )
-from headrace.population.connect import Connection, as_headrace, connect
 from headrace.population.job import Job
-from headrace.runtime import faults
+from headrace.postgres.connect import Connection, as_headrace, connect
+from headrace.process import faults
 from headrace.types import Lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)

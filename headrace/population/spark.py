@@ -26,15 +26,15 @@ import structlog
 from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, Source
 from headrace.config import Settings
-from headrace.embedded.java import java_home
 from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError
 from headrace.population import segments
-from headrace.population.connect import as_headrace
 from headrace.population.job import Job
 from headrace.population.segments import Exit, Segment, Spec
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import Size
+from headrace.postgres.connect import as_headrace
+from headrace.process.java import java_home
 
 _log = structlog.get_logger(__name__)
 _POLL_S: Final = 0.25

@@ -22,7 +22,7 @@ from psycopg import sql
 from headrace.collections.plan import Node, PhysicalPlan, Source
 from headrace.collections.source import load_columns
 from headrace.errors import HeadraceError, TransientError
-from headrace.population.connect import Connection
+from headrace.postgres.connect import Connection
 
 BLOCK_BYTES: Final = 8192
 

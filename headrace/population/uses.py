@@ -9,12 +9,12 @@ from typing import Any
 from headrace.collections.plan import PhysicalPlan, to_json
 from headrace.collections.source import load_columns
 from headrace.errors import HeadraceError, OwnerGone, PrivilegeError, RightEnded
-from headrace.forwarder import fingerprint, privileges
-from headrace.forwarder.fingerprint import Facts, Uses
 from headrace.planner import Planned
 from headrace.population import names
-from headrace.population.connect import Connection
 from headrace.population.tables import TableChanged
+from headrace.postgres import fingerprint, privileges
+from headrace.postgres.connect import Connection
+from headrace.postgres.fingerprint import Facts, Uses
 
 
 def of(

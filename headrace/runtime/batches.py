@@ -14,7 +14,6 @@ import pyarrow as pa
 import structlog
 
 from headrace import clock
-from headrace.bounds import Bound
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
@@ -30,7 +29,9 @@ from headrace.errors import (
 from headrace.expressions.pool import Pool
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
-from headrace.runtime import culprit, faults
+from headrace.process import faults
+from headrace.process.bounds import Bound
+from headrace.runtime import culprit
 from headrace.runtime.columns import Description
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.runtime.sharing import Shared

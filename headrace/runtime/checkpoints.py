@@ -23,7 +23,8 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError, TransientError
-from headrace.runtime import faults, positions
+from headrace.process import faults
+from headrace.runtime import positions
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksDatabase

@@ -1,6 +1,6 @@
 """Descriptions of tables in the stream, and change batches with columns by number.
 
-The decoder names columns as the stream does; views know them by number (forwarder/numbering.py).
+The decoder names columns as the stream does; views know them by number (postgres/numbering.py).
 A description holds until the table's next one on the same connection, over any number of batches.
 """
 
@@ -13,8 +13,8 @@ from typing import Final
 import pyarrow as pa
 
 from headrace.errors import BugError
-from headrace.forwarder.numbering import Observation, number
 from headrace.kernels.pgoutput import Changes, Relation
+from headrace.postgres.numbering import Observation, number
 
 _HEAD: Final = 3
 """Columns before those of the table: ``__op``, ``__lsn``, ``__old``."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace import clock
-from headrace.runtime import faults, positions
+from headrace.process import faults
+from headrace.runtime import positions
 from headrace.runtime.checkpoints import Durable
 from headrace.runtime.positions import Position
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import clock, pinned
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import (
     RESYNC,
@@ -43,11 +43,13 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.expressions.pool import Pool
-from headrace.forwarder import setup
 from headrace.forwarder.batcher import Batch
 from headrace.forwarder.stream import Identity, Stream
 from headrace.kernels.pgoutput import Decoder
-from headrace.runtime import batches, faults, lifecycle, positions, replay
+from headrace.postgres import pinned
+from headrace.postgres import slot as setup
+from headrace.process import faults
+from headrace.runtime import batches, lifecycle, positions, replay
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.durability import Durability
 from headrace.runtime.holds import Holds

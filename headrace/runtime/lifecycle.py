@@ -11,7 +11,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from headrace import clock, pinned
+from headrace import clock
 from headrace.collections import subplans
 from headrace.errors import (
     RESYNC,
@@ -32,6 +32,7 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
+from headrace.postgres import pinned
 from headrace.runtime import positions, views
 from headrace.runtime.positions import StateMark
 from headrace.runtime.result_tables import ResultTables

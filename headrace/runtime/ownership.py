@@ -25,9 +25,10 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import clock, pinned
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import FencedError, PrerequisiteError, PrivilegeError
+from headrace.postgres import pinned
 from headrace.runtime.views import View
 from headrace.sink import commit
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter

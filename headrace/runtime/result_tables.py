@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import structlog
 
-from headrace import clock, pinned
+from headrace import clock
+from headrace.postgres import pinned
 from headrace.sink import kept
 
 if TYPE_CHECKING:

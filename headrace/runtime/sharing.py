@@ -50,7 +50,8 @@ from headrace.collections import plan, subplans
 from headrace.collections.base import cut
 from headrace.collections.plan import PhysicalPlan
 from headrace.errors import RESYNC, BugError, StateDamaged
-from headrace.runtime import faults, positions
+from headrace.process import faults
+from headrace.runtime import positions
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.views import Unit, View
 from headrace.state.contract import MapState

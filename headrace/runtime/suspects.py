@@ -17,8 +17,8 @@ from typing import Final
 import psycopg
 import structlog
 
-from headrace.deaths import Marks, Record
 from headrace.errors import RESYNC, DefiniteFailure, TransientError
+from headrace.process.deaths import Marks, Record
 
 _log = structlog.get_logger(__name__)
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import bounds
-from headrace.bounds import Bound
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
@@ -32,6 +30,8 @@ from headrace.errors import (
 )
 from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.process import bounds
+from headrace.process.bounds import Bound
 from headrace.runtime.positions import StateMark
 from headrace.runtime.story import Story
 from headrace.sink.commit import Progress

@@ -39,12 +39,12 @@ from headrace.errors import (
     StructureChanged,
     TransientError,
 )
-from headrace.forwarder import definitions, fingerprint
-from headrace.forwarder.definitions import Definitions
-from headrace.forwarder.fingerprint import Facts
-from headrace.forwarder.numbering import Observation, Snapshot
-from headrace.forwarder.privileges import Right
 from headrace.kernels.pgoutput import Changes
+from headrace.postgres import definitions, fingerprint
+from headrace.postgres.definitions import Definitions
+from headrace.postgres.fingerprint import Facts
+from headrace.postgres.numbering import Observation, Snapshot
+from headrace.postgres.privileges import Right
 from headrace.runtime.columns import Columns, Description
 from headrace.runtime.views import ERROR, Unit, View, reconsider, set_status
 

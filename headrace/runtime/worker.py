@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import structlog
 
-from headrace import events, imports, parent, tasks
+from headrace import events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, UserError
-from headrace.runtime import rpc
+from headrace.process import imports, parent, rpc, tasks
+from headrace.process.rpc import Progress
 from headrace.runtime.engine import Engine
-from headrace.runtime.rpc import Progress
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)

@@ -21,7 +21,7 @@ import psycopg
 import pyarrow as pa
 import structlog
 
-from headrace import clock, pinned
+from headrace import clock
 from headrace.errors import (
     RESYNC,
     BugError,
@@ -33,10 +33,10 @@ from headrace.errors import (
     StructureChanged,
     TransientError,
 )
-from headrace.forwarder import definitions, privileges
-from headrace.forwarder.definitions import Definitions
-from headrace.forwarder.privileges import Right
-from headrace.runtime import faults
+from headrace.postgres import definitions, pinned, privileges
+from headrace.postgres.definitions import Definitions
+from headrace.postgres.privileges import Right
+from headrace.process import faults
 from headrace.runtime.pipeline import Closed, Pipeline
 from headrace.runtime.suspects import Suspects
 from headrace.sink import commit, trouble

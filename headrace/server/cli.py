@@ -12,9 +12,9 @@ from typing import Any, Final, NoReturn
 
 import psycopg
 
-from headrace import pinned
 from headrace.config import ENV_PREFIX, Settings, has_secret, redact
 from headrace.errors import HeadraceError
+from headrace.postgres import pinned
 
 # Settings that have a flag of their own; every setting has its variable and its TOML key.
 _FLAGS: Final = {
@@ -144,7 +144,7 @@ def _start(settings: Settings) -> int:
 
 
 def _check(settings: Settings) -> int:
-    from headrace.forwarder import setup
+    from headrace.postgres import slot as setup
     from headrace.sql import install
 
     info = pinned.conninfo(settings.source, name="headrace")
@@ -158,7 +158,7 @@ def _check(settings: Settings) -> int:
 
 
 def _uninstall(settings: Settings, *, tables: bool) -> int:
-    from headrace.forwarder import setup
+    from headrace.postgres import slot as setup
     from headrace.sql import install
 
     info = pinned.conninfo(settings.source, name="headrace")

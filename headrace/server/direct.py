@@ -20,7 +20,6 @@ import psycopg
 import structlog
 from psycopg.rows import dict_row
 
-from headrace import tasks
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
@@ -29,6 +28,7 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
+from headrace.process import tasks
 from headrace.server.commands import Commands
 from headrace.server.context import Context, settings_of
 from headrace.server.messages import ResultSet

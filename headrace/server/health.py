@@ -13,8 +13,8 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import dict_row
 
-from headrace import pinned
 from headrace.config import Settings
+from headrace.postgres import pinned
 from headrace.server.supervisor import Supervisor
 
 _TIMEOUT_S: Final = 5

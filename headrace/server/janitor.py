@@ -16,9 +16,8 @@ import psycopg
 import structlog
 from psycopg.rows import dict_row, tuple_row
 
-from headrace import pinned
 from headrace.config import Settings
-from headrace.forwarder import publication
+from headrace.postgres import pinned, publication
 
 _log = structlog.get_logger(__name__)
 

@@ -15,11 +15,13 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import events, pinned
+from headrace import events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
-from headrace.forwarder import setup
-from headrace.runtime import ownership, rpc
+from headrace.postgres import pinned
+from headrace.postgres import slot as setup
+from headrace.process import rpc
+from headrace.runtime import ownership
 from headrace.server import janitor
 from headrace.server.commands import Commands, Peer
 from headrace.server.direct import Direct

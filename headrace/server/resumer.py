@@ -26,7 +26,7 @@ import psycopg
 import structlog
 from psycopg.rows import dict_row
 
-from headrace import clock, pinned, tasks
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
@@ -42,6 +42,8 @@ from headrace.errors import (
     transient,
 )
 from headrace.population.options import Options
+from headrace.postgres import pinned
+from headrace.process import tasks
 from headrace.server.commands import Commands
 from headrace.server.context import Context
 from headrace.server.procedures import Invocation

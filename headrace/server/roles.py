@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace import pinned
 from headrace.errors import PrivilegeError, TransientError
+from headrace.postgres import pinned
 from headrace.server.scram import Verifier
 
 _TIMEOUT_S: Final = 10.0

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import structlog
 
-from headrace import clock, tasks
+from headrace import clock
 from headrace.config import ENV_SETTINGS, Settings
 from headrace.errors import HeadraceError, TransientError
-from headrace.runtime import rpc
+from headrace.process import rpc, tasks
 
 BACKOFF_S_MIN: Final = 0.2
 BACKOFF_S_MAX: Final = 5.0
@@ -175,7 +175,7 @@ class Supervisor:
         )
         self.builder = Child(
             "builder",
-            "headrace.population.builder",
+            "headrace.views.builder",
             settings.builder_socket,
             settings,
             self._builder_up,

@@ -16,7 +16,6 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import pinned
 from headrace.errors import (
     DefiniteFailure,
     HeadraceError,
@@ -25,7 +24,8 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
-from headrace.runtime import rpc
+from headrace.postgres import pinned
+from headrace.process import rpc
 from headrace.server.context import Context
 from headrace.types import format_lsn, parse_lsn
 

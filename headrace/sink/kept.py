@@ -17,8 +17,8 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from headrace import pinned
 from headrace.errors import UnsupportedError
+from headrace.postgres import pinned
 from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]

@@ -24,9 +24,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headrace import pinned
 from headrace.errors import RESYNC, SinkTableError
 from headrace.kernels import copytext
+from headrace.postgres import pinned
 from headrace.sink import keyed, keys, table, trouble
 from headrace.sink import rows as rows_of
 from headrace.sink.rows import Arrays

@@ -20,8 +20,8 @@ import structlog
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from headrace import pinned
 from headrace.errors import PrerequisiteError
+from headrace.postgres import pinned
 from headrace.sql import owned
 
 SCHEMA_VERSION: Final = "1"

@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS headrace.views (
     created_at  timestamptz NOT NULL DEFAULT pg_catalog.now(),
     UNIQUE (schema_name, view_name)
 );
--- What the view relies on in the catalog (forwarder/fingerprint.py); NULL until it is populated.
+-- What the view relies on in the catalog (postgres/fingerprint.py); NULL until it is populated.
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS watched jsonb;
 -- The query as Postgres bound it, every name qualified: it means the same on any search path.
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS canonical text;

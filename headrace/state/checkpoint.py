@@ -29,9 +29,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError, HeadraceError, StateDamaged, TransientError
-from headrace.kernels import buffers, keygroups
+from headrace.kernels import buffers
 from headrace.state import columns, files
 from headrace.state.columns import Family, Section
+from headrace.state.map import keygroups
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 

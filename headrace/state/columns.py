@@ -15,8 +15,8 @@ from typing import Any, Final
 import rocksdict
 
 from headrace.errors import HeadraceError, StateDamaged, TransientError
-from headrace.kernels import keygroups
 from headrace.state import layout
+from headrace.state.map import keygroups
 
 MIB: Final = 1024 * 1024
 DEFAULT: Final = "default"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from headrace.errors import BugError
-from headrace.kernels import keygroups, overlay
 from headrace.state import layout
+from headrace.state.map import keygroups, overlay
 
 _ROWS_PER_CHUNK: Final = 4096
 _SORTED_ROWS_MIN: Final = 1024

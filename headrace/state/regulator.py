@@ -30,9 +30,9 @@ import numpy.typing as npt
 
 from headrace import clock
 from headrace.errors import HeadraceError
-from headrace.kernels import keygroups
 from headrace.state import layout
 from headrace.state.columns import reading
+from headrace.state.map import keygroups
 from headrace.state.tiers import Tier
 
 INTERVAL_S: Final = 1.0

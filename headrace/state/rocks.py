@@ -22,12 +22,12 @@ import rocksdict
 import structlog
 
 from headrace.errors import HeadraceError, StateDamaged, TransientError
-from headrace.kernels import keygroups
 from headrace.state import checkpoint, columns, files, layout
 from headrace.state.checkpoint import Changed, Checkpoint, Meta
 from headrace.state.columns import Family, Memory, reading, writing
 from headrace.state.files import write_run
 from headrace.state.logs import Logs
+from headrace.state.map import keygroups
 from headrace.state.regulator import Regulator
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier

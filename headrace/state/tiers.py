@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from headrace.errors import BugError
-from headrace.kernels import keygroups
-from headrace.kernels.skiplist import SkipList
 from headrace.state import layout
 from headrace.state.columns import Section, reading
+from headrace.state.map import keygroups
+from headrace.state.map.skiplist import SkipList
 
 _CLEAN_PER_WRITE: Final = 2
 """Superfluous entries dropped for each one written, so that they never pile up."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.embedded import java
 from headrace.errors import PrerequisiteError
+from headrace.process import java
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headrace.bounds import Bound, Limits
 from headrace.errors import HeadraceError, Interrupted, LimitExceeded
 from headrace.expressions.pool import LOST_MAX, Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import text
+from headrace.process.bounds import Bound, Limits
 from headrace.types import Field
 from tests.waiting import wait_until
 

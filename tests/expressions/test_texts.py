@@ -14,7 +14,7 @@ from headrace.expressions.evaluate import Program
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.expressions.native import TypeRef, resolve
 from headrace.kernels import copytext, strings, text
-from headrace.planner.catalog import Catalog
+from headrace.planner.analyse.catalog import Catalog
 from headrace.types import arrow_type
 from tests.expressions.test_native import EDGES, check, conn, shown
 

@@ -233,7 +233,7 @@ def attempt(
         engine.restart()
     else:
         module = {
-            "builder": "headrace.population.builder",
+            "builder": "headrace.views.builder",
             "worker": "headrace.runtime.worker",
         }
         kill_child(engine, module[victim])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from headrace.forwarder import definitions
+from headrace.postgres import definitions
 
 SETUP = """
 CREATE SCHEMA s;

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from headrace.forwarder.numbering import Attribute, Observation, Snapshot, number
+from headrace.postgres.numbering import Attribute, Observation, Snapshot, number
 
 READ = """
 SELECT pg_current_snapshot()::text, array_agg(ARRAY[attnum::text, attname,

@@ -7,7 +7,8 @@ import pytest
 
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
-from headrace.forwarder import publication, setup
+from headrace.postgres import publication
+from headrace.postgres import slot as setup
 
 
 @pytest.fixture

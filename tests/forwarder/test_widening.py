@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from headrace.forwarder.widening import widens
+from headrace.postgres.widening import widens
 
 WIDER = [
     ("smallint", "int"), ("int", "bigint"), ("int", "numeric"), ("int", "numeric(12,2)"),

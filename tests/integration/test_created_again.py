@@ -9,7 +9,7 @@ import time
 import psycopg
 import pytest
 
-BUILDER = "headrace.population.builder"
+BUILDER = "headrace.views.builder"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.helpers import same_text, status_of
 from tests.waiting import wait_until
 
-BUILDER = "headrace.population.builder"
+BUILDER = "headrace.views.builder"
 QUERY = "SELECT id, n FROM t"
 LIMIT = "54H01"
 """A stop after which a view is filled anew, whatever its options say."""

@@ -8,7 +8,7 @@ import time
 import psycopg
 import pytest
 
-from headrace.runtime import rpc
+from headrace.process import rpc
 
 
 @pytest.fixture

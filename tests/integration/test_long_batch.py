@@ -17,7 +17,7 @@ import pytest
 from tests.faults.helpers import WORKER
 from tests.waiting import PATIENCE_S, wait_until
 
-BUILDER = "headrace.population.builder"
+BUILDER = "headrace.views.builder"
 LOCK = 4242
 SCHEMA = f"""
 CREATE TABLE items (id int PRIMARY KEY, g int);

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from headrace.errors import BugError
-from headrace.kernels.skiplist import SkipList
+from headrace.state.map.skiplist import SkipList
 from tests.state.reference_map import RESIDENT, Pairs, ReferenceSkipList
 
 GROUPS = (0, 7, 255)

@@ -11,11 +11,11 @@ import pytest
 
 from headrace.expressions import placeholders
 from headrace.planner import PlanRequest
-from headrace.planner.decorrelate import decorrelate
-from headrace.planner.logical import Apply, children, free
-from headrace.planner.optimise import optimise
+from headrace.planner.logical.nodes import Apply, children, free
+from headrace.planner.logical.scalar import quote
+from headrace.planner.passes.decorrelate import decorrelate
+from headrace.planner.passes.optimise import optimise
 from headrace.planner.plan import plan
-from headrace.planner.scalar import quote
 
 FUNCTIONS = """
 CREATE SCHEMA IF NOT EXISTS plan_sql;

@@ -13,8 +13,9 @@ from collections import Counter
 import psycopg
 import pytest
 
-from headrace.planner import PlanRequest, renumber
-from headrace.planner.named import named
+from headrace.planner import PlanRequest
+from headrace.planner.logical import renumber
+from headrace.planner.logical.named import named
 from headrace.planner.plan import plan
 from tests.differential.subqueries import DDL, Maker
 from tests.planner.plan_sql import FUNCTIONS, texts, walk

@@ -7,7 +7,7 @@ import random
 import psycopg
 import pytest
 
-from headrace.planner.literals import suspects
+from headrace.planner.analyse.literals import suspects
 
 PIECES = (
     *("a", "(", "{", "[", ")", " ", "\t", "\n", "''", '"', "--", "/*", "*/", "$", "$$"),

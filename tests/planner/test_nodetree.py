@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import BugError
-from headrace.planner.nodetree import Node, read_nodes
+from headrace.planner.analyse.nodetree import Node, read_nodes
 
 
 def read(text: str) -> Node:

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from headrace.planner import PlanRequest, explain_logical, plan
-from headrace.planner.estimates import Estimates
-from headrace.planner.logical import Join, Node, Scan, children
+from headrace.planner.logical.estimates import Estimates
+from headrace.planner.logical.nodes import Join, Node, Scan, children
 
 TABLES = """
 CREATE TABLE many (id int PRIMARY KEY, few_id int, k int, s text);

@@ -15,7 +15,8 @@ from headrace.errors import (
 )
 from headrace.expressions import ir
 from headrace.expressions.session import FUNCTION_PATH
-from headrace.planner import PlanRequest, plan, renumber
+from headrace.planner import PlanRequest, plan
+from headrace.planner.logical import renumber
 from tests.planner.test_words import JARGON
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import UnsupportedError
 from headrace.planner import PlanRequest, plan
-from headrace.planner.present import present
+from headrace.planner.analyse.present import present
 
 DDL = """
 CREATE SCHEMA shop;

@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from headrace.errors import UnsupportedError
-from headrace.planner import PlanRequest, functions, plan
-from headrace.planner.catalog import Catalog
+from headrace.planner import PlanRequest, plan
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.scalars import functions
 
 PER_QUERY = 150
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.kernels import rows, text
-from headrace.planner.catalog import Catalog
-from headrace.planner.typekeys import is_key
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.scalars.typekeys import is_key
 from headrace.types import PINNED_SETTINGS
 from tests.differential.expressions import DDL, VALUES
 

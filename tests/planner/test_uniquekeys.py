@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.planner import PlanRequest, plan, uniquekeys
+from headrace.planner import PlanRequest, plan
+from headrace.planner.logical import uniquekeys
 
 NONE = 'key: none proved; what option "key" names would be checked'
 ONE = "key: none; there is one row at most, and no key in Postgres has no column"

@@ -10,8 +10,8 @@ from typing import get_args
 import pytest
 
 import headrace
-from headrace.planner import logical
-from headrace.planner.words import _CONSTRUCTS, _JOINS
+from headrace.planner.logical import nodes as logical
+from headrace.planner.logical.words import _CONSTRUCTS, _JOINS
 
 ROOT = Path(headrace.__file__).parent
 FOLDERS = ("planner", "expressions", "collections")

@@ -12,13 +12,13 @@ import pytest
 
 from headrace.config import Settings
 from headrace.errors import TransientError
-from headrace.forwarder import setup
 from headrace.population.context import Context
-from headrace.population.create import Request, create_view
 from headrace.population.job import Job
 from headrace.population.spark import Spark
+from headrace.postgres import slot as setup
 from headrace.sql import install
 from headrace.types import parse_lsn
+from headrace.views.create import Request, create_view
 from tests.population import plans
 from tests.waiting import PATIENCE_S
 

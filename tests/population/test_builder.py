@@ -15,7 +15,7 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.population import staging
-from headrace.runtime import rpc
+from headrace.process import rpc
 from headrace.types import parse_lsn
 from tests.waiting import PATIENCE_S
 
@@ -59,7 +59,7 @@ class Process:
     async def start(self) -> None:
         env = os.environ | {"HEADRACE_SETTINGS": self.settings.to_json()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.population.builder"],
+            [sys.executable, "-m", "headrace.views.builder"],
             env=env,
             stdin=subprocess.PIPE,
         )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headrace.population.clocks import at
+from headrace.views.clocks import at
 
 INSTANT = datetime(2024, 2, 29, 12, 30, 0, 250_000, UTC)
 NOW = "'2024-02-29 12:30:00.250000+00:00'::pg_catalog.timestamptz"

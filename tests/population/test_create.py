@@ -9,8 +9,9 @@ import pytest
 from psycopg import sql
 
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
-from headrace.population import drop, staging
+from headrace.population import staging
 from headrace.population.names import parse
+from headrace.views import drop
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT region, count(*) AS n FROM customers GROUP BY region"

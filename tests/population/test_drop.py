@@ -12,9 +12,10 @@ from headrace.errors import (
     UnsupportedError,
     UserError,
 )
-from headrace.population import drop, indexes, names
-from headrace.population.drop import _drop_table
+from headrace.population import names
 from headrace.population.names import ViewRow
+from headrace.views import drop, indexes
+from headrace.views.drop import _drop_table
 
 QUERY = "SELECT id, region FROM customers"
 PATH = {"search_path": "public"}
@@ -135,7 +136,7 @@ def test_table_that_is_gone_already(bench):
 
 def test_worker_that_is_down(bench, monkeypatch):
     bench.create("v", QUERY)
-    monkeypatch.setattr("headrace.population.drop._WORKER_WAIT_S", 0.3)
+    monkeypatch.setattr("headrace.views.drop._WORKER_WAIT_S", 0.3)
     bench.worker.down = 1000
     drop_view(bench, "v")  # it finds no view in the catalog when it comes back
     assert "drop" not in bench.worker.methods
@@ -149,7 +150,7 @@ def test_worker_that_is_down(bench, monkeypatch):
 def test_worker_forgets_only_what_is_dropped(bench, monkeypatch):
     """It cannot get its state back: a drop that fails late must not have told it."""
     bench.create("v", QUERY)
-    monkeypatch.setattr("headrace.population.drop.catalog.delete", fail)
+    monkeypatch.setattr("headrace.views.drop.catalog.delete", fail)
     with pytest.raises(HeadraceError):
         drop_view(bench, "v")
     assert "drop" not in bench.worker.methods

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import HeadraceError, QueryCancelled, UserError
-from headrace.population import owners, pause, resync
 from headrace.population.populate import planning
+from headrace.views import owners, pause, resync
 
 PATH = {"search_path": "public"}
 WRONG = "SELECT id, region + 1 AS n FROM customers"

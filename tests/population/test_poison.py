@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from headrace.errors import DefiniteFailure
-from headrace.population.poison import DEATHS_MAX, Poison
+from headrace.views.poison import DEATHS_MAX, Poison
 
 DIES = """
 import os, signal, sys

@@ -11,10 +11,10 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import PrerequisiteError, QueryCancelled, SnapshotLost
 from headrace.population import reader, tables
 from headrace.population import snapshot as snapshots
-from headrace.population.connect import connect
 from headrace.population.job import Job
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.tables import TableChanged
+from headrace.postgres.connect import connect
 from tests.population import plans
 from tests.waiting import PATIENCE_S, wait_until
 

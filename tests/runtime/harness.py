@@ -22,15 +22,14 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import Jsonb
 
-from headrace import pinned
 from headrace.collections import plan
 from headrace.collections.dataflow import Dataflow, load_columns
 from headrace.config import Settings
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.forwarder import fingerprint, publication
 from headrace.kernels import copytext, text
 from headrace.population import uses
 from headrace.population.names import role
+from headrace.postgres import fingerprint, pinned, publication
 from headrace.runtime.engine import Engine
 from headrace.runtime.positions import Position
 from headrace.sink import table

@@ -21,7 +21,8 @@ from headrace.errors import (
     PrerequisiteError,
     SinkTableError,
 )
-from headrace.runtime import faults, ownership, positions, rpc
+from headrace.process import faults, rpc
+from headrace.runtime import ownership, positions
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
 from tests.proxy import Proxy

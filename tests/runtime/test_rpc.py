@@ -18,7 +18,7 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.expressions.kernels import FailingRow
-from headrace.runtime import rpc
+from headrace.process import rpc
 
 KINDS = [
     kind

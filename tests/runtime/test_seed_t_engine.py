@@ -11,7 +11,8 @@ from headrace.collections.base import Collection
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import ContinuityLost
 from headrace.forwarder import stream
-from headrace.runtime import faults, positions
+from headrace.process import faults
+from headrace.runtime import positions
 from headrace.runtime.batches import LOST_MAX
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.types import Diffs

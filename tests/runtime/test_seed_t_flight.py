@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from headrace.errors import BugError, FencedError, PrerequisiteError, PrivilegeError
-from headrace.runtime import faults
+from headrace.process import faults
 from headrace.runtime.coordinator import State
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline

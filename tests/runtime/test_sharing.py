@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from headrace.planner import PlanRequest, plan
-from headrace.runtime import faults, views
+from headrace.process import faults
+from headrace.runtime import views
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Shared
 from tests.faults.helpers import status_of, wait_until

@@ -14,14 +14,14 @@ from headrace.errors import (
     HeadraceError,
     StructureChanged,
 )
-from headrace.forwarder import fingerprint
-from headrace.forwarder.fingerprint import Uses
 from headrace.population import names
 from headrace.population.context import Context
-from headrace.population.create import Request
-from headrace.population.create import create_view as populate_view
 from headrace.population.job import Job
 from headrace.population.spark import Spark
+from headrace.postgres import fingerprint
+from headrace.postgres.fingerprint import Uses
+from headrace.views.create import Request
+from headrace.views.create import create_view as populate_view
 from tests.runtime.harness import (
     Running,
     create_view,

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 TRIES_MAX = 3
 """How often a view may catch up alone."""
-BUILDER = "headrace.population.builder"
+BUILDER = "headrace.views.builder"
 SCHEMA = f"""{TABLE}{ENDLESS};
 CREATE TABLE many (n int PRIMARY KEY);
 INSERT INTO many SELECT generate_series(1, 2000);

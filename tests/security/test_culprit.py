@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import Engine
-from headrace.runtime import faults
+from headrace.process import faults
 from tests.faults.helpers import WORKER, same_text, status_of
 from tests.waiting import wait_until
 
-BUILDER = "headrace.population.builder"
+BUILDER = "headrace.views.builder"
 GOOD = "SELECT id, v FROM t"
 BAD = "SELECT v, count(*) AS n FROM t GROUP BY v"
 

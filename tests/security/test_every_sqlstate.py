@@ -18,7 +18,7 @@ from tests.faults.helpers import WORKER, status_of
 from tests.security import servers
 from tests.waiting import wait_until
 
-BUILDER = "headrace.population.builder"
+BUILDER = "headrace.views.builder"
 
 EVERY = sorted(
     {

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.config import Settings
 from headrace.embedded.engine import Engine
-from headrace.population.quotas import Turns
+from headrace.views.quotas import Turns
 from tests.conftest import ENGINES
 from tests.databases import Databases
 from tests.security import roles, servers

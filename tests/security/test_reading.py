@@ -13,10 +13,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headrace import pinned
 from headrace.errors import TransientError
-from headrace.forwarder import publication
 from headrace.population import publish
+from headrace.postgres import pinned, publication
 from headrace.sink import table
 from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter

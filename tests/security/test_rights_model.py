@@ -14,10 +14,10 @@ import pytest
 
 from headrace.config import Settings
 from headrace.errors import HeadraceError
-from headrace.forwarder import fingerprint
 from headrace.planner import PlanRequest
 from headrace.population.options import Options
 from headrace.population.populate import plan_with_facts
+from headrace.postgres import fingerprint
 from headrace.sql import install
 from tests.security.roles import role
 

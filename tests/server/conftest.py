@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.config import Settings
 from headrace.errors import UnsupportedError
-from headrace.runtime import rpc
+from headrace.process import rpc
 from headrace.server.commands import Commands
 from headrace.server.direct import Direct
 from headrace.server.listener import Listener

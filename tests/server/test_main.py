@@ -27,9 +27,9 @@ def test_life_of_an_engine(database, start_engine):
         with psycopg.connect(engine.dsn, autocommit=True) as conn:
             conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
             # A dead builder is started again, and serves the next call.
-            builder = engine.child("headrace.population.builder")
+            builder = engine.child("headrace.views.builder")
             os.kill(builder, signal.SIGKILL)
-            module = "headrace.population.builder"
+            module = "headrace.views.builder"
             wait_until(
                 lambda: engine.child(module) not in (None, builder), "a new builder"
             )
@@ -58,7 +58,7 @@ def test_life_of_an_engine(database, start_engine):
         assert engine.data_dir.stat().st_mode & 0o077 == 0
         children = [
             engine.child("headrace.runtime.worker"),
-            engine.child("headrace.population.builder"),
+            engine.child("headrace.views.builder"),
         ]
         assert engine.stop() == 0
         for pid in children:
@@ -74,7 +74,7 @@ def test_children_die_with_a_killed_commander(database, start_engine):
     engine = start_engine(database)
     children = [
         engine.child("headrace.runtime.worker"),
-        engine.child("headrace.population.builder"),
+        engine.child("headrace.views.builder"),
     ]
     os.kill(engine.pid, signal.SIGKILL)
 

@@ -7,8 +7,8 @@ import random
 import psycopg
 import pytest
 
-from headrace import pinned
 from headrace.errors import SinkBlocked, SinkTableError, UserError
+from headrace.postgres import pinned
 from headrace.sink import keys, table
 from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter

@@ -7,9 +7,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headrace import pinned
 from headrace.errors import SinkBlocked, SinkTableError
 from headrace.kernels import text
+from headrace.postgres import pinned
 from headrace.sink import table
 from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter

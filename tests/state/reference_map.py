@@ -1,4 +1,4 @@
-"""Readable reference of ``headrace.kernels.skiplist``: a dictionary of version chains.
+"""Readable reference of ``headrace.state.map.skiplist``: a dictionary of version chains.
 
 It fixes what the compiled map must do, allocation counts included: one for a key, one for each
 value or tombstone.  Same names, same arguments, same answers, same errors; every docstring here

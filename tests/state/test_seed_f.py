@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from headrace.errors import BugError
-from headrace.kernels.skiplist import SkipList
+from headrace.state.map.skiplist import SkipList
 from tests.state.reference_map import ReferenceSkipList
 
 K = b"k"

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BugError
-from headrace.kernels import keygroups
+from headrace.state.map import keygroups
 from headrace.state.regulator import Load, Spill
 from headrace.state.rocks import RocksDatabase
 

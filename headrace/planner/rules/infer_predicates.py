@@ -18,9 +18,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from headrace.planner.facts import Equality, column_equalities, entails, known
-from headrace.planner.logical import Filter, Join, Node, ids
-from headrace.planner.scalar import (
+from headrace.planner.logical.facts import Equality, column_equalities, entails, known
+from headrace.planner.logical.nodes import Filter, Join, Node, ids
+from headrace.planner.logical.scalar import (
     Call,
     Const,
     Expr,

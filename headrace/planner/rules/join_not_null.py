@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace.planner.facts import column_equalities, entails
-from headrace.planner.logical import Filter, Join, Node, ids
-from headrace.planner.scalar import ARG, Call, Expr, Ref
+from headrace.planner.logical.facts import column_equalities, entails
+from headrace.planner.logical.nodes import Filter, Join, Node, ids
+from headrace.planner.logical.scalar import ARG, Call, Expr, Ref
 from headrace.types import BOOL
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.planner.logical import Filter, Join, Node, Project, Values
-from headrace.planner.scalar import Const, Expr, raises, reads_clock, substitute
+from headrace.planner.logical.nodes import Filter, Join, Node, Project, Values
+from headrace.planner.logical.scalar import Const, Expr, raises, reads_clock, substitute
 from headrace.types import BOOL
 
 Items = dict[int, Expr]

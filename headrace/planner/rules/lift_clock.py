@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace.planner.logical import (
+from headrace.planner.logical.nodes import (
     LEFT_ONLY,
     Aggregate,
     Filter,
@@ -24,7 +24,7 @@ from headrace.planner.logical import (
     Project,
     over,
 )
-from headrace.planner.scalar import Expr, reads_clock, refs, substitute
+from headrace.planner.logical.scalar import Expr, reads_clock, refs, substitute
 
 Clocks = dict[int, Expr]
 

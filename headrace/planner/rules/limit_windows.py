@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.planner.logical import Filter, Node, TopK, Window, WindowCall
-from headrace.planner.scalar import Call, Const, Expr, Ref
+from headrace.planner.logical.nodes import Filter, Node, TopK, Window, WindowCall
+from headrace.planner.logical.scalar import Call, Const, Expr, Ref
 from headrace.types import INT2, INT4, INT8
 
 _BACKWARD: Final = ("row_number", "rank", "dense_rank", "lag", "first_value")

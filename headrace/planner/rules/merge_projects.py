@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headrace.planner.logical import Node, Project
-from headrace.planner.scalar import Call, Expr, Ref, substitute
+from headrace.planner.logical.nodes import Node, Project
+from headrace.planner.logical.scalar import Call, Expr, Ref, substitute
 
 
 def apply(node: Node) -> Node:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import Final, TypeGuard
 
-from headrace.planner.estimates import Estimates
-from headrace.planner.logical import Join, Node, Project, ids
+from headrace.planner.logical.estimates import Estimates
+from headrace.planner.logical.nodes import Join, Node, Project, ids
+from headrace.planner.logical.scalar import Call, Expr, raises, refs
 from headrace.planner.rules.push_filters import merge
-from headrace.planner.scalar import Call, Expr, raises, refs
 
 _LEAVES_MAX: Final = 24
 """More tables than that are joined as they are written: estimating takes time."""

@@ -16,8 +16,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from headrace.planner.alignment import aligned
-from headrace.planner.logical import (
+from headrace.planner.logical.alignment import aligned
+from headrace.planner.logical.named import leaves
+from headrace.planner.logical.nodes import (
     Again,
     Aggregate,
     Col,
@@ -38,8 +39,7 @@ from headrace.planner.logical import (
     ids,
     with_children,
 )
-from headrace.planner.named import leaves
-from headrace.planner.scalar import Expr, refs, show
+from headrace.planner.logical.scalar import Expr, refs, show
 
 
 def apply_all(plans: dict[int, Node]) -> dict[int, Node]:

@@ -32,8 +32,8 @@ from __future__ import annotations
 import dataclasses
 
 from headrace.expressions import keys
-from headrace.planner.facts import arm_columns, rejects
-from headrace.planner.logical import (
+from headrace.planner.logical.facts import arm_columns, rejects
+from headrace.planner.logical.nodes import (
     LEFT_ONLY,
     Aggregate,
     Distinct,
@@ -49,7 +49,15 @@ from headrace.planner.logical import (
     Window,
     ids,
 )
-from headrace.planner.scalar import Const, Expr, Ref, native, raises, refs, substitute
+from headrace.planner.logical.scalar import (
+    Const,
+    Expr,
+    Ref,
+    native,
+    raises,
+    refs,
+    substitute,
+)
 
 
 def apply(node: Node) -> Node:

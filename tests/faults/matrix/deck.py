@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from headrace.runtime import faults
+from headrace.process import faults
 from tests.faults.helpers import ENDLESS, WORKER, slot, wait_until, wal_end
 from tests.faults.matrix import load
 from tests.faults.matrix.world import BUILDER, PATIENCE_S, World, connect

@@ -20,13 +20,14 @@ from rocksdict import Rdict
 from headrace.config import Settings
 from headrace.embedded.engine import Engine
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.runtime import faults, positions
+from headrace.process import faults
+from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
 from tests.faults.helpers import same_text, slot, wait_until, wal_end
 from tests.faults.matrix import load
 from tests.proxy import Proxy
 
-BUILDER = "headrace.population.builder"
+BUILDER = "headrace.views.builder"
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE_S", "90"))
 """How long anything may take; only a failing test needs it."""
 DISK_MB = 96

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.planner import PlanRequest, explain_logical, plan
-from headrace.planner.optimise import PHASES, RULES, optimise
+from headrace.planner.passes.optimise import PHASES, RULES, optimise
 from tests.planner import specs
 
 FILES = sorted(Path(__file__).parent.glob("*.spec"))

@@ -1,0 +1,114 @@
+"""Constructs that are refused, found in Postgres' own parse tree.
+
+The tree knows what the text means: a keyword inside a string, a view or an alias cannot hide
+or fake a construct.  The text serves only to say where the construct stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from headrace.errors import UnsupportedError
+from headrace.planner.analyse import position
+from headrace.planner.analyse.nodetree import Node
+
+Finding = tuple[str, str | None, Node | None]
+"""What is not supported, a pattern of its keyword, a node with a location."""
+
+RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION = 0, 1, 2, 3, 4
+VALUES, CTE, NAMED_TUPLES, RESULT, GROUP = 5, 6, 7, 8, 9
+"""RTEKind."""
+
+
+def _query(node: Node) -> Iterator[Finding]:
+    if node.number("commandType") != 1:
+        yield (
+            "a statement that modifies data",
+            r"\b(insert|update|delete|merge)\b",
+            None,
+        )
+    if node.flag("hasForUpdate") or node.nodes("rowMarks"):
+        yield (
+            "FOR UPDATE or FOR SHARE",
+            r"\bfor\s+(no\s+key\s+|key\s+)?(update|share)",
+            None,
+        )
+
+
+def _entry(node: Node) -> Iterator[Finding]:
+    kind = node.number("rtekind")
+    if node.node("tablesample"):
+        yield "TABLESAMPLE", r"\btablesample\b", None
+    if kind == TABLE_FUNCTION:
+        yield "XMLTABLE or JSON_TABLE", r"\b(xmltable|json_table)\b", None
+    if kind == NAMED_TUPLES:
+        yield "a transition table", None, None
+
+
+_CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
+    "QUERY": _query,
+    "RANGETBLENTRY": _entry,
+}
+
+
+_HINTS: Final = {
+    "XMLTABLE or JSON_TABLE": "Use functions in FROM instead, such as unnest(xpath(…)) or"
+    " jsonb_path_query(…).",
+    "TABLESAMPLE": "Which rows it takes is decided anew each time: filter by a hash of the key.",
+    "FOR UPDATE or FOR SHARE": "Leave it out: a view locks nothing.",
+}
+
+
+def refuse_constructs(
+    tree: Node,
+    query: str,
+    locate: Callable[[int], int | None],
+) -> None:
+    """Raise UnsupportedError for the first construct that cannot be maintained."""
+    for node in tree.walk():
+        check = _CHECKS.get(node.kind)
+        for what, pattern, place in check(node) if check else ():
+            found = locate(place.number("location", -1)) if place else None
+            if found is None and pattern is not None:
+                found = position.find(query, pattern)
+            raise UnsupportedError(
+                f"{what} is not supported", position=found, hint=_HINTS.get(what)
+            )
+
+
+_CLOCK_WORDS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
+_WORD: Final = re.compile(r"[a-z]+")
+
+
+def refuse_clock_literals(
+    tree: Node,
+    query: str,
+    locate: Callable[[int], int | None],
+    reads_clock: Callable[[int], bool],
+) -> None:
+    """Refuse ``'today'::date`` and kin: Postgres has frozen them at this moment.
+
+    Every constant whose input may read the clock (``reads_clock`` of its type: also arrays,
+    ranges and composites) is traced to its literal in the text.  Where the server keeps no
+    locations, one literal with such a word is enough.
+    """
+    literals = position.literals(query)
+    for node in tree.walk():
+        if node.kind != "CONST" or node.flag("constisnull"):
+            continue
+        if not reads_clock(node.number("consttype")):
+            continue
+        place = locate(node.number("location", -1))
+        mine = literals
+        if place is not None:
+            # ``date 'today'`` is placed at its type.
+            mine = [item for item in literals if item[0] >= place][:1]
+        for found, text, certain in mine:
+            if not certain or _CLOCK_WORDS & set(_WORD.findall(text.lower())):
+                raise UnsupportedError(
+                    "a date or time literal that stands for the current time"
+                    " is not supported",
+                    position=found,
+                )

@@ -1,0 +1,346 @@
+"""String literals that could run somebody's code when they are analysed, and what is done about it.
+
+Postgres reads a literal as soon as it knows its type.  Only the input of a composite, an array or a
+range reads parts of other types, domains with their checks among them, and only from a text that
+begins with a bracket.  So a query without such a text runs nobody's code (``suspects``); of any other
+one a harmless copy is analysed first, in which each such text is replaced by one that its type
+accepts, or refuses, before it reads any part.  The types that the copy shows then decide: a type is
+refused if somebody might add code to it (a check to a domain, a column to a composite) who could not
+act as the caller anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import HeadraceError, UnsupportedError
+from headrace.planner.analyse.nodetree import Node
+from headrace.postgres import pinned
+
+_SEGMENT: Final = r"(?:[^']|'')*"
+_ESCAPED: Final = r"(?:[^'\\]|''|\\.)*"
+_GAP: Final = r"(?:[ \t\f\v]|--[^\n\r]*)*[\n\r](?:[ \t\n\r\f\v]|--[^\n\r]*[\n\r])*"
+_BLANK: Final = re.compile(r"[ \t\n\r\f\v]+|--[^\n\r]*")
+_STRING: Final = re.compile(
+    rf"'(?P<body>{_SEGMENT}(?:'{_GAP}'{_SEGMENT})*)'", re.DOTALL
+)
+_STRING_ESCAPED: Final = re.compile(
+    rf"'(?P<body>{_ESCAPED}(?:'{_GAP}'{_ESCAPED})*)'", re.DOTALL
+)
+_UESCAPE: Final = re.compile(
+    r"(?:[ \t\n\r\f\v]|--[^\n\r]*[\n\r])*UESCAPE[ \t\n\r\f\v]*'[^']'", re.IGNORECASE
+)
+_NAME: Final = re.compile(r'(?:[uU]&)?"(?:[^"]|"")*"')
+_DOLLAR: Final = re.compile(
+    r"\$(?:[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_\u0080-\U0010ffff]*)?\$"
+)
+_WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*")
+_NUMBER: Final = re.compile(r"[0-9][0-9A-Za-z_.]*|\$[0-9]+")
+_GAPS: Final = re.compile(rf"'{_GAP}'")
+_LEADING: Final = re.compile(r"[\x00-\x20\x7f-\U0010ffff]*")
+
+_GEOMETRIC: Final = ("'0,0,0,0'", "'0,0'", "'0,0,0'")
+_OTHERS: Final = ("'0'", "'empty'", *_GEOMETRIC)
+_UUID: Final = "'00000000-0000-0000-0000-000000000000'"
+_NULL: Final = "NULL"
+# The input of a type that has parts reads none of these: the most likely one comes first.
+_HARMLESS: Final = {
+    "{": ("'{}'", "'0'", _UUID, *_OTHERS[1:], _NULL),
+    "[": ("'0'", "'empty'", "'{}'", *_GEOMETRIC, _NULL),
+    "(": (*_OTHERS, "'{}'", _NULL),
+    "": (*_OTHERS, "'{}'", _UUID, _NULL),
+}
+_ATTEMPTS_MAX: Final = 1_000
+# After any other word (or a parenthesis) the literal may be what a type's name belongs to, where
+# NULL would mean something else: reserved words are no types.
+_BEFORE_NULL: Final = frozenset(
+    [
+        "select",
+        "all",
+        "distinct",
+        "where",
+        "and",
+        "or",
+        "not",
+        "in",
+        "like",
+        "ilike",
+        "similar",
+        "to",
+        "when",
+        "then",
+        "else",
+        "case",
+        "from",
+        "symmetric",
+        "asymmetric",
+        "on",
+        "having",
+        "limit",
+        "offset",
+        "any",
+        "some",
+        "variadic",
+        "using",
+        "default",
+    ]
+)
+
+_UNSAFE: Final = """
+WITH RECURSIVE part (root, oid, inside) AS (
+    SELECT oid, oid, false FROM pg_catalog.pg_type WHERE oid = ANY (%(types)s::oid[])
+    UNION SELECT p.root, x.oid, x.inside FROM part p
+      JOIN pg_catalog.pg_type t ON t.oid = p.oid
+     CROSS JOIN LATERAL (
+           SELECT a.atttypid, true FROM pg_catalog.pg_attribute a
+            WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0
+              AND NOT a.attisdropped
+           UNION ALL SELECT t.typelem, true WHERE t.typelem <> 0
+           UNION ALL SELECT t.typbasetype, p.inside WHERE t.typbasetype <> 0
+           UNION ALL SELECT r.rngsubtype, true FROM pg_catalog.pg_range r
+            WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid, inside)),
+suspect (root, oid) AS (
+    SELECT p.root, t.oid FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.oid
+     WHERE t.oid >= 16384 AND (t.typtype = 'c' OR t.typtype = 'd' AND p.inside)),
+owned (root, owner) AS (
+    SELECT s.root, t.typowner FROM suspect s JOIN pg_catalog.pg_type t ON t.oid = s.oid
+    UNION SELECT s.root, f.proowner FROM suspect s
+      JOIN pg_catalog.pg_constraint k ON k.contypid = s.oid
+      JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::regclass
+       AND d.objid = k.oid AND d.refclassid = 'pg_catalog.pg_proc'::regclass
+      JOIN pg_catalog.pg_proc f ON f.oid = d.refobjid)
+SELECT pg_catalog.format_type(o.root, NULL), pg_catalog.pg_get_userbyid(o.owner) FROM owned o
+ WHERE NOT (pg_catalog.pg_has_role(o.owner, current_user, 'MEMBER')
+         OR pg_catalog.pg_has_role(o.owner, session_user, 'MEMBER'))
+ ORDER BY 1, 2 LIMIT 1"""
+"""What of these types somebody might add code to who can neither act as the caller nor as us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A literal whose reading might read parts: its place, and the bracket ("": any)."""
+
+    start: int
+    end: int
+    bracket: str
+    typed: bool
+    """Whether it may be the second part of ``type 'text'``."""
+
+    @property
+    def harmless(self) -> tuple[str, ...]:
+        """What may stand in its place, in this order."""
+        choices = _HARMLESS[self.bracket]
+        return choices[:-1] if self.typed else choices
+
+
+def suspects(query: str, *, standard_strings: bool) -> list[Suspect]:
+    """The literals of ``query`` that begin with a bracket, or with what might become one.
+
+    REQUIRES: Postgres' own grammar takes ``query``; only then is it lexed alike here.
+    """
+    found = []
+    for start, end, body, last in _strings(query, standard_strings=standard_strings):
+        bracket = _bracket(query, start, body, standard_strings=standard_strings)
+        if bracket is not None:
+            found.append(Suspect(start, end, bracket, typed=_may_be_type(last)))
+    return found
+
+
+def _may_be_type(last: str) -> bool:
+    """Whether what stands before a literal may be the end of a type's name."""
+    return (
+        bool(last)
+        and last not in _BEFORE_NULL
+        and (last in ")]" or last[0] in '"_' or last[0].isalnum() or last[0] > "\x7f")
+    )
+
+
+def _bracket(
+    query: str, start: int, body: str, *, standard_strings: bool
+) -> str | None:
+    kind = query[start : start + 2].lower()
+    if kind in ("b'", "x'", "n'"):
+        return None  # of a type of their own, which is built in
+    if kind == "u&":
+        return ""  # any character may be written as any other
+    escapes = kind == "e'" or (not standard_strings and kind[0] == "'")
+    text = body if query[start] == "$" else _GAPS.sub("", body)
+    rest = text[_LEADING.match(text).end() :]  # type: ignore[union-attr]  # matches ""
+    if escapes and rest.startswith("\\"):
+        return ""
+    return rest[0] if rest[:1] in ("{", "[", "(") and rest else None
+
+
+def _strings(
+    query: str, *, standard_strings: bool
+) -> Iterator[tuple[int, int, str, str]]:
+    """(start, end, body, what stands before) of every string constant, as Postgres scans them."""
+    at, last = 0, ""
+    while at < len(query):
+        begin = at
+        if query.startswith("/*", at):
+            at = _comment_end(query, at)
+            continue
+        if found := _BLANK.match(query, at):
+            at = found.end()
+            continue
+        if found := _string_at(query, at, standard_strings=standard_strings):
+            at = found.end()
+            if query[found.start() - 1 : found.start()] == "&" and (
+                more := _UESCAPE.match(query, at)
+            ):
+                at = more.end()
+            yield begin, at, found["body"], last
+        elif found := _DOLLAR.match(query, at):
+            close = query.find(found[0], found.end())
+            if close < 0:
+                raise _unreadable()
+            at = close + len(found[0])
+            yield begin, at, query[found.end() : close], last
+        elif found := (
+            _NAME.match(query, at) or _WORD.match(query, at) or _NUMBER.match(query, at)
+        ):
+            at = found.end()
+        elif query[at] in "'\"":
+            raise _unreadable()
+        else:
+            at += 1
+        last = query[begin:at].lower()
+
+
+def _string_at(query: str, at: int, *, standard_strings: bool) -> re.Match[str] | None:
+    begin, escapes = at, not standard_strings
+    letter = query[at].lower()
+    if letter == "u" and query.startswith("&'", at + 1):
+        begin, escapes = at + 2, False
+    elif letter in "ebxn" and query.startswith("'", at + 1):
+        begin = at + 1
+        escapes = letter == "e" or (escapes and letter == "n")
+    return (_STRING_ESCAPED if escapes else _STRING).match(query, begin)
+
+
+def _comment_end(query: str, at: int) -> int:
+    depth = 0
+    for mark in re.finditer(r"/\*|\*/", query[at:]):
+        depth += 1 if mark[0] == "/*" else -1
+        if depth == 0:
+            return at + mark.end()
+    raise _unreadable()
+
+
+def _unreadable() -> UnsupportedError:
+    return UnsupportedError("the text of the query cannot be read")
+
+
+Analysed = Callable[[str], Node]
+"""The tree of a query, analysed under the caller's rights; errors as of ``session``."""
+
+
+class Rehearsal:
+    """Finds a harmless copy of a query, and refuses what the copy shows to be unsafe."""
+
+    def __init__(
+        self, conn: psycopg.Connection[Any], query: str, found: list[Suspect]
+    ) -> None:
+        self._conn = conn
+        self._query = query
+        self._found = found
+        self._tried = [0] * len(found)
+        self._refusals: list[HeadraceError | None] = [None] * len(found)
+
+    def run(self, analysed: Analysed, types: Callable[[Node], set[int]]) -> None:
+        """Raise unless analysing the query runs no code but the caller's own.
+
+        ``types``: those that a tree mentions.
+
+        Raises:
+            UnsupportedError: 0A000, at the literal.
+            UserError: what analysing the query itself would raise, too.
+        """
+        for _ in range(_ATTEMPTS_MAX):
+            text, starts = self._copy()
+            try:
+                tree = analysed(text)
+            except HeadraceError as error:
+                self._advance(error, starts)
+                continue
+            # A literal that is compared with NULL leaves no constant of its type.
+            chosen = {self._choice(at) for at in range(len(self._found))}
+            mentioned = types(tree) if _NULL in chosen else _constants(tree)
+            self._check(mentioned)
+            return
+        raise UnsupportedError("too many literals of types that have parts")
+
+    def _choice(self, at: int) -> str:
+        return self._found[at].harmless[self._tried[at]]
+
+    def _copy(self) -> tuple[str, list[int]]:
+        """The harmless copy, and where its replaced literals begin."""
+        out, starts, done = [], [], 0
+        for at, literal in enumerate(self._found):
+            out.append(self._query[done : literal.start])
+            starts.append(sum(map(len, out)))
+            out.append(self._choice(at))
+            done = literal.end
+        out.append(self._query[done:])
+        return "".join(out), starts
+
+    def _advance(self, error: HeadraceError, starts: list[int]) -> None:
+        """Take the next text for the literal that ``error`` is about."""
+        place = (error.position or 0) - 1
+        if place not in starts:
+            raise self._moved(error, place, starts)
+        at = starts.index(place)
+        first = self._refusals[at]
+        self._refusals[at] = first or error
+        self._tried[at] += 1
+        if self._tried[at] < len(self._found[at].harmless):
+            return
+        if first is not None and first.code == error.code and error.code[:2] != "22":
+            raise self._moved(error, place, starts)
+        raise UnsupportedError(
+            "this literal is not supported",
+            detail="Reading it might run code of somebody else with your rights.",
+            hint="Write it as a cast ('…'::type), or build the value with ROW(…) or ARRAY[…].",
+            position=self._found[at].start + 1,
+        )
+
+    def _moved(
+        self, error: HeadraceError, place: int, starts: list[int]
+    ) -> HeadraceError:
+        """``error`` at its place in the query itself."""
+        if place < 0:
+            return error
+        shift = 0
+        for at, start in enumerate(starts):
+            if start < place:
+                literal = self._found[at]
+                shift += literal.end - literal.start - len(self._choice_shown(at))
+        error.position = place + shift + 1
+        return error
+
+    def _choice_shown(self, at: int) -> str:
+        choices = self._found[at].harmless
+        return choices[min(self._tried[at], len(choices) - 1)]
+
+    def _check(self, types: set[int]) -> None:
+        with pinned.own_names(self._conn):
+            asked = {"types": sorted(types)}
+            row = self._conn.execute(_UNSAFE, asked).fetchone()
+        if row is None:
+            return
+        raise UnsupportedError(
+            f"a literal of type {row[0]} is not supported",
+            detail=f'Reading it might run code of role "{row[1]}" with your rights.',
+            hint="Build the value with ROW(…) or ARRAY[…], or let a superuser own the type.",
+            position=self._found[0].start + 1 if len(self._found) == 1 else None,
+        )
+
+
+def _constants(tree: Node) -> set[int]:
+    return {n.number("consttype") for n in tree.walk() if n.kind == "CONST"}

@@ -1,0 +1,258 @@
+"""A stored query as it reads now: tables, columns, types and functions by their names of today.
+
+``canonical`` is text that Postgres printed when the view was created; renaming something that it
+names leaves it behind.  What it names is kept beside it by OID and column number (``named``), so every
+occurrence of a relation can be written anew, under the name that the rest of the text knows it by:
+
+    FROM public.orders JOIN …   →   FROM "public"."purchases" "orders" ("id", "amount") JOIN …
+
+Types, functions, operators and their like have their OIDs kept too (``objects``).
+Postgres prints relations only as ``schema.name`` behind FROM, JOIN, ONLY, a comma or a parenthesis.
+How many there are is known from the parse tree; any other number is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import sql
+
+from headrace.errors import UnsupportedError
+from headrace.planner.analyse import objects
+from headrace.planner.analyse.catalog import Connection
+from headrace.planner.analyse.objects import KEYWORD, NAME, TOKEN, plain
+
+_Write = Callable[[str, Sequence[str]], str]
+"""SQL of an occurrence of a relation, by its alias and the columns that this names."""
+
+_BEFORE: Final = frozenset({"from", "join", "only", ",", "("})
+_DEPTH_MAX: Final = 100
+
+_PRESENT: Final = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, (
+  SELECT array_agg(ARRAY[a.attnum::text, a.attname] ORDER BY a.attnum) FROM pg_attribute a
+   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY (%s::oid[])"""
+_USER_TYPES: Final = """
+SELECT DISTINCT coalesce(nullif(t.typelem, 0), t.oid)::bigint FROM pg_type t
+ WHERE (t.oid = ANY (%s::oid[]) OR t.typrelid = ANY (%s::oid[])) AND t.oid >= 16384"""
+_RESULTS: Final = """
+SELECT result_oid::bigint, canonical, named FROM headrace.views
+ WHERE result_oid = ANY (%s::oid[]) AND canonical IS NOT NULL"""
+_VIEW: Final = """
+SELECT pg_get_viewdef(c.oid, false), (
+  SELECT array_agg(DISTINCT d.refobjid::bigint) FROM pg_depend d
+    JOIN pg_rewrite r ON r.oid = d.objid AND d.classid = 'pg_rewrite'::regclass
+   WHERE r.ev_class = c.oid AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid)
+  FROM pg_class c WHERE c.oid = %s AND c.relkind = 'v'"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    schema: str
+    name: str
+    kind: str
+    columns: list[tuple[int, str]]
+
+
+def names(
+    conn: Connection,
+    counts: dict[int, int],
+    types: Iterable[int] = (),
+    functions: Iterable[int] = (),
+    others: Iterable[tuple[str, int]] = (),
+    settings: dict[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """What is kept of what a query names, relations ``counts[oid]`` times: plain JSON."""
+    rows = conn.execute(_USER_TYPES, (sorted(types), list(counts))).fetchall()
+    kinds = [row[0] for row in rows]
+    found = objects.kept(conn, kinds, functions, others, settings or {})
+    return found + [
+        {
+            "oid": oid,
+            "schema": there.schema,
+            "name": there.name,
+            "columns": [list(column) for column in there.columns],
+            "count": counts[oid],
+        }
+        for oid, there in sorted(_look(conn, list(counts)).items())
+    ]
+
+
+def present(
+    conn: Connection,
+    canonical: str,
+    named: list[dict[str, Any]] | None,
+    *,
+    loosely: bool = False,
+) -> str:
+    """``canonical`` with the names of today; what was dropped keeps its old one.
+
+    ``loosely`` as for ``objects.rewritten``.
+
+    Raises:
+        UnsupportedError: something was renamed, and the text cannot be followed.
+    """
+    if not named:
+        return canonical
+    canonical = objects.rewritten(conn, canonical, named, loosely=loosely)
+    relations = [entry for entry in named if "columns" in entry]
+    now = _look(conn, [entry["oid"] for entry in relations])
+    new: dict[tuple[str, str], _Write] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for entry in relations:
+        found = now.get(entry["oid"])
+        if found is not None and _differs(entry, found):
+            key = (entry["schema"], entry["name"])
+            new[key] = _writer(entry, found)
+            counts[key] = entry["count"]
+    return _rewrite(canonical, new, counts)
+
+
+def inlined(
+    conn: Connection, canonical: str, named: list[dict[str, Any]] | None, depth: int = 0
+) -> str:
+    """``present`` with the queries of views of Headrace in the place of their tables."""
+    text = present(conn, canonical, named).rstrip().removesuffix(";")
+    named = [entry for entry in named or () if "columns" in entry]
+    if not named:
+        return text
+    if depth > _DEPTH_MAX:
+        raise UnsupportedError("views are nested too deeply")
+    now = _look(conn, [entry["oid"] for entry in named])
+    new: dict[tuple[str, str], _Write] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for entry in named:
+        found = now.get(entry["oid"])
+        inner = found and _definition(conn, entry["oid"], depth)
+        if found is not None and inner:
+            key = (found.schema, found.name)
+            new[key] = _inliner(inner, found)
+            counts[key] = entry["count"]
+    return _rewrite(text, new, counts)
+
+
+def _definition(conn: Connection, oid: int, depth: int) -> str | None:
+    """The query behind a table of ours, or behind a view of the user that reads one."""
+    found = conn.execute(_RESULTS, ([oid],)).fetchone()
+    if found is not None:
+        return inlined(conn, found[1], found[2], depth + 1)
+    view = conn.execute(_VIEW, (oid,)).fetchone()
+    if view is None:
+        return None
+    reads = view[1] or []
+    inner = {
+        other: text for other in reads if (text := _definition(conn, other, depth + 1))
+    }
+    if not inner:
+        return None
+    now = _look(conn, list(inner))
+    keys = {other: (found.schema, found.name) for other, found in now.items()}
+    text = str(view[0]).rstrip().removesuffix(";")
+    new = {keys[o]: _inliner(inner[o], now[o]) for o in now}
+    return _rewrite(text, new, None)
+
+
+def _look(conn: Connection, oids: list[int]) -> dict[int, _Present]:
+    rows = conn.execute(_PRESENT, (oids,)).fetchall()
+    return {
+        row[0]: _Present(
+            row[1], row[2], row[3], [(int(n), name) for n, name in row[4] or ()]
+        )
+        for row in rows
+    }
+
+
+def _differs(entry: dict[str, Any], found: _Present) -> bool:
+    had = [(int(number), str(name)) for number, name in entry["columns"]]
+    same = (entry["schema"], entry["name"]) == (found.schema, found.name)
+    return not same or found.columns[: len(had)] != had
+
+
+def _writer(entry: dict[str, Any], found: _Present) -> _Write:
+    """How an occurrence is written: by its alias, and the columns that this names."""
+    had = [(int(number), str(name)) for number, name in entry["columns"]]
+    new = sql.Identifier(found.schema, found.name).as_string()
+
+    def write(alias: str, listed: Sequence[str]) -> str:
+        called = dict(had) | {
+            n: name for (n, _), name in zip(had, listed, strict=False)
+        }
+        columns = ", ".join(
+            _quote(called.get(number, f"headrace_{number}"))
+            for number, _ in found.columns
+        )
+        return f"{new} {_quote(alias)} ({columns})"
+
+    return write
+
+
+def _inliner(text: str, found: _Present) -> _Write:
+    def write(alias: str, listed: Sequence[str]) -> str:
+        names = [*listed, *(name for _, name in found.columns[len(listed) :])]
+        return f"({text}) {_quote(alias)} ({', '.join(map(_quote, names))})"
+
+    return write
+
+
+def _rewrite(
+    text: str,
+    new: dict[tuple[str, str], _Write],
+    counts: dict[tuple[str, str], int] | None,
+) -> str:
+    if not new:
+        return text
+    tokens = TOKEN.findall(text)
+    solid = [at for at, token in enumerate(tokens) if not token.isspace()]
+    found = dict.fromkeys(new, 0)
+    for place, end, key, alias, listed in _occurrences(tokens, solid):
+        if key not in new:
+            continue
+        found[key] += 1
+        first, last = solid[place], solid[end]
+        written = new[key](alias or key[1], listed)
+        tokens[first : last + 1] = [written] + [""] * (last - first)
+    if counts is not None and found != counts:
+        names = ", ".join(".".join(k) for k in found if found[k] != counts.get(k))
+        raise UnsupportedError(
+            f"the query names {names}, which was renamed, in a way that cannot be followed",
+            hint=objects.ALTER,
+        )
+    return "".join(tokens)
+
+
+def _occurrences(
+    tokens: list[str], solid: list[int]
+) -> Iterator[tuple[int, int, tuple[str, str], str | None, tuple[str, ...]]]:
+    """Relations: first and last place in ``solid``, (schema, name), alias, columns it lists."""
+    words = [tokens[at] for at in solid]
+    for place in range(1, len(words) - 2):
+        if words[place + 1] != "." or words[place - 1].lower() not in _BEFORE:
+            continue
+        if not (NAME.match(words[place]) and NAME.match(words[place + 2])):
+            continue
+        after = [*words[place + 3 : place + 5], "", ""]
+        if after[0] in (".", "("):
+            continue
+        alias, end = None, place + 2
+        listed: tuple[str, ...] = ()
+        if NAME.match(after[0]) and not KEYWORD.fullmatch(after[0]):
+            alias, end = plain(after[0]), place + 3
+            if after[1] == "(":
+                end = words.index(")", end)
+                inside = words[place + 5 : end]
+                listed = tuple(plain(word) for word in inside if word != ",")
+        yield (
+            place,
+            end,
+            (plain(words[place]), plain(words[place + 2])),
+            alias,
+            listed,
+        )
+
+
+def _quote(name: str) -> str:
+    return sql.Identifier(name).as_string()

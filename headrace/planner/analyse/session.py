@@ -1,0 +1,348 @@
+"""The transaction in which a query is bound: role, settings, the temporary view.
+
+To analyse a query can run code of a user: a literal of a composite type is read at once, and with it
+the check of a domain inside.  So a query is analysed only where that can be nobody's code but the
+caller's own (``literals.py``), and that has no rights but his: ``SET ROLE`` does not keep it from
+ours, since it may reset the role, but inside of a SECURITY DEFINER function nobody may.  Everything
+that a caller has a say in is analysed, and computed, in temporary functions that belong to the
+caller: also our own SQL, in which a name may mean something else by then.
+
+Two things are left to a caller's code that runs so.  It may alter those functions, which are the
+caller's: so before each call it is looked at whether they still give up our rights.  And its names
+are on the caller's search path: so what we ask under that path is asked under ours
+(``pinned.own_names``).
+
+Postgres' own errors come back with SQLSTATE, message, detail and hint as they are, and
+with the position moved to the user's text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import pq, sql
+
+from headrace.errors import (
+    HeadraceError,
+    PrerequisiteError,
+    PrivilegeError,
+    SyntaxUserError,
+    UserError,
+)
+from headrace.expressions.session import FUNCTION_PATH
+from headrace.planner.analyse import literals
+from headrace.planner.analyse.catalog import Connection, mentioned
+from headrace.planner.analyse.nodetree import Node, read_nodes
+from headrace.postgres import pinned
+from headrace.types import PINNED_SETTINGS
+
+_VIEW: Final = "headrace_bind"
+_LITERAL: Final = r"((?:E)?'(?:[^']|'')*')::([a-z][\w .]*)"
+_MARKS: Final = re.compile(f"( SET \\S+ TO ){_LITERAL}( DEFAULT ){_LITERAL}( USING )")
+_PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
+_PARSE: Final = f"PREPARE {_VIEW} AS "
+_ANALYST: Final = "headrace_analyst"
+_DEFINER: Final = """
+SELECT p.prosecdef FROM pg_catalog.pg_proc p
+ WHERE p.oid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure(%s)"""
+_FUNCTIONS: Final = (
+    """CREATE FUNCTION pg_temp.{name}(pg_catalog.text) RETURNS pg_catalog.void
+LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN EXECUTE $1; END'""",
+    """CREATE FUNCTION pg_temp.{name}_texts(pg_catalog.text) RETURNS pg_catalog.text[]
+LANGUAGE plpgsql SECURITY DEFINER AS
+'DECLARE found pg_catalog.text[]; BEGIN EXECUTE $1 INTO found; RETURN found; END'""",
+    "GRANT EXECUTE ON FUNCTION pg_temp.{name}(pg_catalog.text),"
+    " pg_temp.{name}_texts(pg_catalog.text) TO PUBLIC",
+)
+
+CAPTURED: Final = (
+    *("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output"),
+    *("lc_monetary", "lc_numeric", "lc_time", "xmloption", "xmlbinary"),
+    *("default_text_search_config", "timezone_abbreviations"),
+)
+"""Settings on which stable functions depend: kept with the view."""
+
+_PARSING: Final = (
+    *("standard_conforming_strings", "backslash_quote", "array_nulls"),
+    *("transform_null_equals", "search_path"),
+)
+"""Settings that change what the text of the query means, and nothing after that.
+
+The search path comes last: from then on a name may mean what a user has created.
+"""
+
+
+def to_error(
+    error: psycopg.Error, *, shift: int = 0, inner: str | None = None
+) -> HeadraceError:
+    """Postgres' error as ours; ``shift`` characters of the statement are not the user's.
+
+    ``inner`` as for ``pinned.translate``.
+    """
+    denied = error.sqlstate == PrivilegeError.sqlstate
+    kind = PrivilegeError if denied else UserError
+    return pinned.translate(error, kind, shift=shift, inner=inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The temporary view: its tree, its text, its columns."""
+
+    oid: int
+    """OID of the view: up to Postgres 15 its own tree names it (as ``old`` and ``new``)."""
+    tree: Node
+    canonical_sql: str
+    columns: list[tuple[str, int, int, int]]
+    """(name, type, typmod, collation)"""
+    query: str
+
+    def position(self, location: int) -> int | None:
+        """1-based character position in the query of a tree location, if it has one.
+
+        Postgres 17 and newer do not keep locations.
+        """
+        octets = (_PREFIX + self.query).encode()
+        if not len(_PREFIX) <= location < len(octets):
+            return None
+        return len(octets[:location].decode(errors="replace")) - len(_PREFIX) + 1
+
+
+@contextmanager
+def binding(
+    conn: Connection, caller: str | None, settings: dict[str, str]
+) -> Iterator[None]:
+    """A transaction as ``caller`` with its settings; always rolled back."""
+    try:
+        with conn.transaction(force_rollback=True):
+            if caller is not None:
+                pinned.become(conn, caller)
+            given = {name.lower(): value for name, value in settings.items()}
+            names = (*CAPTURED, *_PARSING)
+            _set(conn, {n: given[n.lower()] for n in names if n.lower() in given})
+            yield
+    except psycopg.Error as error:
+        raise to_error(error) from error
+
+
+def _set(conn: Connection, settings: dict[str, str]) -> None:
+    if not settings:
+        return
+    conn.execute(
+        "SELECT pg_catalog.set_config(s.name, s.value, true)"
+        " FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]),"
+        "                 pg_catalog.unnest(%s::pg_catalog.text[])) s (name, value)",
+        (list(settings), list(settings.values())),
+    )
+
+
+def captured_settings(conn: Connection, given: dict[str, str]) -> dict[str, str]:
+    """The settings that influence evaluation, as they are now, ``FUNCTION_PATH`` among them.
+
+    A view that is planned again keeps the path it was created with, which is among the ``given``.
+    """
+    row = conn.execute(
+        # Under the caller's search path.
+        "SELECT pg_catalog.array_agg(pg_catalog.current_setting(s, true)),"
+        "  (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n), ', ' ORDER BY place)"
+        "     FROM pg_catalog.unnest(pg_catalog.current_schemas(false)::pg_catalog.text[])"
+        "       WITH ORDINALITY p (n, place)"
+        "    WHERE NOT pg_catalog.starts_with(n, 'pg_'))"
+        " FROM pg_catalog.unnest(%s::pg_catalog.text[]) s",
+        (list(CAPTURED),),
+    ).fetchone()
+    assert row is not None, "an aggregate gives one row"
+    found = {k: v for k, v in zip(CAPTURED, row[0], strict=True) if v is not None}
+    path = ", ".join(filter(None, [row[1], "pg_temp"]))
+    return found | {FUNCTION_PATH: given.get(FUNCTION_PATH, path)}
+
+
+def bind_query(conn: Connection, query: str, caller: str | None) -> None:
+    """Let Postgres analyse ``query`` and make the temporary view of it.
+
+    First its syntax, without analysis: the extended protocol takes exactly one statement, and
+    a text that can be prepared cannot smuggle a clause of CREATE VIEW in.
+
+    Raises:
+        UnsupportedError: analysing it might run code of somebody else.
+    """
+    check_syntax(conn, query)
+    employ(conn, caller)
+    refuse_others_code(conn, query)
+    _make(conn, _VIEW, query, _ANALYST)
+
+
+def check_syntax(conn: Connection, query: str) -> None:
+    """Raise unless ``query`` is one statement that can be prepared; nothing is analysed."""
+    if "\0" in query:
+        raise SyntaxUserError("the query contains a zero byte")
+    text = (_PARSE + query).encode(conn.info.encoding)
+    _check(conn, conn.pgconn.prepare(b"", text), shift=len(_PARSE))
+
+
+def employ(conn: Connection, caller: str | None, analyst: str = _ANALYST) -> None:
+    """Make the functions in which queries are analysed as the current user."""
+    try:
+        for statement in _FUNCTIONS:
+            made = statement.format(name=analyst).encode()
+            _check(conn, conn.pgconn.exec_params(made, None))
+    except PrivilegeError as error:
+        if "temporary" not in error.message:
+            raise
+        raise PrerequisiteError(
+            "checking the query needs the right to create temporary tables",
+            hint="Run: " + _grant_temporary(conn, caller or conn.info.user),
+        ) from error
+
+
+def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) -> None:
+    """Raise unless analysing ``query`` as the current user can run nobody's code but his own.
+
+    REQUIRES: its syntax is right, and ``analyst`` is employed as that user.
+    """
+    row = conn.execute(
+        "SELECT pg_catalog.current_setting('standard_conforming_strings')"
+    ).fetchone()
+    assert row is not None, "every setting has a value"
+    found = literals.suspects(query, standard_strings=row[0] == "on")
+    if not found:
+        return
+
+    def analysed(copy: str) -> Node:
+        with conn.transaction(force_rollback=True):
+            _make(conn, _VIEW, copy, analyst)
+            with pinned.own_names(conn):
+                return _tree(conn, _VIEW)
+
+    literals.Rehearsal(conn, query, found).run(analysed, mentioned)
+
+
+def _make(conn: Connection, view: str, query: str, analyst: str) -> None:
+    """Make a temporary view, as whom ``analyst`` belongs to."""
+    prefix = f"CREATE TEMPORARY VIEW pg_temp.{view} AS "
+    made = prefix + query
+    call = f"SELECT {_definer(conn, analyst)}($1::pg_catalog.text)".encode()
+    result = conn.pgconn.exec_params(call, [made.encode(conn.info.encoding)])
+    _check(conn, result, shift=len(prefix), inner=made)
+
+
+def _definer(conn: Connection, function: str) -> str:
+    """The qualified name of a function that runs as its owner: not as us, who call it.
+
+    Its owner may have altered it while it ran.  Nothing of his runs between this and the call.
+
+    Raises:
+        PrivilegeError: it would have the rights of who calls it.
+    """
+    name = f"pg_temp.{function}"
+    row = conn.execute(_DEFINER, (f"{name}(pg_catalog.text)",)).fetchone()
+    if row is None or not row[0]:
+        raise PrivilegeError(
+            "the query alters what it is analysed with",
+            detail="Reading one of its literals runs a function that does so.",
+        )
+    return name
+
+
+def _tree(conn: Connection, view: str) -> Node:
+    row = conn.execute(
+        "SELECT ev_action FROM pg_rewrite WHERE ev_class = %s::regclass",
+        (f"pg_temp.{view}",),
+    ).fetchone()
+    assert row is not None, "the view has been made in this transaction"
+    [tree] = read_nodes(row[0])
+    return tree
+
+
+def _check(
+    conn: Connection,
+    result: pq.abc.PGresult,
+    *,
+    shift: int = 0,
+    inner: str | None = None,
+) -> None:
+    if result.status in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+        return
+    error = psycopg.errors.error_from_result(result, conn.info.encoding)
+    raise to_error(error, shift=shift, inner=inner) from error
+
+
+def _grant_temporary(conn: Connection, role: str) -> str:
+    grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {};")
+    names = sql.Identifier(conn.info.dbname), sql.Identifier(role)
+    return grant.format(*names).as_string(conn)
+
+
+def pin_settings(conn: Connection) -> None:
+    """From here on texts of values and names are canonical."""
+    _set(conn, {n: v for n, v in PINNED_SETTINGS.items() if n != "client_encoding"})
+
+
+def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:
+    """What Postgres made of the query."""
+    name = f"pg_temp.{view}"
+    row: tuple[Any, ...] | None = conn.execute(
+        "SELECT ev_action, pg_get_viewdef(ev_class, false), ev_class FROM pg_rewrite"
+        " WHERE ev_class = %s::regclass",
+        (name,),
+    ).fetchone()
+    assert row is not None, "the view has been made in this transaction"
+    columns = conn.execute(
+        "SELECT attname, atttypid, atttypmod, attcollation FROM pg_attribute"
+        " WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
+        (name,),
+    ).fetchall()
+    [tree] = read_nodes(row[0])
+    return Bound(int(row[2]), tree, _readable(row[1].strip()), columns, query)
+
+
+def _readable(printed: str) -> str:
+    """A printed query that Postgres can read again.
+
+    It prints the marks of a CYCLE clause with casts, which its grammar does not take there.
+    """
+    return _MARKS.sub(r"\1\3 \2\4\6 \5\7", printed)
+
+
+def made_view(
+    conn: Connection, query: str, view: str, analyst: str = _ANALYST
+) -> Bound:
+    """What Postgres makes of a query of our own, as a temporary view that stays there.
+
+    Raises:
+        psycopg.Error: Postgres does not accept it.
+    """
+    execute(conn, f"CREATE TEMPORARY VIEW pg_temp.{view} AS {query}", analyst)
+    return read_view(conn, query, view)
+
+
+def execute(conn: Connection, statement: str, analyst: str = _ANALYST) -> None:
+    """Carry out a statement of our own as the caller; rows are thrown away."""
+    call = f"SELECT {_definer(conn, analyst)}(%s::pg_catalog.text)"
+    conn.execute(call.encode(), (statement,))
+
+
+def output_texts(conn: Connection, items: Sequence[str]) -> list[str | None]:
+    """Constant expressions as Postgres prints their values.
+
+    Raises:
+        psycopg.Error: one of them fails.
+    """
+    # format() takes a type's output function; a cast to text could be one of a user's.
+    shown = ", ".join(
+        f"CASE WHEN pg_catalog.num_nulls(q.c{i}) OPERATOR(pg_catalog.=) 0"
+        f" THEN pg_catalog.format('%s', q.c{i}) END"
+        for i in range(len(items))
+    )
+    inner = ", ".join(f"{item} AS c{i}" for i, item in enumerate(items))
+    # Our own text over names that are quoted where they come from.
+    statement = f"SELECT ARRAY[{shown}]::pg_catalog.text[] FROM (SELECT {inner}) q"  # noqa: S608
+    call = f"SELECT {_definer(conn, f'{_ANALYST}_texts')}(%s::pg_catalog.text)"
+    row = conn.execute(call.encode(), (statement,)).fetchone()
+    assert row is not None, "a function call answers one row"
+    found: list[str | None] = row[0]
+    return found

@@ -1,0 +1,389 @@
+"""Aggregate functions: from Postgres' parse tree to ``logical.Agg``.
+
+Few are native: counts, sums of numbers, extremes, booleans.  All others are *remote*: the
+group's multiset of arguments is kept, and Postgres evaluates ``fn(DISTINCT $1, $2 ORDER BY $3 …)``
+for the groups that a transaction touched.  Arguments are computed below as columns, constants and
+rows (``ROW(a, b)``, which no array can carry) stand in the SQL itself.
+
+Where the query orders the input only in part, or not at all, a canonical order decides, which all
+aggregates of the level have in common (``alignment``): the same rows always give the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+
+from headrace import types as t
+from headrace.errors import UnsupportedError
+from headrace.expressions import keys
+from headrace.expressions.placeholders import substitute
+from headrace.planner.analyse.catalog import Function
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.logical.alignment import shows_order
+from headrace.planner.logical.nodes import Agg, Col
+from headrace.planner.logical.scalar import (
+    Call,
+    Const,
+    Expr,
+    quote,
+    raises,
+    show,
+    trusted,
+)
+from headrace.planner.scalars import functions
+from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars.typekeys import key_class
+
+NewColumn = Callable[[str, Expr], Col]
+
+_NUMBERS: Final = frozenset({t.INT2, t.INT4, t.INT8, t.NUMERIC, t.FLOAT4, t.FLOAT8})
+_BOOLEANS: Final = {"bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or"}
+_UNORDERED: Final = frozenset(
+    {"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"}
+)
+"""Aggregates whose value does not depend on the order of their input."""
+_IDEMPOTENT: Final = frozenset(
+    {"min", "max", "bool_and", "every", "bool_or", "any_value"}
+)
+"""Aggregates for which DISTINCT changes nothing."""
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """The columns that the SQL of an aggregate reads: ``$1`` …."""
+
+    exprs: list[Expr] = field(default_factory=list)
+
+    first: int = 0
+    """Columns before it are not shared with what comes now."""
+
+    def place(self, expr: Expr) -> str:
+        """The placeholder of ``expr``."""
+        if expr not in self.exprs[self.first :]:
+            self.exprs.append(expr)
+        return f"${self.exprs.index(expr, self.first) + 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The parts of a call, lowered."""
+
+    function: Function
+    name: str
+    args: tuple[Expr, ...]
+    """Of an ordered-set aggregate those that stand after WITHIN GROUP (ORDER BY."""
+    order: tuple[tuple[Expr, str], ...]
+    """(expression, ``USING … NULLS …``)."""
+    direct: tuple[Expr, ...]
+    filter: Expr | None
+    distinct: bool
+    within: bool
+
+
+class Calls:
+    """Lowers the aggregate calls of one query level."""
+
+    def __init__(
+        self, lowering: Lowering, column: NewColumn, group: Callable[[Expr], Expr]
+    ) -> None:
+        """``group``: what a direct argument, which reads keys alone, is below the groups."""
+        self._lowering = lowering
+        self._column = column
+        self._group = group
+
+    def bind(self, node: Tree, scope: Scope) -> Agg:
+        """The aggregate of an AGGREF; ``scope`` is that of its arguments."""
+        call = self._lower(node, scope)
+        result = Const(
+            None,
+            self._lowering.catalog.base(node.number("aggtype")),
+            -1,
+            node.number("aggcollid"),
+        )
+        column = self._column(_label(call), result)
+        known = self._native(call, column, node.number("inputcollid"))
+        return known if known is not None else self._remote(call, column, node)
+
+    def _lower(self, node: Tree, scope: Scope) -> _Call:
+        lowering = self._lowering
+        function = self._function(node)
+        condition = node.node("aggfilter")
+        filter_ = lowering.lower(condition, scope) if condition else None
+        if filter_ is not None:
+            scope = scope.only("is_true", filter_)
+        by_ref: dict[int, Expr] = {}
+        args: list[Expr] = []
+        for entry in node.nodes("args"):
+            expr = lowering.lower(entry.child("expr"), scope)
+            if filter_ is not None and raises(expr) and not self._inline(expr):
+                # Postgres looks at the filter first.
+                expr = lowering.guarded(filter_, expr)
+            by_ref[entry.number("ressortgroupref")] = expr
+            if not entry.flag("resjunk"):
+                args.append(expr)
+        order = tuple(
+            (by_ref[c.number("tleSortGroupRef")], self._ordering(c, node))
+            for c in node.nodes("aggorder")
+        )
+        for clause in node.nodes("aggdistinct"):
+            self._operator(clause.number("eqop"), node)
+        within = node.text("aggkind") != "n"
+        direct = tuple(
+            self._group(lowering.lower(d, scope)) for d in node.nodes("aggdirectargs")
+        )
+        distinct = bool(node.nodes("aggdistinct"))
+        return _Call(
+            function,
+            function.name,
+            tuple(e for e, _ in order) if within else tuple(args),
+            order,
+            direct,
+            filter_,
+            distinct,
+            within,
+        )
+
+    def _function(self, node: Tree) -> Function:
+        """The aggregate, if each of its support functions may be called."""
+        lowering = self._lowering
+        function = lowering.catalog.function(node.number("aggfnoid"))
+        if not function.builtin:
+            for part in lowering.catalog.aggregate_support(function.oid):
+                support = lowering.catalog.function(part)
+                if (reason := functions.refusal(support)) is not None:
+                    lowering.refuse(
+                        f'aggregate function "{function.name}" is not supported:'
+                        f" {reason}",
+                        node,
+                        hint="If its result depends on its arguments alone, declare"
+                        f" function {support.quoted} IMMUTABLE.",
+                    )
+        return function
+
+    def _ordering(self, clause: Tree, node: Tree) -> str:
+        operator = self._operator(clause.number("sortop"), node)
+        nulls = "FIRST" if clause.flag("nulls_first") else "LAST"
+        return f"USING {operator} NULLS {nulls}"
+
+    def _operator(self, oid: int, node: Tree) -> str:
+        catalog = self._lowering.catalog
+        operator = catalog.operator(oid)
+        reason = functions.refusal(catalog.function(operator.function))
+        if reason is not None:
+            self._lowering.refuse(reason, node)
+        return operator.quoted
+
+    def _operators_trusted(self, node: Tree) -> bool:
+        clauses = [*node.nodes("aggorder"), *node.nodes("aggdistinct")]
+        oids = {c.number(name) for c in clauses for name in ("eqop", "sortop")} - {0}
+        return all(self._lowering.catalog.operator(oid).builtin for oid in oids)
+
+    # -- native
+
+    def _native(self, call: _Call, column: Col, collation: int) -> Agg | None:
+        """The aggregate as ``collections.reduce`` computes it itself, or None."""
+        name = call.name
+        if not call.function.builtin or call.direct:
+            return None
+        if any(raises(e) or name not in _UNORDERED for e, _ in call.order):
+            return None
+        if not call.args:
+            function = "count_star" if name == "count" else ""
+        elif len(call.args) > 1 or self._inline(call.args[0]):
+            return None
+        else:
+            function = self._native_name(name, call.args[0], collation)
+        if not function:
+            return None
+        argument = call.args[0] if call.args else None
+        distinct = call.distinct and name not in _IDEMPOTENT
+        if distinct and argument is not None and self._key(argument) is None:
+            return None
+        first = function == "any" and not call.distinct
+        return Agg(
+            column,
+            function,
+            argument,
+            call.filter,
+            distinct,
+            "",
+            name,
+            shows_order=first and not isinstance(argument, Const),
+        )
+
+    def _native_name(self, name: str, argument: Expr, collation: int) -> str:
+        catalog = self._lowering.catalog
+        if name == "count":
+            return name
+        if name in ("sum", "avg"):
+            return name if argument.oid in _NUMBERS else ""
+        if name in ("min", "max"):
+            bytewise = catalog.bytewise(collation)
+            known = catalog.deterministic(collation) and keys.order_native(
+                argument.oid, bytewise=bytewise
+            )
+            return name if known else ""
+        if name == "any_value":
+            return "any"
+        return _BOOLEANS.get(name, "")
+
+    def _key(self, expr: Expr) -> keys.KeyClass | None:
+        return key_class(self._lowering.catalog, expr.oid, expr.collation)
+
+    # -- remote
+
+    def _remote(self, call: _Call, column: Col, node: Tree) -> Agg:
+        lowering = self._lowering
+        if lowering.catalog.type(column.oid).kind == "p":
+            kind = lowering.type_name(column.oid)
+            lowering.refuse(
+                f'aggregate function "{call.name}" with a result of type {kind}', node
+            )
+        inputs = _Inputs()
+        args = [self._write(e, inputs, node) for e in call.args]
+        if args and node.flag("aggvariadic") and not call.within:
+            args[-1] = f"VARIADIC {args[-1]}"
+        ordered = [f"{self._write(e, inputs, node)} {how}" for e, how in call.order]
+        inputs.first = len(inputs.exprs)
+        direct = [self._write(e, inputs, node) for e in call.direct]
+        sql = _sql(call, args, ordered, direct, variadic=node.flag("aggvariadic"))
+        exprs = inputs.exprs
+        users = [column.oid, *(e.oid for e in exprs)]
+        agg = Agg(
+            column,
+            "remote",
+            exprs[0] if exprs else None,
+            call.filter,
+            False,
+            sql,
+            call.name,
+            tuple(exprs[1:]),
+            len(exprs) - inputs.first,
+            call.function.builtin
+            and self._operators_trusted(node)
+            and all(map(self._plain_type, users))
+            and all(
+                map(trusted, (*call.args, *(e for e, _ in call.order), *call.direct))
+            ),
+            shows_order=bool(exprs)
+            and not (call.distinct or call.within)
+            and shows_order(call.function),
+        )
+        self._prove(node, agg)
+        return agg
+
+    def _inline(self, expr: Expr) -> bool:
+        """Whether ``expr`` is a row, which is built inside of the aggregate's SQL."""
+        kind = self._lowering.catalog.type(expr.oid).kind
+        return kind in ("p", "c") and isinstance(expr, Call)
+
+    def _write(self, expr: Expr, inputs: _Inputs, node: Tree) -> str:
+        lowering = self._lowering
+        if isinstance(expr, Const):
+            return lowering.sql(expr, lambda _: "")
+        if self._inline(expr):
+            return lowering.sql(expr, inputs.place)
+        kind = lowering.catalog.type(expr.oid)
+        if kind.kind == "p":
+            lowering.refuse(f"an aggregate over type {kind.name}", node)
+        if functions.is_reg_type(expr.oid):
+            lowering.refuse(f"an aggregate over type {kind.name}", node)
+        return inputs.place(expr)
+
+    def _plain_type(self, oid: int) -> bool:
+        kind = self._lowering.catalog.type(oid)
+        return self._lowering.plain_type(kind.element or oid)
+
+    def _prove(self, node: Tree, agg: Agg) -> None:
+        """Postgres must understand our SQL of the aggregate as it did the query."""
+        lowering = self._lowering
+        exprs = [e for e in (agg.argument, *agg.more) if e is not None]
+        columns = []
+        for place, expr in enumerate(exprs, 1):
+            value = quote(None, lowering.type_name(expr.oid))
+            found = lowering.catalog.collation(expr.collation)
+            if found is not None:
+                value = f"({value}) COLLATE {found.quoted}"
+            columns.append(f"{value} AS a{place}")
+        columns.append("1::int8 AS i")
+        direct = [f"s.a{n}" for n in range(len(exprs) - agg.direct + 1, len(exprs) + 1)]
+        call = substitute(agg.sql, lambda n: f"s.a{n}" if n else "s.i")
+        # Our own text over names that are quoted where they come from.
+        query = f"SELECT {call} AS c FROM (SELECT {', '.join(columns)}) s" + (  # noqa: S608
+            f" GROUP BY {', '.join(direct)}" if direct else ""
+        )
+        try:
+            tree = lowering.analysed(query)
+        except psycopg.ProgrammingError as error:
+            raise UnsupportedError(
+                f'aggregate function "{agg.name}" cannot be written down for evaluation',
+                detail=error.diag.message_primary,
+                position=lowering.position(node),
+            ) from error
+        [found_node] = [n for n in tree.walk() if n.kind == "AGGREF"][:1]
+        if _signature(found_node, placed="$0" in agg.sql) != _signature(node):
+            lowering.refuse(f'this call of aggregate function "{agg.name}"', node)
+
+
+def _sql(
+    call: _Call,
+    args: list[str],
+    ordered: list[str],
+    direct: list[str],
+    *,
+    variadic: bool,
+) -> str:
+    name = call.function.quoted
+    if call.within:
+        if variadic and direct:
+            direct[-1] = f"VARIADIC {direct[-1]}"
+        return (
+            f"{name}({', '.join(direct)}) WITHIN GROUP (ORDER BY {', '.join(ordered)})"
+        )
+    if not args:
+        return f"{name}(*)"
+    if ordered and not call.distinct:
+        ordered = [*ordered, "$0"]
+    order = f" ORDER BY {', '.join(ordered)}" if ordered else ""
+    return f"{name}({'DISTINCT ' if call.distinct else ''}{', '.join(args)}{order})"
+
+
+def _signature(node: Tree, *, placed: bool = False) -> tuple[object, ...]:
+    """What an AGGREF means, but for its arguments; ``placed``: its last order is ours."""
+    order = [
+        (c.number("eqop"), c.number("sortop"), c.flag("nulls_first"))
+        for c in node.nodes("aggorder")
+    ]
+    return (
+        *(node.number(n) for n in ("aggfnoid", "aggtype", "inputcollid")),
+        *(node.flag(n) for n in ("aggstar", "aggvariadic")),
+        node.text("aggkind"),
+        order[:-1] if placed else order,
+        [c.number("eqop") for c in node.nodes("aggdistinct")],
+    )
+
+
+def _label(call: _Call) -> str:
+    """The call for people."""
+    order = ", ".join(f"{show(e)}{_words(how)}" for e, how in call.order)
+    if call.within:
+        direct = ", ".join(map(show, call.direct))
+        return f"{call.name}({direct}) WITHIN GROUP (ORDER BY {order})"
+    args = ", ".join(map(show, call.args)) or "*"
+    order = f" ORDER BY {order}" if order else ""
+    return f"{call.name}({'DISTINCT ' if call.distinct else ''}{args}{order})"
+
+
+def _words(how: str) -> str:
+    """``USING … NULLS …`` as people write it."""
+    operator = how.split("(")[-1].split(")")[0].rsplit(".", 1)[-1]
+    last = how.endswith("LAST")
+    if operator == "<":
+        return "" if last else " NULLS FIRST"
+    if operator == ">":
+        return " DESC NULLS LAST" if last else " DESC"
+    return f" {how}"

@@ -1,0 +1,450 @@
+"""Functions in FROM, and set-returning ones in the select list: the logical ``Functions``.
+
+A function in FROM runs over one row without columns, with free references where it is lateral.
+In the select list all set-returning calls of a nesting level run in lockstep, the inner ones
+first, each level as a ROWS FROM of its own (manual, 38.5.9): below the grouping if the call
+stands in GROUP BY, else above grouping and windows, below DISTINCT.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import psycopg
+
+from headrace.errors import UnsupportedError
+from headrace.planner.analyse.catalog import Catalog, Connection, Function
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.session import made_view
+from headrace.planner.logical.nodes import Col, Functions, Node, Project
+from headrace.planner.logical.scalar import (
+    ARG,
+    SINGLE,
+    Call,
+    Const,
+    Expr,
+    Ref,
+    quote,
+    references,
+    show,
+)
+from headrace.planner.logical.sites import Site
+from headrace.planner.scalars import functions
+from headrace.planner.scalars.constants import Constants
+from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.types import INT8, TEXT
+
+NewColumn = Callable[[str, Expr], Col]
+
+_STABLE: Final = frozenset({"generate_series", "jsonb_path_query_tz"})
+"""Stable functions whose results depend on their arguments and captured settings alone."""
+_RECORDS: Final = frozenset(
+    f"json{b}_{name}"
+    for b in ("", "b")
+    for name in (
+        *("to_record", "to_recordset", "populate_record", "populate_recordset"),
+    )
+)
+"""Stable for the input functions of the columns' types."""
+_CALLS: Final = ("FUNCEXPR", "OPEXPR")
+
+
+def is_set(node: Tree) -> bool:
+    """Whether ``node`` itself is a set-returning call."""
+    return node.flag("funcretset") or node.flag("opretset")
+
+
+def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") -> Call:
+    """A function in FROM or a set-returning one; ``columns`` is its definition list as SQL."""
+    if node.kind != "FUNCEXPR":
+        lowering.refuse("this expression in FROM", node)
+    function = lowering.catalog.function(node.number("funcid"))
+    if (reason := _refusal(function)) is not None:
+        lowering.refuse(reason, node)
+    args, names = lowering.arguments(node.nodes("args"), scope)
+    if len(args) < function.arguments:
+        lowering.require_constant_defaults(function, node)
+    for argument in args:
+        if lowering.catalog.type(argument.oid).kind == "p":
+            name = lowering.type_name(argument.oid)
+            lowering.refuse(f"an argument of pseudo-type {name} in FROM", node)
+    oid = node.number("funcresulttype")
+    marks = [f"{name} => {ARG}" if name else ARG for name in names]
+    symbol = function.quoted
+    if any(names):
+        symbol += f" {', '.join(names)}"
+    if node.flag("funcvariadic"):
+        marks[-1] = f"VARIADIC {ARG}"
+        symbol += " variadic"
+    users = (oid, *(a.oid for a in args))
+    return Call(
+        symbol=symbol,
+        args=args,
+        oid=oid,
+        typmod=-1,
+        collation=node.number("funccollid"),
+        sql=f"{function.quoted}({', '.join(marks)}){columns}",
+        show=f"{function.name}({', '.join(marks)})",
+        native=None,
+        raises=True,
+        input_collation=node.number("inputcollid"),
+        immutable=function.volatility == "i",
+        trusted=function.builtin and all(lowering.plain_type(u) for u in users),
+    )
+
+
+def _refusal(function: Function) -> str | None:
+    """Why ``function`` may not be called in FROM, or ``None``."""
+    known = function.name in _STABLE and function.returns_set
+    if function.builtin and (known or function.name in _RECORDS):
+        return None
+    return functions.refusal(dataclasses.replace(function, returns_set=False))
+
+
+# -- FROM
+
+
+def bind_calls(lowering: Lowering, entry: Tree, scope: Scope) -> tuple[Call, ...]:
+    """The calls of a range-table entry of functions."""
+    return tuple(_from_item(lowering, f, scope) for f in entry.nodes("functions"))
+
+
+def bind_functions(
+    lowering: Lowering,
+    entry: Tree,
+    calls: tuple[Call, ...],
+    column: NewColumn,
+    below: Node,
+) -> Node:
+    """The ``calls`` of an entry over ``below``, whose columns are not shown."""
+    shapes = []
+    dated: list[int] = []
+    for call, item in zip(calls, entry.nodes("functions"), strict=True):
+        mine = _shape(lowering, call)
+        _refuse_clock(lowering, item.child("funcexpr"), [oid for _, oid, _, _ in mine])
+        dated += _dated(lowering, item) or [0] * len(mine)
+        shapes += mine
+    names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
+    outputs: list[Col] = []
+    shown: list[tuple[Col, Expr]] = []
+    for number, (name, oid, typmod, collation) in enumerate(shapes):
+        label = names[number] if number < len(names) else name
+        made = Const(None, lowering.catalog.base(oid), typmod, collation)
+        outputs.append(column(label, made))
+        shown.append((outputs[-1], outputs[-1].ref))
+        if dated[number]:
+            cast = lowering.cast(outputs[-1].ref, dated[number], -1, 0)
+            shown[-1] = (column(label, cast), cast)
+    ordinality = None
+    if entry.flag("funcordinality"):
+        ordinality = column(names[-1], Const(None, INT8))
+        shown.append((ordinality, ordinality.ref))
+    node = Functions(below, calls, tuple(outputs), ordinality)
+    if any(dated):
+        return Project(node, tuple(shown))
+    return with_only(node, tuple(c for c, _ in shown))
+
+
+def _dated(lowering: Lowering, item: Tree) -> list[int]:
+    """Per column of a definition list: the date or time type that is read as a text, or 0.
+
+    A text in JSON may stand for the current time.  So it comes as a text, and is cast as texts are.
+    """
+    tree = item.child("funcexpr")
+    if lowering.catalog.function(tree.number("funcid")).name not in _RECORDS:
+        return []
+    types = zip(item.numbers("funccoltypes"), item.items("funccoltypmods"), strict=True)
+    return [
+        oid if functions.clock_guarded(oid) and int(str(typmod)) == -1 else 0
+        for oid, typmod in types
+    ]
+
+
+def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
+    """Refuse 'now' and kin, which JSON may hold, in a column that would take it."""
+    function = lowering.catalog.function(tree.number("funcid"))
+    if function.name not in _RECORDS:
+        return
+    for oid in oids:
+        if functions.reads_clock(lowering.catalog, oid):
+            lowering.refuse(
+                f'function "{function.name}" with a column of type'
+                f" {lowering.type_name(oid)}, whose input may read the clock,",
+                tree,
+                hint="Declare the column as text, and cast it.",
+            )
+
+
+def bind_scalar(
+    lowering: Lowering, entry: Tree, scope: Scope, column: NewColumn
+) -> tuple[Col, Expr] | None:
+    """The column of an entry that is one expression, no function (COALESCE, CURRENT_DATE)."""
+    items = entry.nodes("functions")
+    if len(items) != 1 or entry.flag("funcordinality"):
+        return None
+    tree = items[0].child("funcexpr")
+    if tree.kind == "FUNCEXPR" or items[0].number("funccolcount") != 1:
+        return None
+    expr = lowering.lower(tree, scope)
+    return column(str(entry.child("eref").items("colnames")[0]), expr), expr
+
+
+def _from_item(lowering: Lowering, item: Tree, scope: Scope) -> Call:
+    return lower_call(
+        lowering, item.child("funcexpr"), scope, _definitions(lowering, item)
+    )
+
+
+def _definitions(lowering: Lowering, item: Tree) -> str:
+    """The column definition list of a function that returns ``record``."""
+    names = item.items("funccolnames")
+    if not names:
+        return ""
+    columns = []
+    for name, oid, typmod, collation, dated in zip(
+        names,
+        item.numbers("funccoltypes"),
+        item.items("funccoltypmods"),
+        item.numbers("funccolcollations"),
+        _dated(lowering, item) or [0] * len(names),
+        strict=True,
+    ):
+        found = lowering.catalog.collation(collation)
+        own = lowering.catalog.type(oid).collation
+        declared = TEXT if dated else oid
+        text = lowering.catalog.declaration(declared, int(str(typmod)))
+        if found is not None and collation != own:
+            text += f" COLLATE {found.quoted}"
+        quoted = str(name).replace('"', '""')
+        columns.append(f'"{quoted}" {text}')
+    return f" AS ({', '.join(columns)})"
+
+
+def _shape(lowering: Lowering, call: Call) -> list[tuple[str, int, int, int]]:
+    """(name, type, typmod, collation) of the columns of ``call``."""
+    query, _ = _query(lowering, "f.*", (_unchecked(call),))
+    try:
+        return lowering.described(query)
+    except psycopg.ProgrammingError as error:
+        raise UnsupportedError(
+            "a function in FROM cannot be written down for evaluation",
+            detail=error.diag.message_primary,
+        ) from error
+
+
+def _unchecked(call: Call) -> Call:
+    """``call`` without the checks of scalar subqueries, which no SQL has: of the same type."""
+    args = tuple(_unchecked(a) if isinstance(a, Call) else a for a in call.args)
+    args = tuple(
+        a.args[1] if isinstance(a, Call) and a.symbol == SINGLE else a for a in args
+    )
+    return dataclasses.replace(call, args=args)
+
+
+def _query(
+    lowering: Lowering, targets: str, calls: tuple[Call, ...]
+) -> tuple[str, list[Ref]]:
+    """Our SQL of ``calls`` over columns typed as the references in them."""
+    found = list({r.id: r for c in calls for r in references(c)}.values())
+    places = {ref.id: place for place, ref in enumerate(found, 1)}
+    sqls = ", ".join(lowering.sql(c, lambda r: f"s.a{places[r.id]}") for c in calls)
+    inputs = ", ".join(
+        f"{quote(None, lowering.type_name(ref.oid))} AS a{place}"
+        for place, ref in enumerate(found, 1)
+    )
+    # Both lists are our own text over names that are quoted where they come from.
+    source = f"(SELECT {inputs}) s, LATERAL " if found else ""
+    return f"SELECT {targets} FROM {source}ROWS FROM ({sqls}) f", found  # noqa: S608
+
+
+def prove(
+    conn: Connection,
+    lowering: Lowering,
+    constants: Constants,
+    sets: list[tuple[Call, ...]],
+    plain: Callable[[Expr], Expr],
+) -> None:
+    """Postgres must understand our SQL of every call in FROM as it did the query.
+
+    ``plain`` takes away what a column of our own making does not have.
+    """
+    for calls in dict.fromkeys(sets):
+        query, found = _query(lowering, "1 AS one", calls)
+        with conn.transaction(force_rollback=True):
+            tree = made_view(conn, query, "headrace_proof").tree
+        constants.load([tree], query)
+        # Up to Postgres 15 a view's own old and new rows are entries, too.
+        entry = next(e for e in tree.nodes("rtable") if e.nodes("functions"))
+        scope = Scope(_numbered(found))
+        items = entry.nodes("functions")
+        for expr, item in zip(calls, items, strict=True):
+            again = _from_item(lowering, item, scope)
+            if plain(again) != plain(expr):
+                raise UnsupportedError(
+                    f"function {show(expr)} cannot be reproduced exactly"
+                    " and is not supported"
+                )
+
+
+def _numbered(found: list[Ref]) -> Callable[[int, int], Expr]:
+    return lambda _, attno: found[attno - 1]
+
+
+# -- the select list
+
+
+@dataclasses.dataclass(slots=True)
+class _SetCall:
+    """A set-returning call of the select list.
+
+    ``field`` is the 1-based column of its composite result that is wanted, 0 for a scalar one.
+    """
+
+    tree: Tree
+    column: Col
+    field: int
+    args: list[Tree]
+    level: int
+
+
+class TargetSets:
+    """The set-returning calls of a query's select list (ORDER BY included).
+
+    Made before anything of the list is lowered: every call stands in ``Lowering.known`` as a
+    reference to a column that ``below`` or ``above`` will make.
+    """
+
+    def __init__(self, lowering: Lowering, column: NewColumn, query: Tree) -> None:
+        self._lowering = lowering
+        self._column = column
+        self._below: list[_SetCall] = []
+        self._above: list[_SetCall] = []
+        if not query.flag("hasTargetSRFs"):
+            return
+        grouped = _grouped(query)
+        windowed = {
+            c.number("tleSortGroupRef")
+            for w in query.nodes("windowClause")
+            for c in (*w.nodes("partitionClause"), *w.nodes("orderClause"))
+        }
+        for entry in query.nodes("targetList"):
+            place = entry.number("ressortgroupref")
+            mine = self._below if place and place in grouped else self._above
+            before = len(mine)
+            self._register(entry.child("expr"), mine)
+            if mine is self._above and place in windowed and len(mine) > before:
+                lowering.refuse("a set-returning function in a window definition")
+
+    def _register(self, tree: Tree, mine: list[_SetCall]) -> int:
+        """Note the calls in ``tree``; how deep they are nested."""
+        if tree.kind in ("SUBLINK", "AGGREF", "WINDOWFUNC"):
+            return 0  # calls in there are none of this list
+        target, field = tree, 0
+        if tree.kind == "FIELDSELECT" and is_set(tree.child("arg")):
+            target, field = tree.child("arg"), tree.number("fieldnum")
+        if not is_set(target):
+            return max((self._register(t, mine) for t in _parts(target)), default=0)
+        inner = [
+            a.child("arg") if a.kind == "NAMEDARGEXPR" else a
+            for a in target.nodes("args")
+        ]
+        level = max((self._register(t, mine) for t in inner), default=0)
+        if field:
+            oid, collation = tree.number("resulttype"), tree.number("resultcollid")
+        else:
+            oid, collation = (
+                target.number("funcresulttype"),
+                target.number("funccollid"),
+            )
+            if target.kind != "FUNCEXPR" or _composite(self._lowering.catalog, oid):
+                self._lowering.refuse(
+                    "a set-returning function of composite type in the select list",
+                    target,
+                )
+        function = self._lowering.catalog.function(target.number("funcid"))
+        made = Const(None, self._lowering.catalog.base(oid), -1, collation)
+        column = self._column(function.name, made)
+        self._lowering.known[id(tree)] = column.ref
+        mine.append(_SetCall(target, column, field, inner, level))
+        return level + 1
+
+    def below(self, site: Site, scope: Scope) -> None:
+        """Put the calls that GROUP BY needs over the node of ``site``."""
+        calls = [(c, lower_call(self._lowering, c.tree, scope)) for c in self._below]
+        site.node = self._layers(site.node, calls)
+
+    @property
+    def arguments(self) -> list[Tree]:
+        """Arguments of the calls above the grouping, as entries of the select list."""
+        return [Tree("TARGETENTRY", {"expr": a}) for c in self._above for a in c.args]
+
+    def above(self, node: Node, arguments: list[Expr]) -> Node:
+        """``node`` with the other calls; ``arguments`` are what those of ``arguments`` became."""
+        given = iter(arguments)
+        calls: list[tuple[_SetCall, Call]] = []
+        for call in self._above:
+            mine = [next(given) for _ in call.args]
+            known = self._lowering.known
+            before = {id(t): known.get(id(t)) for t in call.args}
+            known.update({id(t): e for t, e in zip(call.args, mine, strict=True)})
+            calls.append((call, lower_call(self._lowering, call.tree, Scope(_nowhere))))
+            for tree, old in before.items():
+                if old is None:
+                    del known[tree]
+                else:
+                    known[tree] = old
+        return self._layers(node, calls)
+
+    def _layers(self, node: Node, calls: list[tuple[_SetCall, Call]]) -> Node:
+        """One ``Functions`` per nesting level, the innermost first."""
+        for level in range(1 + max((c.level for c, _ in calls), default=-1)):
+            mine = [(c, e) for c, e in calls if c.level == level]
+            outputs: list[Col] = []
+            for call, expr in mine:
+                if not call.field:
+                    outputs.append(call.column)
+                    continue
+                for number, (name, oid, typmod, collation) in enumerate(
+                    _shape(self._lowering, expr), 1
+                ):
+                    base = self._lowering.catalog.base(oid)
+                    made = self._column(name, Const(None, base, typmod, collation))
+                    outputs.append(call.column if number == call.field else made)
+            node = Functions(node, tuple(e for _, e in mine), tuple(outputs))
+        return node
+
+
+def _grouped(query: Tree) -> set[int]:
+    """Numbers of the entries of the select list that GROUP BY names."""
+    return {c.number("tleSortGroupRef") for c in query.nodes("groupClause")}
+
+
+def _composite(catalog: Catalog, oid: int) -> bool:
+    """Whether values of the type are rows."""
+    return catalog.type(catalog.base(oid)).kind in ("c", "p")
+
+
+def _parts(tree: Tree) -> Iterator[Tree]:
+    """Nodes directly inside of ``tree``."""
+    for value in tree.fields.values():
+        if isinstance(value, Tree):
+            yield value
+        elif isinstance(value, list):
+            for item in value:
+                if isinstance(item, Tree):
+                    yield item
+                elif isinstance(item, list):
+                    yield from (i for i in item if isinstance(i, Tree))
+
+
+def _nowhere(varno: int, attno: int) -> Expr:
+    raise AssertionError(f"column {attno} of entry {varno} is known already")
+
+
+def with_only(node: Node, columns: tuple[Col, ...]) -> Node:
+    """``node`` with ``columns`` alone."""
+    if node.columns == columns:
+        return node
+    return Project(node, tuple((c, c.ref) for c in columns))

@@ -1,0 +1,338 @@
+"""GROUP BY, GROUPING SETS and HAVING of one query level."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Final
+
+from headrace import types as t
+from headrace.expressions import keys
+from headrace.expressions.native import TypeRef, resolve
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.nodetree import same
+from headrace.planner.binding.aggregates import Calls, NewColumn
+from headrace.planner.binding.subqueries import has_subquery
+from headrace.planner.logical.alignment import aligned
+from headrace.planner.logical.nodes import (
+    Agg,
+    Aggregate,
+    Col,
+    Expand,
+    Node,
+    Project,
+    ids,
+)
+from headrace.planner.logical.scalar import ARG, Call, Const, Expr, Ref, show
+from headrace.planner.logical.sites import LateSite, Site
+from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars.typekeys import key_value
+
+SETS_MAX: Final = 4096
+"""As in Postgres: more grouping sets are an error there."""
+_EMPTY, _SIMPLE, _ROLLUP, _CUBE, _SETS = range(5)
+"""GroupingSetKind."""
+
+
+class Grouping:
+    """Binds the grouped expressions of one query level.
+
+    ``target`` (or ``lower``) everything that stands above the groups, then take ``node``: it has
+    the keys and aggregates that were asked for.  Where there are several grouping sets, each row
+    is first made one per set (``Expand``), and the set's number is a key too.
+    """
+
+    def __init__(
+        self, lowering: Lowering, column: NewColumn, query: Tree, scope: Scope
+    ) -> None:
+        """``scope`` has one site: what the groups are made of."""
+        self._lowering = lowering
+        self._column = column
+        self._query = query
+        self._base = scope
+        self._calls = Calls(lowering, column, self._below)
+        self._keys: list[tuple[Col, Expr]] = []
+        self._shown: dict[Expr, Ref] = {}
+        self._by_ref: dict[int, Ref] = {}
+        self._trees: list[tuple[Tree, Ref]] = []
+        self._aggs: list[Agg] = []
+        self._known: dict[tuple[object, ...], Ref] = {}
+        self._expanded: dict[int, tuple[Col, Expr]] = {}
+        self._number: tuple[Col, Ref] | None = None
+        self._sets = grouping_sets(query)
+        if len(self._sets) > SETS_MAX:
+            lowering.refuse(f"a query of more than {SETS_MAX} grouping sets")
+        self._groups, self._survivors = LateSite(), LateSite()
+        self.scope: Final = dataclasses.replace(
+            scope, special=self._special, above=self.above, sites=(self._survivors,)
+        )
+        """Where the expressions above the groups are lowered; ``above`` comes after that."""
+        self._input = ids(self._site.node)
+        self._bind_keys()
+
+    @property
+    def _site(self) -> Site:
+        [below] = self._base.sites
+        assert isinstance(below, Site), "what the groups are made of is known"
+        return below
+
+    def bind(self, targets: list[Tree]) -> tuple[Node, list[Expr]]:
+        """The grouped plan, and what ``targets`` are above it."""
+        exprs = [self.target(e) for e in targets]
+        return self.node(), exprs
+
+    def target(self, entry: Tree) -> Expr:
+        """What a target entry is above the groups."""
+        key = self._by_ref.get(entry.number("ressortgroupref"))
+        return key if key is not None else self.lower(entry.child("expr"))
+
+    def lower(self, tree: Tree) -> Expr:
+        """What an expression is above the groups."""
+        return self.above(self._lowering.lower(tree, self.scope))
+
+    def node(self) -> Node:
+        """The groups that HAVING leaves, with all that was asked for so far."""
+        having = self._query.node("havingQual")
+        if having is not None:
+            scope = dataclasses.replace(self.scope, sites=(self._groups,))
+            assert scope.subqueries is not None, "a query level has them"
+            scope.subqueries.filter(having, scope)
+        if not self._keys and not self._aggs:
+            # HAVING or GROUP BY () alone: one row, and rows need a column.
+            count = self._column("count(*)", Const(None, t.INT8))
+            self._add(Agg(count, "count_star", name="count"))
+        node = self._site.node
+        always: tuple[tuple[str | None, ...], ...] = ()
+        if self._number is not None:
+            node = self._expand(node, self._number[0])
+            always = self._always(self._number[0])
+        result = Aggregate(node, tuple(self._keys), aligned(self._aggs), always)
+        return self._survivors.over(self._groups.over(result))
+
+    # -- keys
+
+    def _bind_keys(self) -> None:
+        by_ref = {
+            e.number("ressortgroupref"): e.child("expr")
+            for e in self._query.nodes("targetList")
+            if e.number("ressortgroupref")
+        }
+        single = len(self._sets) == 1
+        for clause in self._query.nodes("groupClause"):
+            ref = clause.number("tleSortGroupRef")
+            tree = by_ref[ref]
+            expr = self._lowering.lower(tree, self._base)
+            if single:
+                self._by_ref[ref] = self._add_key(expr)
+            else:
+                self._add_expanded(ref, expr)
+            if has_subquery(tree):
+                self._trees.append((tree, self._by_ref[ref]))
+        if not single:
+            column = self._column("grouping set", Const(None, t.INT4))
+            self._number = (column, self._add_key(column.ref))
+
+    def _add_key(self, expr: Expr) -> Ref:
+        if expr not in self._shown:
+            self._shown[expr] = self._new_key(expr, show(expr))
+        return self._shown[expr]
+
+    def _new_key(self, expr: Expr, label: str) -> Ref:
+        """A key of the groups: what is shown of it above them."""
+        value = key_value(self._lowering, expr, "GROUP BY")
+        column = self._column(label, value)
+        self._keys.append((column, value))
+        if value == expr and keys.is_canonical(expr.oid):
+            return column.ref
+        # Equal keys may look different (1.0, 1.00): the group shows one of them.
+        return self._add(Agg(self._column(label, expr), "any", expr, name="any"))
+
+    def _add_expanded(self, ref: int, expr: Expr) -> None:
+        """A key that is NULL outside of its grouping sets."""
+        label = show(expr)
+        column = self._column(label, expr)
+        self._expanded[ref] = (column, expr)
+        self._by_ref[ref] = self._new_key(column.ref, label)
+        if not isinstance(expr, Const):
+            # A constant stays what it is, unless it is the very target of GROUP BY.
+            self._shown.setdefault(expr, self._by_ref[ref])
+
+    def _expand(self, node: Node, number: Col) -> Node:
+        """Rows of ``node`` once per grouping set."""
+        items: list[tuple[Col, Expr]] = [(c, c.ref) for c in node.columns]
+        shown: list[tuple[Col, Ref]] = []
+        for column, expr in self._expanded.values():
+            if not isinstance(expr, Ref):
+                below = self._column(show(expr), expr)
+                items.append((below, expr))
+                shown.append((column, below.ref))
+            else:
+                shown.append((column, expr))
+        if len(items) > len(node.columns):
+            node = Project(node, tuple(items))
+        places = {ref: i for i, ref in enumerate(self._expanded)}
+        sets = tuple(frozenset(places[r] for r in one) for one in self._sets)
+        return Expand(node, tuple(shown), sets, number)
+
+    def _always(self, number: Col) -> tuple[tuple[str | None, ...], ...]:
+        """Keys of the empty grouping sets: they have a row even over no row."""
+        return tuple(
+            tuple(str(i) if e == number.ref else None for _, e in self._keys)
+            for i, one in enumerate(self._sets)
+            if not one
+        )
+
+    # -- expressions
+
+    def above(self, expr: Expr) -> Expr:
+        """``expr`` in terms of the groups."""
+        if expr in self._shown:
+            return self._shown[expr]
+        match expr:
+            case Const():
+                return expr
+            case Ref():
+                if expr.id not in self._input:
+                    return expr  # an aggregate, or a column of an outer query
+                # Allowed by Postgres because a key determines it: one more key.
+                return self._add_key(expr)
+            case Call():
+                args = tuple(self.above(a) for a in expr.args)
+                return dataclasses.replace(expr, args=args)
+
+    def _below(self, expr: Expr) -> Expr:
+        """``expr``, which reads keys alone, in terms of what goes into the groups."""
+        for column, key in self._expanded.values():
+            if key == expr:
+                return column.ref
+        if isinstance(expr, Call):
+            args = tuple(map(self._below, expr.args))
+            return dataclasses.replace(expr, args=args)
+        return expr
+
+    def _special(self, node: Tree) -> Expr | None:
+        for tree, expr in self._trees:
+            # A grouped expression with a subquery in it is known by its tree.
+            if tree.kind == node.kind and same(tree, node):
+                return expr
+        levels = node.number("agglevelsup")
+        if node.kind == "AGGREF":
+            return self._add(self._calls.bind(node, self._arguments(node, levels)))
+        if node.kind == "GROUPINGFUNC":
+            return self._grouping(node)
+        if (
+            node.kind == "JSONCONSTRUCTOREXPR"
+            and (json := self._json(node)) is not None
+        ):
+            return json
+        return self._base.special(node) if self._base.special is not None else None
+
+    def _arguments(self, node: Tree, levels: int) -> Scope:
+        """Where the arguments of an aggregate are lowered that stands ``levels`` queries deeper."""
+        if not levels or not has_subquery(node):
+            return self._base.below(levels)
+        if any(n.kind == "RANGETBLENTRY" and n.text("ctename") for n in node.walk()):
+            # Its WITH queries are counted from there.
+            self._lowering.refuse("WITH in an aggregate of an outer query", node)
+        return dataclasses.replace(
+            self._base.below(levels),
+            subqueries=self._base.subqueries,
+            sites=self._base.sites,
+        )
+
+    def _json(self, node: Tree) -> Expr | None:
+        """JSON_ARRAYAGG and JSON_OBJECTAGG: an aggregate, perhaps with a cast around it."""
+        call = node.node("func")
+        if call is None or call.kind != "AGGREF":
+            return None
+        value = self._lowering.lower(call, self.scope)
+        coercion = node.node("coercion")
+        if coercion is None:
+            return value
+        scope = dataclasses.replace(self.scope, case_value=value)
+        return self._lowering.lower(coercion, scope)
+
+    def _grouping(self, node: Tree) -> Expr:
+        """GROUPING: a bit per argument, set where the grouping set has it not."""
+        wanted = node.numbers("refs")
+        values = [_bits(wanted, one) for one in self._sets]
+        constants = [Const(str(v), t.INT4) for v in values]
+        if self._number is None or len(set(values)) == 1:
+            return constants[0]
+        number = self._number[1]
+        args: list[Expr] = []
+        for place, constant in enumerate(constants[:-1]):
+            args += [self._is(number, place), constant]
+        args.append(constants[-1])
+        whens = f" WHEN {ARG} THEN {ARG}" * (len(constants) - 1)
+        sql = f"CASE{whens} ELSE {ARG} END"
+        return self._lowering.call(
+            "case",
+            tuple(args),
+            (t.INT4, -1, 0),
+            f"({sql})",
+            sql,
+            native=resolve("case", [TypeRef(a.oid) for a in args]),
+            remote_raises=False,
+        )
+
+    def _is(self, number: Ref, place: int) -> Expr:
+        return self._lowering.call(
+            "=",
+            (number, Const(str(place), t.INT4)),
+            (t.BOOL, -1, 0),
+            f"({ARG} OPERATOR(pg_catalog.=) {ARG})",
+            f"{ARG} = {ARG}",
+            native=resolve("=", [TypeRef(t.INT4), TypeRef(t.INT4)]),
+            remote_raises=False,
+        )
+
+    def _add(self, agg: Agg) -> Ref:
+        key = (agg.function, agg.sql, agg.inputs, agg.filter, agg.distinct, agg.direct)
+        if key not in self._known:
+            self._aggs.append(agg)
+            self._known[key] = agg.column.ref
+        return self._known[key]
+
+
+def _bits(wanted: list[int], one: tuple[int, ...]) -> int:
+    out = 0
+    for ref in wanted:
+        out = out << 1 | (ref not in one)
+    return out
+
+
+def grouping_sets(query: Tree) -> list[tuple[int, ...]]:
+    """The grouping sets of a query, each as the sorted numbers of its keys; one at least.
+
+    Several items of GROUP BY multiply: GROUP BY a, ROLLUP (b, c) is (a, b, c), (a, b), (a).
+    """
+    items = query.nodes("groupingSets")
+    if not items:
+        refs = [c.number("tleSortGroupRef") for c in query.nodes("groupClause")]
+        return [tuple(sorted(refs))]
+    product = itertools.product(*(_expanded(item) for item in items))
+    out = [tuple(sorted(set().union(*choice))) for choice in product]
+    return list(dict.fromkeys(out)) if query.flag("groupDistinct") else out
+
+
+def _expanded(item: Tree) -> list[tuple[int, ...]]:
+    """The sets that one item of GROUP BY stands for."""
+    kind = item.number("kind")
+    if kind == _EMPTY:
+        return [()]
+    if kind == _SIMPLE:
+        return [tuple(item.numbers("content"))]
+    inner = item.nodes("content")
+    if kind == _SETS:
+        return [one for part in inner for one in _expanded(part)]
+    parts = [tuple(part.numbers("content")) for part in inner]
+    if kind == _ROLLUP:
+        return [
+            tuple(itertools.chain.from_iterable(parts[:n]))
+            for n in range(len(parts), -1, -1)
+        ]
+    return [
+        tuple(ref for place, part in enumerate(parts) if chosen[place] for ref in part)
+        for chosen in itertools.product((True, False), repeat=len(parts))
+    ]

@@ -1,0 +1,262 @@
+"""ORDER BY, LIMIT, OFFSET, WITH TIES and DISTINCT ON of one query level.
+
+A view is a multiset of rows: ORDER BY alone changes nothing and is not computed, so an expression in
+it that fails on some row fails only whoever reads the view in that order.  With LIMIT or OFFSET it
+decides which rows there are; rows equal in it stand in one canonical order (``collections.sorting``),
+and so do all rows where there is no ORDER BY.
+
+A row without a type, ORDER BY (a, b), is sorted by its fields: it is never NULL itself, and of a
+field NULL is more than any value.
+
+A number of rows that is computed (LIMIT (SELECT …), or of an outer query's row) is compared with
+row_number() in the same order; a change then costs the rows whose number becomes another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import psycopg
+
+from headrace.collections.plan import Running
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.logical.nodes import (
+    Col,
+    Filter,
+    Node,
+    Order,
+    Project,
+    TopK,
+    Window,
+    WindowCall,
+)
+from headrace.planner.logical.scalar import Const, Expr, Ref
+from headrace.planner.logical.sites import Site
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.rowtypes import RECORD
+from headrace.planner.scalars.scope import Scope
+from headrace.types import INT8
+
+_WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
+
+_NUMBER_THEM: Final = (
+    "Number the rows in a subquery, row_number() OVER (ORDER BY …) AS n, and compare n."
+)
+_WITHIN: Final = """
+    SELECT CASE WHEN s.l < 0 THEN pg_catalog.length(pg_catalog.substring('', 1, s.l::int4)) = 0
+                WHEN s.o < 0 THEN pg_catalog.length(pg_catalog.substring('', 1, s.o::int4)) = 0
+                ELSE s.n > COALESCE(s.o, 0)
+                     AND (s.l IS NULL OR s.n - COALESCE(s.o, 0) <= s.l) END
+      FROM (SELECT NULL::int8 AS n, NULL::int8 AS l, NULL::int8 AS o) s
+"""
+"""Whether row n is within LIMIT l OFFSET o; a negative number is an error (of substring)."""
+_ROWS_MAX: Final = 2**60
+"""More rows than there are."""
+
+_NOT_CONSTANT: Final = ("SUBLINK", "PARAM", "VAR")
+
+_ROW_ORDERS: Final = {2990: False, 2991: True}
+"""The operators < and > of type record: whether they descend."""
+
+KeyOf = Callable[[Lowering, Expr, str], Expr]
+"""What decides whether values are equal in a construct (``typekeys.key_value``)."""
+
+
+class Ordering:
+    """Which rows a query level keeps, and in which order they are counted."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        query: Tree,
+        key: KeyOf,
+        column: Callable[[str, Expr], Col],
+        *,
+        sorted_: bool = False,
+    ) -> None:
+        """``sorted_``: the order of the result matters, its columns stay."""
+        self._lowering = lowering
+        self._query = query
+        self._key = key
+        self._column = column
+        self.distinct_on: Final = query.flag("hasDistinctOn")
+        self._limited = bool(query.node("limitCount") or query.node("limitOffset"))
+        self._sorted = sorted_
+        self.order: tuple[Order, ...] = ()
+        """Set by ``bind``."""
+
+    def targets(self) -> list[Tree]:
+        """The visible entries of the target list, then those that are only sorted by."""
+        entries = self._query.nodes("targetList")
+        visible = [e for e in entries if not e.flag("resjunk")]
+        if not self._limited and not self.distinct_on and not self._sorted:
+            return visible
+        wanted: dict[int, list[Tree]] = {}
+        for clause in self._clauses():
+            wanted.setdefault(clause.number("tleSortGroupRef"), []).append(clause)
+        return visible + [
+            Tree("TARGETENTRY", {**e.fields, "expr": part})
+            for e in entries
+            if e.flag("resjunk") and e.number("ressortgroupref") in wanted
+            for part in sorted_by(e.child("expr"), wanted[e.number("ressortgroupref")])
+        ]
+
+    def bind(self, node: Node, targets: list[Tree], scope: Scope) -> Node:
+        """The rows that are kept of ``node``, whose columns are ``targets`` in order."""
+        by_ref: dict[int, list[Ref]] = {}
+        for entry, column in zip(targets, node.columns, strict=True):
+            if reference := entry.number("ressortgroupref"):
+                by_ref.setdefault(reference, []).append(column.ref)
+        order: tuple[Order, ...] = ()
+        if self._limited or self.distinct_on or self._sorted:
+            order = orders(self._lowering, self._query.nodes("sortClause"), by_ref)
+        visible = node.columns[: sum(not e.flag("resjunk") for e in targets)]
+        if self.distinct_on:
+            node = self._distinct_on(node, order, by_ref)
+        if self._limited:
+            node = self._limit(node, order, scope)
+        self.order = order
+        if len(visible) < len(node.columns) and not self._sorted:
+            node = Project(node, tuple((c, c.ref) for c in visible))
+        return node
+
+    def _clauses(self) -> list[Tree]:
+        clauses = self._query.nodes("sortClause")
+        if self.distinct_on:
+            clauses = clauses + self._query.nodes("distinctClause")
+        return clauses
+
+    def _distinct_on(
+        self, node: Node, order: tuple[Order, ...], by_ref: dict[int, list[Ref]]
+    ) -> Node:
+        columns = node.columns
+        named = [
+            ref
+            for c in self._query.nodes("distinctClause")
+            for ref in by_ref[c.number("tleSortGroupRef")]
+        ]
+        keys: list[Ref] = []
+        made: list[tuple[Col, Expr]] = []
+        for ref in named:
+            value = self._key(self._lowering, ref, "DISTINCT ON")
+            if not isinstance(value, Ref):
+                made.append((self._column(ref.label, value), value))
+                value = made[-1][0].ref
+            keys.append(value)
+        if made:
+            node = Project(node, (*((c, c.ref) for c in columns), *made))
+        # Within a group its keys are equal, so they order nothing.
+        mine = {ref.id for ref in named}
+        rest = tuple(item for item in order if item.column.id not in mine)
+        first = TopK(node, tuple(keys), rest, 1)
+        return Project(first, tuple((c, c.ref) for c in columns)) if made else first
+
+    def _limit(self, node: Node, order: tuple[Order, ...], scope: Scope) -> Node:
+        if self._reads_rows("limitCount") or self._reads_rows("limitOffset"):
+            return self._numbered(node, order, scope)
+        limit = self._count("limitCount", "LIMIT", scope)
+        offset = self._count("limitOffset", "OFFSET", scope) or 0
+        ties = self._query.text("limitOption") in _WITH_TIES
+        if ties and limit is None:
+            self._lowering.refuse("WITH TIES without a number of rows")
+        if limit is not None and limit >= _ROWS_MAX:
+            limit, ties = None, False
+        if limit is None and offset == 0:
+            return node
+        return TopK(node, (), order, limit, min(offset, _ROWS_MAX), ties)
+
+    def _reads_rows(self, name: str) -> bool:
+        """Whether the count may be another for other contents of the database."""
+        tree = self._query.node(name)
+        return tree is not None and any(p.kind in _NOT_CONSTANT for p in tree.walk())
+
+    def _numbered(self, node: Node, order: tuple[Order, ...], scope: Scope) -> Node:
+        """Counts that are computed: each row by its number in the order."""
+        if self._query.text("limitOption") in _WITH_TIES:
+            self._lowering.refuse("WITH TIES for a number of rows that is not constant")
+        number = self._column("row_number", Const(None, INT8))
+        call = WindowCall(
+            number,
+            "row_number",
+            (),
+            "pg_catalog.row_number()",
+            "row_number()",
+            running=Running("row_number"),
+        )
+        site = Site(Window(node, (), order, (call,)))
+        inner = dataclasses.replace(scope, sites=(site,))
+        counts: list[Expr] = []
+        for name in ("limitCount", "limitOffset"):
+            tree = self._query.node(name)
+            found = self._lowering.lower(tree, inner) if tree is not None else None
+            counts.append(found or Const(None, INT8))
+        [target] = self._lowering.analysed(_WITHIN).nodes("targetList")
+        values = (number.ref, *counts)
+        read = Scope(lambda _, attno: values[attno - 1])
+        test = self._lowering.lower(target.child("expr"), read)
+        kept = Filter(site.node, (test,))
+        return Project(kept, tuple((c, c.ref) for c in node.columns))
+
+    def _count(self, name: str, word: str, scope: Scope) -> int | None:
+        tree = self._query.node(name)
+        if tree is None:
+            return None
+        what = f"{word} with an expression that is not constant"
+        if any(part.kind in _NOT_CONSTANT for part in tree.walk()):
+            self._lowering.refuse(
+                what, pattern=rf"\b({word}|fetch)\b", hint=_NUMBER_THEM
+            )
+        expr = self._lowering.lower(tree, scope)
+        if not isinstance(expr, Const):
+            self._lowering.refuse(
+                what, pattern=rf"\b({word}|fetch)\b", hint=_NUMBER_THEM
+            )
+        if expr.text is None:
+            return None
+        count = int(expr.text)
+        if count < 0:
+            self._lowering.refuse(f"a negative {word}", pattern=rf"\b{word}\b")
+        return count
+
+
+def sorted_by(expr: Tree, clauses: list[Tree]) -> list[Tree]:
+    """What the sort clauses of ``expr`` look at: the fields of a row, or itself."""
+    if expr.kind != "ROWEXPR" or expr.number("row_typeid") != RECORD:
+        return [expr]
+    if any(c.number("sortop") not in _ROW_ORDERS for c in clauses):
+        return [expr]
+    return [part for field in expr.nodes("args") for part in sorted_by(field, [])]
+
+
+def orders(
+    lowering: Lowering, clauses: list[Tree], by_ref: Mapping[int, Sequence[Ref]]
+) -> tuple[Order, ...]:
+    """ORDER BY items; ``by_ref`` has the columns (of ``sorted_by``) by sort group reference."""
+    out: list[Order] = []
+    for clause in clauses:
+        operator = lowering.catalog.operator(clause.number("sortop"))
+        descending = operator.builtin and operator.name == ">"
+        nulls_first = clause.flag("nulls_first")
+        for ref in by_ref[clause.number("tleSortGroupRef")]:
+            found = operator
+            if any(item.column == ref for item in out):
+                continue  # a field that was sorted by before
+            if operator.oid in _ROW_ORDERS and ref.oid != RECORD:
+                nulls_first = descending
+                found = lowering.catalog.operator(_order_of(lowering, ref, descending))
+            out.append(Order(ref, found.quoted, descending, nulls_first))
+    return tuple(out)
+
+
+def _order_of(lowering: Lowering, ref: Ref, descending: bool) -> int:
+    """The operator by which Postgres sorts values of the type of ``ref``."""
+    kind = lowering.type_name(ref.oid)
+    # The type's name is quoted where it comes from.
+    query = f"SELECT 1 FROM (SELECT NULL::{kind} AS a) s ORDER BY s.a {'DESC' if descending else ''}"  # noqa: S608
+    try:
+        [clause] = lowering.analysed(query).nodes("sortClause")
+    except psycopg.ProgrammingError:
+        lowering.refuse(f"ORDER BY a row with a value of type {kind}")
+    return clause.number("sortop")

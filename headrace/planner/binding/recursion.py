@@ -1,0 +1,407 @@
+"""WITH RECURSIVE: binding it, and the number of the iteration in the plan of its step.
+
+All iterations run in one set of collections, so every row of the step says to which one it
+belongs: ``Carrier`` adds that column along the ways from the work table to the root of the step,
+to the output of each node and to the keys of those that look at several rows at once.  What is not
+on such a way is the same for every iteration and stands outside.
+
+Equation: with W = {(i, row) : row in R(i)}, carried(step)(W) = {(i, row) : row in step(R(i))}.
+Counter-examples: of a FULL JOIN the rows of the other side without a partner belong to no iteration;
+an aggregate without GROUP BY gives a row for an iteration without any, where Postgres would have
+stopped.  Both are refused, as is everything else whose result over nothing is not nothing.
+
+CYCLE is what Postgres rewrites it to (manual, 7.8.2.2): a column with the path so far and one that
+says whether the row stands in it; a row that does is not followed.  An element of the path is the
+text of the row, which is the same for equal rows of the types that are let through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from headrace import types as t
+from headrace.collections.plan import ITERATION
+from headrace.errors import UnsupportedError
+from headrace.expressions import keys as key_types
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.binding.setops import SetOperations
+from headrace.planner.logical.nodes import (
+    Aggregate,
+    Col,
+    Distinct,
+    Expand,
+    Filter,
+    Functions,
+    Join,
+    Node,
+    Project,
+    Recursive,
+    SetOp,
+    TopK,
+    Union,
+    Window,
+    WorkTable,
+    children,
+    free,
+    ids,
+    with_children,
+)
+from headrace.planner.logical.scalar import Call, Const, Expr, quote, raises, refs
+from headrace.planner.logical.words import construct
+from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars.typekeys import require_key
+
+_REFUSED: Final = "in the recursive term of WITH RECURSIVE"
+_FLAT: Final = (
+    "Let the recursive term join and filter only, and apply the rest to the result of the"
+    " recursive query."
+)
+_TEXTS: Final = 1009
+"""text[]"""
+
+
+class Recursions:
+    """The recursive queries of a plan that are being bound."""
+
+    def __init__(self, lowering: Lowering, column: Callable[[str, Expr], Col]) -> None:
+        self._lowering = lowering
+        self._column = column
+        self._names: dict[int, str] = {}
+
+    def bind(self, cte: Tree, operations: SetOperations) -> Node:
+        """The plan of a recursive WITH query; ``operations`` binds its UNION."""
+        union = cte.child("ctequery").child("setOperations")
+        if cte.child("ctequery").nodes("sortClause"):
+            self._lowering.refuse("ORDER BY in a recursive query")
+        cycle = None
+        if cte.node("cycle_clause") is not None:
+            if cte.node("search_clause") is not None:
+                self._lowering.refuse("SEARCH beside CYCLE")
+            cycle = _Cycle(self._lowering, self._column, cte)
+        base = operations.converted(operations.bind(union.child("larg")), union)
+        columns = operations.columns(union, [c.name for c in base.columns])
+        name = f"{cte.text('ctename')} {columns[0].id if columns else 0}"
+        before = self._names.get(id(cte))
+        self._names[id(cte)] = name
+        step = operations.converted(operations.bind(union.child("rarg")), union)
+        if before is not None:
+            self._names[id(cte)] = before
+        shown = columns
+        if cycle is not None:
+            base, step = cycle.begin(base), cycle.follow(step, name)
+            shown, columns = columns + cycle.mark, columns + cycle.columns
+        distinct = not union.flag("all")
+        if distinct:
+            operations.require_keys(base, "UNION")
+        node = Recursive(base, step, name, distinct, columns)
+        return node if shown == columns else Project(node, _items(shown))
+
+    def work_table(self, cte: Tree) -> Node:
+        """The reference of ``cte`` to itself."""
+        types = [self._lowering.catalog.base(o) for o in cte.numbers("ctecoltypes")]
+        columns = tuple(
+            self._column(str(name), Const(None, oid, int(str(typmod)), collation))
+            for name, oid, typmod, collation in zip(
+                cte.items("ctecolnames"),
+                types,
+                cte.items("ctecoltypmods"),
+                cte.numbers("ctecolcollations"),
+                strict=True,
+            )
+        )
+        return WorkTable(self._names[id(cte)], columns)
+
+
+def _items(columns: tuple[Col, ...]) -> tuple[tuple[Col, Expr], ...]:
+    return tuple((c, c.ref) for c in columns)
+
+
+class _Cycle:
+    """The columns of a CYCLE clause: the mark, which is shown, and the path, which is not."""
+
+    def __init__(
+        self, lowering: Lowering, column: Callable[[str, Expr], Col], cte: Tree
+    ) -> None:
+        clause = cte.child("cycle_clause")
+        self._lowering = lowering
+        self._column = column
+        self._clause = clause
+        names = [str(n) for n in cte.items("ctecolnames")]
+        self._places = [names.index(str(n)) for n in clause.items("cycle_col_list")]
+        nowhere = Scope(_nowhere)
+        self._value = lowering.lower(clause.child("cycle_mark_value"), nowhere)
+        self._default = lowering.lower(clause.child("cycle_mark_default"), nowhere)
+        self.columns = self._made()
+
+    @property
+    def mark(self) -> tuple[Col, ...]:
+        """The column that is shown."""
+        return self.columns[:1]
+
+    def _made(self) -> tuple[Col, ...]:
+        mark = Const(
+            None,
+            self._lowering.catalog.base(self._clause.number("cycle_mark_type")),
+            self._clause.number("cycle_mark_typmod", -1),
+            self._clause.number("cycle_mark_collation"),
+        )
+        return (
+            self._column(self._clause.text("cycle_mark_column") or "", mark),
+            self._column("path", Const(None, _TEXTS, -1, _DEFAULT_COLLATION)),
+        )
+
+    def begin(self, base: Node) -> Node:
+        """``base``, each row with a path of its own."""
+        row = self._row(base)
+        [path] = self._lowered([f"ARRAY[{row}]"], base.columns)
+        new = zip(self._made(), (self._default, path), strict=True)
+        return Project(base, (*_items(base.columns), *new))
+
+    def follow(self, step: Node, name: str) -> Node:
+        """``step``, which reads the work table ``name``, from the rows that close no cycle."""
+        before = self._made()
+        carrier = Carrier(self._lowering, name, lambda: before, alone=True)
+        rows, _ = carrier.carried(step)
+        every = (*step.columns, *before)
+        mark, path = (f"s.a{len(step.columns) + n}" for n in (1, 2))
+        row = self._row(step)
+        value, default = (self._sql(e) for e in (self._value, self._default))
+        goes_on, marked, longer = self._lowered(
+            [
+                f"{mark} OPERATOR(pg_catalog.<>) {value}",
+                f"CASE WHEN {row} = ANY ({path}) THEN {value} ELSE {default} END",
+                f"{path} || {row}",
+            ],
+            every,
+        )
+        new = zip(self._made(), (marked, longer), strict=True)
+        return Project(Filter(rows, (goes_on,)), (*_items(step.columns), *new))
+
+    def _row(self, node: Node) -> str:
+        """SQL for the text of the columns that make a cycle, over ``s.a1`` and so on."""
+        for place in self._places:
+            column = node.columns[place]
+            require_key(self._lowering, column.ref, "CYCLE")
+            if not key_types.is_canonical(column.oid):
+                name = self._lowering.type_name(column.oid)
+                self._lowering.refuse(f"CYCLE over type {name}")
+        return f"ROW({', '.join(f's.a{p + 1}' for p in self._places)})::text"
+
+    def _sql(self, expr: Expr) -> str:
+        assert isinstance(expr, Const), "Postgres takes constants only"
+        return quote(expr.text, self._lowering.type_name(expr.oid))
+
+    def _lowered(self, sqls: list[str], columns: tuple[Col, ...]) -> list[Expr]:
+        """Expressions of our own making over ``columns``, which are ``s.a1`` and so on."""
+        inputs = ", ".join(
+            f"{quote(None, self._lowering.type_name(c.oid))} AS a{place}"
+            for place, c in enumerate(columns, 1)
+        )
+        targets = ", ".join(f"{sql} AS c{n}" for n, sql in enumerate(sqls))
+        query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608  our own text
+        try:
+            tree = self._lowering.analysed(query)
+        except psycopg.ProgrammingError as error:
+            raise UnsupportedError(
+                "the CYCLE clause cannot be written down for evaluation",
+                detail=error.diag.message_primary,
+            ) from error
+        scope = Scope(lambda _, attno: columns[attno - 1].ref)
+        return [
+            self._lowering.lower(e.child("expr"), scope)
+            for e in tree.nodes("targetList")
+        ]
+
+
+_DEFAULT_COLLATION: Final = 100
+
+
+def _nowhere(varno: int, attno: int) -> Expr:
+    raise AssertionError(f"column {attno} of entry {varno} in a constant")
+
+
+def reads(node: Node, name: str) -> bool:
+    """Whether ``node`` depends on the work table ``name``."""
+    if isinstance(node, WorkTable):
+        return node.name == name
+    if isinstance(node, Recursive) and node.name == name:
+        return reads(node.base, name)  # a copy, whose step means its own
+    return any(reads(child, name) for child in children(node))
+
+
+def step_of(lowering: Lowering, node: Recursive) -> tuple[Node, WorkTable]:
+    """The step with the number of the iteration as its last column, and its work table's shape.
+
+    Raises:
+        UnsupportedError: it cannot be said to which iteration a row belongs, or there may be
+            rows of an iteration that follows an empty one.
+    """
+    numbers = itertools.count(_FIRST_NUMBER, -1)
+
+    def fresh() -> tuple[Col, ...]:
+        return (Col(next(numbers), ITERATION, t.INT4),)
+
+    if not reads(node.step, node.name):
+        lowering.refuse(f"no recursive reference {_REFUSED}")
+    step, number = Carrier(lowering, node.name, fresh).carried(node.step)
+    work = next(w for w in _work_tables(step) if w.name == node.name)
+    return Project(step, _items((*node.step.columns, *number))), work
+
+
+_FIRST_NUMBER: Final = -2_000_000
+"""Ids of the iterations' columns go down from here, below those of the clock and of physical.py."""
+
+
+def _work_tables(node: Node) -> list[WorkTable]:
+    if isinstance(node, WorkTable):
+        return [node]
+    return [w for child in children(node) for w in _work_tables(child)]
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """Adds columns of the work table ``name`` to all that follows from it.
+
+    ``fresh`` makes the columns, anew for each reference.  ``alone``: where rows of several
+    references, or several rows of one, come together, they are refused.
+    ``outside`` takes the other side of a join that reads the columns itself: what stands for it,
+    and the conditions that join it.
+    """
+
+    lowering: Lowering
+    name: str
+    fresh: Callable[[], tuple[Col, ...]]
+    alone: bool = False
+    outside: Callable[[Node], tuple[Node, tuple[Expr, ...]]] | None = None
+
+    def carried(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
+        """``node``, which reads the work table, with the columns, and which they are."""
+        if isinstance(node, WorkTable):
+            columns = self.fresh()
+            return dataclasses.replace(node, columns=node.columns + columns), columns
+        if isinstance(node, Join):
+            return self._join(node)
+        if isinstance(node, Union | SetOp):
+            return self._together(node)
+        below = children(node)
+        if len(below) != 1:
+            self._refuse(node)
+        new, columns = self.carried(below[0])
+        refs_ = tuple(c.ref for c in columns)
+        several = isinstance(node, Distinct | Aggregate | TopK | Window)
+        if several and self.alone:
+            self._refuse(node)
+        match node:
+            case Filter() | Distinct() | Functions() | Expand():
+                return with_children(node, (new,)), columns
+            case Project():
+                return Project(new, (*node.items, *_items(columns))), columns
+            case Aggregate() if node.keys:
+                keys = (*node.keys, *_items(columns))
+                return dataclasses.replace(node, input=new, keys=keys), columns
+            case TopK() | Window():
+                return dataclasses.replace(
+                    node, input=new, keys=(*node.keys, *refs_)
+                ), columns
+            case _:
+                return self._refuse(node)
+
+    def _join(self, join: Join) -> tuple[Node, tuple[Col, ...]]:
+        left, right = (reads(n, self.name) for n in (join.left, join.right))
+        if join.kind == "full" or not (left or join.kind == "inner"):
+            self._refuse(join)
+        if left and right and (self.alone or self.outside is not None):
+            self._refuse(join)
+        columns: tuple[Col, ...] = ()
+        same: tuple[Expr, ...] = ()
+        new_left, new_right = join.left, join.right
+        if right:
+            new_right, columns = self.carried(join.right)
+        if left:
+            new_left, mine = self.carried(join.left)
+            same = tuple(
+                self.lowering.comparison("=", a.ref, b.ref, 0)
+                for a, b in zip(mine, columns, strict=False)
+            )
+            columns = mine
+        if self.outside is not None:
+            other = join.right if left else join.left
+            if free(other) & {c.id for c in columns}:
+                found, same = self.outside(other)
+                new_left, new_right = (new_left, found) if left else (found, new_right)
+        late = tuple(p for p in join.condition if raises(p) and not _separates(join, p))
+        if late and join.kind != "inner":
+            self.lowering.refuse(
+                f"a condition of an outer join that may fail {_REFUSED}"
+            )
+        rest = tuple(p for p in join.condition if p not in late)
+        node = dataclasses.replace(
+            join, left=new_left, right=new_right, condition=(*same, *rest)
+        )
+        # What may fail sees the rows of one iteration at a time.
+        result = Filter(node, late) if late else node
+        if self.outside is None:
+            return result, columns
+        return Project(result, _items(join.columns + columns)), columns
+
+    def _together(self, node: Union | SetOp) -> tuple[Node, tuple[Col, ...]]:
+        """Each input has rows of its own iteration.
+
+        Of INTERSECT any side may stand outside, of EXCEPT the second: it is there in every
+        iteration that has rows, and in no other has it a say.  UNION is refused: Postgres
+        evaluates the step once also where the first iteration has no rows, and would have those
+        from outside.
+        """
+        inputs = children(node)
+        there = [reads(n, self.name) for n in inputs]
+        with_outside = isinstance(node, SetOp) and (
+            there[0] or node.kind == "intersect"
+        )
+        if self.alone or not (all(there) or (with_outside and self.outside is None)):
+            self._refuse(node)
+        new: list[Node] = []
+        for each in inputs:
+            if reads(each, self.name):
+                below, mine = self.carried(each)
+            else:
+                iterations, mine = self._iterations(node)
+                below = Join(iterations, each)
+            new.append(Project(below, _items((*each.columns, *mine))))
+        columns = self.fresh()
+        changed = with_children(node, tuple(new))
+        assert isinstance(changed, Union | SetOp), "the same kind of node"
+        return dataclasses.replace(changed, columns=node.columns + columns), columns
+
+    def _iterations(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
+        """The iterations that have rows."""
+        work = next(w for w in _work_tables(node) if w.name == self.name)
+        copied = tuple(
+            dataclasses.replace(c, id=new.id)
+            for c in work.columns
+            for new in self.fresh()
+        )
+        again, columns = self.carried(WorkTable(work.name, copied))
+        return Distinct(Project(again, _items(columns))), columns
+
+    def _refuse(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
+        where = "beside CYCLE" if self.alone else _REFUSED
+        return self.lowering.refuse(
+            f"{construct(node)} over the recursive reference {where}", hint=_FLAT
+        )
+
+
+def _separates(join: Join, predicate: Expr) -> bool:
+    """Whether ``predicate`` compares something of one side with something of the other."""
+    if not isinstance(predicate, Call) or predicate.symbol != "=":
+        return False
+    sides = {
+        tuple(refs(a) <= ids(side) for side in (join.left, join.right))
+        for a in predicate.args
+    }
+    return sides == {(True, False), (False, True)}

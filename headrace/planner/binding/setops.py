@@ -1,0 +1,125 @@
+"""UNION, INTERSECT and EXCEPT of one query level, with the columns converted; VALUES."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.logical.nodes import Col, Node, Project, SetOp, Union, Values
+from headrace.planner.logical.scalar import Const, Expr
+from headrace.planner.scalars.lower import Lowering
+
+_KINDS: Final = {
+    **dict.fromkeys(("1", "SETOP_UNION"), "union"),
+    **dict.fromkeys(("2", "SETOP_INTERSECT"), "intersect"),
+    **dict.fromkeys(("3", "SETOP_EXCEPT"), "except"),
+}
+"""SetOperation, as a number (Postgres 15 and older) or by name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetOperations:
+    """Binds the tree of set operations of one query level.
+
+    ``leaf`` binds an arm, ``column`` makes a new column, ``distinct`` is what UNION without ALL
+    does (and what says whether rows of these types can be told apart).
+    """
+
+    lowering: Lowering
+    leaf: Callable[[Tree], Node]
+    column: Callable[[str, Expr], Col]
+    distinct: Callable[[Node, str], Node]
+    require_keys: Callable[[Node, str], None]
+
+    def bind(self, tree: Tree) -> Node:
+        """The plan of ``tree``: a set operation, or an arm of one."""
+        if tree.kind == "RANGETBLREF":
+            return self.leaf(tree)
+        kind = _KINDS.get(tree.text("op") or "")
+        if tree.kind != "SETOPERATIONSTMT" or kind is None:
+            self.lowering.refuse("this set operation")
+        left, right = (
+            self.converted(self.bind(tree.child(side)), tree)
+            for side in ("larg", "rarg")
+        )
+        columns = self.columns(tree, [c.name for c in left.columns])
+        if kind == "union":
+            # UNION ALL of UNION ALL is one union; UNION (DISTINCT) is not.
+            arms = (a.inputs if isinstance(a, Union) else (a,) for a in (left, right))
+            union = Union(tuple(one for each in arms for one in each), columns)
+            return union if tree.flag("all") else self.distinct(union, "UNION")
+        for arm in (left, right):
+            self.require_keys(arm, kind.upper())
+        return SetOp(kind, tree.flag("all"), left, right, columns)
+
+    def columns(self, tree: Tree, names: list[str]) -> tuple[Col, ...]:
+        """New columns for the results of the operation ``tree``."""
+        return tuple(
+            self.column(name, Const(None, oid, int(str(typmod)), collation))
+            for name, oid, typmod, collation in zip(
+                names,
+                self._types(tree),
+                tree.items("colTypmods"),
+                tree.numbers("colCollations"),
+                strict=True,
+            )
+        )
+
+    def converted(self, arm: Node, tree: Tree) -> Node:
+        """``arm`` with its columns in the types of the operation ``tree``."""
+        oids = self._types(tree)
+        if [c.oid for c in arm.columns] == oids:
+            return arm
+        items: list[tuple[Col, Expr]] = []
+        seen: set[int] = set()
+        for col, oid, collation in zip(
+            arm.columns, oids, tree.numbers("colCollations"), strict=True
+        ):
+            if col.oid == oid and col.id not in seen:
+                seen.add(col.id)
+                items.append((col, col.ref))
+            else:
+                expr = self.lowering.convert(col.ref, oid, collation)
+                items.append((self.column(col.name, expr), expr))
+        return Project(arm, tuple(items))
+
+    def _types(self, tree: Tree) -> list[int]:
+        return [self.lowering.catalog.base(oid) for oid in tree.numbers("colTypes")]
+
+
+def value_rows(
+    rows: list[tuple[Node, list[Expr]]], column: Callable[[str, Expr], Col]
+) -> Node:
+    """VALUES: constant rows as they are, any other one as a projection.
+
+    Each row comes with the node it is computed over: one row without columns, and what the
+    subqueries in it need.  Postgres has converted the rows to common types; a modifier stays
+    only if all agree on it.
+    """
+    exprs = [row for _, row in rows]
+    typmods = [{e.typmod for e in each} for each in zip(*exprs, strict=True)]
+
+    def columns() -> tuple[Col, ...]:
+        return tuple(
+            dataclasses.replace(
+                column(f"column{number}", expr),
+                typmod=expr.typmod if len(found) == 1 else -1,
+            )
+            for number, (expr, found) in enumerate(
+                zip(exprs[0], typmods, strict=True), 1
+            )
+        )
+
+    constant: list[tuple[str | None, ...]] = []
+    arms: list[Node] = []
+    for node, row in rows:
+        texts = tuple(e.text for e in row if isinstance(e, Const))
+        if len(texts) == len(row) and node == Values((), ((),)):
+            constant.append(texts)
+        else:
+            arms.append(Project(node, tuple(zip(columns(), row, strict=True))))
+    if constant:
+        arms.insert(0, Values(columns(), tuple(constant)))
+    return arms[0] if len(arms) == 1 else Union(tuple(arms), columns())

@@ -1,0 +1,421 @@
+"""Subqueries in expressions: EXISTS, IN, ANY, ALL, scalar and row-wise ones, ARRAY.
+
+Each is an ``Apply`` below the node that evaluates the expression, and stands for columns of it:
+
+    x op (SELECT …)      left Apply of the one row; ``single`` fails where there are more
+    [NOT] EXISTS, IN …   as a conjunct of WHERE or ON: semi or anti Apply
+    anywhere else        left Apply of counts: rows that match, rows for which it is unknown
+
+Inside of CASE, COALESCE, AND or OR a subquery that may fail says which rows ask for it (``Apply.asks``).
+
+IN, ANY and ALL are three-valued.  ``x = ANY (S)`` is true where some y = x; else unknown where S
+is not empty and x is NULL, or S has a NULL; else false.  So NOT IN lets a row pass only if no y is
+equal, no y is NULL, and x is not NULL or S is empty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from headrace import types as t
+from headrace.expressions.native import resolve
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.logical import uniqueness
+from headrace.planner.logical.failing import serious
+from headrace.planner.logical.nodes import (
+    Agg,
+    Aggregate,
+    Col,
+    Filter,
+    Node,
+    Order,
+    free,
+    ids,
+)
+from headrace.planner.logical.scalar import (
+    ARG,
+    SINGLE,
+    Call,
+    Const,
+    Expr,
+    Ref,
+    conjuncts,
+    refs,
+)
+from headrace.planner.logical.sites import Site, home
+from headrace.planner.scalars.lower import Lowering, Scope
+
+EXISTS, ALL, ANY, ROWCOMPARE, EXPR, MULTIEXPR, ARRAY = 0, 1, 2, 3, 4, 5, 6
+"""SubLinkType."""
+_PARAM_SUBLINK: Final = 2
+_TRUE: Final = Const("t", t.BOOL)
+_FALSE: Final = Const("f", t.BOOL)
+_UNKNOWN: Final = Const(None, t.BOOL)
+_ZERO: Final = Const("0", t.INT8)
+_BOOL: Final = (t.BOOL, -1, 0)
+
+
+class Subqueries:
+    """Makes expressions, and semi and anti joins, of the subqueries of one query level."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        column: Callable[[str, Expr], Col],
+        bind: Callable[[Tree, Scope], Node],
+        bind_sorted: Callable[[Tree, Scope], tuple[Node, tuple[Order, ...]]],
+    ) -> None:
+        """``bind`` binds a query that stands in a scope; column ids are new every time.
+
+        ``bind_sorted``: also columns that it is sorted by, after its own, and how.
+        """
+        self._bind_sorted = bind_sorted
+        self._lowering = lowering
+        self._column = column
+        self._bind = bind
+
+    # -- as a value
+
+    def value(self, node: Tree, scope: Scope) -> Expr:
+        """What the subquery is to the expression around it."""
+        kind = node.number("subLinkType")
+        if kind == EXISTS:
+            return self._positive(self._count(node, scope))
+        if kind == EXPR:
+            [value] = self._one(node, scope)
+            return value
+        kinds = {
+            ALL: self._all,
+            ANY: self._any,
+            ROWCOMPARE: self._row,
+            ARRAY: self._array,
+        }
+        found = kinds.get(kind)
+        if found is None:
+            self._lowering.refuse("this kind of subquery", node)
+        return found(node, scope)
+
+    def _hang(self, scope: Scope, right: Node) -> None:
+        """Join ``right``; what may fail in it runs only where the expression asks for it."""
+        asks = self._asks(scope) if serious(right) else ()
+        read = frozenset().union(free(right), *map(refs, asks))
+        home(scope.sites, read).hang(right, asks=asks)
+
+    def _asks(self, scope: Scope) -> tuple[Expr, ...]:
+        """When the expression around asks for a subquery."""
+        tests: list[Expr] = []
+        later = scope.later | refs_of(self._lowering.known.values())
+        for symbol, expr in scope.when:
+            above = _above(scope, expr)
+            if refs(above) & later:
+                self._lowering.refuse(
+                    "a subquery that may fail inside of CASE, COALESCE, AND or OR"
+                    " beside a window or set-returning function",
+                    hint="Compute the function in a subquery in FROM.",
+                )
+            if symbol == "is_null":
+                tests.append(self._lowering.null_test(symbol, above))
+            else:
+                tests.append(self._lowering.boolean_test(symbol, above))
+        return tuple(tests)
+
+    def _one(self, node: Tree, scope: Scope) -> list[Expr]:
+        """The columns of the subquery's only row; NULL where there is none."""
+        right = self._bind(node.child("subselect"), scope)
+        if uniqueness.at_most_one(right):
+            self._hang(scope, right)
+            return [c.ref for c in right.columns]
+        count = self._column("count(*)", _ZERO)
+        aggs = [Agg(count, "count_star", name="count")]
+        values: list[Expr] = []
+        for column in right.columns:
+            value = self._column(column.name, column.ref)
+            aggs.append(Agg(value, "any", column.ref, name="any"))
+            values.append(single(count.ref, value.ref))
+        self._hang(scope, Aggregate(right, (), tuple(aggs)))
+        return values
+
+    def _row(self, node: Tree, scope: Scope) -> Expr:
+        return self._test(node, scope, self._one(node, scope))
+
+    def _array(self, node: Tree, scope: Scope) -> Expr:
+        """The values in an array, in the order of the subquery; an empty one of no rows."""
+        lowering = self._lowering
+        right, order = self._bind_sorted(node.child("subselect"), scope)
+        value = right.columns[0]
+        oid = lowering.catalog.array_of(value.oid)
+        if not oid or lowering.catalog.type(value.oid).kind in ("c", "p"):
+            lowering.refuse(f"an array of type {lowering.type_name(value.oid)}", node)
+        more = tuple(dict.fromkeys(o.column for o in order if o.column != value.ref))
+        places: dict[Ref, int] = {ref: n for n, ref in enumerate((value.ref, *more), 1)}
+        by = [
+            f"${places[o.column]} USING {o.operator}"
+            f" NULLS {'FIRST' if o.nulls_first else 'LAST'}"
+            for o in order
+        ]
+        column = self._column("array", Const(None, oid, -1, value.collation))
+        agg = Agg(
+            column,
+            "remote",
+            value.ref,
+            sql=f"pg_catalog.array_agg($1 ORDER BY {', '.join([*by, '$0'])})",
+            name="array_agg",
+            more=more,
+            trusted=all(lowering.plain_type(c.oid) for c in (value.ref, *more)),
+            shows_order=True,
+        )
+        self._hang(scope, Aggregate(right, (), (agg,)))
+        return self._or_empty(column.ref)
+
+    def _or_empty(self, array: Ref) -> Expr:
+        args = (array, Const("{}", array.oid, -1, array.collation))
+        text = f"COALESCE({ARG}, {ARG})"
+        return self._lowering.call(
+            "coalesce",
+            args,
+            (array.oid, -1, array.collation),
+            text,
+            text,
+            native=resolve("coalesce", self._lowering.types(args, 0)),
+            remote_raises=False,
+        )
+
+    def _count(self, node: Tree, scope: Scope) -> Ref:
+        right = self._bind(node.child("subselect"), scope)
+        [count] = self._counts(scope, right, [None])
+        return count
+
+    def _counts(
+        self, scope: Scope, right: Node, filters: list[Expr | None]
+    ) -> list[Ref]:
+        """How many rows of ``right`` satisfy each of ``filters``."""
+        columns = [self._column("count(*)", _ZERO) for _ in filters]
+        aggs = tuple(
+            Agg(column, "count_star", filter=f, name="count")
+            for column, f in zip(columns, filters, strict=True)
+        )
+        self._hang(scope, Aggregate(right, (), aggs))
+        return [c.ref for c in columns]
+
+    def _any(self, node: Tree, scope: Scope) -> Expr:
+        right = self._bind(node.child("subselect"), scope)
+        test = self._test(node, scope, [c.ref for c in right.columns])
+        pair = _pair(test, right)
+        if pair is None:
+            true, unknown = self._counts(
+                scope, right, [self._is("is_true", test), self._is("is_unknown", test)]
+            )
+            return self._choose(true, _TRUE, self._positive(unknown), _FALSE)
+        outer, inner = pair
+        [equal] = self._counts(scope, Filter(right, (test,)), [None])
+        unknown_when = self._unknown(node, scope, outer, inner, right)
+        if unknown_when is None:
+            return self._positive(equal)
+        return self._choose(equal, _TRUE, unknown_when, _FALSE)
+
+    def _unknown(
+        self, node: Tree, scope: Scope, outer: Expr, inner: Ref, right: Node
+    ) -> Expr | None:
+        """When ``outer = ANY (…)`` is unknown for a row without an equal one; None: never."""
+        sure_inner = uniqueness.not_null(right, inner.id)
+        sure_outer = self._sure(scope, outer)
+        if sure_inner and sure_outer:
+            return None
+        again = self._bind(node.child("subselect"), scope)
+        place = [c.id for c in right.columns].index(inner.id)
+        nulls = self._lowering.null_test("is_null", again.columns[place].ref)
+        total, unknown = self._counts(scope, again, [None, nulls])
+        null = self._lowering.null_test("is_null", outer)
+        empty = self._lowering.logic("and", (null, self._positive(total)))
+        return self._lowering.logic("or", (empty, self._positive(unknown)))
+
+    def _sure(self, scope: Scope, outer: Expr) -> bool:
+        """Whether ``outer`` is known not to be NULL."""
+        if isinstance(outer, Const):
+            return outer.text is not None
+        nodes = [s.node for s in scope.sites if isinstance(s, Site)]
+        return isinstance(outer, Ref) and any(
+            outer.id in ids(n) and uniqueness.not_null(n, outer.id) for n in nodes
+        )
+
+    def _all(self, node: Tree, scope: Scope) -> Expr:
+        right = self._bind(node.child("subselect"), scope)
+        test = self._test(node, scope, [c.ref for c in right.columns])
+        false, unknown = self._counts(
+            scope, right, [self._is("is_false", test), self._is("is_unknown", test)]
+        )
+        return self._choose(false, _FALSE, self._positive(unknown), _TRUE)
+
+    def _choose(self, count: Ref, found: Const, unknown: Expr, other: Const) -> Expr:
+        args = (self._positive(count), found, unknown, _UNKNOWN, other)
+        sql = f"CASE WHEN {ARG} THEN {ARG} WHEN {ARG} THEN {ARG} ELSE {ARG} END"
+        return self._lowering.call(
+            "case",
+            args,
+            _BOOL,
+            f"({sql})",
+            sql,
+            native=resolve("case", self._lowering.types(args, 0)),
+            remote_raises=False,
+        )
+
+    def _positive(self, count: Ref) -> Expr:
+        args = (count, _ZERO)
+        return self._lowering.call(
+            ">",
+            args,
+            _BOOL,
+            f"({ARG} OPERATOR(pg_catalog.>) {ARG})",
+            f"{ARG} > {ARG}",
+            native=resolve(">", self._lowering.types(args, 0)),
+            remote_raises=False,
+        )
+
+    def _is(self, symbol: str, test: Expr) -> Expr:
+        return self._lowering.boolean_test(symbol, test)
+
+    def _test(self, node: Tree, scope: Scope, columns: list[Expr]) -> Expr:
+        """The comparison of the left-hand side with ``columns`` of the subquery."""
+
+        def special(tree: Tree) -> Expr | None:
+            if tree.kind == "PARAM" and tree.number("paramkind") == _PARAM_SUBLINK:
+                return columns[tree.number("paramid") - 1]
+            return scope.special(tree) if scope.special is not None else None
+
+        inner = dataclasses.replace(scope, special=special)
+        return _above(scope, self._lowering.lower(node.child("testexpr"), inner))
+
+    # -- as a condition
+
+    def filter(self, condition: Tree, scope: Scope) -> None:
+        """Keep the rows of the scope's only site for which ``condition`` is true.
+
+        Conjuncts without a subquery come first, as in Postgres, where they cost less.
+        """
+        [site] = scope.sites
+        parts = conjunct_trees(condition)
+        for part in parts:
+            if not has_subquery(part):
+                site.filter(_above(scope, self._lowering.lower(part, scope)))
+        for part in parts:
+            if has_subquery(part) and not self._joined(part, scope):
+                site.filter(_above(scope, self._lowering.lower(part, scope)))
+
+    def _joined(self, part: Tree, scope: Scope) -> bool:
+        """Make a semi or anti join of ``part`` if it is [NOT] EXISTS, IN, ANY or ALL."""
+        negated = False
+        while part.kind == "BOOLEXPR" and part.text("boolop") == "not":
+            negated = not negated
+            [part] = part.nodes("args")
+        kind = part.number("subLinkType", -1)
+        if part.kind != "SUBLINK" or kind not in (EXISTS, ANY, ALL):
+            return False
+        [site] = scope.sites
+        right = self._bind(part.child("subselect"), scope)
+        if kind == EXISTS:
+            site.hang(right, (), "anti" if negated else "semi")
+            return True
+        test = self._test(part, scope, [c.ref for c in right.columns])
+        if kind == ANY and negated:
+            self._not_any(part, scope, right, test)
+        elif kind == ANY:
+            site.hang(right, tuple(conjuncts(test)), "semi")
+        elif negated:
+            site.hang(right, (self._is("is_false", test),), "semi")
+        elif (equal := self._negated(test)) is not None:
+            self._not_any(part, scope, right, equal)
+        else:
+            site.hang(right, (self._is("is_not_true", test),), "anti")
+        return True
+
+    def _negated(self, test: Expr) -> Expr | None:
+        """``x = y`` of ``x <> y``."""
+        if not isinstance(test, Call) or test.symbol != "<>" or test.native is None:
+            return None
+        return self._lowering.call(
+            "=",
+            test.args,
+            _BOOL,
+            f"({ARG} OPERATOR(pg_catalog.=) {ARG})",
+            f"{ARG} = {ARG}",
+            native=resolve("=", self._lowering.types(test.args, test.input_collation)),
+            remote_raises=False,
+            input_collation=test.input_collation,
+        )
+
+    def _not_any(self, part: Tree, scope: Scope, right: Node, test: Expr) -> None:
+        """NOT IN: no equal row; none with NULL; a NULL on the left only beside no row."""
+        [site] = scope.sites
+        tests = conjuncts(test)
+        pairs = [_pair(x, right) for x in tests]
+        known = [p for p in pairs if p is not None]
+        doubtful = [
+            (outer, inner)
+            for outer, inner in known
+            if not (uniqueness.not_null(right, inner.id) and self._sure(scope, outer))
+        ]
+        if len(known) < len(pairs) or (doubtful and len(pairs) > 1):
+            site.hang(right, (self._is("is_not_false", test),), "anti")
+            return
+        site.hang(right, tuple(tests), "anti")
+        for outer, inner in doubtful:
+            place = [c.id for c in right.columns].index(inner.id)
+            if not uniqueness.not_null(right, inner.id):
+                again = self._bind(part.child("subselect"), scope)
+                null = self._lowering.null_test("is_null", again.columns[place].ref)
+                site.hang(Filter(again, (null,)), (), "anti")
+            if not self._sure(scope, outer):
+                again = self._bind(part.child("subselect"), scope)
+                null = self._lowering.null_test("is_null", outer)
+                site.hang(again, (null,), "anti")
+
+
+def single(count: Ref, value: Ref) -> Call:
+    """``value``, or error 21000 where ``count`` says that there are several."""
+    return Call(
+        symbol=SINGLE,
+        args=(count, value),
+        oid=value.oid,
+        typmod=value.typmod,
+        collation=value.collation,
+        sql=f"{SINGLE}({ARG}, {ARG})",
+        show=f"{SINGLE}({ARG}, {ARG})",
+        native=SINGLE,
+        raises=True,
+    )
+
+
+def refs_of(exprs: Iterable[Expr]) -> frozenset[int]:
+    """Ids of all columns that ``exprs`` read."""
+    return frozenset().union(*map(refs, exprs))
+
+
+def _above(scope: Scope, expr: Expr) -> Expr:
+    return scope.above(expr) if scope.above is not None else expr
+
+
+def _pair(test: Expr, right: Node) -> tuple[Expr, Ref] | None:
+    """(what the outer query has, a column of ``right``) of a native equality of both."""
+    if not isinstance(test, Call) or test.symbol != "=" or test.native is None:
+        return None
+    first, second = test.args
+    mine = ids(right)
+    if refs(first) & mine:
+        first, second = second, first
+    if refs(first) & mine or not isinstance(second, Ref) or second.id not in mine:
+        return None
+    return first, second
+
+
+def conjunct_trees(condition: Tree) -> list[Tree]:
+    """The parts of a conjunction, in order."""
+    if condition.kind == "BOOLEXPR" and condition.text("boolop") == "and":
+        return [p for arg in condition.nodes("args") for p in conjunct_trees(arg)]
+    return [condition]
+
+
+def has_subquery(tree: Tree) -> bool:
+    """Whether a subquery stands anywhere in ``tree``."""
+    return any(node.kind == "SUBLINK" for node in tree.walk())

@@ -1,0 +1,580 @@
+"""Logical plan nodes: frozen and typed, without behaviour beyond their columns.
+
+Columns have plan-wide unique ids; a node's output order matters only at the root, at the
+inputs of ``Union`` and ``SetOp`` and for ``Values``.
+
+``Apply`` is a join whose right side may read columns of its left side (LATERAL, subqueries
+in expressions).  ``decorrelate.py`` replaces every one of them; no rule and no collection ever sees
+a node with a *free* reference, one to a column of no input of its.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from headrace.collections.plan import Running
+from headrace.planner.analyse.tables import Table, TableColumn
+from headrace.planner.logical.scalar import Expr, Ref, refs
+
+
+@dataclass(frozen=True, slots=True)
+class Col:
+    """An output column."""
+
+    id: int
+    name: str
+    oid: int
+    typmod: int = -1
+    collation: int = 0
+    qualifier: str = ""
+
+    @property
+    def ref(self) -> Ref:
+        """A reference to this column."""
+        label = f"{self.qualifier}.{self.name}" if self.qualifier else self.name
+        return Ref(self.id, self.oid, self.typmod, self.collation, label)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The rows of a base table for which all ``predicates`` are true.
+
+    ``hidden`` columns are read by the predicates only.
+    """
+
+    table: Table
+    alias: str
+    fields: tuple[tuple[Col, TableColumn], ...]
+    predicates: tuple[Expr, ...] = ()
+    hidden: tuple[tuple[Col, TableColumn], ...] = ()
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return tuple(c for c, _ in self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Constant rows, as output text."""
+
+    columns: tuple[Col, ...]
+    rows: tuple[tuple[str | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Rows for which all ``predicates`` are true."""
+
+    input: Node
+    predicates: tuple[Expr, ...]
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return self.input.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """One output column per expression."""
+
+    input: Node
+    items: tuple[tuple[Col, Expr], ...]
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return tuple(c for c, _ in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Pairs of rows for which all of ``condition`` is true.
+
+    ``kind``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
+    ``semi`` and ``anti`` are the rows of the left side that have a partner, or have none, each as
+    often as it is there.  (A right join is a left one with its sides exchanged.)
+    """
+
+    left: Node
+    right: Node
+    condition: tuple[Expr, ...] = ()
+    kind: str = "inner"
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        if self.kind in LEFT_ONLY:
+            return self.left.columns
+        return self.left.columns + self.right.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """For every row of ``left`` the rows of ``right`` for it, joined as ``kind`` says.
+
+    ``right`` and ``condition`` may read columns of ``left``.  ``kind``: ``inner``, ``left``,
+    ``semi``, ``anti``.  ``asks`` (of a left one whose right side has one row at most): nobody looks at
+    the columns of ``right`` in rows for which not all of it is true, so that nothing of it may fail
+    for their sake.
+    """
+
+    left: Node
+    right: Node
+    condition: tuple[Expr, ...] = ()
+    kind: str = "inner"
+    asks: tuple[Expr, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        if self.kind in LEFT_ONLY:
+            return self.left.columns
+        return self.left.columns + self.right.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Agg:
+    """One aggregate: ``function`` and all else as ``collections.plan.Aggregate`` has it."""
+
+    column: Col
+    function: str
+    argument: Expr | None = None
+    filter: Expr | None = None
+    distinct: bool = False
+    sql: str = ""
+    name: str = ""
+    """Name of the SQL aggregate, for people."""
+    more: tuple[Expr, ...] = ()
+    direct: int = 0
+    trusted: bool = True
+    shows_order: bool = False
+    """Whether its value depends on the order in which it sees its rows."""
+    row: tuple[Expr, ...] = ()
+    """What that order goes by, if others must see the same one (``alignment``)."""
+
+    @property
+    def arguments(self) -> tuple[Expr, ...]:
+        """Every expression over the input that its function reads."""
+        first = () if self.argument is None else (self.argument,)
+        return first + self.more
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        """Every expression over the input that it needs: arguments, filter, the order's."""
+        condition = () if self.filter is None else (self.filter,)
+        return self.arguments + condition + self.row
+
+    def over(self, value: Callable[[Expr], Expr]) -> Agg:
+        """The same over other expressions; equal ones must stay equal."""
+        return dataclasses.replace(
+            self,
+            argument=None if self.argument is None else value(self.argument),
+            filter=None if self.filter is None else value(self.filter),
+            more=tuple(map(value, self.more)),
+            row=tuple(map(value, self.row)),
+        )
+
+
+def over(aggs: Iterable[Agg], value: Callable[[Expr], Expr]) -> tuple[Agg, ...]:
+    """``aggs`` of one level over other expressions; each one is exchanged once."""
+    known: dict[Expr, Expr] = {}
+
+    def once(expr: Expr) -> Expr:
+        if expr not in known:
+            known[expr] = value(expr)
+        return known[expr]
+
+    return tuple(agg.over(once) for agg in aggs)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Groups by ``keys``; without keys always exactly one row.
+
+    The groups ``always`` (values of the keys as output text) exist also over no row of theirs:
+    so a predicate over keys is not the same above and below.
+    """
+
+    input: Node
+    keys: tuple[tuple[Col, Expr], ...]
+    aggs: tuple[Agg, ...]
+    always: tuple[tuple[str | None, ...], ...] = ()
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns: keys, then aggregates."""
+        return (*(c for c, _ in self.keys), *(a.column for a in self.aggs))
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Each distinct row once."""
+
+    input: Node
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return self.input.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """All rows of all inputs; columns correspond by position."""
+
+    inputs: tuple[Node, ...]
+    columns: tuple[Col, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetOp:
+    """INTERSECT and EXCEPT; columns correspond by position, rows are equal as in ``Distinct``.
+
+    ``kind``: ``intersect`` or ``except``.  ``all`` keeps as many equal rows as SQL says.
+    """
+
+    kind: str
+    all: bool
+    left: Node
+    right: Node
+    columns: tuple[Col, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One ORDER BY item over a column of the input.
+
+    ``operator`` is its ordering operator as qualified SQL (``OPERATOR(pg_catalog.<)``).
+    """
+
+    column: Ref
+    operator: str
+    descending: bool
+    nulls_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Of each group of rows equal in ``keys``, the rows from ``offset`` on, ``limit`` of them.
+
+    Rows equal in ``order`` stand in one canonical order.  ``limit`` None: no end.  ``ties``: also
+    the rows that are equal in ``order`` to the last one.  DISTINCT ON (k) is ``limit`` 1 by k.
+    """
+
+    input: Node
+    keys: tuple[Ref, ...]
+    order: tuple[Order, ...]
+    limit: int | None
+    offset: int = 0
+    ties: bool = False
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return self.input.columns
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCall:
+    """One window function.
+
+    ``sql`` is the call with ``$n`` for ``args`` (columns of the input), FILTER included, OVER and
+    what follows excluded.  ``frame`` is its frame clause as SQL, offsets as constants (empty for the
+    default, and where it means nothing).  ``trusted``: only built-in functions take part.  ``running``: the same
+    for the collection ``Running``; its columns are places in ``args``.
+    """
+
+    column: Col
+    function: str
+    args: tuple[Ref, ...]
+    sql: str
+    show: str = ""
+    trusted: bool = True
+    running: Running | None = None
+    frame: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Every row of ``input`` with the values of ``calls`` over the same partitions and order.
+
+    Rows that are equal in the order stand alike for all calls, each of which has its own frame.
+    """
+
+    input: Node
+    keys: tuple[Ref, ...]
+    order: tuple[Order, ...]
+    calls: tuple[WindowCall, ...]
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return (*self.input.columns, *(c.column for c in self.calls))
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Each row of ``input`` beside the rows that set-returning ``calls`` give for it.
+
+    The calls run in lockstep, shorter ones padded with NULLs (ROWS FROM).  ``outputs`` are the
+    columns of all calls in order; ``ordinality`` is the column of WITH ORDINALITY.  ``outer``:
+    a row for which there is nothing appears once, with NULLs.
+    """
+
+    input: Node
+    calls: tuple[Expr, ...]
+    outputs: tuple[Col, ...]
+    ordinality: Col | None = None
+    outer: bool = False
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        more = () if self.ordinality is None else (self.ordinality,)
+        return (*self.input.columns, *self.outputs, *more)
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """Each row once per grouping set.
+
+    ``sets[i]`` names the ``keys`` that stay, the others become NULL, and column ``number`` is i.
+    """
+
+    input: Node
+    keys: tuple[tuple[Col, Ref], ...]
+    """(output column, what it shows where it is in the set)."""
+    sets: tuple[frozenset[int], ...]
+    """Places in ``keys``."""
+    number: Col
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns: the input's, the keys, the number of the set."""
+        return (*self.input.columns, *(c for c, _ in self.keys), self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTest:
+    """A comparison with the clock: see ``collections.plan.TimeTest``."""
+
+    column: Col
+    test: Expr
+    """Reads columns of the input and ``scalar.CLOCK``."""
+    key: Expr
+    bound: Expr
+    shift: int
+    ordered: bool
+    ranged: bool
+    slack: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Temporal:
+    """Every row of ``input`` with the values of ``tests`` at the instant of the batch.
+
+    ``planner/passes/temporal.py`` makes it after all rules; before, expressions read ``scalar.CLOCK``.
+    """
+
+    input: Node
+    tests: tuple[TimeTest, ...]
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return (*self.input.columns, *(t.column for t in self.tests))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTable:
+    """Inside the step of a ``Recursive``: the rows of the iteration before."""
+
+    name: str
+    columns: tuple[Col, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recursive:
+    """WITH RECURSIVE: ``base``, then ``step`` over the rows of the iteration before until none.
+
+    ``distinct`` (UNION): a row that an earlier iteration had is not new.
+    """
+
+    base: Node
+    step: Node
+    name: str
+    """That of the ``WorkTable`` leaves in ``step`` that are meant."""
+    distinct: bool
+    columns: tuple[Col, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The rows of ``plan``, which has other readers too, under column ids of its own.
+
+    So a plan is a graph, and what it computes at several places stands in it once.  The ids inside of
+    ``plan`` mean nothing outside; all with the same ``number`` have the same one.  ``outer``: while
+    subqueries are being decorrelated it may read columns of queries around it, by these names.
+    """
+
+    plan: Node = field(compare=False, repr=False)
+    number: int
+    pairs: tuple[tuple[Col, int], ...]
+    """(output column, id of the same in ``plan``)."""
+    fails: bool
+    """Whether something in it may fail on a row: ``failing.serious``."""
+    outer: tuple[tuple[int, Ref], ...] = ()
+    """(id of a free reference in ``plan``, what it is here)."""
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return tuple(c for c, _ in self.pairs)
+
+
+Node = (
+    Scan
+    | Values
+    | Filter
+    | Project
+    | Join
+    | Apply
+    | Aggregate
+    | Distinct
+    | Union
+    | SetOp
+    | TopK
+    | Window
+    | Functions
+    | Expand
+    | Temporal
+    | WorkTable
+    | Recursive
+    | Again
+)
+LEFT_ONLY: Final = ("semi", "anti")
+"""Kinds of joins that show columns of the left side only."""
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Inputs of ``node``; what ``Again`` names is none."""
+    match node:
+        case Scan() | Values() | WorkTable() | Again():
+            return ()
+        case Join() | Apply() | SetOp():
+            return (node.left, node.right)
+        case Recursive():
+            return (node.base, node.step)
+        case Union():
+            return node.inputs
+        case (
+            Filter()
+            | Project()
+            | Aggregate()
+            | Distinct()
+            | TopK()
+            | Window()
+            | Functions()
+            | Expand()
+            | Temporal()
+        ):
+            return (node.input,)
+        case _:
+            assert_never(node)
+
+
+def with_children(node: Node, new: tuple[Node, ...]) -> Node:
+    """``node`` over other inputs."""
+    if all(a is b for a, b in zip(new, children(node), strict=True)):
+        return node
+    match node:
+        case Scan() | Values() | WorkTable() | Again():
+            return node
+        case Recursive():
+            return dataclasses.replace(node, base=new[0], step=new[1])
+        case Join() | Apply() | SetOp():
+            return dataclasses.replace(node, left=new[0], right=new[1])
+        case Union():
+            return dataclasses.replace(node, inputs=new)
+        case (
+            Filter()
+            | Project()
+            | Aggregate()
+            | Distinct()
+            | TopK()
+            | Window()
+            | Functions()
+            | Expand()
+            | Temporal()
+        ):
+            return dataclasses.replace(node, input=new[0])
+        case _:
+            assert_never(node)
+
+
+def ids(node: Node) -> frozenset[int]:
+    """Ids of the output columns."""
+    return frozenset(c.id for c in node.columns)
+
+
+def expressions(node: Node) -> tuple[Expr, ...]:
+    """The expressions that ``node`` itself evaluates, references included."""
+    match node:
+        case Scan() | Filter():
+            return node.predicates
+        case Project(items=pairs) | Expand(keys=pairs) | Again(outer=pairs):
+            return tuple(e for _, e in pairs)
+        case Join():
+            return node.condition
+        case Apply():
+            return node.condition + node.asks
+        case Aggregate():
+            keys = (e for _, e in node.keys)
+            return (*keys, *(e for a in node.aggs for e in a.inputs))
+        case TopK():
+            return (*node.keys, *(o.column for o in node.order))
+        case Window():
+            order = (o.column for o in node.order)
+            return (*node.keys, *order, *(a for c in node.calls for a in c.args))
+        case Functions():
+            return node.calls
+        case Temporal():
+            return tuple(e for t in node.tests for e in (t.test, t.key, t.bound))
+        case Values() | Distinct() | Union() | SetOp() | WorkTable() | Recursive():
+            return ()
+        case _:
+            assert_never(node)
+
+
+Known = dict[int, tuple[Node, frozenset[int]]]
+"""What was found of nodes, by identity; the node is kept, so that no other one gets its place."""
+
+
+def free(node: Node, known: Known | None = None) -> frozenset[int]:
+    """Ids of the columns that ``node`` or something below reads and no input of it has.
+
+    ``known`` spares a second look at what was looked at before.
+    """
+    if known is None:
+        known = {}
+    if id(node) not in known:
+        known[id(node)] = (node, _free(node, known))
+    return known[id(node)][1]
+
+
+def _free(node: Node, known: Known) -> frozenset[int]:
+    below = children(node)
+    read: frozenset[int] = frozenset().union(*(refs(e) for e in expressions(node)))
+    if isinstance(node, Scan):
+        return read - {c.id for c, _ in (*node.fields, *node.hidden)}
+    for child in below:
+        read -= ids(child)
+    if isinstance(node, Apply):
+        right = free(node.right, known) - ids(node.left)
+        return read | free(node.left, known) | right
+    return read.union(*(free(c, known) for c in below))

@@ -1,0 +1,158 @@
+"""Copies of plans with other column ids: ids are unique in a plan, also where parts repeat.
+
+Copies of copies grow exponentially with the depth of a query.  So only so much is copied; after that
+a plan that is needed again gets a name instead (``logical.Again``).  Copies have the better plans:
+each is optimised for its own reader, and those that end up alike are computed once in any case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from headrace.errors import UnsupportedError
+from headrace.planner.analyse.tables import Table, TableColumn
+from headrace.planner.logical.failing import serious
+from headrace.planner.logical.nodes import (
+    Again,
+    Col,
+    Known,
+    Node,
+    Project,
+    Recursive,
+    Scan,
+    WorkTable,
+    children,
+    expressions,
+    free,
+)
+from headrace.planner.logical.scalar import Const, Ref, reads_clock, references
+
+T = TypeVar("T")
+COPIED_MAX = 1_000
+"""Nodes that are copied in a query before plans are named."""
+SMALL = 8
+"""Plans of so many nodes are always copied."""
+_IDS_MAX: Final = 1_000_000
+"""A minute of planning."""
+Pushed = tuple[int, int, tuple[tuple[int, int | None, int], ...]]
+_LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
+
+
+def defined(node: Node) -> set[int]:
+    """Ids of all columns that ``node`` or something below it makes or shows."""
+    found = {c.id for c in node.columns}
+    if isinstance(node, Scan):
+        found |= {c.id for c, _ in node.hidden}
+    for child in children(node):
+        found |= defined(child)
+    return found
+
+
+def renumbered(node: Node, numbers: Iterator[int]) -> Node:
+    """``node`` with new ids for all its own columns; free references stay.
+
+    Raises:
+        UnsupportedError: so many copies have been made that nobody would wait for the plan.
+    """
+    mapping = {i: next(numbers) for i in sorted(defined(node))}
+    if max(mapping.values(), default=0) > _IDS_MAX:
+        raise UnsupportedError(
+            "subqueries nested this deeply are not supported",
+            detail="Each one that reads columns of the query around it is computed for that query's"
+            f" rows: in all, over {_IDS_MAX} columns of intermediate results.",
+            hint="Write some of them as joins or groups, or make views of parts of the query.",
+        )
+    return mapped(node, mapping)
+
+
+def mapped(value: T, mapping: Mapping[int, int]) -> T:
+    """``value`` (plan, expression, column) with column ids replaced."""
+    found: Any = value
+    if isinstance(value, Col | Ref):
+        found = dataclasses.replace(value, id=mapping.get(value.id, value.id))
+    elif isinstance(value, Again):
+        pairs, outer = mapped((value.pairs, value.outer), mapping)
+        found = dataclasses.replace(value, pairs=pairs, outer=outer)
+    elif isinstance(value, tuple):
+        found = tuple(mapped(v, mapping) for v in value)
+    elif isinstance(value, frozenset):
+        found = frozenset(mapped(v, mapping) for v in value)
+    elif not isinstance(value, _LEAVES) and dataclasses.is_dataclass(value):
+        new = {
+            f.name: mapped(getattr(value, f.name), mapping)
+            for f in dataclasses.fields(value)
+        }
+        found = dataclasses.replace(value, **new)  # type: ignore[type-var]
+    return found  # type: ignore[no-any-return]
+
+
+class Copies:
+    """What one decorrelation needs again: copied as long as that is little, then named."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._ids = numbers
+        self._left = COPIED_MAX
+        # By identity; the node is kept, so that no other one gets its place.
+        self._named: dict[int, tuple[Node, Again]] = {}
+        self._free: Known = {}
+        self.pushed: dict[Pushed, tuple[tuple[int, ...], Again]] = {}
+        """Domains pushed into named plans by ``domain.Push``: the domain's columns there, the plan."""
+
+    def again(self, node: Node) -> Node:
+        """The rows of ``node`` under new ids, columns in the same order; free references stay."""
+        size = _size(node)
+        if size > max(SMALL, self._left) and not is_local(node):
+            return renumbered(self.named(node), self._ids)
+        self._left -= size if size > SMALL else 0
+        return renumbered(node, self._ids)
+
+    def free(self, node: Node) -> frozenset[int]:
+        """``logical.free``, of each node once."""
+        return free(node, self._free)
+
+    def named(self, node: Node) -> Again:
+        """``node`` as a plan of its own, its columns called as they are there."""
+        if id(node) not in self._named:
+            numbers = sorted(self.free(node))
+            found = {r.id: r for r in _references(node)}
+            outer = tuple((i, found[i]) for i in numbers)
+            pairs = tuple((c, c.id) for c in node.columns)
+            made = Again(node, next(self._ids), pairs, serious(node), outer)
+            self._named[id(node)] = (node, made)
+        return self._named[id(node)][1]
+
+    def copied(self, node: Again) -> Node:
+        """The named plan itself, instead of its name."""
+        mapping = {i: ref.id for i, ref in node.outer}
+        copy = renumbered(node.plan, self._ids)
+        old = zip(node.plan.columns, copy.columns, strict=True)
+        found = {c.id: new.ref for c, new in old}
+        items = tuple((c, found[i]) for c, i in node.pairs)
+        return Project(mapped(copy, mapping), items)
+
+
+def _size(node: Node) -> int:
+    """The nodes of ``node`` itself."""
+    return 1 + sum(map(_size, children(node)))
+
+
+def _references(node: Node) -> Iterator[Ref]:
+    """All references that expressions of ``node`` or below it make."""
+    for expr in expressions(node):
+        yield from references(expr)
+    for child in children(node):
+        yield from _references(child)
+
+
+def is_local(node: Node, names: frozenset[str] = frozenset()) -> bool:
+    """Whether ``node`` has no place elsewhere: it reads an iteration's rows, or shows the clock."""
+    if isinstance(node, WorkTable):
+        return node.name not in names
+    if any(map(reads_clock, expressions(node))):
+        return True
+    if isinstance(node, Recursive):
+        inner = names | {node.name}
+        return is_local(node.base, names) or is_local(node.step, inner)
+    return any(is_local(child, names) for child in children(node))

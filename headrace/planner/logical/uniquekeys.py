@@ -1,0 +1,170 @@
+"""Sets of columns that no two rows of a plan node have in common: keys that a table of it could have.
+
+Two NULLs count as equal.  The answer is a proposal (``explain_view``): whoever takes it up gets a
+primary key, which Postgres checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Final
+
+from headrace.planner.logical.facts import column_equalities
+from headrace.planner.logical.nodes import (
+    Aggregate,
+    Col,
+    Distinct,
+    Filter,
+    Join,
+    Node,
+    Project,
+    Scan,
+    SetOp,
+    Temporal,
+    TopK,
+    Window,
+    ids,
+)
+from headrace.planner.logical.scalar import Ref
+from headrace.planner.logical.uniqueness import at_most_one, not_null
+from headrace.types import FIRST_USER_OID
+
+Key = frozenset[int]
+"""Ids of columns."""
+
+_KEYS_MAX: Final = 16
+
+
+def unique(node: Node) -> list[Key]:
+    """Keys of the rows of ``node``, the smallest first; not all there are."""
+    return _least(_unique(node))
+
+
+def _unique(node: Node) -> Iterable[Key]:
+    if at_most_one(node):
+        return [frozenset()]
+    match node:
+        case Scan():
+            return _of_table(node)
+        case Filter() | Window() | Temporal():
+            return unique(node.input)
+        case TopK():
+            first = node.limit == 1 and not node.ties
+            groups = [frozenset(k.id for k in node.keys)] if first else []
+            return [*groups, *unique(node.input)]
+        case Project():
+            return _shown(node.items, unique(node.input))
+        case Distinct():
+            return [*unique(node.input), _all(node.columns)]
+        case SetOp():
+            return [] if node.all else [_all(node.columns)]
+        case Aggregate():
+            return [
+                *_shown(node.keys, unique(node.input)),
+                frozenset(c.id for c, _ in node.keys),
+            ]
+        case Join():
+            return _joined(node)
+        case _:
+            return []
+
+
+def _of_table(node: Scan) -> list[Key]:
+    keyed = [(c, f) for c, f in node.fields if f.attnum in node.table.key]
+    # An index may go by another collation, or an operator class of its own.
+    plain = all(c.collation < FIRST_USER_OID > c.oid for c, _ in keyed)
+    whole = len({f.attnum for _, f in keyed}) == len(node.table.key)
+    if not node.table.key or not whole or not plain:
+        return []
+    return [frozenset(c.id for c, _ in keyed)]
+
+
+def _shown(items: Iterable[tuple[Col, object]], keys: Iterable[Key]) -> list[Key]:
+    """``keys`` of the input under the names they have in ``items``, where they are shown."""
+    places: dict[int, int] = {}
+    for column, expr in items:
+        if isinstance(expr, Ref) and expr.collation == column.collation:
+            places.setdefault(expr.id, column.id)
+    return [frozenset(places[c] for c in k) for k in keys if k <= places.keys()]
+
+
+def _joined(node: Join) -> list[Key]:
+    left = unique(node.left)
+    if node.kind in ("semi", "anti"):
+        return left
+    if node.kind not in ("inner", "left"):
+        return []
+    right = unique(node.right)
+    mine, other = ids(node.left), ids(node.right)
+    fixed = {
+        c.id
+        for e in column_equalities(node.condition)
+        for c in (e.left, e.right)
+        if len({e.left.id, e.right.id} & mine) == 1
+        and len({e.left.id, e.right.id} & other) == 1
+        and e.left.oid == e.right.oid
+        and e.left.collation == e.right.collation
+    }
+    out = [a | b for a, b in product(left, right)]
+    # Each row of the left side has one partner at most.
+    if any(key <= fixed for key in right):
+        out += left
+    if node.kind == "inner" and any(key <= fixed for key in left):
+        out += right
+    return out
+
+
+def _all(columns: Iterable[Col]) -> Key:
+    return frozenset(c.id for c in columns)
+
+
+def _least(keys: Iterable[Key]) -> list[Key]:
+    """Those that have no other in them."""
+    out: list[Key] = []
+    for key in sorted(set(keys), key=lambda k: (len(k), sorted(k))):
+        if not any(known <= key for known in out):
+            out.append(key)
+    return out[:_KEYS_MAX]
+
+
+def given(node: Node, names: Sequence[str], key: Sequence[str]) -> str:
+    """What is certain of the key that was asked for; columns by ``names``."""
+    columns = node.columns
+    mine = frozenset(c.id for c, n in zip(columns, names, strict=True) if n in key)
+    text = f"key: ({', '.join(key)})"
+    if not any(known <= mine for known in unique(node)):
+        return f"{text}, checked at each write"
+    nulls = _nullable(node, names, mine)
+    if nulls:
+        return f"{text}, unique as proved, NULLs in {nulls} checked at each write"
+    return f"{text}, proved"
+
+
+def _nullable(node: Node, names: Sequence[str], key: Key) -> str:
+    return ", ".join(
+        n
+        for c, n in zip(node.columns, names, strict=True)
+        if c.id in key and not not_null(node, c.id)
+    )
+
+
+def explain(node: Node, names: Sequence[str]) -> str:
+    """Which key the planner proposes for a table with the rows of ``node``; columns by ``names``."""
+    columns = node.columns
+    keys = unique(node)
+    if frozenset() in keys:
+        return (
+            "key: none; there is one row at most, and no key in Postgres has no column"
+        )
+    lines = []
+    for key in keys:
+        mine = [n for c, n in zip(columns, names, strict=True) if c.id in key]
+        nulls = _nullable(node, names, key)
+        line = f"could have key ({', '.join(mine)}), proved"
+        if nulls:
+            line += f"; that there is no NULL in {nulls} would be checked"
+        lines.append(line)
+    return (
+        "\n".join(lines) or 'key: none proved; what option "key" names would be checked'
+    )

@@ -1,0 +1,89 @@
+"""FULL JOIN on conditions that Postgres cannot execute is refused as Postgres does it.
+
+Whether it can depends on operator families, so it is asked: the condition over columns of the same
+types is planned, not run.  Conditions that run code of users are not asked about, for planning may
+compute constants; joins that the rules have made narrower are no full joins in Postgres either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+
+from headrace.errors import UnsupportedError
+from headrace.planner.analyse import session
+from headrace.planner.analyse.catalog import Connection
+from headrace.planner.logical.named import named
+from headrace.planner.logical.nodes import Join, Node, children, ids
+from headrace.planner.logical.scalar import (
+    quote,
+    reads_clock,
+    references,
+    refs,
+    trusted,
+)
+from headrace.planner.scalars.lower import Lowering
+
+_WORDS = r"\bfull\s+(outer\s+)?join\b"
+
+
+def require_executable(
+    conn: Connection, lowering: Lowering, bound: Node, optimised: Node
+) -> None:
+    """Refuse full joins of ``bound`` that are still in ``optimised`` and that Postgres refuses."""
+    left = [
+        frozenset(join.condition)
+        for plan in (optimised, *named(optimised).values())
+        for join in _full(plan)
+    ]
+    for join in _full(bound):
+        mine = frozenset(join.condition)
+        if not any(mine <= other for other in left) or not _known(join):
+            continue
+        try:
+            with conn.transaction(force_rollback=True):
+                session.execute(conn, _query(lowering, join))
+        except psycopg.errors.FeatureNotSupported as error:
+            raise UnsupportedError(
+                error.diag.message_primary or "this FULL JOIN is not supported",
+                hint="Postgres refuses this query too.",
+                position=lowering.find(_WORDS),
+            ) from error
+        except psycopg.Error:
+            continue  # a type that cannot be shown so: not known
+
+
+def _full(node: Node) -> Iterator[Join]:
+    if isinstance(node, Join) and node.kind == "full":
+        yield node
+    for child in children(node):
+        yield from _full(child)
+
+
+def _known(join: Join) -> bool:
+    """Whether the condition may be shown to Postgres: of both sides alone, no code of users."""
+    mine = ids(join.left) | ids(join.right)
+    return all(
+        trusted(e) and not reads_clock(e) and refs(e) <= mine for e in join.condition
+    )
+
+
+def _query(lowering: Lowering, join: Join) -> str:
+    """The join over columns of the same types."""
+    read = list({r.id: r for e in join.condition for r in references(e)}.values())
+
+    def side(node: Node) -> str:
+        shown = [
+            f"{quote(None, lowering.type_name(r.oid))} AS a{r.id}"
+            for r in read
+            if r.id in ids(node)
+        ]
+        # OFFSET keeps Postgres from seeing that the columns are constants.
+        return f"(SELECT {', '.join(shown)} OFFSET 0)"
+
+    tests = [lowering.sql(e, lambda ref: f"a{ref.id}") for e in join.condition]
+    return (
+        f"EXPLAIN SELECT FROM {side(join.left)} l FULL JOIN {side(join.right)} r"
+        f" ON {' AND '.join(tests) or 'true'}"
+    )

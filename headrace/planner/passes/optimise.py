@@ -1,0 +1,140 @@
+"""The driver of the logical rules: traversal, order of phases, checks, trace.
+
+A rule is a module of ``rules/``: ``apply(node)`` rewrites one node and never changes its
+output columns; a rule that breaks this is a bug and says so at once.  Or ``apply_all(plans)``
+rewrites the plan and all that it names (``logical.Again``), of which only the first, the root, has to
+keep its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from headrace.errors import BugError
+from headrace.planner.logical.named import linked, named
+from headrace.planner.logical.nodes import Node, children, with_children
+from headrace.planner.rules import (
+    infer_predicates,
+    join_not_null,
+    join_units,
+    lift_clock,
+    limit_windows,
+    merge_projects,
+    order_joins,
+    prune_columns,
+    push_filters,
+)
+
+_log = structlog.get_logger(__name__)
+
+_ROUNDS_MAX: Final = 200
+
+
+Plans = dict[int, Node]
+"""A plan under ``_ROOT`` and those that it names under their numbers, readers first."""
+_ROOT: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A named rewrite of a node."""
+
+    name: str
+    apply: Callable[[Node], Node]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRule:
+    """A named rewrite of all plans at once."""
+
+    name: str
+    apply: Callable[[Plans], Plans]
+
+
+AnyRule = Rule | PlanRule
+
+
+_PUSH: Final = Rule("push_filters", push_filters.apply)
+_MERGE: Final = Rule("merge_projects", merge_projects.apply)
+_CLOCK: Final = Rule("lift_clock", lift_clock.apply)
+PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
+    # The clock moves up before filters move down past it.
+    (Rule("join_units", join_units.apply), _CLOCK),
+    (_PUSH, _MERGE, _CLOCK),
+    (Rule("order_joins", order_joins.apply),),
+    (
+        _PUSH,
+        _MERGE,
+        Rule("join_not_null", join_not_null.apply),
+        Rule("infer_predicates", infer_predicates.apply),
+        Rule("limit_windows", limit_windows.apply),
+    ),
+    (PlanRule("prune_columns", prune_columns.apply_all),),
+    (_PUSH, _MERGE),
+)
+RULES: Final = {rule.name: rule for phase in PHASES for rule in phase}
+
+
+Settled = dict[str, dict[int, Node]]
+"""Per rule the nodes, by identity, under which it changes nothing: it will not later either."""
+
+
+def optimise(plan: Node, phases: tuple[tuple[AnyRule, ...], ...] = PHASES) -> Node:
+    """``plan`` after all phases, each run until nothing changes."""
+    plans = {_ROOT: plan, **named(plan)}
+    settled: Settled = {rule.name: {} for phase in phases for rule in phase}
+    for phase in phases:
+        plans = _fixpoint(plans, phase, settled)
+    return linked(plans.pop(_ROOT), plans)
+
+
+def _fixpoint(plans: Plans, phase: tuple[AnyRule, ...], settled: Settled) -> Plans:
+    for _ in range(_ROUNDS_MAX):
+        before = plans
+        for rule in phase:
+            plans = _run(rule, plans, settled[rule.name])
+        if plans == before:
+            return plans
+    names = ", ".join(r.name for r in phase)
+    raise BugError(f"rules {names} go round in circles")
+
+
+def _run(rule: AnyRule, plans: Plans, settled: dict[int, Node]) -> Plans:
+    """``plans`` after one pass of ``rule``, which leaves the nodes in ``settled`` alone."""
+    if isinstance(rule, PlanRule):
+        result = rule.apply(plans)
+        _keeps(rule, plans[_ROOT], result[_ROOT])
+    else:
+        result = {n: _descend(rule, p, settled) for n, p in plans.items()}
+    if result != plans:
+        _log.debug("rule applied", rule=rule.name)
+    return result
+
+
+def _descend(rule: Rule, node: Node, settled: dict[int, Node]) -> Node:
+    if id(node) in settled:
+        return node
+    made = _checked(rule, node)
+    below = tuple(_descend(rule, c, settled) for c in children(made))
+    made = with_children(made, below)
+    if made is node:
+        settled[id(node)] = node
+    return made
+
+
+def _checked(rule: Rule, node: Node) -> Node:
+    result = rule.apply(node)
+    if result is node or result == node:
+        return node
+    _keeps(rule, node, result)
+    return result
+
+
+def _keeps(rule: AnyRule, node: Node, result: Node) -> None:
+    before = [(c.id, c.oid) for c in node.columns]
+    if [(c.id, c.oid) for c in result.columns] != before:
+        raise BugError(f"rule {rule.name} changed the columns of a node")

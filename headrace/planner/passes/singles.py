@@ -1,0 +1,167 @@
+"""``single(count, value)``, the check of a scalar subquery, gets a column of its own where it must.
+
+No SQL can say it, so a kernel computes it.  Where the expression around it goes to Postgres, or
+would not always evaluate it, it is computed below, for the rows for which Postgres would:
+
+    Project[upper(single(n, v))](x)                   -> Project[upper(s)](Project[s = single(n, v)](x))
+    Project[CASE WHEN c THEN single(n, v) END](x)     -> s = single(CASE WHEN c THEN n ELSE 0 END, v)
+
+Runs after all rules: merging the projections again would undo it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from headrace import types as t
+from headrace.expressions.native import resolve
+from headrace.planner.logical.nodes import (
+    Aggregate,
+    Col,
+    Filter,
+    Functions,
+    Node,
+    Project,
+    children,
+    expressions,
+    over,
+    with_children,
+)
+from headrace.planner.logical.renumber import defined
+from headrace.planner.logical.scalar import (
+    ARG,
+    SINGLE,
+    Call,
+    Const,
+    Expr,
+    any_call,
+    native,
+)
+from headrace.planner.scalars.lower import Lowering
+
+
+def place_singles(plan: Node, lowering: Lowering) -> Node:
+    """``plan`` with every ``single`` where kernels compute it, and only if it is asked for."""
+    return _Placing(lowering, itertools.count(max(defined(plan), default=0) + 1)).run(
+        plan
+    )
+
+
+def _stray(expr: Expr) -> bool:
+    return not native(expr) and any_call(expr, lambda c: c.symbol == SINGLE)
+
+
+class _Placing:
+    def __init__(self, lowering: Lowering, numbers: Iterator[int]) -> None:
+        self._lowering = lowering
+        self._ids = numbers
+        self._below: Node
+
+    def run(self, node: Node) -> Node:
+        node = with_children(node, tuple(self.run(c) for c in children(node)))
+        if not any(_stray(e) for e in expressions(node)):
+            return node
+        match node:
+            case Filter():
+                return self._filter(node)
+            case Project():
+                self._below = node.input
+                items = tuple((c, self._placed(e)) for c, e in node.items)
+                return Project(self._below, items)
+            case Functions():
+                self._below = node.input
+                calls = tuple(self._placed(e) for e in node.calls)
+                kept = {c.id for c in node.columns}
+                made = dataclasses.replace(node, input=self._below, calls=calls)
+                return Project(
+                    made, tuple((c, c.ref) for c in made.columns if c.id in kept)
+                )
+            case Aggregate():
+                return self._aggregate(node)
+            case _:
+                return self._lowering.refuse("a scalar subquery in this condition")
+
+    def _filter(self, node: Filter) -> Node:
+        """Each test on the survivors of those before it, as ever."""
+        self._below = node.input
+        for predicate in node.predicates:
+            test = self._placed(predicate)
+            if isinstance(self._below, Filter):
+                tests = (*self._below.predicates, test)
+                self._below = Filter(self._below.input, tests)
+            else:
+                self._below = Filter(self._below, (test,))
+        return Project(self._below, tuple((c, c.ref) for c in node.columns))
+
+    def _aggregate(self, node: Aggregate) -> Node:
+        self._below = node.input
+        keys = tuple((c, self._placed(e)) for c, e in node.keys)
+        aggs = over(node.aggs, self._placed)
+        return dataclasses.replace(node, input=self._below, keys=keys, aggs=aggs)
+
+    def _placed(self, expr: Expr) -> Expr:
+        return self._extract(expr, ()) if _stray(expr) else expr
+
+    def _extract(self, expr: Expr, when: tuple[Expr, ...]) -> Expr:
+        """``expr`` with columns for its ``single`` calls, which run if all of ``when`` is true."""
+        if not any_call(expr, lambda c: c.symbol == SINGLE):
+            return expr
+        assert isinstance(expr, Call)
+        if expr.symbol == "case":
+            return self._case(expr, when)
+        if expr.symbol in ("and", "or", "coalesce"):
+            return self._chain(expr, when)
+        args = tuple(self._extract(a, when) for a in expr.args)
+        expr = dataclasses.replace(expr, args=args)
+        if expr.symbol != SINGLE:
+            return expr
+        count, value = expr.args
+        for test in reversed(when):
+            count = self._if(test, count)
+        column = Col(next(self._ids), SINGLE, expr.oid, expr.typmod, expr.collation)
+        made = dataclasses.replace(expr, args=(count, value))
+        passed = tuple((c, c.ref) for c in self._below.columns)
+        if not native(made):
+            number = Col(next(self._ids), "count", t.INT8)
+            self._below = Project(self._below, (*passed, (number, count)))
+            made = dataclasses.replace(expr, args=(number.ref, value))
+        self._below = Project(self._below, (*passed, (column, made)))
+        return column.ref
+
+    def _case(self, expr: Call, when: tuple[Expr, ...]) -> Expr:
+        args: list[Expr] = []
+        for place in range(0, len(expr.args) - 1, 2):
+            test = self._extract(expr.args[place], when)
+            value = self._extract(expr.args[place + 1], (*when, test))
+            args += [test, value]
+            when = (*when, self._lowering.boolean_test("is_not_true", test))
+        args.append(self._extract(expr.args[-1], when))
+        return dataclasses.replace(expr, args=tuple(args))
+
+    def _chain(self, expr: Call, when: tuple[Expr, ...]) -> Expr:
+        """Arguments in order until one decides."""
+        args: list[Expr] = []
+        for arg in expr.args:
+            args.append(self._extract(arg, when))
+            if expr.symbol == "coalesce":
+                more = self._lowering.null_test("is_null", args[-1])
+            else:
+                decided = "is_not_false" if expr.symbol == "and" else "is_not_true"
+                more = self._lowering.boolean_test(decided, args[-1])
+            when = (*when, more)
+        return dataclasses.replace(expr, args=tuple(args))
+
+    def _if(self, test: Expr, count: Expr) -> Expr:
+        args = (test, count, Const("0", t.INT8))
+        sql = f"CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END"
+        return self._lowering.call(
+            "case",
+            args,
+            (t.INT8, -1, 0),
+            f"({sql})",
+            sql,
+            native=resolve("case", self._lowering.types(args, 0)),
+            remote_raises=False,
+        )

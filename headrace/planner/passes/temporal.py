@@ -1,0 +1,402 @@
+"""The clock in queries: ``now()`` and its kin in comparisons.
+
+``now()`` is lowered to ``scalar.CLOCK``, a reference that no node has, and ``current_date`` to a
+cast of it.  The rules move such expressions like any others, for in one transaction the clock
+stands still.  After them ``extract`` takes every comparison of a row's value with a value of the
+clock alone out of its expression and has ``Temporal`` compute it below, as a boolean column:
+
+Filter[k < f(now) and p](x)  =  Project(Filter[c](Temporal[c: k < f(now)](Filter[p](x))))
+
+Any ``f`` will do, monotone or not: the collection looks at all rows between f at the last
+instant and f at this one.  ``now() - k > interval`` is compared as ``k`` with ``now()`` less so
+many microseconds, which is what the comparison of such intervals means (a day is 24 hours, a
+month 30 days); the test itself stays as it was written.
+
+Counter-example: ``SELECT now() - k`` has another value in every row at every instant, so it is
+refused; so is ``age(k) < …``, whose turning point cannot be said of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from fractions import Fraction
+from typing import Final, NoReturn
+
+from headrace import types as t
+from headrace.expressions import keys
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.logical import nodes as lg
+from headrace.planner.logical.scalar import (
+    CLOCK,
+    CONDITIONAL,
+    Call,
+    Const,
+    Expr,
+    any_call,
+    reads_clock,
+    refs,
+    show,
+)
+from headrace.planner.logical.words import construct
+from headrace.planner.scalars.lower import Lowering
+
+_ORDER: Final = {"=", "<>", "<", "<=", ">", ">="}
+_EQUAL: Final = {"=", "<>"}
+_TIMES: Final = (t.DATE, t.TIMESTAMP, t.TIMESTAMPTZ)
+"""Each is compared with a later one in the later one's type."""
+_PLAIN: Final = {"and", "or", "not"}
+_FIRST_ID: Final = -2_000_000
+_DIVISOR: Final = re.compile(r"[1-9][0-9]{0,6}")
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_DETAIL: Final = (
+    "The clock may stand on one side of a comparison whose other side is a value of the row,"
+    " as in: ts > now() - interval '1 hour', now() BETWEEN a AND b, now() - ts < interval '1 day'."
+)
+_SHOWN: Final = (
+    "What changes at every moment cannot be kept: show the row's time, and compare it with the clock"
+    " when the view is read."
+)
+_WORDS: Final = (
+    r"\bnow\s*\(|\btransaction_timestamp\s*\(|\bcurrent_(date|timestamp)\b"
+    r"|\blocaltimestamp\b"
+)
+_DAY: Final = 86_400_000_000
+_WEEK: Final = 7 * _DAY
+_TIME_ONLY: Final = re.compile(r"-?\d+:\d\d:\d\d(\.\d+)?")
+_UNITS: Final = {
+    "microseconds": 1, "milliseconds": 1, "second": 1, "minute": 1, "hour": 1, "day": 2,
+    "week": 8, "month": 32, "quarter": 93, "year": 367,
+}  # fmt: skip
+"""Days that are more than the unit has."""
+_MICROS: Final = """
+    SELECT ((extract(year FROM i) * 12 + extract(month FROM i)) * 30 * 86400000000
+            + extract(day FROM i) * 86400000000 + extract(hour FROM i) * 3600000000
+            + extract(minute FROM i) * 60000000 + extract(microseconds FROM i))::bigint
+      FROM (SELECT %s::interval AS i) s
+"""
+
+
+def extract(plan: lg.Node, lowering: Lowering) -> lg.Node:
+    """``plan`` with ``Temporal`` nodes for what reads the clock.
+
+    Raises:
+        UnsupportedError: the clock is used otherwise than in comparisons.
+    """
+    return _Extraction(lowering).node(plan)
+
+
+class _Tests:
+    """What one ``Temporal`` node is to compute."""
+
+    def __init__(self, counter: itertools.count[int]) -> None:
+        self._counter = counter
+        self._found: dict[Expr, lg.TimeTest] = {}
+
+    def column(self, test: lg.TimeTest) -> lg.Col:
+        """Its column."""
+        if test.test not in self._found:
+            column = dataclasses.replace(test.column, id=next(self._counter))
+            self._found[test.test] = dataclasses.replace(test, column=column)
+        return self._found[test.test].column
+
+    def over(self, node: lg.Node) -> lg.Node:
+        """``node`` with the columns."""
+        tests = tuple(self._found.values())
+        return lg.Temporal(node, tests) if tests else node
+
+
+class _Extraction:
+    def __init__(self, lowering: Lowering) -> None:
+        self._lowering = lowering
+        self._catalog: Catalog = lowering.catalog
+        self._counter = itertools.count(_FIRST_ID, -1)
+
+    # --- nodes
+
+    def node(self, node: lg.Node) -> lg.Node:
+        """``node``, the clock taken out of it and of all below."""
+        if isinstance(node, lg.Recursive) and _anywhere(node.step):
+            self._refuse("now() and its kin inside WITH RECURSIVE")
+        below = tuple(self.node(child) for child in lg.children(node))
+        node = lg.with_children(node, below)
+        if not any(map(reads_clock, _expressions(node))):
+            return node
+        match node:
+            case lg.Scan():
+                return self._scan(node)
+            case lg.Filter():
+                return self._filter(node)
+            case lg.Join():
+                return self._join(node)
+            case lg.Project():
+                tests = _Tests(self._counter)
+                items = tuple((c, self._out(e, tests)) for c, e in node.items)
+                return lg.Project(tests.over(node.input), items)
+            case lg.Aggregate():
+                return self._aggregate(node)
+            case lg.Functions():
+                tests = _Tests(self._counter)
+                calls = tuple(self._out(e, tests) for e in node.calls)
+                columns = node.columns
+                made = dataclasses.replace(
+                    node, input=tests.over(node.input), calls=calls
+                )
+                return lg.Project(made, tuple((c, c.ref) for c in columns))
+            case _:
+                return self._refuse("the clock here")
+
+    def _scan(self, node: lg.Scan) -> lg.Node:
+        rest = tuple(p for p in node.predicates if not reads_clock(p))
+        mine = tuple(p for p in node.predicates if reads_clock(p))
+        fields = (*node.fields, *node.hidden)
+        scan = dataclasses.replace(node, fields=fields, hidden=(), predicates=rest)
+        return _only(self._filter(lg.Filter(scan, mine)), node.columns)
+
+    def _filter(self, node: lg.Filter) -> lg.Node:
+        rest = tuple(p for p in node.predicates if not reads_clock(p))
+        tests = _Tests(self._counter)
+        mine = tuple(self._out(p, tests) for p in node.predicates if reads_clock(p))
+        below = lg.Filter(node.input, rest) if rest else node.input
+        return _only(lg.Filter(tests.over(below), mine), node.columns)
+
+    def _join(self, node: lg.Join) -> lg.Node:
+        left, right = _Tests(self._counter), _Tests(self._counter)
+        condition: list[Expr] = []
+        above: list[Expr] = []
+        for predicate in node.condition:
+            if self._sided(predicate, node):
+                condition.append(self._out(predicate, left, right, node))
+            elif node.kind == "inner":
+                above.append(predicate)
+            else:
+                self._refuse(
+                    f"a condition of {construct(node)} that compares columns of both"
+                    " sides with the clock"
+                )
+        made = dataclasses.replace(
+            node,
+            left=left.over(node.left),
+            right=right.over(node.right),
+            condition=tuple(condition),
+        )
+        if above:
+            return _only(self._filter(lg.Filter(made, tuple(above))), node.columns)
+        return _only(made, node.columns)
+
+    def _sided(self, expr: Expr, node: lg.Join) -> bool:
+        """Whether each comparison with the clock reads one side alone."""
+        if not reads_clock(expr):
+            return True
+        if (test := self._test(expr)) is not None:
+            used = refs(test.test)
+            return used <= lg.ids(node.left) or used <= lg.ids(node.right)
+        return isinstance(expr, Call) and all(self._sided(a, node) for a in expr.args)
+
+    def _aggregate(self, node: lg.Aggregate) -> lg.Node:
+        tests = _Tests(self._counter)
+        aggs = lg.over(node.aggs, lambda e: self._out(e, tests))
+        grouped = tuple((c, self._out(e, tests)) for c, e in node.keys)
+        return dataclasses.replace(
+            node, input=tests.over(node.input), keys=grouped, aggs=aggs
+        )
+
+    # --- expressions
+
+    def _out(
+        self,
+        expr: Expr,
+        tests: _Tests,
+        right: _Tests | None = None,
+        join: lg.Join | None = None,
+        *,
+        guarded: bool = False,
+    ) -> Expr:
+        """``expr`` with columns of ``tests`` (or of ``right``, in a join) for comparisons."""
+        if not reads_clock(expr):
+            return expr
+        test = self._test(expr)
+        if test is not None:
+            if guarded and any_call(expr, lambda c: c.raises and bool(refs(c))):
+                self._refuse(
+                    "a comparison with the clock that may fail, inside CASE or the like"
+                )
+            home = tests
+            if join is not None and right is not None:
+                home = tests if refs(test.test) <= lg.ids(join.left) else right
+            return home.column(test).ref
+        if not isinstance(expr, Call) or expr.args == (CLOCK,):
+            return self._refuse(
+                f"{_name(expr)} outside of a comparison with a value of a row", _SHOWN
+            )
+        if expr.symbol in _ORDER:
+            self._refuse(f"the comparison {show(expr)}")
+        inner = guarded or (expr.symbol in CONDITIONAL and expr.symbol not in _PLAIN)
+        args = tuple(self._out(a, tests, right, join, guarded=inner) for a in expr.args)
+        return dataclasses.replace(expr, args=args)
+
+    def _test(self, expr: Expr) -> lg.TimeTest | None:
+        """The comparison of a row with the clock that ``expr`` is."""
+        if not isinstance(expr, Call) or expr.symbol not in _ORDER:
+            return None
+        if "OPERATOR(pg_catalog." not in expr.sql or any_call(expr, _is_subtle):
+            return None
+        first, second = expr.args
+        if reads_clock(first) == reads_clock(second):
+            return None
+        clock, row = (first, second) if reads_clock(first) else (second, first)
+        shift = 0
+        if refs(clock):
+            found = self._difference(clock, row)
+            if found is None:
+                return None
+            row, clock, shift = found
+        ordered = row.oid in _TIMES and clock.oid in _TIMES
+        if ordered and row.oid != clock.oid:
+            wanted = max(row.oid, clock.oid, key=_TIMES.index)
+            row, clock = (self._lowering.convert(e, wanted, 0) for e in (row, clock))
+        if not ordered and not self._equated(expr, row, clock):
+            return None
+        column = lg.Col(0, "when", t.BOOL)
+        ranged = expr.symbol not in _EQUAL
+        slack = _slack(clock) if ordered else None
+        if slack is not None and row.oid == t.DATE:
+            slack = -(-slack // _DAY)
+        return lg.TimeTest(column, expr, row, clock, shift, ordered, ranged, slack)
+
+    def _equated(self, expr: Call, row: Expr, clock: Expr) -> bool:
+        """Whether only rows equal to one of two values of the clock can change."""
+        if expr.symbol not in _EQUAL or row.oid != clock.oid:
+            return False
+        kind = self._catalog.type(row.oid).kind
+        sharp = self._catalog.deterministic(expr.input_collation)
+        return keys.key_class(row.oid, kind=kind, deterministic=sharp) is not None
+
+    def _difference(self, clock: Expr, other: Expr) -> tuple[Expr, Expr, int] | None:
+        """``now() - k`` (or ``k - now()``) compared with a constant: k, now(), what to add.
+
+        Also its seconds, ``extract(epoch FROM now() - k)``, and these divided by a whole number.
+        """
+        if not isinstance(other, Const) or other.text is None:
+            return None
+        seconds = _seconds(clock)
+        clock, unit = seconds or (clock, 1)
+        if not isinstance(clock, Call) or clock.symbol != "-" or len(clock.args) != 2:
+            return None
+        first, second = clock.args
+        if "OPERATOR(pg_catalog." not in clock.sql:
+            return None
+        if first.oid != second.oid or first.oid not in _TIMES:
+            return None
+        if seconds is None:
+            size = self._size(other, first.oid)
+        else:
+            size = _whole(other, unit) if first.oid != t.DATE else None
+        if size is None:
+            return None
+        if reads_clock(first) and not refs(first) and not reads_clock(second):
+            return second, first, -size
+        if reads_clock(second) and not refs(second) and not reads_clock(first):
+            return first, second, size
+        return None
+
+    def _size(self, value: Const, oid: int) -> int | None:
+        """A length of time in microseconds; of dates, in days."""
+        assert value.text is not None, "asked by the caller"
+        if oid == t.DATE:
+            return int(value.text) if value.oid in (t.INT2, t.INT4) else None
+        if value.oid != t.INTERVAL or "infinity" in value.text:
+            return None
+        row = self._lowering.fetch(_MICROS, value.text)
+        return int(row)
+
+    def _refuse(self, what: str, hint: str | None = None) -> NoReturn:
+        self._lowering.refuse(what, pattern=_WORDS, detail=_DETAIL, hint=hint)
+
+
+def _seconds(expr: Expr) -> tuple[Expr, int] | None:
+    """(an interval, n) if ``expr`` is the n-th part of the interval in seconds."""
+    unit = 1
+    if isinstance(expr, Call) and expr.symbol == "/" and expr.oid == t.NUMERIC:
+        expr, divisor = expr.args
+        if not isinstance(divisor, Const) or not _DIVISOR.fullmatch(divisor.text or ""):
+            return None
+        unit = int(divisor.text or "")
+    if not isinstance(expr, Call) or expr.symbol != 'pg_catalog."extract"':
+        return None
+    field, value = expr.args
+    if not isinstance(field, Const) or (field.text or "").lower() != "epoch":
+        return None
+    return value, unit
+
+
+def _whole(value: Const, unit: int) -> int | None:
+    """``value`` times ``unit`` seconds in microseconds, if that is a whole number of them."""
+    if value.oid != t.NUMERIC or not _NUMBER.fullmatch(value.text or ""):
+        return None
+    size = Fraction(value.text or "") * unit * 1_000_000
+    return int(size) if size.denominator == 1 and abs(size) < 2**62 else None
+
+
+def _slack(clock: Expr) -> int | None:
+    """How many microseconds ``clock`` may ever fall behind a value it has had; None: unknown.
+
+    A time zone's clocks are put back, and a month before the 31st may be a month before the 28th:
+    a week is more than all that comes to.  What is cut off to a unit may fall back by the unit.
+    """
+    if clock == CLOCK:
+        return 0
+    if not isinstance(clock, Call) or not clock.trusted or clock.oid not in _TIMES:
+        return None
+    inner = [a for a in clock.args if reads_clock(a)]
+    rest = [a for a in clock.args if not reads_clock(a)]
+    if len(inner) != 1 or inner[0].oid not in _TIMES:
+        return None
+    slack = _slack(inner[0])
+    if slack is None:
+        return None
+    if not rest:
+        return slack + _WEEK
+    if len(rest) > 1 or not isinstance(rest[0], Const) or rest[0].text is None:
+        return None
+    if clock.symbol in ("+", "-") and "OPERATOR(pg_catalog." in clock.sql:
+        if clock.symbol == "-" and clock.args[0] != inner[0]:
+            return None
+        if rest[0].oid == t.INTERVAL and _TIME_ONLY.fullmatch(rest[0].text):
+            return slack
+        return slack + _WEEK if rest[0].oid in (t.INTERVAL, t.INT2, t.INT4) else None
+    if clock.symbol == "pg_catalog.timezone":
+        return slack + _WEEK
+    unit = rest[0].text.lower()
+    if clock.symbol == "pg_catalog.date_trunc" and unit in _UNITS:
+        return slack + _UNITS[unit] * _DAY + _WEEK
+    return None
+
+
+def _is_subtle(call: Call) -> bool:
+    """Whether it reads the session besides: nothing here may, but for the clock."""
+    return not call.trusted and any(map(reads_clock, call.args))
+
+
+def _name(expr: Expr) -> str:
+    """How people write what ``expr`` has of the clock."""
+    names = {t.DATE: "current_date", t.TIMESTAMP: "localtimestamp"}
+    return f'"{names.get(expr.oid, "now()")}"'
+
+
+def _only(node: lg.Node, columns: tuple[lg.Col, ...]) -> lg.Node:
+    """``node`` with ``columns`` alone."""
+    if node.columns == columns:
+        return node
+    return lg.Project(node, tuple((c, c.ref) for c in columns))
+
+
+def _expressions(node: lg.Node) -> tuple[Expr, ...]:
+    return () if isinstance(node, lg.Temporal) else lg.expressions(node)
+
+
+def _anywhere(node: lg.Node) -> bool:
+    return any(map(reads_clock, _expressions(node))) or any(
+        map(_anywhere, lg.children(node))
+    )

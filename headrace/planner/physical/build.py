@@ -1,0 +1,760 @@
+"""From the optimised logical plan to collections.
+
+Column ids become positions, joins get their keys, aggregates their prepared arguments;
+chains of filters and maps are fused into one collection on a synchronous edge.  One
+``Source`` per table is shared by all scans of the view, each a chain over it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from headrace import types as t
+from headrace.collections import plan as p
+from headrace.errors import UnsupportedError
+from headrace.expressions import ir
+from headrace.expressions.keys import order_native
+from headrace.planner.analyse.tables import TableColumn
+from headrace.planner.binding import recursion
+from headrace.planner.logical import alignment
+from headrace.planner.logical import nodes as lg
+from headrace.planner.logical.estimates import Estimates, Size, table_size
+from headrace.planner.logical.scalar import (
+    CLOCK,
+    Call,
+    Const,
+    Expr,
+    Ref,
+    core,
+    native,
+    raises,
+    refs,
+    trusted,
+)
+from headrace.planner.logical.words import construct
+from headrace.planner.physical import extraction
+from headrace.planner.physical.sharing import shared
+from headrace.planner.request import RECURSIONS
+from headrace.planner.scalars.lower import RECORDS, Lowering
+from headrace.planner.scalars.typekeys import identifies, is_key
+from headrace.types import Field, Schema
+
+_PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
+_COMMON: Final = (
+    ((t.INT2, t.INT4, t.INT8), t.INT8),
+    ((t.FLOAT4, t.FLOAT8), t.FLOAT8),
+    ((t.NAME, t.TEXT), t.TEXT),
+    ((t.DATE, t.TIMESTAMP), t.TIMESTAMP),
+    ((t.DATE, t.TIMESTAMPTZ), t.TIMESTAMPTZ),
+    ((t.TIMESTAMP, t.TIMESTAMPTZ), t.TIMESTAMPTZ),
+)
+_LAST_DAY: Final = "294276-12-31"
+"""Of timestamps; dates go on for longer."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A stateless chain under construction over the node ``base``."""
+
+    base: str
+    columns: tuple[lg.Col, ...]
+    base_columns: tuple[lg.Col, ...]
+    steps: list[p.Filter | p.Map] = field(default_factory=list)
+    size: Size | None = None
+    """What its rows are expected to be."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step of a recursion under construction."""
+
+    name: str
+    work: str
+    """Node id of its work table."""
+    outside: list[p.Node]
+    outer: list[str] = field(default_factory=list)
+    """Ids of the nodes outside that it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Two expressions that are equal where a pair of rows is."""
+
+    left: Expr
+    right: Expr
+    null_safe: bool = False
+
+
+class Builder:
+    """Builds one physical plan."""
+
+    def __init__(
+        self, lowering: Lowering, recursions: tuple[int, int] = RECURSIONS
+    ) -> None:
+        """``recursions``: iterations at most of a recursive query, and rows in each."""
+        self._lowering = lowering
+        self._nodes: list[p.Node] = []
+        self._counts: dict[str, itertools.count[int]] = defaultdict(
+            lambda: itertools.count(1)
+        )
+        self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
+        self.sizes: dict[str, Size] = {}
+        """Per node what its rows are expected to be, where that is known."""
+        self._estimates = Estimates()
+        self.remotes: list[Expr] = []
+        """Every expression that Postgres will evaluate."""
+        self.pushed: list[Expr] = []
+        """What extractions are narrowed by, as Postgres will evaluate it."""
+        self.sets: list[tuple[Call, ...]] = []
+        """Every list of functions in FROM (or set-returning ones) that it will run."""
+        self._step: _Step | None = None
+        self._named: dict[int, tuple[str, tuple[lg.Col, ...]]] = {}
+        """Node and columns of what ``Again`` names, by number."""
+        self._iterations_max, self._rows_max = recursions
+
+    def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
+        """The plan whose sink has ``columns``."""
+        for scans in extraction.by_table(plan).values():
+            self._source(scans)
+        last = self._close(self._chain(plan))
+        node_id = self._id("sink")
+        self._nodes.append(p.Sink(node_id, last, columns))
+        nodes = shared(self._nodes)
+        used = set(itertools.chain.from_iterable(p.inputs(n) for n in nodes))
+        assert all(n.id in used for n in nodes[:-1]), "every node has a reader"
+        return p.PhysicalPlan(nodes)
+
+    def _id(self, kind: str) -> str:
+        return f"{kind}_{next(self._counts[kind])}"
+
+    # -- expressions
+
+    def _expr(self, expr: Expr, columns: tuple[lg.Col, ...]) -> ir.Expr:
+        places = {c.id: i for i, c in enumerate(columns)}
+        if native(expr):
+            return self._native(expr, places)
+        if expr.oid in RECORDS:
+            self._lowering.refuse(
+                "a column of type record",
+                hint="Cast the row to a composite type: ROW(...)::type.",
+            )
+        self.remotes.append(expr)
+        order: list[Ref] = []
+        sql = self._lowering.sql(expr, lambda ref: f"${_place(order, ref)}")
+        args = tuple(_column(ref, places) for ref in order)
+        assert isinstance(expr, Call), "a leaf is native"
+        return ir.Remote(
+            sql, args, expr.oid, expr.typmod, expr.collation, trusted(expr)
+        )
+
+    def _native(self, expr: Expr, places: dict[int, int]) -> ir.Expr:
+        match expr:
+            case Ref():
+                return _column(expr, places)
+            case Const():
+                return ir.Literal(expr.text, expr.oid, expr.typmod, expr.collation)
+            case Call():
+                assert expr.native is not None, "asked by native()"
+                args = tuple(self._native(a, places) for a in expr.args)
+                if expr.symbol == "collate":
+                    return args[0]
+                return ir.Native(
+                    expr.native, args, expr.oid, expr.typmod, expr.collation
+                )
+
+    # -- chains
+
+    def _chain(self, node: lg.Node) -> _Chain:
+        chain = self._made(node)
+        chain.size = self._estimates.size(node)
+        if not chain.steps and chain.size is not None:
+            self.sizes.setdefault(chain.base, chain.size)
+        return chain
+
+    def _made(self, node: lg.Node) -> _Chain:  # noqa: C901  one case per node
+        if self._step is not None and not recursion.reads(node, self._step.name):
+            return self._outside(node, self._step)
+        match node:
+            case lg.Scan():
+                return self._scan(node)
+            case lg.Filter():
+                chain = self._chain(node.input)
+                self._filter(chain, node.predicates)
+                return chain
+            case lg.Project():
+                chain = self._chain(node.input)
+                self._map(chain, node.items)
+                return chain
+            case lg.Values():
+                node_id = self._id("values")
+                self._nodes.append(p.Values(node_id, node.rows, schema(node.columns)))
+                return _Chain(node_id, node.columns, node.columns)
+            case lg.Join():
+                return self._join(node)
+            case lg.Aggregate():
+                return self._reduce(node)
+            case lg.Expand():
+                return self._expand(node)
+            case lg.Distinct():
+                below = self._close(self._chain(node.input))
+                node_id = self._id("distinct")
+                self._nodes.append(p.Distinct(node_id, below, schema(node.columns)))
+                return _Chain(node_id, node.columns, node.columns)
+            case lg.Union():
+                inputs = tuple(self._close(self._chain(i)) for i in node.inputs)
+                node_id = self._id("union")
+                self._nodes.append(p.Union(node_id, inputs, schema(node.columns)))
+                return _Chain(node_id, node.columns, node.columns)
+            case lg.Functions():
+                return self._functions(node)
+            case lg.Recursive():
+                return self._recursive(node)
+            case lg.WorkTable():
+                assert self._step is not None, "it stands inside of its recursion"
+                return _Chain(self._step.work, node.columns, node.columns)
+            case lg.SetOp():
+                left, right = (
+                    self._close(self._chain(n)) for n in (node.left, node.right)
+                )
+                node_id = self._id("setop")
+                columns = schema(node.columns)
+                self._nodes.append(
+                    p.SetOp(node_id, left, right, node.kind, node.all, columns)
+                )
+                return _Chain(node_id, node.columns, node.columns)
+            case lg.TopK():
+                return self._topk(node)
+            case lg.Window():
+                return self._window(node)
+            case lg.Temporal():
+                return self._temporal(node)
+            case lg.Again():
+                return self._again(node)
+            case _:
+                return self._lowering.refuse(f"{construct(node)} here")
+
+    def _filter(self, chain: _Chain, predicates: tuple[Expr, ...]) -> None:
+        if predicates:
+            exprs = tuple(self._expr(e, chain.columns) for e in predicates)
+            chain.steps.append(p.Filter("", "", exprs, schema(chain.columns)))
+
+    def _map(self, chain: _Chain, items: tuple[tuple[lg.Col, Expr], ...]) -> None:
+        exprs = tuple(self._expr(e, chain.columns) for _, e in items)
+        columns = tuple(c for c, _ in items)
+        chain.columns = columns
+        identity = len(exprs) == len(_schema_before(chain)) and all(
+            isinstance(e, ir.Column) and e.index == i for i, e in enumerate(exprs)
+        )
+        if not identity:
+            chain.steps.append(p.Map("", "", exprs, schema(columns)))
+
+    def _close(self, chain: _Chain) -> str:
+        """The id of the node that ends ``chain``."""
+        node_id = self._ended(chain)
+        if chain.size is not None:
+            self.sizes.setdefault(node_id, chain.size)
+        return node_id
+
+    def _ended(self, chain: _Chain) -> str:
+        if not chain.steps:
+            return chain.base
+        if len(chain.steps) == 1:
+            [step] = chain.steps
+            kind = "filter" if isinstance(step, p.Filter) else "map"
+            node_id = self._id(kind)
+            self._nodes.append(replace(step, id=node_id, input=chain.base))
+            return node_id
+        node_id = self._id("fused")
+        steps = []
+        previous = chain.base
+        for number, step in enumerate(chain.steps, 1):
+            step_id = f"{node_id}.{number}"
+            steps.append(replace(step, id=step_id, input=previous))
+            previous = step_id
+        self._nodes.append(
+            p.Fused(node_id, chain.base, tuple(steps), chain.steps[-1].schema)
+        )
+        return node_id
+
+    # -- sources
+
+    def _source(self, scans: list[lg.Scan]) -> None:
+        table = scans[0].table
+        needed = {f.attnum for s in scans for _, f in (*s.fields, *s.hidden)}
+        fields = tuple(c for c in table.columns if c.attnum in needed)
+        node_id = self._id("source")
+        columns = tuple(_source_column(f) for f in fields)
+        key = tuple(_source_column(table.column(number)) for number in table.key)
+        for column in key:
+            if not identifies(self._lowering.catalog, column.oid, column.collation):
+                name = self._lowering.type_name(column.oid)
+                raise UnsupportedError(
+                    f'primary key of table "{table.name}" over type {name}'
+                    " is not supported"
+                )
+        tests: tuple[Expr, ...] = ()
+        if table.full or not any(f.apart for f in fields):
+            tests = extraction.wanted(scans, self._lowering)
+        self.pushed.extend(tests)
+        places = {extraction.own(table, f.attnum): i for i, f in enumerate(fields)}
+        self._nodes.append(
+            p.Source(
+                id=node_id,
+                table_oid=table.oid,
+                schema_name=table.schema,
+                table_name=table.name,
+                columns=columns,
+                key=key,
+                full_identity=table.full,
+                schema=tuple(
+                    Field(f.name, f.oid, f.typmod, f.collation) for f in fields
+                ),
+                pushdown=extraction.pushdown(tests, places, self._lowering),
+                wanted=tuple(self._native(e, places) for e in tests),
+            )
+        )
+        self._sources[table.oid] = (node_id, fields)
+        if (known := table_size(table, fields)) is not None:
+            shown = [self._estimates.rows(s) or known.rows for s in scans]
+            rows = min(known.rows, sum(shown)) if tests else known.rows
+            self.sizes[node_id] = replace(known, rows=rows)
+
+    def _scan(self, node: lg.Scan) -> _Chain:
+        source, fields = self._sources[node.table.oid]
+        mine = {f.attnum: c for c, f in (*node.fields, *node.hidden)}
+        # Columns of other scans of the table get ids that no expression can name.
+        columns = tuple(
+            mine.get(f.attnum, lg.Col(-f.attnum, f.name, f.oid, f.typmod, f.collation))
+            for f in fields
+        )
+        chain = _Chain(source, columns, columns)
+        self._filter(chain, node.predicates)
+        self._map(chain, tuple((c, c.ref) for c, _ in node.fields))
+        return chain
+
+    # -- functions
+
+    def _functions(self, node: lg.Functions) -> _Chain:
+        chain = self._chain(node.input)
+        below = self._close(chain)
+        calls = tuple(c for c in node.calls if isinstance(c, Call))
+        assert len(calls) == len(node.calls), "functions are never folded"
+        self.sets.append(calls)
+        order: list[Ref] = []
+        sqls = tuple(
+            self._lowering.sql(c, lambda ref: f"${_place(order, ref)}") for c in calls
+        )
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        new = node.columns[len(node.input.columns) :]
+        columns = (*chain.columns, *new)
+        node_id = self._id("functions")
+        self._nodes.append(
+            p.FlatMap(
+                node_id,
+                below,
+                sqls,
+                tuple(places[ref.id] for ref in order),
+                ordinality=node.ordinality is not None,
+                outer=node.outer,
+                trusted=all(trusted(c) for c in calls),
+                schema=schema(columns),
+            )
+        )
+        return _Chain(node_id, columns, columns)
+
+    # -- recursion
+
+    def _recursive(self, node: lg.Recursive) -> _Chain:
+        assert self._step is None, "a recursion in a step stands outside of it"
+        base = self._close(self._chain(node.base))
+        step, shape = recursion.step_of(self._lowering, node)
+        work = p.WorkTable(self._id("work_table"), schema(shape.columns))
+        outside, self._nodes = self._nodes, [work]
+        self._step = _Step(node.name, work.id, outside)
+        self._close(self._chain(step))
+        inner, outer = tuple(self._nodes), tuple(dict.fromkeys(self._step.outer))
+        self._nodes, self._step = outside, None
+        node_id = self._id("recursive")
+        self._nodes.append(
+            p.Recursive(
+                node_id,
+                base,
+                outer,
+                inner,
+                node.distinct,
+                self._iterations_max,
+                schema(node.columns),
+                self._rows_max,
+            )
+        )
+        return _Chain(node_id, node.columns, node.columns)
+
+    def _outside(self, node: lg.Node, step: _Step) -> _Chain:
+        """``node``, which is the same for every iteration, as an input of the step."""
+        inner, self._nodes = self._nodes, step.outside
+        self._step = None
+        chain = self._chain(node)
+        last = self._close(chain)
+        self._nodes, self._step = inner, step
+        step.outer.append(last)
+        return _Chain(last, chain.columns, chain.columns)
+
+    # -- join
+
+    def _join(self, node: lg.Join) -> _Chain:
+        sides = (self._chain(node.left), self._chain(node.right))
+        keys, residual = self._keys(node)
+        left_keys = self._key_columns(sides[0], [key.left for key in keys])
+        right_keys = self._key_columns(sides[1], [key.right for key in keys])
+        left, right = (self._close(chain) for chain in sides)
+        both = sides[0].columns + sides[1].columns
+        columns = sides[0].columns if node.kind in lg.LEFT_ONLY else both
+        node_id = self._id("join")
+        safe = tuple(key.null_safe for key in keys)
+        self._nodes.append(
+            p.Join(
+                node_id,
+                left,
+                right,
+                left_keys,
+                right_keys,
+                residual=tuple(self._expr(e, both) for e in residual),
+                schema=schema(columns),
+                op=node.kind,
+                null_safe=safe if any(safe) else (),
+            )
+        )
+        chain = _Chain(node_id, columns, columns)
+        if [c.id for c in columns] != [c.id for c in node.columns]:
+            self._map(chain, tuple((c, c.ref) for c in node.columns))
+        return chain
+
+    def _keys(self, node: lg.Join) -> tuple[list[_Key], list[Expr]]:
+        """Keys of one type, and what remains to be checked.
+
+        A side that may fail becomes a key only if there is no other: as a key it is
+        computed for every row of its side.
+        """
+        found: list[tuple[_Key, Expr]] = []
+        residual: list[Expr] = []
+        left, right = lg.ids(node.left), lg.ids(node.right)
+        for predicate in node.condition:
+            if isinstance(predicate, Const) and predicate.text == "t":
+                continue
+            key = self._pair(predicate, left, right)
+            if key is None and node.kind != "inner" and not raises(predicate):
+                key = _one_sided(predicate, left, right)
+            if key is None:
+                residual.append(predicate)
+            else:
+                found.append((key, predicate))
+        safe = [q for q in found if not (raises(q[0].left) or raises(q[0].right))]
+        chosen = safe or found[:1]
+        residual += [q[1] for q in found if q not in chosen]
+        order = {id(e): i for i, e in enumerate(node.condition)}
+        residual.sort(key=lambda e: order[id(e)])
+        return [q[0] for q in chosen], residual
+
+    def _pair(
+        self, predicate: Expr, left: frozenset[int], right: frozenset[int]
+    ) -> _Key | None:
+        null_safe = False
+        if isinstance(predicate, Call) and predicate.symbol == "not":
+            [predicate] = predicate.args
+            null_safe = True
+        symbol = "is_distinct_from" if null_safe else "="
+        if not isinstance(predicate, Call) or predicate.symbol != symbol:
+            return None
+        first, second = predicate.args
+        if not (refs(first) and refs(second)):
+            return None
+        if refs(first) <= right and refs(second) <= left:
+            first, second = second, first
+        if not (refs(first) <= left and refs(second) <= right):
+            return None
+        if not null_safe and "OPERATOR(pg_catalog.=)" not in predicate.sql:
+            return None
+        if null_safe and t.DATE in (first.oid, second.oid) and first.oid != second.oid:
+            return None  # a date beyond all timestamps is no NULL
+        sides = self._unified(predicate, first, second)
+        return None if sides is None else _Key(*sides, null_safe)
+
+    def _unified(
+        self, predicate: Call, first: Expr, second: Expr
+    ) -> tuple[Expr, Expr] | None:
+        """Both sides in one type, if our keys decide this equality."""
+        lowering = self._lowering
+        if core(first).oid == core(second).oid:
+            first, second = core(first), core(second)
+        if first.oid != second.oid:
+            common = _common(first.oid, second.oid)
+            if common is None:
+                return None
+            first, second = (_in_type(lowering, e, common) for e in (first, second))
+        if not is_key(lowering.catalog, first.oid, predicate.input_collation):
+            return None
+        return first, second
+
+    def _key_columns(self, chain: _Chain, exprs: list[Expr]) -> tuple[int, ...]:
+        """Positions of ``exprs`` in the output of ``chain``, computed there if need be."""
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        items: list[tuple[lg.Col, Expr]] = [(c, c.ref) for c in chain.columns]
+        computed: dict[Expr, int] = {}
+        positions = []
+        for expr in exprs:
+            if isinstance(expr, Ref):
+                positions.append(places[expr.id])
+                continue
+            if expr not in computed:
+                computed[expr] = len(items)
+                items.append((_made(len(items), expr), expr))
+            positions.append(computed[expr])
+        if computed:
+            self._map(chain, tuple(items))
+        return tuple(positions)
+
+    # -- order
+
+    def _topk(self, node: lg.TopK) -> _Chain:
+        chain = self._chain(node.input)
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        below = self._close(chain)
+        node_id = self._id("topk")
+        self._nodes.append(
+            p.TopK(
+                node_id,
+                below,
+                tuple(places[key.id] for key in node.keys),
+                self._sort_keys(node.order, places),
+                node.limit,
+                node.offset,
+                node.ties,
+                schema(chain.columns),
+            )
+        )
+        return _Chain(node_id, chain.columns, chain.columns)
+
+    def _window(self, node: lg.Window) -> _Chain:
+        chain = self._chain(node.input)
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        below = self._close(chain)
+        columns = (*chain.columns, *(c.column for c in node.calls))
+        calls = tuple(
+            p.WindowCall(
+                c.sql,
+                tuple(places[ref.id] for ref in c.args),
+                _field(c.column),
+                c.trusted,
+                _running(c, places),
+                c.frame,
+            )
+            for c in node.calls
+        )
+        node_id = self._id("window")
+        self._nodes.append(
+            p.Window(
+                node_id,
+                below,
+                tuple(places[key.id] for key in node.keys),
+                self._sort_keys(node.order, places),
+                calls,
+                schema(columns),
+            )
+        )
+        return _Chain(node_id, columns, columns)
+
+    def _sort_keys(
+        self, order: tuple[lg.Order, ...], places: dict[int, int]
+    ) -> tuple[p.SortKey, ...]:
+        catalog = self._lowering.catalog
+        return tuple(
+            p.SortKey(
+                places[item.column.id],
+                item.operator,
+                item.descending,
+                item.nulls_first,
+                item.operator in _PLAIN_ORDERS
+                and order_native(
+                    item.column.oid, bytewise=catalog.bytewise(item.column.collation)
+                ),
+                item.operator in _PLAIN_ORDERS
+                and self._lowering.plain_type(item.column.oid),
+            )
+            for item in order
+        )
+
+    # -- what stands in the plan once
+
+    def _again(self, node: lg.Again) -> _Chain:
+        if node.number not in self._named:
+            made = self._chain(node.plan)
+            self._named[node.number] = (self._close(made), made.columns)
+        base, columns = self._named[node.number]
+        chain = _Chain(base, columns, columns)
+        inner = {c.id: c for c in columns}
+        self._map(chain, tuple((c, inner[i].ref) for c, i in node.pairs))
+        return chain
+
+    # -- the clock
+
+    def _temporal(self, node: lg.Temporal) -> _Chain:
+        chain = self._chain(node.input)
+        below = self._close(chain)
+        now = lg.Col(CLOCK.id, "now()", CLOCK.oid)
+        tests = tuple(
+            p.TimeTest(
+                self._expr(x.test, (*chain.columns, now)),
+                self._expr(x.key, chain.columns),
+                self._expr(x.bound, (now,)),
+                x.key.oid,
+                x.shift,
+                x.ordered,
+                x.ranged,
+                x.slack,
+            )
+            for x in node.tests
+        )
+        node_id = self._id("temporal")
+        # By what is there: pruned columns of a chain may be more than those of the node.
+        columns = (*chain.columns, *(x.column for x in node.tests))
+        self._nodes.append(p.Temporal(node_id, below, tests, schema(columns)))
+        return _Chain(node_id, columns, columns)
+
+    # -- reduce
+
+    def _reduce(self, node: lg.Aggregate) -> _Chain:
+        chain = self._chain(node.input)
+        wanted: dict[Expr, int] = {}
+        for expr in _reduce_inputs(node):
+            wanted.setdefault(expr, len(wanted))
+        if wanted:
+            items = tuple((_made(place, expr), expr) for expr, place in wanted.items())
+            self._map(chain, items)
+        below = self._close(chain)
+        keys = tuple(wanted[e] for _, e in node.keys)
+        aggregates = tuple(
+            p.Aggregate(
+                function=a.function,
+                argument=None if a.argument is None else wanted[a.argument],
+                filter=None if a.filter is None else wanted[a.filter],
+                result=_field(a.column),
+                sql=a.sql,
+                distinct=a.distinct,
+                more=tuple(wanted[e] for e in a.more),
+                direct=a.direct,
+                trusted=a.trusted,
+                row=tuple(wanted[e] for e in alignment.whole_row(a, node.aggs)),
+                shows_order=a.shows_order,
+            )
+            for a in node.aggs
+        )
+        node_id = self._id("reduce")
+        self._nodes.append(
+            p.Reduce(
+                node_id, below, keys, aggregates, schema(node.columns), node.always
+            )
+        )
+        return _Chain(node_id, node.columns, node.columns)
+
+    def _expand(self, node: lg.Expand) -> _Chain:
+        chain = self._chain(node.input)
+        places = {c.id: i for i, c in enumerate(chain.columns)}
+        own = node.columns[len(node.input.columns) :]
+        columns = chain.columns + own
+        node_id = self._id("expand")
+        below = self._close(chain)
+        keys = tuple(places[ref.id] for _, ref in node.keys)
+        sets = tuple(tuple(sorted(s)) for s in node.sets)
+        self._nodes.append(p.Expand(node_id, below, keys, sets, schema(columns)))
+        return _Chain(node_id, columns, columns)
+
+
+_TRUE: Final = Const("t", t.BOOL)
+
+
+def _one_sided(
+    predicate: Expr, left: frozenset[int], right: frozenset[int]
+) -> _Key | None:
+    """A predicate on one side as a key that equals true: so the join needs no residual."""
+    if refs(predicate) <= left:
+        return _Key(predicate, _TRUE)
+    return _Key(_TRUE, predicate) if refs(predicate) <= right else None
+
+
+def _running(call: lg.WindowCall, places: dict[int, int]) -> p.Running | None:
+    spec = call.running
+    if spec is None:
+        return None
+    columns = [places[ref.id] for ref in call.args]
+    return replace(
+        spec,
+        argument=None if spec.argument is None else columns[spec.argument],
+        condition=None if spec.condition is None else columns[spec.condition],
+    )
+
+
+def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:
+    exprs = [e for _, e in node.keys]
+    exprs += [e for a in node.aggs for e in a.inputs]
+    return exprs
+
+
+def _common(first: int, second: int) -> int | None:
+    """The type in which Postgres compares values of two types for equality."""
+    for types, common in _COMMON:
+        if first in types and second in types:
+            return common
+    return None
+
+
+def _in_type(lowering: Lowering, expr: Expr, oid: int) -> Expr:
+    """``expr`` as a value of the type, NULL where no value of the type can be equal."""
+    if expr.oid == oid:
+        return expr
+    if expr.oid == t.NAME:
+        return lowering.cast(expr, oid, -1, expr.collation)
+    value = lowering.convert(expr, oid, 0)
+    if expr.oid != t.DATE:
+        return value
+    bounds = (("<=", Const(_LAST_DAY, t.DATE)), ("=", Const("infinity", t.DATE)))
+    tests = tuple(lowering.comparison(op, expr, day, 0) for op, day in bounds)
+    return lowering.guarded(lowering.logic("or", tests), value)
+
+
+def _made(place: int, expr: Expr) -> lg.Col:
+    """A column that only this node knows; its id is outside of the binder's."""
+    return lg.Col(
+        -100_000 - place, f"key_{place}", expr.oid, expr.typmod, expr.collation
+    )
+
+
+def _place(order: list[Ref], ref: Ref) -> int:
+    if ref not in order:
+        order.append(ref)
+    return order.index(ref) + 1
+
+
+def _column(ref: Ref, places: dict[int, int]) -> ir.Column:
+    return ir.Column(places[ref.id], ref.oid, ref.typmod, ref.collation)
+
+
+def _field(column: lg.Col) -> Field:
+    return Field(column.name, column.oid, column.typmod, column.collation)
+
+
+def schema(columns: tuple[lg.Col, ...]) -> Schema:
+    """Fields of ``columns``."""
+    return tuple(_field(c) for c in columns)
+
+
+def _schema_before(chain: _Chain) -> Schema:
+    return chain.steps[-1].schema if chain.steps else schema(chain.base_columns)
+
+
+def _source_column(column: TableColumn) -> p.SourceColumn:
+    return p.SourceColumn(
+        column.attnum, column.name, column.oid, column.typmod, column.collation
+    )

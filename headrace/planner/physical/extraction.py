@@ -1,0 +1,79 @@
+"""Which rows of a table a view wants at all: predicates pushed down into its source.
+
+    Source(t) below Filter[p](Scan), Filter[q](Scan) = Source(t where p or q) below the same
+
+A source leaves out the other rows, in the extraction and in the stream, where an UPDATE that brings one
+into view tells all of it: where no needed value can be stored apart (TOAST), or the stream carries
+whole old rows.  Filters stay where they are, so no result rests on this.
+
+Counter-examples: a predicate that may fail on a row must not see rows that other predicates keep
+away.  Of what the clock is compared with, every row may come into view.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from dataclasses import replace
+
+from headrace.planner.analyse.tables import Table
+from headrace.planner.logical.named import named
+from headrace.planner.logical.nodes import Node, Scan, children
+from headrace.planner.logical.scalar import Call, Expr, native, raises, substitute
+from headrace.planner.scalars.lower import Lowering
+
+
+def by_table(plan: Node) -> dict[int, list[Scan]]:
+    """Every scan of the plan, by table."""
+    found: dict[int, list[Scan]] = defaultdict(list)
+
+    def visit(node: Node) -> None:
+        if isinstance(node, Scan):
+            found[node.table.oid].append(node)
+        for child in children(node):
+            visit(child)
+
+    for each in (plan, *named(plan).values()):
+        visit(each)
+    return found
+
+
+def own(table: Table, attnum: int) -> int:
+    """The id of a column of the table itself: no other id is so far below 0 (an OID is over 16 383)."""
+    return -(table.oid << 16) - attnum
+
+
+def wanted(scans: list[Scan], lowering: Lowering) -> tuple[Expr, ...]:
+    """What is true of all rows that any of ``scans``, of one table, shows; over columns ``own``."""
+    arms: dict[tuple[Expr, ...], None] = {}
+    for scan in scans:
+        fields = (*scan.fields, *scan.hidden)
+        names: dict[int, Expr] = {
+            c.id: replace(c.ref, id=own(scan.table, f.attnum)) for c, f in fields
+        }
+        mine = [p for p in scan.predicates if native(p) and not raises(p)]
+        if not any(isinstance(p, Call) and p.symbol != "is_not_null" for p in mine):
+            return ()  # hardly a row less
+        arms[tuple(substitute(p, names) for p in mine)] = None
+    if len(arms) == 1:
+        return next(iter(arms))
+    each = [lowering.logic("and", a) if len(a) > 1 else a[0] for a in arms]
+    return (lowering.logic("or", tuple(each)),)
+
+
+def pushdown(
+    tests: tuple[Expr, ...], places: dict[int, int], lowering: Lowering
+) -> tuple[str, ...]:
+    """``tests`` as SQL: text, place of a column (``places``: by id), text and so on."""
+    if not tests:
+        return ()
+
+    def text(mark: str) -> str:
+        return " AND ".join(
+            lowering.sql(e, lambda ref: mark.format(places[ref.id])) for e in tests
+        )
+
+    plain = text("")
+    mark = next(m for i in itertools.count() if (m := f"column_{i}_") not in plain)
+    return tuple(re.split(rf"{mark}(\d+)_", text(mark + "{}_")))

@@ -1,0 +1,71 @@
+"""``range @> now()``: whether the clock stands within a row's range, as comparisons with its bounds.
+
+    r @> c  =  NOT isempty(r) AND (lower(r) IS NULL OR lower(r) < c OR lower_inc(r) AND lower(r) = c)
+                              AND (upper(r) IS NULL OR c < upper(r) OR upper_inc(r) AND upper(r) = c)
+
+``temporal`` then finds comparisons of a row's value with the clock.  A range that is NULL makes the first
+part NULL and the others true, as it should.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace import types as t
+from headrace.planner.analyse.catalog import Function
+from headrace.planner.logical.scalar import ARG, Expr, reads_clock, refs
+
+if TYPE_CHECKING:
+    from headrace.planner.scalars.lower import Lowering
+
+_CONTAINS: Final = {3858: (0, 1), 3860: (1, 0)}
+"""range_contains_elem, elem_contained_by_range: where the range stands, and the element."""
+_LOWER, _UPPER, _ISEMPTY, _LOWER_INC, _UPPER_INC = 3848, 3849, 3850, 3851, 3852
+_BOUNDS: Final = {3908: t.TIMESTAMP, 3910: t.TIMESTAMPTZ, 3912: t.DATE}
+
+
+def contains(
+    lowering: Lowering, function: Function, args: tuple[Expr, ...]
+) -> Expr | None:
+    """The comparisons, if ``function`` asks whether a range contains the clock."""
+    places = _CONTAINS.get(function.oid)
+    if places is None:
+        return None
+    range_, clock = (args[p] for p in places)
+    if not reads_clock(clock) or refs(clock) or reads_clock(range_):
+        return None
+    oid = _BOUNDS.get(range_.oid)
+    if oid is None or clock.oid != oid:
+        return None
+
+    def call(number: int, result: int) -> Expr:
+        found = lowering.catalog.function(number)
+        return lowering.call(
+            found.quoted,
+            (range_,),
+            (result, -1, 0),
+            f"{found.quoted}({ARG})",
+            f"{found.name}({ARG})",
+            native=None,
+            remote_raises=False,
+            function=found,
+        )
+
+    def side(bound: Expr, inclusive: Expr, *, lower: bool) -> Expr:
+        pair = (bound, clock) if lower else (clock, bound)
+        at_it = (inclusive, lowering.comparison("=", bound, clock, 0))
+        choices = (
+            lowering.null_test("is_null", bound),
+            lowering.comparison("<", *pair, 0),
+            lowering.logic("and", at_it),
+        )
+        return lowering.logic("or", choices)
+
+    return lowering.logic(
+        "and",
+        (
+            lowering.logic("not", (call(_ISEMPTY, t.BOOL),)),
+            side(call(_LOWER, oid), call(_LOWER_INC, t.BOOL), lower=True),
+            side(call(_UPPER, oid), call(_UPPER_INC, t.BOOL), lower=False),
+        ),
+    )

@@ -1,0 +1,137 @@
+"""Arrays and subscripts: constructors, element-wise casts, elements and slices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from headrace.planner.analyse.nodetree import Node
+from headrace.planner.logical.scalar import (
+    ARG,
+    Const,
+    Expr,
+    Ref,
+    immutable,
+    raises,
+    trusted,
+)
+from headrace.planner.scalars import functions, rowtypes
+
+if TYPE_CHECKING:
+    from headrace.planner.scalars.lower import Lowering
+    from headrace.planner.scalars.scope import Scope
+
+
+def _array(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    declared = node.number("element_typeid")
+    args = tuple(
+        rowtypes.without_domain(lowering, lowering.lower(n, scope), declared)
+        for n in node.nodes("elements")
+    )
+    checked = lowering.catalog.type(declared).kind == "d"
+    result = lowering.result(node, "array_typeid", "array_collid")
+    text = f"ARRAY[{', '.join([ARG] * len(args))}]"
+    name = lowering.type_name(result[0])
+    return lowering.call(
+        "array",
+        args,
+        result,
+        # With its type, a cast around it is one of the array, as Postgres has made it;
+        # a cast of a bare constructor would become one of each element.
+        f"({text}::{name})",
+        text,
+        native=None,
+        # Inner arrays must have the same size, elements fit their domain.
+        remote_raises=node.flag("multidims") or checked,
+    )
+
+
+def elements(
+    lowering: Lowering, node: Node, scope: Scope, most: int
+) -> tuple[Expr, ...] | None:
+    """The elements of a constructor of up to ``most``, or of one that is cast as a whole.
+
+    None: it is another array, or computing an element may fail (the array's then does, also
+    where an element before it decides).
+    """
+    if node.kind == "ARRAYCOERCEEXPR":
+        items = elements(lowering, node.child("arg"), scope, most)
+        cast = node.child("elemexpr")
+        # Text conversions have no collation there, which their SQL would have.
+        if items is None or any(
+            n.kind == "COERCEVIAIO" or n.number("funccollid") for n in cast.walk()
+        ):
+            return None
+        scopes = (dataclasses.replace(scope, case_value=item) for item in items)
+        made = tuple(lowering.lower(cast, inner) for inner in scopes)
+    elif node.kind == "ARRAYEXPR" and not node.flag("multidims"):
+        nodes = node.nodes("elements")
+        if not 0 < len(nodes) <= most:
+            return None
+        made = tuple(lowering.lower(n, scope) for n in nodes)
+    else:
+        return None
+    return None if any(map(raises, made)) else made
+
+
+def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    """``a::type[]``: what the cast of an element needs, the cast of the array needs."""
+    arg = lowering.lower(node.child("arg"), scope)
+    oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
+    typmod = node.number("resulttypmod", -1)
+    element = lowering.catalog.type(arg.oid).element
+    probe = Ref(0, lowering.catalog.base(element)) if element else Const(None, arg.oid)
+    inner = dataclasses.replace(scope, case_value=probe)
+    through_text = any(n.kind == "COERCEVIAIO" for n in node.child("elemexpr").walk())
+    if through_text and functions.reads_clock(lowering.catalog, oid):
+        lowering.refuse(
+            f"a cast of texts to {lowering.type_name(oid)} is not supported"
+            " because its result may depend on the current time",
+            node,
+        )
+    each = lowering.lower(node.child("elemexpr"), inner)
+    name = lowering.catalog.type_with_modifier(oid, typmod)
+    return lowering.call(
+        f"cast {name}",
+        (arg,),
+        (oid, typmod, collation),
+        f"(({ARG})::{name})",
+        f"{ARG}::{name}",
+        native=None,
+        remote_raises=True,
+        stable=not immutable(each),
+        untrusted=not trusted(each),
+    )
+
+
+def _subscript(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    """An element or a slice; a bound that is left out is the array's own."""
+    args = [lowering.lower(node.child("refexpr"), scope)]
+    uppers, lowers = node.items("refupperindexpr"), node.items("reflowerindexpr")
+    sql = f"({ARG})"
+    for place, upper in enumerate(uppers):
+        bounds = [lowers[place], upper] if lowers else [upper]
+        words = []
+        for bound in bounds:
+            if isinstance(bound, Node):
+                args.append(lowering.lower(bound, scope))
+            words.append(ARG if isinstance(bound, Node) else "")
+        sql += f"[{':'.join(words)}]"
+    return lowering.call(
+        "subscript",
+        tuple(args),
+        lowering.result(node, "refrestype", "refcollid"),
+        sql,
+        sql.replace(f"({ARG})", ARG, 1),
+        native=None,
+        # A type of an extension has a handler of its own.
+        remote_raises=not lowering.catalog.type(args[0].oid).builtin,
+    )
+
+
+HANDLERS: Final[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
+    "ARRAYEXPR": _array,
+    "ARRAYCOERCEEXPR": _cast,
+    "SUBSCRIPTINGREF": _subscript,
+}

@@ -1,0 +1,286 @@
+"""Rows, composite types and domains: from Postgres' parse tree to our expressions.
+
+A composite value travels as Postgres' text.  An anonymous record has no text that could be
+read back, so it exists only inside an expression that Postgres evaluates: its constructor is
+written out there, with the names of its fields (``row_to_json`` shows them)::
+
+    ROW(a, b)                                          fields f1, f2
+    (SELECT s FROM (SELECT a AS x, b AS y) s)          fields x, y
+    ROW(a, b)::public.point2                           a composite type
+
+``ROW(…)::type`` makes Postgres coerce every field to its column's domain and length.  These
+coercions are taken off the fields when such a constructor is read, because its SQL makes them
+again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from headrace import types as t
+from headrace.expressions.native import resolve
+from headrace.planner.analyse.catalog import Attribute
+from headrace.planner.analyse.nodetree import Node
+from headrace.planner.logical.scalar import ARG, Call, Const, Expr
+
+if TYPE_CHECKING:
+    from headrace.planner.scalars.lower import Lowering
+    from headrace.planner.scalars.scope import Scope
+
+RECORD: Final = 2249
+ROW_SYMBOL: Final = "row"
+_ROW_OPERATORS: Final = {1: "<", 2: "<=", 3: "=", 4: ">=", 5: ">", 6: "<>"}
+"""By RowCompareType."""
+_ALIAS: Final = "headrace_row"
+_RECORD_LEVELS: Final = 2
+"""How many queries deeper the fields of a named record stand."""
+
+
+def quote_name(name: str) -> str:
+    """A name as SQL, always quoted."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def record(lowering: Lowering, args: Sequence[Expr], names: Sequence[str]) -> Expr:
+    """An anonymous record with fields of these names."""
+    plain = [f"f{i}" for i in range(1, len(args) + 1)]
+    if list(names) == plain or not args:
+        sql = f"ROW({', '.join([ARG] * len(args))})"
+    else:
+        fields = ", ".join(f"{ARG} AS {quote_name(name)}" for name in names)
+        # Names are quoted, the rest is ours.
+        sql = f"(SELECT {_ALIAS} FROM (SELECT {fields}) {_ALIAS})"  # noqa: S608
+    show = f"ROW({', '.join([ARG] * len(args))})"
+    return _row(lowering, args, (RECORD, -1, 0), sql, show)
+
+
+def composite(lowering: Lowering, oid: int, args: Sequence[Expr]) -> Expr:
+    """A value of composite type ``oid`` from its columns (dropped ones are left out)."""
+    attributes = lowering.catalog.attributes(oid)
+    bare = [_bare(lowering, a, f) for a, f in zip(args, attributes, strict=True)]
+    marks = ", ".join([ARG] * len(bare))
+    sql = f"ROW({marks})::{lowering.type_name(oid)}"
+    return _row(lowering, bare, (oid, -1, 0), f"({sql})", sql)
+
+
+def _row(
+    lowering: Lowering,
+    args: Sequence[Expr],
+    result: tuple[int, int, int],
+    sql: str,
+    show: str,
+) -> Expr:
+    return lowering.call(
+        ROW_SYMBOL, tuple(args), result, sql, show, native=None, remote_raises=False
+    )
+
+
+def is_row(expr: Expr) -> bool:
+    """Whether ``expr`` is a row constructor."""
+    return isinstance(expr, Call) and expr.symbol == ROW_SYMBOL
+
+
+def _bare(lowering: Lowering, expr: Expr, attribute: Attribute) -> Expr:
+    """``expr`` without the coercion to its column that ``ROW(…)::type`` makes again."""
+    kind = lowering.catalog.type(attribute.oid)
+    if kind.kind == "d":
+        return without_domain(lowering, expr, kind.oid)
+    return without_length(lowering, expr, kind.oid, attribute.typmod)
+
+
+def without_domain(lowering: Lowering, expr: Expr, oid: int) -> Expr:
+    """``expr`` without the coercion to type ``oid`` at its top, if that is a domain.
+
+    An array or a row of the domain makes it again.
+    """
+    kind = lowering.catalog.type(oid)
+    if kind.kind != "d":
+        return expr
+    if isinstance(expr, Call) and expr.symbol == f"domain {kind.name}":
+        [expr] = expr.args
+    base = lowering.catalog.base(oid)
+    return without_length(lowering, expr, base, kind.base_typmod)
+
+
+def without_length(lowering: Lowering, expr: Expr, oid: int, typmod: int) -> Expr:
+    """``expr`` without the explicit coercion to a length or precision at its top."""
+    if isinstance(expr, Call) and expr.symbol == "collate":
+        # Postgres moves COLLATE above the coercion.
+        inner = without_length(lowering, expr.args[0], oid, typmod)
+        if inner == expr.args[0]:
+            return expr
+        return lowering.collate(inner, expr.collation)
+    if typmod == -1 or not isinstance(expr, Call) or expr.oid != oid:
+        return expr
+    cast = lowering.catalog.cast(oid, oid)
+    if cast is None or not cast[0] or len(expr.args) < 2:
+        return expr
+    value, length, *explicit = expr.args
+    relabelled = lowering.catalog.cast(value.oid, oid)
+    same = (
+        expr.symbol == lowering.catalog.function(cast[0]).quoted
+        and (value.oid == oid or (relabelled is not None and relabelled[1] == "b"))
+        and isinstance(length, Const)
+        and length.text == str(typmod)
+        and all(isinstance(e, Const) and e.text == "t" for e in explicit)
+    )
+    return value if same else expr
+
+
+# -- handlers
+
+
+def _row_expr(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    declared = node.number("row_typeid")
+    args = node.nodes("args")
+    if declared == RECORD:
+        names = [n for n in node.items("colnames") if isinstance(n, str)]
+        return record(lowering, [lowering.lower(a, scope) for a in args], names)
+    oid = lowering.catalog.base(declared)
+    numbers = [a.number - 1 for a in lowering.catalog.attributes(oid)]
+    exprs = [lowering.lower(args[n], scope) for n in numbers]
+    return composite(lowering, oid, exprs)
+
+
+def _field_select(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    arg = lowering.lower(node.child("arg"), scope)
+    number = node.number("fieldnum")
+    if arg.oid == RECORD:
+        if isinstance(arg, Call) and is_row(arg):
+            return arg.args[number - 1]
+        lowering.refuse("selection of a field of a record", node)
+    found = [a for a in lowering.catalog.attributes(arg.oid) if a.number == number]
+    name = quote_name(found[0].name)
+    return lowering.call(
+        f"field {name}",
+        (arg,),
+        lowering.result(node, "resulttype", "resultcollid"),
+        f"(({ARG}).{name})",
+        f"({ARG}).{name}",
+        native=None,
+        remote_raises=False,
+    )
+
+
+def _convert_row_type(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    arg = lowering.lower(node.child("arg"), scope)
+    oid = lowering.catalog.base(node.number("resulttype"))
+    name = lowering.type_name(oid)
+    return lowering.call(
+        f"cast {name}",
+        (arg,),
+        (oid, -1, 0),
+        f"(({ARG})::{name})",
+        f"{ARG}::{name}",
+        native=None,
+        remote_raises=False,
+    )
+
+
+def _domain(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    declared = node.number("resulttype")
+    kind = lowering.catalog.type(declared)
+    oid = lowering.catalog.base(declared)
+    arg = lowering.lower(node.child("arg"), scope)
+    arg = without_length(lowering, arg, oid, lowering.catalog.base_typmod(declared))
+    return lowering.call(
+        f"domain {kind.name}",
+        (arg,),
+        (oid, node.number("resulttypmod", -1), node.number("resultcollid")),
+        f"(({ARG})::{kind.name})",
+        f"{ARG}::{kind.name}",
+        native=None,
+        remote_raises=True,
+        declared=declared,
+    )
+
+
+def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    """``(a, b) < (c, d)`` is ``a < c OR a = c AND b < d``; NULLs fall out the same."""
+    symbol = _ROW_OPERATORS[node.number("rctype") or node.number("cmptype")]
+    left = [lowering.lower(n, scope) for n in node.nodes("largs")]
+    right = [lowering.lower(n, scope) for n in node.nodes("rargs")]
+    collations = node.numbers("inputcollids")
+    operators = [lowering.catalog.operator(o) for o in node.numbers("opnos")]
+    for operator in operators:
+        lowering.function(operator.function, node)
+    pairs = list(zip(left, right, collations, operators, strict=True))
+    if all(o.builtin and _native_comparison(lowering, a, b, c) for a, b, c, o in pairs):
+        return _lexicographic(lowering, symbol, [p[:3] for p in pairs])
+    quoted = {o.quoted for o in operators}
+    if len(quoted) != 1:
+        lowering.refuse("a row comparison with several operators", node)
+    names = ", ".join([ARG] * len(left))
+    [word] = quoted
+    return lowering.call(
+        f"row {symbol}",
+        (*left, *right),
+        (t.BOOL, -1, 0),
+        f"(ROW({names}) {word} ROW({names}))",
+        f"ROW({names}) {symbol} ROW({names})",
+        native=None,
+        remote_raises=not all(o.builtin for o in operators),
+        input_collation=next((c for c in collations if c), 0),
+        more=[lowering.catalog.function(o.function) for o in operators],
+    )
+
+
+def _native_comparison(lowering: Lowering, a: Expr, b: Expr, collation: int) -> bool:
+    types = lowering.types((a, b), collation)
+    return resolve("<", types) is not None and resolve("=", types) is not None
+
+
+def _lexicographic(
+    lowering: Lowering, symbol: str, pairs: list[tuple[Expr, Expr, int]]
+) -> Expr:
+    strict = symbol[0]
+    (left, right, collation), *rest = pairs
+    if not rest:
+        return lowering.comparison(symbol, left, right, collation)
+    less = lowering.comparison(strict, left, right, collation)
+    equal = lowering.comparison("=", left, right, collation)
+    tail = _lexicographic(lowering, symbol, rest)
+    return lowering.logic("or", (less, lowering.logic("and", (equal, tail))))
+
+
+def null_test(lowering: Lowering, symbol: str, row: Call) -> Expr | None:
+    """``ROW(a, b) IS [NOT] NULL``: so is each field.
+
+    None where a field is itself a row: it is asked whether it is there, not whether its fields
+    are, and SQL has no words for that.
+    """
+    kinds = [lowering.catalog.type(a.oid).kind for a in row.args]
+    if not row.args or any(k in ("c", "p") for k in kinds):
+        return None
+    tests = tuple(lowering.null_test(symbol, a) for a in row.args)
+    return tests[0] if len(tests) == 1 else lowering.logic("and", tests)
+
+
+def named_record(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
+    """The record that this subquery in an expression is, if ``record`` has written it."""
+    query = node.child("subselect")
+    tables = query.nodes("rtable")
+    targets = query.nodes("targetList")
+    if len(tables) != 1 or len(targets) != 1:
+        return None
+    var = targets[0].child("expr")
+    alias = tables[0].child("eref").text("aliasname")
+    if alias != _ALIAS or var.kind != "VAR" or var.number("varattno"):
+        return None
+    fields = tables[0].child("subquery").nodes("targetList")
+    inner = dataclasses.replace(
+        scope.below(_RECORD_LEVELS), case_value=scope.case_value
+    )
+    args = [lowering.lower(f.child("expr"), inner) for f in fields]
+    return record(lowering, args, [f.text("resname") or "" for f in fields])
+
+
+HANDLERS: Final[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
+    "ROWEXPR": _row_expr,
+    "FIELDSELECT": _field_select,
+    "CONVERTROWTYPEEXPR": _convert_row_type,
+    "COERCETODOMAIN": _domain,
+    "ROWCOMPAREEXPR": _row_compare,
+}

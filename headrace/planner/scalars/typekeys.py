@@ -1,0 +1,95 @@
+"""Which values can be keys: of GROUP BY, DISTINCT, joins, set operations.
+
+``expressions.keys`` knows the types of Postgres; here are those that are made of others.  An
+array, row or range is equal to another exactly if their texts are, provided that this holds for
+each part: then the text is the key.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.expressions import keys
+from headrace.expressions.keys import KeyClass
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.logical.nodes import Node
+from headrace.planner.logical.scalar import Expr
+from headrace.planner.scalars import citext
+from headrace.planner.scalars.lower import Lowering
+from headrace.types import UNKNOWN
+
+_EXACT: Final = frozenset({"hstore", "ltree"})
+"""Extensions with a type (comparable ones have no other) whose values are equal if their texts are."""
+_HINT: Final = (
+    "Use an expression of another type that is equal for equal values, such as a cast to"
+    " text."
+)
+
+
+def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
+    """How values of type ``oid`` become keys, or None if they may not."""
+    kind = catalog.type(oid)
+    deterministic = catalog.deterministic(collation)
+    known = keys.key_class(oid, kind=kind.kind, deterministic=deterministic)
+    if known is not None or oid == UNKNOWN:
+        return known if oid != UNKNOWN else None
+    if catalog.extension_of(kind) in _EXACT:
+        return KeyClass.TEXT
+    if kind.element:
+        parts = [(kind.element, collation)]
+    elif kind.kind == "c":
+        parts = [(a.oid, a.collation) for a in catalog.attributes(oid)]
+    elif kind.kind in ("r", "m") and catalog.plain(oid):
+        parts = [catalog.subtype(oid)]
+    else:
+        return None
+    return KeyClass.TEXT if all(_plain(catalog, *part) for part in parts) else None
+
+
+def _plain(catalog: Catalog, oid: int, collation: int) -> bool:
+    """Whether values of a part are equal exactly if their texts are."""
+    base = catalog.base(oid)
+    found = key_class(catalog, base, collation)
+    return found is not None and keys.is_canonical(base)
+
+
+def is_key(catalog: Catalog, oid: int, collation: int) -> bool:
+    """Whether our canonical keys decide equality of the type."""
+    return key_class(catalog, oid, collation) is not None
+
+
+def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
+    """Whether a value of a replica identity names its row to us.
+
+    Exact looks will do where equality is looser: the values of the table are unique, and Postgres logs
+    the old ones whenever their bytes change.
+    """
+    return (
+        is_key(catalog, oid, collation)
+        or citext.is_citext(catalog, oid)
+        or is_key(catalog, oid, 0)
+    )
+
+
+def key_value(lowering: Lowering, expr: Expr, construct: str) -> Expr:
+    """What decides whether values of ``expr`` are equal in ``construct``: itself, or a value made of it."""
+    if citext.is_citext(lowering.catalog, expr.oid):
+        return citext.key(lowering, expr)
+    require_key(lowering, expr, construct)
+    return expr
+
+
+def require_keys(lowering: Lowering, node: Node, construct: str) -> None:
+    """Refuse ``construct`` over ``node`` unless each column is a key as it is."""
+    for column in node.columns:
+        require_key(lowering, column.ref, construct)
+
+
+def require_key(lowering: Lowering, expr: Expr, construct: str) -> None:
+    """Refuse ``expr`` as a key of ``construct`` unless its type allows that."""
+    if not is_key(lowering.catalog, expr.oid, expr.collation):
+        name = lowering.type_name(expr.oid)
+        found = lowering.catalog.collation(expr.collation)
+        if found is not None and not found.deterministic:
+            name += " with a nondeterministic collation"
+        lowering.refuse(f"{construct} over type {name}", hint=_HINT)

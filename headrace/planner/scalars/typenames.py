@@ -1,0 +1,99 @@
+"""``pg_typeof`` and ``format_type`` where they are constants: of types that come with Postgres.
+
+They read the catalogs, but what they find of such a type cannot change.  The value of
+``pg_typeof`` is its type's, whatever the row holds: also of a domain, which the expression itself
+is no more for us.  A type of the same name in another schema might be the one that a name means:
+then nothing is said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace import types as t
+from headrace.planner.logical.scalar import Const, Expr, raises
+
+if TYPE_CHECKING:
+    from headrace.planner.analyse.nodetree import Node
+    from headrace.planner.scalars.lower import Lowering
+    from headrace.planner.scalars.scope import Scope
+
+REGTYPE: Final = 2206
+_TYPEOF, _FORMAT_TYPE = 1619, 1081
+_TYPES: Final = {
+    **{"VAR": "vartype", "CONST": "consttype", "FUNCEXPR": "funcresulttype"},
+    **{"OPEXPR": "opresulttype", "NULLIFEXPR": "opresulttype", "AGGREF": "aggtype"},
+    **{
+        "WINDOWFUNC": "wintype",
+        "RELABELTYPE": "resulttype",
+        "COERCEVIAIO": "resulttype",
+    },
+    **{"ARRAYCOERCEEXPR": "resulttype", "COERCETODOMAIN": "resulttype"},
+    **{"FIELDSELECT": "resulttype", "SUBSCRIPTINGREF": "refrestype"},
+    **{
+        "CASEEXPR": "casetype",
+        "COALESCEEXPR": "coalescetype",
+        "MINMAXEXPR": "minmaxtype",
+    },
+    **{"ARRAYEXPR": "array_typeid", "SQLVALUEFUNCTION": "type"},
+}
+"""Where a node of the tree says its type."""
+_BOOLEANS: Final = frozenset(
+    {"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "DISTINCTEXPR", "SCALARARRAYOPEXPR"}
+)
+_NAME: Final = """
+    SELECT (SELECT format_type(t.oid, NULL) FROM pg_type t
+             WHERE t.oid = %s::oid AND t.oid < 16384 AND NOT EXISTS (
+                   SELECT FROM pg_type o WHERE o.typname = t.typname AND o.oid <> t.oid))"""
+_FORMAT: Final = """
+    SELECT format_type((a ->> 0)::oid, (a ->> 1)::int4) FROM (SELECT %s::json AS a) s"""
+
+
+def constant(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
+    """What a call of these functions is, if it is the same for ever."""
+    if node.number("funcid") == _TYPEOF:
+        [arg] = node.nodes("args")
+        oid = _type_of(arg)
+        # Postgres computes the argument, which therefore may not fail.
+        if oid is None or raises(lowering.lower(arg, scope)):
+            return None
+        return _regtype(lowering, oid)
+    if node.number("funcid") != _FORMAT_TYPE:
+        return None
+    args = [lowering.lower(a, scope) for a in node.nodes("args")]
+    if not all(isinstance(a, Const) for a in args):
+        return None
+    oid, typmod = (
+        int(a.text) if isinstance(a, Const) and a.text else None for a in args
+    )
+    if oid is None:
+        return Const(None, t.TEXT, -1, _DEFAULT_COLLATION)
+    if _regtype(lowering, oid) is None:
+        return None
+    text = lowering.fetch(_FORMAT, f"[{oid}, {'null' if typmod is None else typmod}]")
+    return Const(text, t.TEXT, -1, _DEFAULT_COLLATION)
+
+
+def name(lowering: Lowering, expr: Expr) -> str | None:
+    """The text of a constant of type regtype, if it is always the same."""
+    if not isinstance(expr, Const) or expr.oid != REGTYPE or expr.text is None:
+        return None
+    found: str | None = lowering.fetch(_NAME, expr.text)
+    return found
+
+
+def _regtype(lowering: Lowering, oid: int) -> Const | None:
+    const = Const(str(oid), REGTYPE)
+    return const if name(lowering, const) is not None else None
+
+
+def _type_of(node: Node) -> int | None:
+    if node.kind in ("COLLATEEXPR", "NAMEDARGEXPR"):
+        return _type_of(node.child("arg"))
+    if node.kind in _BOOLEANS:
+        return t.BOOL
+    field = _TYPES.get(node.kind)
+    return None if field is None else node.number(field)
+
+
+_DEFAULT_COLLATION: Final = 100

@@ -1,0 +1,90 @@
+"""Whole rows: ``t``, ``t.*`` and ``to_jsonb(t)`` become row constructors of their columns.
+
+On the side of an outer join that may be missing, a whole row is NULL where its row is missing,
+which is not a row of NULLs (``to_jsonb(t)`` shows the difference).  A mark, a column that is true
+in every row of the entry, tells the two apart: the binder makes it below the join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.logical.scalar import Const, Expr
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.rowtypes import RECORD, composite, record
+
+MARK: Final = 0
+"""The number of the mark among the columns of an entry."""
+Resolve = Callable[[int, int], Expr]
+"""The expression of a column: range-table index, attribute number."""
+
+_JOIN = 2
+_INNER, _LEFT, _FULL, _RIGHT = range(4)
+"""JoinType."""
+
+
+def whole_row(
+    lowering: Lowering, query: Tree, resolve: Resolve, varno: int, declared: int
+) -> Expr:
+    """The whole row of range-table entry ``varno`` of ``query`` as type ``declared``."""
+    entry = query.nodes("rtable")[varno - 1]
+    oid = lowering.catalog.base(declared)
+    kind = lowering.catalog.type(oid).kind
+    if kind not in ("c", "p"):
+        # A function that gives one value per row: so is its whole row.
+        return resolve(varno, 1)
+    if oid != RECORD:
+        exprs = [resolve(varno, a.number) for a in lowering.catalog.attributes(oid)]
+        row = composite(lowering, oid, exprs)
+    else:
+        names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
+        numbers = list(_columns(entry, len(names)))
+        exprs = [resolve(varno, n) for n in numbers]
+        row = record(lowering, exprs, [names[n - 1] for n in numbers])
+    if varno not in _nullable(query.child("jointree")):
+        return row
+    if entry.number("rtekind") == _JOIN:
+        alias = entry.child("eref").text("aliasname")
+        lowering.refuse(
+            f'a whole-row reference to join "{alias}" on the nullable side of a join'
+        )
+    present = lowering.null_test("is_not_null", resolve(varno, MARK))
+    return lowering.choice((present, row, Const(None, row.oid)), (row.oid, -1, 0))
+
+
+def needs_mark(query: Tree, varno: int) -> bool:
+    """Whether a whole row of that entry of ``query`` may have to be told from a missing one."""
+    if varno not in _nullable(query.child("jointree")):
+        return False
+    return any(
+        node.kind == "VAR"
+        and node.number("varattno", 1) == 0
+        and node.number("varno") == varno
+        for node in query.walk()
+    )
+
+
+def _columns(entry: Tree, count: int) -> Iterator[int]:
+    """Numbers of the columns of an entry that still exist."""
+    aliases = entry.items("joinaliasvars")
+    for number in range(1, count + 1):
+        if entry.number("rtekind") != _JOIN or isinstance(aliases[number - 1], Tree):
+            yield number
+
+
+def _nullable(item: Tree, outer: bool = False) -> frozenset[int]:
+    """Range-table entries below ``item`` whose rows an outer join may replace by NULLs."""
+    if item.kind == "RANGETBLREF":
+        return frozenset((item.number("rtindex"),)) if outer else frozenset()
+    if item.kind == "JOINEXPR":
+        kind = item.number("jointype")
+        left = _nullable(item.child("larg"), outer or kind in (_FULL, _RIGHT))
+        right = _nullable(item.child("rarg"), outer or kind in (_FULL, _LEFT))
+        own = frozenset((item.number("rtindex"),)) if outer else frozenset()
+        return left | right | own
+    found: frozenset[int] = frozenset()
+    for each in item.nodes("fromlist"):
+        found |= _nullable(each, outer)
+    return found

@@ -1,0 +1,534 @@
+"""What a view relies on in the source's catalog, as plain facts that can be compared.
+
+Most DDL leaves no trace in the stream (reliability.md E11, E12).  So the facts that a view was
+populated under are kept with it, and read again and again.  ``take`` decides once what there
+is to know for a view; ``read`` gives the present facts of any number of views; ``difference`` says
+what stands against going on.  Functions, types and whatever else values depend on: ``definitions``.
+
+Objects are known by OID, never by name: a renamed table is the same table, one that was
+dropped and made again is not.  Harmless: a new column or index, ANALYZE, SET STATISTICS, VACUUM
+FULL, CLUSTER, TRUNCATE, new enum labels, another name or schema of a table, another name or
+default of a column.
+
+Other things stop a view in one of two ways.  Where its query stands, only over other values
+(``StructureChanged``: a column is wider, a row type has more attributes, a table more partitions, a
+function or view another body), a resync is right, and the server does it by itself; so too where a
+function, an operator or a cast is gone, which may be made again.  Where a table or column that the
+query reads is gone, or of another type, somebody has to decide.
+
+*Tables* are those whose changes are read, *relations* what the query names: a table that is read
+with its children has the members it had.  *Rights* are those that the owner needs, and the owners of
+views under it (``privileges``); a view that lacks one stops, and goes on when it is there again.  *Views* and *results*
+(views of Headrace, by their tables) are in the plan with the definitions they had.
+
+*Rewrites.*  ``ALTER COLUMN v TYPE int USING v * 1000`` changes no fact of a column.  But it writes
+the column's row of pg_attribute *and* gives the table new storage, in one transaction; hardly
+anything else does both.  What else does (VACUUM FULL of a table with a used column that was once
+added with a default) stops the view as well: it cannot be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace.errors import (
+    RESYNC,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    StructureChanged,
+)
+from headrace.postgres import definitions, privileges
+from headrace.postgres.numbering import Attribute, Observation, Snapshot
+from headrace.postgres.privileges import Right
+from headrace.postgres.widening import widens
+from headrace.types import FIRST_USER_OID
+
+Connection = psycopg.Connection[Any]
+
+Facts = dict[str, Any]
+"""JSON: ``owner`` (OID of a role), ``publication``, ``seen`` (the snapshot they are of), by OID the
+``_KINDS``, ``rights``, which of them are ``lacks``, and ``definitions``.
+
+``ended``: the view has stopped because it lacked a right.
+
+``earlier`` are observations of tables (see ``numbering``) before these, oldest first: by OID, pairs
+of snapshot and attributes.  They are what rows still to come may have been written under.
+
+``relations``, ``views``, ``results`` and ``rights`` are missing from facts that an earlier version
+took: a table was then what it is named as.
+"""
+
+_EARLIER_MAX: Final = 16
+"""Observations that are kept of a table; a column of one altered more often may find no number."""
+_KINDS: Final = ("tables", "relations", "views", "results")
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a plan names; ``take`` adds what that depends on."""
+
+    columns: frozenset[tuple[int, int]]
+    """(table, attnum) of every column that is read, key columns too."""
+    types: frozenset[int]
+    functions: frozenset[int]
+    """Those that are not built in."""
+    owner: int
+    """OID of the role that the view belongs to."""
+    relations: frozenset[tuple[int, bool]] = frozenset()
+    """(table as named, with its children)."""
+    rights: frozenset[Right] = frozenset()
+    views: frozenset[int] = frozenset()
+    results: frozenset[int] = frozenset()
+    """Tables of views of Headrace."""
+    others: frozenset[tuple[str, int]] = frozenset()
+    """(catalog, OID) of operators, collations and text search configurations."""
+    evaluates: bool = True
+    """Whether Postgres evaluates something."""
+
+
+# Of the columns that are read.
+_TYPES: Final = """
+SELECT DISTINCT a.atttypid::bigint FROM unnest(%s::oid[], %s::int2[]) u (t, n)
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
+ WHERE a.atttypid >= %s"""
+
+_READ: Final = """
+SELECT pg_catalog.pg_current_snapshot()::text,
+ (SELECT jsonb_build_object('oid', p.oid::bigint, 'written', p.xmin::text,
+    'whole', p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
+             AND NOT p.pubviaroot)
+    FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s),
+ (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
+    'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text,
+    'persistence', c.relpersistence::text, 'partition', c.relispartition,
+    'parent', EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid),
+    'storage', c.relfilenode::bigint, 'identity', c.relreplident::text,
+    'key', (SELECT jsonb_agg(k.n ORDER BY k.n) FROM pg_catalog.pg_index i,
+        unnest(i.indkey::int2[]) WITH ORDINALITY k (n, place)
+       WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+         AND i.indpred IS NULL AND k.place <= i.indnkeyatts
+         AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
+               WHEN 'i' THEN i.indisreplident END),
+    'published', (SELECT jsonb_build_object('oid', s.oid::bigint,
+        'whole', s.prqual IS NULL AND s.prattrs IS NULL)
+        FROM pg_catalog.pg_publication_rel s
+        JOIN pg_catalog.pg_publication p ON p.oid = s.prpubid
+       WHERE s.prrelid = c.oid AND p.pubname = %(publication)s),
+    'columns', (SELECT jsonb_object_agg(a.attnum, jsonb_build_object('name', a.attname,
+        'type', a.atttypid::bigint, 'typmod', a.atttypmod,
+        'collation', a.attcollation::bigint, 'generated', a.attgenerated::text,
+        'expression', CASE WHEN a.attgenerated <> '' THEN (SELECT md5(d.adbin::text)
+          FROM pg_catalog.pg_attrdef d WHERE d.adrelid = u.t AND d.adnum = u.n) END,
+        'not_null', a.attnotnull, 'written', a.xmin::text))
+        FROM unnest(%(tables)s::oid[], %(attnums)s::int2[]) u (t, n)
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = u.t AND a.attnum = u.n
+       WHERE u.t = c.oid AND NOT a.attisdropped),
+    'attributes', (SELECT jsonb_agg(jsonb_build_array(a.attnum, a.attname,
+        NOT a.attisdropped AND a.attgenerated = '', a.xmin::text) ORDER BY a.attnum)
+        FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0)))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+   WHERE c.oid = ANY (%(tables)s::oid[])),
+ (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
+    'name', format('%%I.%%I', n.nspname, c.relname),
+    'members', (WITH RECURSIVE m (oid) AS (SELECT c.oid
+        UNION SELECT h.inhrelid FROM m JOIN pg_catalog.pg_inherits h ON h.inhparent = m.oid
+         WHERE NOT h.inhdetachpending)
+      SELECT jsonb_agg(m.oid::bigint ORDER BY m.oid) FROM m)))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+   WHERE c.oid = ANY (%(relations)s::oid[])),
+ (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
+    'name', format('%%I.%%I', n.nspname, c.relname), 'definition', md5(r.ev_action::text),
+    'owner', c.relowner::bigint, 'invoker', coalesce((
+      SELECT o.option_value::bool FROM pg_catalog.pg_options_to_table(c.reloptions) o
+       WHERE o.option_name = 'security_invoker'), false)))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
+   WHERE c.oid = ANY (%(views)s::oid[]))"""
+
+# Apart, so that facts can be read where Headrace is not installed.
+_READ_RESULTS: Final = """
+SELECT jsonb_object_agg(v.result_oid::bigint, jsonb_build_object(
+  'name', format('%%I.%%I', v.schema_name, v.view_name), 'revision', v.revision))
+  FROM headrace.views v WHERE v.result_oid = ANY (%s::oid[])"""
+
+
+def take(conn: Connection, uses: Uses, publication: str) -> Facts:
+    """The facts of one view, now (or in the snapshot that ``conn`` is in)."""
+    columns = sorted(uses.columns)
+    tables, attnums = [t for t, _ in columns], [n for _, n in columns]
+    rows = conn.execute(_TYPES, (tables, attnums, FIRST_USER_OID)).fetchall()
+    roots = {
+        "pg_type": {oid for oid in uses.types if oid >= FIRST_USER_OID}
+        | {int(row[0]) for row in rows},
+        "pg_proc": uses.functions,
+    }
+    for catalog, oid in uses.others:
+        roots[catalog] = {*roots.get(catalog, ()), oid}
+    # Before the rest: an alteration after it shows when they are read again.
+    known = definitions.find(conn, roots, deep=uses.evaluates)
+    found = _read(
+        conn,
+        columns,
+        {
+            "relations": sorted({oid for oid, _ in uses.relations}),
+            "views": sorted(uses.views),
+            "results": sorted(uses.results),
+        },
+        rights := _with_roles(uses),
+        publication,
+    )
+    facts: Facts = {"owner": uses.owner, **{kind: found[kind] for kind in _KINDS}}
+    facts["relations"] = {
+        oid: {"inherits": any(i for o, i in uses.relations if str(o) == oid)}
+        for oid in found["relations"]
+    }
+    facts["rights"] = rights
+    return _narrow(found, facts) | {"definitions": known}
+
+
+def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Facts]:
+    """For each of ``known``, the present facts of the same things, all of one moment."""
+    views = list(known)
+    columns = {
+        (int(table), int(attnum))
+        for view in views
+        for table, facts in view["tables"].items()
+        for attnum in facts["columns"] or ()
+    }
+    found = _read(
+        conn,
+        sorted(columns),
+        {
+            kind: sorted({int(oid) for view in views for oid in view.get(kind, ())})
+            for kind in _KINDS[1:]
+        },
+        [right for view in views for right in rights_of(view)],
+        publication,
+    )
+    # By views that an earlier version has made, nothing of it is known.
+    having = [i for i, view in enumerate(views) if "definitions" in view]
+    defined = definitions.read(conn, [views[i]["definitions"] for i in having])
+    out = [_narrow(found, view) for view in views]
+    for i, present in zip(having, defined, strict=True):
+        out[i]["definitions"] = present
+    return out
+
+
+def _with_roles(uses: Uses) -> list[Right]:
+    """The rights, after the roles that have them."""
+    readers = {(role, through) for _, role, _, _, through in uses.rights}
+    return [
+        ("owner", uses.owner, 0, (), 0),
+        *(("reader", role, 0, (), through) for role, through in sorted(readers)),
+        *sorted(uses.rights),
+    ]
+
+
+def rights_of(view: Facts) -> list[Right]:
+    """What the view has to be allowed."""
+    return privileges.from_json(view.get("rights", ()))
+
+
+def difference(
+    before: Facts, now: Facts, *, published: bool = True, quiet: bool = False
+) -> HeadraceError | None:
+    """Why a view that was right under ``before`` cannot go on under ``now``; None: it can.
+
+    Both are of the same view.  What may change harmlessly is not compared.  The publication
+    counts from the moment the tables are in it (``published``).  ``quiet``: no value of the
+    view was computed in between.
+    """
+
+    def errors() -> Iterator[HeadraceError]:
+        if published and before["tables"]:  # not for a view of constants
+            yield from _publication_changed(before["publication"], now["publication"])
+        had = before.get("definitions")
+        rows = definitions.relations(had) if had else set()
+        relations = before.get("relations", {})
+        for oid, facts in before["tables"].items():
+            found = now["tables"].get(oid)
+            if found is None and relations and oid not in relations:
+                # A partition or child: what the query names is there, or is told of below.
+                yield _refill(f"{_table(facts)} was dropped")
+                continue
+            if published and found is not None:
+                yield from _unpublished(facts, found)
+            yield from _table_changed(
+                facts, found, named=not before.get("relations"), whole=int(oid) in rows
+            )
+        if had:
+            told = definitions.difference(had, now["definitions"], quiet=quiet)
+            yield from map(_refill, told)
+        elif before.get("types") or before.get("functions"):
+            yield _refill("an earlier version did not keep all that the view relies on")
+        for oid, facts in before.get("relations", {}).items():
+            yield from _relation_changed(facts, now["relations"].get(oid))
+        if "rights" not in before:
+            yield _refill("an earlier version did not keep whose rights the view needs")
+
+    found, anew = list(errors()), list(_replaced(before, now))
+    # What no resync mends by itself says more than what one would.
+    firm = [e for e in (*found, *anew) if not isinstance(e, StructureChanged)]
+    # With another view under it, the view may need other rights.
+    lacks = map(privileges.error, now["lacks"])
+    return next(iter((*firm, *anew, *lacks, *found)), None)
+
+
+def rewritten(before: Facts, now: Facts) -> str | None:
+    """A table that has other storage now: a population that reads it must start again."""
+    for oid, old in before["tables"].items():
+        new = now["tables"].get(oid)
+        if new is None or new["storage"] != old["storage"]:
+            return _table(old)
+    return None
+
+
+def followed(before: Facts, now: Facts) -> Facts | None:
+    """What to keep of a view that goes on from ``before`` to ``now``; None: nothing is new."""
+    unlike = {"seen": before.get("seen"), "earlier": before.get("earlier")}
+    if now | unlike == before | unlike:
+        return None
+    earlier = {oid: list(past) for oid, past in before.get("earlier", {}).items()}
+    for oid, facts in before["tables"].items():
+        attributes = facts.get("attributes")
+        if attributes and attributes != now["tables"][oid]["attributes"]:
+            past = earlier.setdefault(oid, [])
+            past.append([before["seen"], attributes])
+            # Never the first one: before it there are no rows to be read.
+            del past[1 : len(past) - _EARLIER_MAX + 1]
+    return now | {"earlier": earlier}
+
+
+def observations(facts: Facts, table: int) -> Iterator[Observation]:
+    """What is known of the columns that a table has and had."""
+    oid = str(table)
+    past = facts.get("earlier", {}).get(oid, ())
+    present = facts["tables"].get(oid, {}).get("attributes")
+    for seen, attributes in (*past, (facts.get("seen"), present)):
+        if seen and attributes:
+            yield Observation(
+                Snapshot.of(seen), tuple(Attribute(*entry) for entry in attributes)
+            )
+
+
+# --- reading
+
+
+def _read(
+    conn: Connection,
+    columns: list[tuple[int, int]],
+    oids: dict[str, list[int]],
+    rights: list[Right],
+    publication: str,
+) -> Facts:
+    row = conn.execute(
+        _READ,
+        {
+            **oids,
+            "tables": [table for table, _ in columns],
+            "attnums": [attnum for _, attnum in columns],
+            "publication": publication,
+            "user": FIRST_USER_OID,
+        },
+        prepare=True,
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    out = {"seen": row[0], "publication": row[1]}
+    out |= {kind: part or {} for kind, part in zip(_KINDS[:-1], row[2:], strict=True)}
+    results = None
+    if oids["results"]:
+        results = conn.execute(_READ_RESULTS, (oids["results"],)).fetchone()
+    out["results"] = (results[0] if results else None) or {}
+    out["lacks"] = privileges.lacking(conn, rights)
+    return out
+
+
+def _narrow(found: Facts, known: Facts) -> Facts:
+    """``found`` as far as it concerns the one view that ``known`` is of."""
+    out: Facts = {
+        "owner": known["owner"],
+        "seen": found["seen"],
+        "publication": found["publication"],
+    }
+    for kind in (kind for kind in _KINDS if kind in known):
+        out[kind] = {
+            oid: dict(found[kind][oid]) for oid in known[kind] if oid in found[kind]
+        }
+    for oid, table in out["tables"].items():
+        had = known["tables"][oid]["columns"] or {}
+        table["columns"] = {
+            n: c for n, c in (table["columns"] or {}).items() if n in had
+        }
+    for oid, relation in out.get("relations", {}).items():
+        relation["inherits"] = known["relations"][oid]["inherits"]
+        if not relation["inherits"]:
+            relation["members"] = None
+    if "rights" in known:
+        out["rights"] = known["rights"]
+    lacks = found["lacks"]
+    out["lacks"] = [lacks[right] for right in rights_of(known) if right in lacks]
+    return out
+
+
+# --- comparing
+
+
+def _stop(message: str) -> HeadraceError:
+    """What the query reads is no more there, or of another kind."""
+    return DefiniteFailure(message, hint=RESYNC)
+
+
+def _refill(message: str, detail: str | None = None) -> HeadraceError:
+    """The query stands as it is, over other values."""
+    return StructureChanged(message, detail=detail, hint=RESYNC)
+
+
+def _lost(message: str) -> HeadraceError:
+    return ContinuityLost(
+        message, detail="Changes may have been missed meanwhile.", hint=RESYNC
+    )
+
+
+def _table(facts: Facts) -> str:
+    return f'table "{facts["schema"]}"."{facts["name"]}"'
+
+
+def _publication_changed(
+    old: Facts | None, new: Facts | None
+) -> Iterator[HeadraceError]:
+    if old is None or new is None:
+        yield _lost("the publication was dropped")
+    elif old["oid"] != new["oid"]:
+        yield _lost("the publication was dropped and made again")
+    elif not new["whole"]:
+        yield _lost("the publication does not publish every change any more")
+    elif old["written"] != new["written"]:
+        yield _lost("the publication was altered")
+
+
+def _unpublished(old: Facts, new: Facts) -> Iterator[HeadraceError]:
+    before, now = old["published"], new["published"]
+    if before is None or now is None:
+        yield _lost(f"{_table(old)} was taken out of the publication")
+    elif not now["whole"]:
+        yield _lost(f"the publication has a row filter or column list of {_table(old)}")
+    elif before["oid"] != now["oid"]:
+        yield _lost(f"{_table(old)} was out of the publication for a while")
+
+
+def _table_changed(
+    old: Facts, new: Facts | None, *, named: bool, whole: bool
+) -> Iterator[HeadraceError]:
+    """``named``: the table is what the query names, by facts that know no relations.
+
+    ``whole``: its rows are used as such, perhaps not a column by itself.
+    """
+    table = _table(old)
+    if new is None:
+        yield _stop(f"{table} was dropped")
+        return
+    for name, what in (
+        ("kind", "is of another kind now"),
+        ("persistence", "is unlogged now"),
+    ):
+        if old[name] != new[name]:
+            yield _stop(f"{table} {what}")
+    moved = old["storage"] != new["storage"]
+    for number, column in old["columns"].items():
+        known = int(number) in (old["key"] or ())
+        yield from _column_changed(
+            column,
+            (new["columns"] or {}).get(number),
+            table,
+            key=known,
+            moved=moved,
+            whole=whole,
+        )
+    for name, what in (
+        ("parent", "has partitions or inheritance children now"),
+        ("identity", "has another replica identity now"),
+        ("key", "has another key now"),
+    ):
+        if old[name] != new[name] and (named or name != "parent"):
+            yield _refill(f"{table} {what}")
+
+
+def _column_changed(
+    old: Facts,
+    new: Facts | None,
+    table: str,
+    *,
+    key: bool,
+    moved: bool,
+    whole: bool,
+) -> Iterator[HeadraceError]:
+    column = f'column "{old["name"]}" of {table}'
+    if new is None:
+        # Where a row is used whole it is one column less; else planning anew will tell.
+        yield (_refill if whole else _stop)(f"{column} was dropped")
+        return
+    if old.get("expression") != new.get("expression"):
+        yield _refill(f"{column} is generated in another way now")
+    had, has = ((c["type"], c["typmod"]) for c in (old, new))
+    if old["collation"] != new["collation"] and 0 not in (
+        old["collation"],
+        new["collation"],
+    ):
+        yield _stop(f"{column} has another collation now")
+    elif had != has and not widens(had, has):
+        yield _stop(f"{column} has another type now")
+    elif had != has:
+        yield _refill(f"{column} has a wider type now")
+    if old["generated"] != new["generated"]:
+        yield _refill(f"{column} is generated no more")
+    if key and not new["not_null"]:
+        yield _refill(f"{column}, part of its key, may be NULL now")
+    if moved and old["written"] != new["written"]:
+        yield _refill(
+            f"{column} was rewritten",
+            "ALTER TABLE may have changed its values, which the stream does not tell.",
+        )
+
+
+def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    if new is None:
+        yield _stop(f"table {old['name']} was dropped")
+        return
+    if old["members"] != new["members"]:
+        had, have = set(old["members"]), set(new["members"])
+        what = "has other partitions or children"
+        if had < have:
+            what = "has more partitions or children"
+        elif have < had:
+            what = "has fewer partitions or children"
+        yield _refill(f"table {old['name']} {what} now")
+
+
+def _replaced(before: Facts, now: Facts) -> Iterator[HeadraceError]:
+    """Views under the view that are others now."""
+    for oid, facts in before.get("views", {}).items():
+        yield from _view_changed(facts, now["views"].get(oid))
+    for oid, facts in before.get("results", {}).items():
+        yield from _result_changed(facts, now["results"].get(oid))
+
+
+def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    name = old["name"]
+    if new is None:
+        yield _stop(f"view {name} was dropped")
+    elif old["definition"] != new["definition"]:
+        yield _refill(f"view {name} was replaced")
+    elif (old["owner"], old["invoker"]) != (new["owner"], new["invoker"]):
+        yield _refill(f"view {name} is read with the rights of another role now")
+
+
+def _result_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
+    if new is None:  # while it is read it cannot be dropped
+        yield _refill(f"the result table of view {old['name']} was made again")
+    elif old["revision"] != new["revision"]:
+        yield _refill(f"view {old['name']} was altered")

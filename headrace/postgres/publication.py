@@ -1,0 +1,136 @@
+"""Tables of the publication: added before a population's snapshot, dropped when unused.
+
+Our changes are serialised by an advisory lock: two at once deadlock or fail with "tuple
+concurrently updated".  No statement waits for a lock longer than ``lock_timeout``, since
+everything of the application would queue behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from headrace.config import Settings
+from headrace.errors import PrerequisiteError, TransientError
+from headrace.postgres import pinned
+from headrace.postgres import slot as setup
+
+Connection = psycopg.Connection[Any]
+
+_log = structlog.get_logger(__name__)
+_LOCK: Final = 0x4844_5202
+_ATTEMPTS: Final = 10
+_PAUSE_S: Final = 0.3
+
+
+def tables(conn: Connection, name: str) -> frozenset[int]:
+    """OIDs of the published tables."""
+    rows = conn.execute(
+        "SELECT r.prrelid FROM pg_catalog.pg_publication_rel r"
+        " JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s",
+        (name,),
+    ).fetchall()
+    return frozenset(int(row[0]) for row in rows)
+
+
+def add_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> list[int]:
+    """Publish the tables ``oids``; returns those that were not published before.
+
+    Committed when it returns.  REQUIRES: ``conn`` in autocommit, outside a transaction.
+
+    Raises:
+        PrerequisiteError: not our table to publish, or not the publication we made.
+        TransientError: the locks were not free within the attempts.
+    """
+    setup.ensure_publication(conn, settings)
+    return _change(conn, settings, oids, add=True)
+
+
+def try_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> None:
+    """Do as ``add_tables`` would, and undo it: raises what that would."""
+    setup.ensure_publication(conn, settings)
+    _change(conn, settings, oids, add=True, undo=True)
+
+
+def drop_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> list[int]:
+    """Stop publishing the tables ``oids``; returns those that were published."""
+    return _change(conn, settings, oids, add=False)
+
+
+def _change(
+    conn: Connection,
+    settings: Settings,
+    oids: Sequence[int],
+    *,
+    add: bool,
+    undo: bool = False,
+) -> list[int]:
+    assert conn.autocommit, "the change must be committed before a snapshot is taken"
+    for attempt in range(_ATTEMPTS):
+        try:
+            with conn.transaction(force_rollback=undo):
+                changed = _alter(conn, settings, oids, add=add)
+        except (
+            psycopg.errors.LockNotAvailable,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.ReadOnlySqlTransaction,
+        ):
+            _log.info("publication change waits for a lock", attempt=attempt)
+            time.sleep(_PAUSE_S)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise PrerequisiteError(
+                f'could not change publication "{settings.publication_name}":'
+                f" {error.diag.message_primary}",
+                hint="The role of headrace must own the table (or be a member of its"
+                " owner), or a superuser must add the table to the publication.",
+                sqlstate="42501",
+            ) from error
+        else:
+            if changed and not undo:
+                _log.info("publication changed", added=add, tables=changed)
+            return changed
+    raise TransientError(
+        f'publication "{settings.publication_name}" could not be changed:'
+        " the tables stay locked",
+        sqlstate="55P03",
+    )
+
+
+def _alter(
+    conn: Connection, settings: Settings, oids: Sequence[int], *, add: bool
+) -> list[int]:
+    conn.execute(
+        sql.SQL("SET LOCAL lock_timeout = {}").format(
+            sql.Literal(settings.lock_timeout_ms)
+        )
+    )
+    pinned.alone(conn, _LOCK)
+    published = tables(conn, settings.publication_name)
+    changed = [oid for oid in dict.fromkeys(oids) if (oid in published) != add]
+    if not changed:
+        return []
+    rows = conn.execute(
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.oid = ANY (%s::oid[]) ORDER BY c.oid",
+        (changed,),
+    ).fetchall()
+    if not rows:
+        return []  # dropped tables have left the publication by themselves
+    # ONLY: a child table is another table, published when a view reads it.
+    names = sql.SQL(", ").join(
+        sql.SQL("ONLY {}").format(sql.Identifier(*row)) for row in rows
+    )
+    conn.execute(
+        sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
+            sql.Identifier(settings.publication_name),
+            sql.SQL("ADD" if add else "DROP"),
+            names,
+        )
+    )
+    return changed

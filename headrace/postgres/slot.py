@@ -1,0 +1,363 @@
+"""Slot and publication: what the source must offer, and making them, once.
+
+The publication comes first: a slot cannot decode what was written before its publication
+existed (E12).  It starts empty; ``publication.add_tables`` fills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from headrace.config import Settings
+from headrace.errors import PrerequisiteError, TransientError
+from headrace.postgres import pinned
+from headrace.types import Lsn, parse_lsn
+
+Connection = psycopg.Connection[Any]
+
+_log = structlog.get_logger(__name__)
+
+# Releases before these lose changes silently (reliability.md 1.16).
+_FLOOR: Final = {15: 15_0013, 16: 16_0009, 17: 17_0005}
+_VERSION_MIN: Final = 15_0000
+_DROP_ATTEMPTS: Final = 100
+_DROP_PAUSE_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """The permanent slot as the server shows it."""
+
+    confirmed: Lsn
+    restart: Lsn
+    active_pid: int | None
+    wal_status: str | None
+    created: bool = False
+    """Whether ``ensure`` has just made it: then no state can be continued by it."""
+
+
+def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
+    """Everything the source lacks, each with what to do; empty: it is ready."""
+    problems = []
+    version = conn.info.server_version
+    floor = max(_VERSION_MIN, _floor(version))
+    if version < floor:
+        problems.append(
+            PrerequisiteError(
+                f"Postgres {_shown(version)} is not supported",
+                detail=f"Logical replication loses changes before {_shown(floor)}.",
+                hint="Install the latest minor release of version 15 or later.",
+            )
+        )
+    row = conn.execute(
+        "SELECT current_setting('wal_level'),"
+        " current_setting('max_replication_slots')::int,"
+        " (SELECT count(*) FROM pg_catalog.pg_replication_slots),"
+        " EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = %s),"
+        " (SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles"
+        "   WHERE rolname = current_user), current_user,"
+        " pg_catalog.pg_is_in_recovery()",
+        (settings.slot_name,),
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    wal_level, slots_max, slots, has_slot, may_replicate, user, standby = row
+    if wal_level != "logical":
+        problems.append(
+            PrerequisiteError(
+                f'wal_level is "{wal_level}", but must be "logical"',
+                hint="Run ALTER SYSTEM SET wal_level = 'logical'; and restart Postgres.",
+            )
+        )
+    if not may_replicate and not _may_by_service(conn):
+        problems.append(
+            PrerequisiteError(
+                f'role "{user}" may not use replication',
+                hint=f"Run ALTER ROLE {sql.Identifier(user).as_string(conn)} REPLICATION; as a superuser.",
+                sqlstate="42501",
+            )
+        )
+    # One for us, one for a population.
+    needed = slots + (1 if has_slot else 2)
+    if needed > slots_max:
+        problems.append(
+            PrerequisiteError(
+                f"no replication slot is free: {slots} of max_replication_slots ="
+                f" {slots_max} are in use",
+                hint=f"Set max_replication_slots to {needed} or more (and max_wal_senders"
+                " too), restart Postgres, or drop a slot that nobody uses.",
+                sqlstate="53400",
+            )
+        )
+    if standby:
+        problems.append(
+            PrerequisiteError(
+                "the source database is a standby", hint="Connect to the primary."
+            )
+        )
+    problems += _foreign_publication(conn, settings.publication_name)
+    return problems
+
+
+def _foreign_publication(conn: Connection, name: str) -> list[PrerequisiteError]:
+    """Whose it is may take tables out of it: views would miss what happens to them."""
+    row = conn.execute(
+        "SELECT r.rolname FROM pg_catalog.pg_publication p"
+        " JOIN pg_catalog.pg_roles r ON r.oid = p.pubowner"
+        " WHERE p.pubname = %s AND r.rolname <> current_user",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return []
+    return [
+        PrerequisiteError(
+            f'publication "{name}" belongs to role "{row[0]}"',
+            detail="Who owns it may change what it publishes.",
+            hint="Drop it, or set publication_name to another name.",
+            sqlstate="42501",
+        )
+    ]
+
+
+def ensure(conn: Connection, settings: Settings) -> SlotState:
+    """Check the source, make publication and slot where missing; idempotent.
+
+    Raises:
+        PrerequisiteError: the first thing that is missing.
+        TransientError: the slot could not be made now.
+    """
+    problems = preflight(conn, settings)
+    if problems:
+        raise problems[0]
+    try:
+        ensure_publication(conn, settings)
+        state = slot_state(conn, settings.slot_name)
+        if state is not None:
+            return state
+        # It waits for every open transaction that writes; without a bound, for ever (E8).
+        conn.execute("SET lock_timeout = '10s'")
+        try:
+            conn.execute(
+                "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput')",
+                (settings.slot_name,),
+            )
+        finally:
+            if not conn.closed:
+                conn.execute("RESET lock_timeout")
+    except psycopg.errors.LockNotAvailable as error:
+        raise PrerequisiteError(
+            f'slot "{settings.slot_name}" could not be made: a transaction that writes'
+            " has been open for too long",
+            detail=_open_writers(conn),
+            hint="End that transaction (see pg_stat_activity, pg_prepared_xacts).",
+            sqlstate="55P03",
+        ) from error
+    except psycopg.Error as error:
+        raise pinned.classify(error) from error
+    made = slot_state(conn, settings.slot_name)
+    assert made is not None, "the slot was just made"
+    _log.info("slot created", slot=settings.slot_name, lsn=made.confirmed)
+    return SlotState(made.confirmed, made.restart, None, made.wal_status, created=True)
+
+
+def ensure_publication(conn: Connection, settings: Settings) -> None:
+    """Make the empty publication, or prove that the one there is like ours.
+
+    The very one that views were fed by is made like it was.  They have stopped by then, or will:
+    what was done to it stays visible (fingerprint.py).
+    """
+    name = settings.publication_name
+    if _oid(conn, name) is None:
+        conn.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name)))
+        _log.info("publication created", publication=name)
+        return
+    wrong = _wrong(conn, name)
+    if wrong and _fed(conn, name):
+        _put_right(conn, name)
+        _log.warning("publication put right", publication=name, was=wrong)
+        wrong = _wrong(conn, name)
+    if wrong:
+        raise PrerequisiteError(
+            f'publication "{name}" {wrong}',
+            hint="Drop it, or set publication_name to another name.",
+        )
+
+
+def _oid(conn: Connection, name: str) -> int | None:
+    row = conn.execute(
+        "SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s", (name,)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _wrong(conn: Connection, name: str) -> str | None:
+    """In what the publication that is there is not like ours."""
+    row = conn.execute(
+        "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate,"
+        " pubviaroot, EXISTS (SELECT FROM pg_catalog.pg_publication_namespace n"
+        "   WHERE n.pnpubid = p.oid)"
+        " FROM pg_catalog.pg_publication p WHERE pubname = %s",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return "was dropped"
+    all_tables, whole, via_root, by_schema = row
+    if all_tables or by_schema:
+        return "is FOR ALL TABLES or a whole schema"
+    if not whole:
+        return "does not publish insert, update, delete and truncate"
+    if via_root:
+        return "has publish_via_partition_root set"
+    if _filtered(conn, name):
+        return "has a row filter or column list"
+    return None
+
+
+def _fed(conn: Connection, name: str) -> bool:
+    """Whether the publication is the one that a view was populated under."""
+    known = conn.execute(
+        "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
+    ).fetchone()
+    if not known or not known[0]:
+        return False
+    row = conn.execute(
+        "SELECT FROM headrace.views WHERE (watched #>> '{publication,oid}')::bigint = %s"
+        " LIMIT 1",
+        (_oid(conn, name),),
+    ).fetchone()
+    return row is not None
+
+
+def _put_right(conn: Connection, name: str) -> None:
+    """Have the publication publish every change of its tables, and nothing but tables.
+
+    Tables that were filtered leave it: whoever reads them adds them again.
+    """
+    tables = conn.execute(
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_publication_rel r"
+        " JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid"
+        " JOIN pg_catalog.pg_class c ON c.oid = r.prrelid"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE p.pubname = %s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)",
+        (name,),
+    ).fetchall()
+    schemas = conn.execute(
+        "SELECT s.nspname FROM pg_catalog.pg_publication_namespace n"
+        " JOIN pg_catalog.pg_publication p ON p.oid = n.pnpubid"
+        " JOIN pg_catalog.pg_namespace s ON s.oid = n.pnnspid WHERE p.pubname = %s",
+        (name,),
+    ).fetchall()
+    ours = sql.Identifier(name)
+    with conn.transaction():
+        for row in tables:
+            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}")
+            conn.execute(statement.format(ours, sql.Identifier(*row)))
+        for row in schemas:
+            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLES IN SCHEMA {}")
+            conn.execute(statement.format(ours, sql.Identifier(*row)))
+        if _wrong(conn, name):  # setting anything stops every view (fingerprint.py)
+            conn.execute(
+                sql.SQL(
+                    "ALTER PUBLICATION {} SET (publish_via_partition_root = false,"
+                    " publish = 'insert, update, delete, truncate')"
+                ).format(ours)
+            )
+
+
+def slot_state(conn: Connection, name: str) -> SlotState | None:
+    """The slot of that name in this database; None if there is none.
+
+    Raises:
+        PrerequisiteError: the name is taken by another database or plugin.
+    """
+    row = conn.execute(
+        "SELECT confirmed_flush_lsn::text, restart_lsn::text, active_pid, wal_status,"
+        " plugin, database, current_database()"
+        " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    confirmed, restart, pid, status, plugin, database, here = row
+    if plugin != "pgoutput" or database != here:
+        raise PrerequisiteError(
+            f'replication slot "{name}" is not ours: it belongs to database'
+            f' "{database}", plugin "{plugin}"',
+            hint="Slots are per server: set slot_name to another name.",
+        )
+    return SlotState(
+        parse_lsn(confirmed) if confirmed else Lsn(0),
+        parse_lsn(restart) if restart else Lsn(0),
+        pid,
+        status,
+    )
+
+
+def drop(conn: Connection, settings: Settings) -> None:
+    """Remove slot and publication (uninstall); nothing happens where they are missing."""
+    drop_slot(conn, settings.slot_name)
+    conn.execute(
+        sql.SQL("DROP PUBLICATION IF EXISTS {}").format(
+            sql.Identifier(settings.publication_name)
+        )
+    )
+
+
+def drop_slot(conn: Connection, name: str) -> None:
+    """Remove our slot if it is there; a sender that is just ending is waited for.
+
+    Raises:
+        TransientError: somebody keeps using it.
+    """
+    for _ in range(_DROP_ATTEMPTS):
+        if slot_state(conn, name) is None:
+            return
+        with contextlib.suppress(psycopg.errors.ObjectInUse):
+            conn.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", (name,))
+            return
+        time.sleep(_DROP_PAUSE_S)
+    raise TransientError(f'replication slot "{name}" is in use', sqlstate="55006")
+
+
+def _filtered(conn: Connection, name: str) -> bool:
+    row = conn.execute(
+        "SELECT count(*) FROM pg_catalog.pg_publication_rel r"
+        " JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid"
+        " WHERE p.pubname = %s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)",
+        (name,),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _may_by_service(conn: Connection) -> bool:
+    """Managed services give the right through membership (reliability.md 1.17)."""
+    row = conn.execute(
+        "SELECT count(*) FROM pg_catalog.pg_roles WHERE rolname IN"
+        " ('rds_replication', 'cloudsqlreplica', 'azure_pg_admin')"
+        " AND pg_catalog.pg_has_role(oid, 'MEMBER')"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _open_writers(conn: Connection) -> str | None:
+    rows = conn.execute(
+        "SELECT pid FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL"
+        " AND pid <> pg_catalog.pg_backend_pid() ORDER BY xact_start LIMIT 5"
+    ).fetchall()
+    if not rows:
+        return None
+    return f"Processes with open transactions: {', '.join(str(r[0]) for r in rows)}."
+
+
+def _floor(version: int) -> int:
+    return _FLOOR.get(version // 10_000, 0)
+
+
+def _shown(version: int) -> str:
+    return f"{version // 10_000}.{version % 10_000}"

@@ -1,0 +1,700 @@
+# cython: language_level=3, cdivision=True
+# mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
+"""The state map: a copy-on-write skip list of bytes, versioned, driven by batches.
+
+*Counter mode* (Flink's, seed F): ``snapshot()`` counts the version up and writes are stamped with
+it.  *Txid mode*: versions are txids; each txid in flight holds an implicit snapshot of what was
+before it, so it can be rolled back, and a checkpoint reads a committed txid while later ones
+write.  What the verbs mean, exactly, is said by the readable reference,
+``tests/state/reference_map.py``: same names, arguments, answers and errors.
+
+    begin(n) ─ writes ─ commit(n)                     writer's thread
+                 └── snapshot(n) ─► changes ─► retire     ``changes``: the checkpoint's thread
+
+A key's first byte is its *group*.  All entries of a *resident* group are here.  Of a *spilled*
+group only those are here that the base (RocksDB) does not have yet; ``get_many`` names the
+positions that the base must answer, and scans merge with an iterator of the base.
+
+Threads: one writer calls everything but ``changes`` and ``entries``, which may run in other
+threads at the same time.  Loops run without the interpreter lock, in short slices under a mutex.
+Out of memory is a MemoryError with every key either written or not: roll the txid back.
+
+This module works compiled only (raw memory: ``arena``, ``nodes``), though it reads as Python.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cython
+from cython.cimports.headrace.state.map.arena import Arena
+from cython.cimports.headrace.state.map.skipnodes import push, reserve
+from cython.cimports.headrace.state.map.skipreads import is_open
+from cython.cimports.headrace.state.map.skipslices import (
+    Batch,
+    Flight,
+    Page,
+    value_bytes,
+)
+from cython.cimports.headrace.state.map.skiptypes import (
+    CLAIMED,
+    DONE,
+    HEIGHT_MAX,
+    HELD,
+    NO_MEMORY,
+    NOT_RUNNING,
+    SLICE_KEYS,
+    Handles,
+    HandlesRef,
+    Integers,
+    NodeRef,
+    Path,
+    ValueRef,
+    is_removed,
+    links,
+    newest,
+    node_at,
+    value_at,
+)
+from cython.cimports.headrace.state.map.skipwrites import Writes, check
+from cython.cimports.libc.stdlib import free, malloc
+from cython.cimports.libc.string import memcpy
+
+from headrace.errors import BugError
+
+Chunk = tuple[list[bytes], list[bytes]]
+Changed = tuple[list[bytes], list[bytes | None]]
+Through = Callable[[list[bytes], list[bytes]], Chunk]
+
+
+_LONGLONG_MAX = cython.declare(cython.longlong, 9223372036854775807)
+
+
+@cython.cclass
+class SkipList(Writes):
+    """A versioned map of bytes; see the module and the reference."""
+
+    def __init__(
+        self,
+        *,
+        txids: bool = False,
+        durable: int = 0,
+        ratio: float = 0.2,
+        slab_bytes: int = 65536,
+        directory: str | None = None,
+    ) -> None:
+        """An empty map, all groups resident.
+
+        ``durable``: the txid up to which everything is in the base.  ``ratio``: removed nodes that
+        a snapshot of counter mode leaves.  ``slab_bytes``, ``directory``: see ``arena``.
+        """
+        if self.arena is not None:
+            raise BugError("a state map is made once")
+        self.arena = Arena(slab_bytes, directory)
+        self.txids = txids
+        self.ratio = ratio
+        self.stamp = self.committed_txid = self.base_txid = durable
+        self.sizes: dict[int, int] = {}
+        self.flights: list[Flight] = []
+        self.released = threading.Condition()
+        self._rerun()
+
+    def __dealloc__(self) -> None:
+        free(self.changing.data)
+        free(self.held.data)
+        free(self.cleaning.data)
+
+    # ---- what it holds -----------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        """Number of nodes, removed ones included."""
+        return self.node_count
+
+    @property
+    def size(self) -> int:
+        """Number of entries: nodes without the logically removed ones (F-15)."""
+        return self.node_count - self.removed_count
+
+    @property
+    def allocations(self) -> int:
+        """One for each key and each value or tombstone."""
+        return self.arena.blocks
+
+    @property
+    def negatives(self) -> int:
+        """Number of entries whose newest value is a negative weight (of ``add_many``)."""
+        return self.negative_count
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of all nodes and values, rounded up to blocks."""
+        return self.arena.live_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of memory in use, the free blocks in it included."""
+        return self.arena.mapped_bytes
+
+    @property
+    def version(self) -> int:
+        """Of the next write."""
+        return self.stamp
+
+    @property
+    def committed(self) -> int:
+        """The last committed txid."""
+        return self.committed_txid
+
+    @property
+    def retired(self) -> int:
+        """The base holds everything up to this txid."""
+        return self.base_txid
+
+    @property
+    def running(self) -> list[int]:
+        """Snapshots that protect values, implicit ones included, ascending."""
+        flight: Flight
+        versions: set[int] = set(self.sizes)
+        for flight in self.flights:
+            versions.add(flight.txid)
+        return sorted(versions)
+
+    @property
+    def finished(self) -> int:
+        """Every snapshot up to this one is complete (F-8, F-17)."""
+        return self.finished_version
+
+    @property
+    def residence(self) -> list[int]:
+        """Per group: 0 spilled, 1 being loaded, 2 resident."""
+        return [self.where[group] for group in range(256)]
+
+    def chain(self, key: bytes) -> list[tuple[int, bytes | None]]:
+        """Versions and values of a key, newest first (for tests)."""
+        is_open(self)
+        out: list[Any] = []
+        value: ValueRef
+        handle: cython.uint = self._handle(key)
+        self.mutex.acquire()  # a reader may prune
+        if handle:
+            handle = node_at(self.arena, handle).value
+        while handle:
+            value = value_at(self.arena, handle)
+            out.append((value.version, value_bytes(value)))
+            handle = value.older
+        self.mutex.release()
+        return out
+
+    def group_bytes(self) -> list[int]:
+        """Bytes per group; their sum is ``live_bytes``."""
+        return [self.bytes_per_group[group] for group in range(256)]
+
+    def group_requests(self) -> list[int]:
+        """Keys asked for per group; reading halves the counters, so that old use fades."""
+        group: cython.int
+        out: list[Any] = []
+        for group in range(256):
+            out.append(self.requests[group])
+            self.requests[group] >>= 1
+        return out
+
+    # ---- snapshots -----------------------------------------------------------------------------
+
+    def _rerun(self) -> cython.int:
+        """Bring what the loops know of running snapshots up to date."""
+        count: cython.size_t
+        i: cython.size_t
+        array: Integers
+        with self.released:  # a reader may release its snapshot at the same time
+            versions: list[Any] = self.running
+            count = len(versions)
+            if count > self.snapshot_capacity:
+                array = cython.cast(
+                    Integers, malloc(2 * count * cython.sizeof(cython.longlong))
+                )
+                if not array:
+                    raise MemoryError
+            else:
+                array = cython.NULL
+            self.mutex.acquire()
+            if array:
+                free(self.snapshots)
+                self.snapshots = array
+                self.snapshot_capacity = 2 * count
+            for i in range(count):
+                self.snapshots[i] = versions[i]
+            self.snapshot_count = count
+            self.highest = self.snapshots[count - 1] if count else 0
+            self.finished_version = self.snapshots[0] - 1 if count else self.stamp
+            self.mutex.release()
+        return 0
+
+    def _is_running(self, snapshot: Any) -> cython.int:
+        is_open(self)
+        if snapshot not in self.sizes:
+            raise BugError(f"snapshot {snapshot} is not running")
+        return 0
+
+    def snapshot(self, txid: int | None = None) -> int:
+        """The number of a new snapshot, which sees the values of lesser versions (F-9).
+
+        Counter mode: deletes the excess of removed nodes if nothing runs (F-4, F-16), then counts
+        the version up.  Txid mode: of committed ``txid``, for a checkpoint; one at a time.
+        """
+        is_open(self)
+        if self.txids:
+            return self._checkpoint(txid)
+        if not self.sizes:
+            excess: cython.Py_ssize_t = self.removed_count - cython.cast(
+                cython.Py_ssize_t, self.node_count * self.ratio
+            )
+            if excess > 0:
+                with cython.nogil:
+                    self._delete_removed(excess)
+        with self.released:
+            self.stamp += 1
+            self.sizes[self.stamp] = self.size
+            self._rerun()
+        return self.stamp
+
+    def _checkpoint(self, txid: int | None) -> int:
+        if txid is None or txid < self.committed_txid or txid >= self._first_flight():
+            raise BugError(f"txid {txid} is not the committed state")
+        if self.sizes:
+            raise BugError("a checkpoint of the state map is running")
+        self.committed_txid = txid
+        self.stamp = max(self.stamp, txid)
+        self.sizes[txid + 1] = self.size
+        _swap(cython.address(self.changing), cython.address(self.changed))
+        self.epoch += 1
+        self._rerun()
+        return txid + 1
+
+    def _delete_removed(self, excess: cython.Py_ssize_t) -> None:
+        """Delete so many removed nodes, the first in key order.  REQUIRES: nothing runs."""
+        path = cython.declare(Path)
+        node: NodeRef
+        handle: cython.uint = links(self.head)[0]
+        self.start(cython.address(path))
+        self.mutex.acquire()
+        while handle and excess > 0:
+            node = node_at(self.arena, handle)
+            if is_removed(newest(self.arena, node)):
+                self.remove(cython.address(path), handle)
+                excess -= 1
+            else:
+                self.step(cython.address(path), node)
+            handle = links(path.at[0])[0]
+        self.mutex.release()
+
+    def snapshot_size(self, snapshot: int) -> int:
+        """Number of entries when the snapshot was taken (F-15)."""
+        self._is_running(snapshot)
+        return self.sizes[snapshot]
+
+    def read_many(self, keys: list[bytes], snapshot: int) -> list[bytes | None]:
+        """The values belonging to a snapshot: of the greatest version below it (F-9)."""
+        self._is_running(snapshot)
+        batch: Batch = Batch(keys)
+        path = cython.declare(Path)
+        value: ValueRef
+        handle: cython.uint
+        i: cython.size_t
+        out: list[Any] = []
+        self.start(cython.address(path))
+        for i in range(batch.count):
+            handle = self.seek(cython.address(path), batch.slices[i])
+            value = cython.NULL
+            if handle:
+                value = self.belonging(node_at(self.arena, handle), snapshot)
+            out.append(value_bytes(value) if value else None)
+        return out
+
+    def entries(self, snapshot: int, through: Through | None = None) -> Iterator[Chunk]:
+        """Entries of a snapshot in key order, in chunks; prunes on its way (F-6).
+
+        ``through`` may drop or change entries of a chunk (F-21).  Ends when the map is closed.
+        Several threads may each read a snapshot of their own while one writes.
+        """
+        self._is_running(snapshot)
+        position: int | None = 0
+        while position is not None and not self.closed:
+            keys, values, position = self._entries(snapshot, position)
+            if keys:
+                yield through(keys, values) if through else (keys, values)
+
+    def _entries(
+        self, snapshot: cython.longlong, position: cython.uint
+    ) -> tuple[Any, ...]:
+        """(keys, values, where to go on or None): one chunk behind a node."""
+        page: Page = Page()
+        result: cython.int
+        with cython.nogil:
+            result = self._copy_entries(snapshot, cython.address(position), page)
+        check(result)
+        keys, values = page.lists()
+        return keys, values, position or None
+
+    def _copy_entries(
+        self,
+        snapshot: cython.longlong,
+        position: cython.pointer[cython.uint],
+        page: Page,
+    ) -> cython.int:
+        node: NodeRef
+        value: ValueRef
+        handle: cython.uint = position[0]
+        _steps: cython.size_t
+        result: cython.int = DONE
+        while result == DONE:
+            self.mutex.acquire()
+            if not self.runs(snapshot):
+                result = NOT_RUNNING
+            for _steps in range(SLICE_KEYS):
+                if result != DONE:
+                    break
+                # No node goes while a snapshot runs, so the last one still leads on.
+                node = self.head
+                if handle:
+                    node = node_at(self.arena, handle)
+                handle = links(node)[0]
+                if handle == 0 or page.full():
+                    break
+                node = node_at(self.arena, handle)
+                value = self.belonging(node, snapshot)
+                if value and not is_removed(value) and not page.add(node, value):
+                    result = NO_MEMORY
+                if not node.marks & CLAIMED:
+                    self.prune_finished(node)
+                position[0] = handle
+            self.mutex.release()
+            if handle == 0:
+                position[0] = 0
+                break
+            if page.full():
+                break
+        return result
+
+    def survivors(self, snapshot: int, through: Through | None = None) -> int:
+        """How many entries ``entries`` with the same arguments gives (F-21: the first pass)."""
+        return sum([len(keys) for keys, _ in self.entries(snapshot, through)])
+
+    def claim(self, key: bytes) -> bool:
+        """Reserve a node for pruning by the caller; False if somebody has it (F-7)."""
+        is_open(self)
+        node: NodeRef = self._node(key)
+        if node.marks & CLAIMED:
+            return False
+        node.marks |= CLAIMED
+        return True
+
+    def unclaim(self, key: bytes) -> None:
+        """Give a claimed node back."""
+        is_open(self)
+        node: NodeRef = self._node(key)
+        node.marks &= ~CLAIMED
+
+    def _node(self, key: bytes) -> NodeRef:
+        handle: cython.uint = self._handle(key)
+        if handle == 0:
+            raise KeyError(key)
+        return node_at(self.arena, handle)
+
+    def release(self, snapshot: int) -> None:
+        """End a snapshot, in any order (F-17).
+
+        Txid mode: its checkpoint failed, so that all its changes belong to the next one.
+        """
+        self._is_running(snapshot)
+        count: cython.size_t = self.changing.count
+        i: cython.size_t
+        if self.txids:
+            if not reserve(cython.address(self.changed), count):
+                raise MemoryError
+            self._append_cleaning(cython.address(self.held))
+            self.mutex.acquire()
+            for i in range(count):
+                self.list_changed(self.changing.data[i])
+            self.changing.count = 0
+            self.mutex.release()
+        self._end(snapshot)
+
+    def _end(self, snapshot: Any) -> cython.int:
+        with self.released:
+            del self.sizes[snapshot]
+            self._rerun()
+            self.released.notify_all()
+        return 0
+
+    # ---- txids ---------------------------------------------------------------------------------
+
+    def begin(self, txid: int) -> None:
+        """Writes belong to ``txid`` from now on; all lesser versions are protected."""
+        is_open(self)
+        if not self.txids or txid <= self.stamp:
+            raise BugError(f"txid {txid} does not follow {self.stamp}")
+        flight: Flight = Flight(txid)
+        self.flights.append(flight)
+        self.writing = cython.address(flight.handles)
+        self.stamp = txid
+        self._rerun()
+
+    def _first_flight(self) -> cython.longlong:
+        """The oldest txid in flight; beyond all if there is none."""
+        flight: Flight
+        for flight in self.flights:
+            return flight.txid
+        return _LONGLONG_MAX
+
+    def commit(self, txid: int) -> None:
+        """``txid``, the oldest in flight, is final; values that nobody can ask for go."""
+        is_open(self)
+        if not self.flights or self._first_flight() != txid:
+            raise BugError(f"txid {txid} is not the oldest in flight")
+        flight: Flight = self.flights[0]
+        handles: HandlesRef = cython.address(flight.handles)
+        if not reserve(cython.address(self.changed), handles.count) or not reserve(
+            cython.address(self.held), handles.count
+        ):
+            raise MemoryError
+        del self.flights[0]
+        if not self.flights:
+            self.writing = cython.NULL
+        self.committed_txid = txid
+        self._rerun()
+        holding: cython.bint = len(self.sizes) > 0
+        with cython.nogil:
+            self._commit(handles, holding)
+        self.clean(2 * handles.count + 64)  # keeps up with any rate of changes
+
+    def _commit(self, handles: HandlesRef, holding: cython.bint) -> None:
+        node: NodeRef
+        i: cython.size_t = 0
+        end: cython.size_t
+        while i < handles.count:
+            end = i + SLICE_KEYS if handles.count - i > SLICE_KEYS else handles.count
+            self.mutex.acquire()
+            while i < end:
+                node = node_at(self.arena, handles.data[i])
+                self.prune(node)
+                if holding and newest(self.arena, node).older and not node.marks & HELD:
+                    node.marks |= HELD
+                    node.listed += 1
+                    push(cython.address(self.held), handles.data[i])
+                self.list_changed(handles.data[i])
+                i += 1
+            self.mutex.release()
+
+    def rollback(self, txid: int) -> None:
+        """Forget every value of ``txid`` and later ones; removals are undone with them."""
+        is_open(self)
+        if not self.txids or txid <= self.committed_txid:
+            raise BugError(f"txid {txid} is committed")
+        flight: Flight
+        handles: HandlesRef
+        while self.flights:
+            flight = self.flights[-1]
+            if flight.txid < txid:
+                break
+            handles = cython.address(flight.handles)
+            if not reserve(cython.address(self.changed), handles.count):
+                raise MemoryError
+            del self.flights[-1]
+            with cython.nogil:
+                self._undo(handles)
+        self.writing = cython.NULL
+        self.stamp = self.committed_txid
+        if self.flights:
+            flight = self.flights[-1]
+            self.writing = cython.address(flight.handles)
+            self.stamp = flight.txid
+        self._rerun()
+
+    def _undo(self, handles: HandlesRef) -> None:
+        path = cython.declare(Path)
+        node: NodeRef
+        i: cython.size_t = 0
+        end: cython.size_t
+        self.start(cython.address(path))
+        while i < handles.count:
+            end = i + SLICE_KEYS if handles.count - i > SLICE_KEYS else handles.count
+            self.mutex.acquire()
+            while i < end:
+                node = node_at(self.arena, handles.data[i])
+                node.listed -= 1
+                if self.pop(node):
+                    self.remove_useless(cython.address(path), handles.data[i])
+                else:
+                    self.remove(cython.address(path), handles.data[i])
+                i += 1
+            self.mutex.release()
+
+    def changes(self, snapshot: int) -> Iterator[Changed]:
+        """Entries that differ from the base as of the last ``retire``: (keys, values or None).
+
+        Only what belongs to the snapshot, in no particular order, in bounded chunks; a key may
+        come twice (with the same value) after a failed checkpoint.  May run in another thread.
+        """
+        self._is_running(snapshot)
+        position: int | None = 0
+        while position is not None:
+            keys, values, position = self._changes(snapshot, position)
+            if keys:
+                yield keys, values
+
+    def _changes(
+        self, snapshot: cython.longlong, position: cython.size_t
+    ) -> tuple[Any, ...]:
+        """(keys, values or None, where to go on or None): one chunk."""
+        page: Page = Page()
+        result: cython.int
+        count: cython.size_t = self.changing.count
+        with cython.nogil:
+            result = self._copy_changes(snapshot, cython.address(position), page)
+        check(result)
+        keys, values = page.lists()
+        return keys, values, position if position < count else None
+
+    def _copy_changes(
+        self,
+        snapshot: cython.longlong,
+        position: cython.pointer[cython.size_t],
+        page: Page,
+    ) -> cython.int:
+        node: NodeRef
+        value: ValueRef
+        at_end: cython.bint
+        _steps: cython.size_t
+        result: cython.int = DONE
+        while result == DONE and not page.full():
+            self.mutex.acquire()
+            if not self.runs(snapshot):
+                result = NOT_RUNNING
+            for _steps in range(SLICE_KEYS):
+                if result != DONE or page.full() or position[0] >= self.changing.count:
+                    break
+                node = node_at(self.arena, self.changing.data[position[0]])
+                value = self.belonging(node, snapshot)
+                if (
+                    value
+                    and value.version > self.base_txid
+                    and not page.add(node, value)
+                ):
+                    result = NO_MEMORY
+                position[0] += 1
+            at_end = position[0] >= self.changing.count
+            self.mutex.release()
+            if at_end:
+                break
+        return result
+
+    def retire(self, snapshot: int) -> None:
+        """The changes of the snapshot are in the base, which is complete up to it.
+
+        Ends the snapshot.  Nodes that are no longer needed go by and by: see ``clean``.
+        """
+        self._is_running(snapshot)
+        if not self.txids:
+            raise BugError("only a checkpoint can be retired")
+        self._append_cleaning(cython.address(self.changing))
+        self._append_cleaning(cython.address(self.held))
+        self.base_txid = snapshot - 1
+        self._end(snapshot)
+
+    def _append_cleaning(self, handles: HandlesRef) -> cython.int:
+        """Move a list to the end of what is to be cleaned."""
+        if self.cleaning.count == 0:
+            _swap(cython.address(self.cleaning), handles)
+            return 0
+        if not reserve(cython.address(self.cleaning), handles.count):
+            raise MemoryError
+        if handles.count:
+            memcpy(
+                self.cleaning.data + self.cleaning.count,
+                handles.data,
+                handles.count * cython.sizeof(cython.uint),
+            )
+        self.cleaning.count += handles.count
+        handles.count = 0
+        return 0
+
+    def clean(self, limit: int) -> int:
+        """Prune or remove up to ``limit`` nodes after checkpoints; how many are left to do."""
+        is_open(self)
+        left: cython.size_t = self.cleaning.count - self.cleaned
+        count: cython.size_t = min(limit, left)
+        if not reserve(cython.address(self.changed), count):
+            raise MemoryError
+        with cython.nogil:
+            self._clean(count)
+        if self.cleaned == self.cleaning.count:
+            self.cleaning.count = self.cleaned = 0
+        return left - count
+
+    def _clean(self, count: cython.size_t) -> None:
+        path = cython.declare(Path)
+        node: NodeRef
+        handle: cython.uint
+        end: cython.size_t
+        self.start(cython.address(path))
+        while count:
+            end = SLICE_KEYS if count > SLICE_KEYS else count
+            count -= end
+            self.mutex.acquire()
+            while end:
+                handle = self.cleaning.data[self.cleaned]
+                self.cleaned += 1
+                node = node_at(self.arena, handle)
+                self.prune(node)
+                node.marks &= ~HELD
+                node.listed -= 1
+                self.remove_useless(cython.address(path), handle)
+                end -= 1
+            self.mutex.release()
+
+    # ---- end -----------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait until every snapshot is released or retired, then free everything (F-20).
+
+        Everything but properties and iterators raises BugError from now on.
+        """
+        with self.released:
+            if not self.released.wait_for(lambda: not self.sizes, timeout_s):
+                raise BugError("snapshots of the state map are still running")
+            if self.closed:
+                return
+            self.closed = True
+            self.mutex.acquire()
+            self._forget()
+            self.mutex.release()
+
+    def _forget(self) -> cython.int:
+        """Give all memory back."""
+        level: cython.int
+        group: cython.int
+        self.flights = []
+        self.writing = cython.NULL
+        for level in range(HEIGHT_MAX):
+            links(self.head)[level] = 0
+        for group in range(256):
+            self.bytes_per_group[group] = 0
+        self.top = 1
+        self.node_count = self.removed_count = 0
+        self.negative_count = 0
+        self.changing.count = self.changed.count = 0
+        self.held.count = self.cleaning.count = self.cleaned = 0
+        self.arena = Arena(4096, None)
+        return 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+def _swap(left: HandlesRef, right: HandlesRef) -> None:
+    keep: Handles = left[0]
+    left[0] = right[0]
+    right[0] = keep

@@ -1,0 +1,637 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
+"""Reads of the newest state: points, prefixes, extremes, everything, alone or over a base.
+
+Groups that are not resident are merged with the base, an iterator with ``seek``,
+``seek_for_prev``, ``seek_to_last``, ``valid``, ``key``, ``value``, ``next``, ``prev`` and
+``status``; what is here wins.  An iterator that met a damaged block looks as if it were at the end:
+only ``status`` raises, so every end is asked.
+
+For the writer's thread: nobody else frees newest values, so no mutex is taken.  This module
+works compiled only; its types are in skipreads.pxd.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import cython
+from cython.cimports.headrace.state.map.skipnodes import Nodes
+from cython.cimports.headrace.state.map.skipseek import seek_many
+from cython.cimports.headrace.state.map.skipslices import (
+    Batch,
+    Found,
+    Hits,
+    key_bytes,
+    value_bytes,
+)
+from cython.cimports.headrace.state.map.skiptypes import (
+    CHUNK_BYTES,
+    CHUNK_ENTRIES,
+    HEIGHT_MAX,
+    RESIDENT,
+    NodeRef,
+    NodeRefs,
+    Numbers,
+    Path,
+    PathRef,
+    Slice,
+    SliceRef,
+    ValueRef,
+    bytes_of,
+    group_of,
+    group_of_node,
+    is_removed,
+    key_of,
+    links,
+    newest,
+    node_at,
+    size_of,
+)
+from cython.cimports.libc.string import memcmp, memcpy
+
+from headrace.errors import BugError
+
+_unpack = struct.Struct("<q").unpack
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def is_open(map: Reads) -> cython.int:  # noqa: A002
+    """Raise BugError once the map is closed."""
+    if map.closed or map.arena is None:
+        raise BugError("the state map is closed")
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def weight_of(value: ValueRef) -> cython.longlong:
+    """The weight a value stands for."""
+    weight: cython.longlong = 0
+    if size_of(value) != 8:
+        raise BugError("a value of the state map is not a weight")
+    memcpy(cython.address(weight), bytes_of(value), 8)
+    return weight
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _starts(node: NodeRef, prefix: Slice) -> cython.bint:
+    """Whether the node's key starts with the prefix."""
+    return (
+        node.key_length >= prefix.length
+        and memcmp(key_of(node), prefix.data, prefix.length) == 0
+    )
+
+
+@cython.cclass
+class Reads(Nodes):
+    """See the module."""
+
+    def get_many(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
+        """Newest values, and the positions that only the base can answer."""
+        is_open(self)
+        batch: Batch = Batch(keys)
+        found: Found = Found(batch.count)
+        slices: SliceRef = batch.slices
+        handles: Numbers = found.handles
+        count: cython.size_t = batch.count
+        i: cython.size_t
+        with cython.nogil:
+            for i in range(count):
+                self.requests[group_of(slices[i])] += 1
+            seek_many(self, slices, count, handles, True, cython.NULL)
+        out: list[Any] = []
+        missing: list[Any] = []
+        for i in range(count):
+            if handles[i]:
+                out.append(
+                    value_bytes(newest(self.arena, node_at(self.arena, handles[i])))
+                )
+                continue
+            out.append(None)
+            if self.where[group_of(slices[i])] != RESIDENT:
+                missing.append(i)
+        return out, missing
+
+    def missing(self, keys: list[bytes]) -> list[int]:
+        """Positions that only the base can answer; counts no request."""
+        is_open(self)
+        batch: Batch = Batch(keys)
+        found: Found = Found(batch.count)
+        slices: SliceRef = batch.slices
+        handles: Numbers = found.handles
+        positions: Found = Found(batch.count)
+        asked: Numbers = positions.handles
+        count: cython.size_t = 0
+        i: cython.size_t
+        # Only keys of groups that are not resident are sought.
+        for i in range(batch.count):
+            if self.where[group_of(slices[i])] != RESIDENT:
+                asked[count] = cython.cast(cython.uint, i)
+                slices[count] = slices[i]
+                count += 1
+        with cython.nogil:
+            seek_many(self, slices, count, handles, True, cython.NULL)
+        return [asked[i] for i in range(count) if handles[i] == 0]
+
+    def _handle(self, key: bytes) -> cython.uint:
+        """The handle of a key's node; 0: none."""
+        path = cython.declare(Path)
+        batch: Batch = Batch((key,))
+        self.start(cython.address(path))
+        return self.seek(cython.address(path), batch.slices[0])
+
+    # ---- prefixes ------------------------------------------------------------------------------
+
+    def scan_many(
+        self, prefixes: list[bytes], base: Any
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """(position in ``prefixes``, what follows the prefix, weight), in key order of each.
+
+        A prefix is not empty: its first byte is the group.  ``base`` may be None if all groups
+        are resident.
+        """
+        is_open(self)
+        batch: Batch = _prefixes(prefixes)
+        positions: list[Any] = []
+        rows: list[Any] = []
+        weights: list[Any] = []
+        i: cython.size_t = 0
+        end: cython.size_t
+        while i < batch.count:
+            end = i
+            while (
+                end < batch.count and self.where[batch.slices[end].data[0]] == RESIDENT
+            ):
+                end += 1
+            if end > i:
+                self._scan_run(batch, i, end, positions, rows, weights)
+            else:
+                end = i + 1
+                self._scan_over(batch, i, base, positions, rows, weights)
+            i = end
+        return positions, rows, weights
+
+    def _scan_run(
+        self,
+        batch: Batch,
+        start: cython.size_t,
+        end: cython.size_t,
+        positions: list[Any],
+        rows: list[Any],
+        weights: list[Any],
+    ) -> cython.int:
+        """Scan resident groups: all entries are here."""
+        hits: Hits = Hits()
+        prefixes: SliceRef = batch.slices
+        found: Found = Found(end - start)
+        handles: Numbers = found.handles
+        i: cython.size_t
+        result: cython.int
+        with cython.nogil:
+            seek_many(self, prefixes + start, end - start, handles, False, cython.NULL)
+            result = self._under(prefixes, start, end, handles, hits)
+        if result:
+            raise MemoryError
+        for i in range(hits.count):
+            if is_removed(hits.data[i].value):
+                continue
+            positions.append(hits.data[i].position)
+            rows.append(
+                key_bytes(hits.data[i].node, prefixes[hits.data[i].position].length)
+            )
+            weights.append(weight_of(hits.data[i].value))
+        return 0
+
+    def _under(
+        self,
+        prefixes: SliceRef,
+        start: cython.size_t,
+        end: cython.size_t,
+        firsts: Numbers,
+        hits: Hits,
+    ) -> cython.int:
+        """Nodes under each prefix, removed ones included; -1 without memory.
+
+        ``firsts``: the first nodes not before the prefixes.
+        """
+        i: cython.size_t
+        handle: cython.uint
+        node: NodeRef
+        for i in range(start, end):
+            self.requests[prefixes[i].data[0]] += 1
+            handle = firsts[i - start]
+            while handle:
+                node = node_at(self.arena, handle)
+                if not _starts(node, prefixes[i]):
+                    break
+                if not hits.add(i, node, newest(self.arena, node)):
+                    return -1
+                handle = links(node)[0]
+        return 0
+
+    def _scan_over(
+        self,
+        batch: Batch,
+        position: cython.size_t,
+        base: Any,
+        positions: list[Any],
+        rows: list[Any],
+        weights: list[Any],
+    ) -> cython.int:
+        """Scan one prefix of a group that is not resident: ours over the base's."""
+        hits: Hits = Hits()
+        prefix: bytes = batch.items[position]
+        length: cython.Py_ssize_t = len(prefix)
+        i: cython.size_t = 0
+        weight: cython.longlong
+        mine: Any = None
+        first = cython.declare(cython.uint)
+        seek_many(
+            self,
+            batch.slices + position,
+            1,
+            cython.address(first),
+            False,
+            cython.NULL,
+        )
+        if self._under(
+            batch.slices, position, position + 1, cython.address(first), hits
+        ):
+            raise MemoryError
+        base.seek(prefix)
+        while base.valid():
+            key: bytes = base.key()
+            if not key.startswith(prefix):
+                break
+            row: bytes | None = key[length:]
+            while i < hits.count:
+                mine = key_bytes(hits.data[i].node, length)
+                if mine > row:
+                    break
+                if not is_removed(hits.data[i].value):
+                    positions.append(position)
+                    rows.append(mine)
+                    weights.append(weight_of(hits.data[i].value))
+                i += 1
+                if mine == row:
+                    row = None
+                    break
+            if row is not None:
+                weight = _unpack(base.value())[0]
+                positions.append(position)
+                rows.append(row)
+                weights.append(weight)
+            base.next()
+        else:
+            base.status()
+        while i < hits.count:
+            if not is_removed(hits.data[i].value):
+                positions.append(position)
+                rows.append(key_bytes(hits.data[i].node, length))
+                weights.append(weight_of(hits.data[i].value))
+            i += 1
+        return 0
+
+    def first_many(
+        self, prefixes: list[bytes], starts: list[bytes], count: int, base: Any
+    ) -> tuple[list[int], list[bytes], list[int]]:
+        """Like ``scan_many``, but up to ``count`` entries of each prefix, from its start on.
+
+        ``starts[i]`` begins with ``prefixes[i]``.
+        """
+        is_open(self)
+        batch: Batch = _prefixes(prefixes)
+        bounds: Batch = Batch(starts)
+        found: Found = Found(batch.count)
+        handles: Numbers = found.handles
+        positions: list[Any] = []
+        rows: list[Any] = []
+        weights: list[Any] = []
+        i: cython.size_t
+        left: cython.longlong
+        node: NodeRef
+        prefix: Slice
+        if bounds.count != batch.count:
+            raise ValueError("prefixes and starts differ in length")
+        with cython.nogil:
+            seek_many(self, bounds.slices, bounds.count, handles, False, cython.NULL)
+        for i in range(batch.count):
+            prefix = batch.slices[i]
+            self.requests[prefix.data[0]] += 1
+            left = count
+            if self.where[prefix.data[0]] != RESIDENT:
+                base.seek(bounds.items[i])
+                self._first_merged(
+                    handles[i], batch, i, left, base, positions, rows, weights
+                )
+                continue
+            node = self._first(handles[i], prefix)
+            while node and left > 0:
+                positions.append(i)
+                rows.append(key_bytes(node, prefix.length))
+                weights.append(weight_of(newest(self.arena, node)))
+                left -= 1
+                node = self._first(links(node)[0], prefix)
+        return positions, rows, weights
+
+    def _first_merged(
+        self,
+        handle: cython.uint,
+        batch: Batch,
+        position: cython.size_t,
+        left: cython.longlong,
+        base: Any,
+        positions: list[Any],
+        rows: list[Any],
+        weights: list[Any],
+    ) -> cython.int:
+        """Entries of a group that is not resident: ours from a node on over the base's."""
+        prefix: bytes = batch.items[position]
+        length: cython.Py_ssize_t = len(prefix)
+        weight: cython.longlong
+        node: NodeRef
+        while left > 0:
+            node = node_at(self.arena, handle) if handle else cython.NULL
+            if node and not _starts(node, batch.slices[position]):
+                node = cython.NULL
+                handle = 0
+            mine: Any = key_bytes(node, 0) if node else None
+            theirs: Any = None
+            if base.valid():
+                theirs = base.key()
+                if not theirs.startswith(prefix):
+                    theirs = None
+            else:
+                base.status()
+            if mine is None and theirs is None:
+                break
+            if mine is None or (theirs is not None and theirs < mine):
+                weight = _unpack(base.value())[0]
+                rows.append(theirs[length:])
+                base.next()
+            else:
+                if mine == theirs:
+                    base.next()
+                handle = links(node)[0]
+                if is_removed(newest(self.arena, node)):
+                    continue
+                weight = weight_of(newest(self.arena, node))
+                rows.append(mine[length:])
+            positions.append(position)
+            weights.append(weight)
+            left -= 1
+        return 0
+
+    # ---- extremes ------------------------------------------------------------------------------
+
+    def extreme_many(
+        self, prefixes: list[bytes], ends: list[bytes | None], last: bool, base: Any
+    ) -> list[bytes | None]:
+        """First (or last) of what follows each prefix; None where nothing does.
+
+        If ``last``, ``ends`` bound it: the last one before the end; the least string above
+        everything that starts with the prefix bounds nothing (None: there is no such).
+        """
+        is_open(self)
+        batch: Batch = _prefixes(prefixes)
+        bounds: Batch = Batch(ends if last else [], nones=True)
+        path = cython.declare(Path)
+        found: Found = Found(batch.count)
+        slices: SliceRef = bounds.slices if last else batch.slices
+        befores: NodeRefs = found.nodes if last else cython.NULL
+        handles: Numbers = found.handles
+        count: cython.size_t = batch.count
+        i: cython.size_t
+        prefix: Slice
+        node: NodeRef
+        out: list[Any] = []
+        if last and bounds.count != count:
+            raise ValueError("prefixes and ends differ in length")
+        self.start(cython.address(path))
+        with cython.nogil:
+            seek_many(self, slices, count, handles, False, befores)
+        for i in range(count):
+            prefix = batch.slices[i]
+            self.requests[prefix.data[0]] += 1
+            if not last:
+                node = self._first(handles[i], prefix)
+            elif bounds.slices[i].data and self._is_entry(befores[i], prefix):
+                node = befores[i]
+            else:
+                node = self._last(cython.address(path), prefix, bounds.slices[i])
+            mine = key_bytes(node, prefix.length) if node else None
+            if self.where[prefix.data[0]] == RESIDENT:
+                out.append(mine)
+            elif last:
+                out.append(self._last_over(batch.items[i], bounds.items[i], mine, base))
+            else:
+                out.append(self._first_over(batch.items[i], mine, base))
+        return out
+
+    def _is_entry(self, node: NodeRef, prefix: Slice) -> cython.bint:
+        """Whether the node is under the prefix and not removed."""
+        return (
+            node != self.head
+            and _starts(node, prefix)
+            and not is_removed(newest(self.arena, node))
+        )
+
+    def _first(self, handle: cython.uint, prefix: Slice) -> NodeRef:
+        """The first entry under a prefix from a node on; NULL: none."""
+        node: NodeRef
+        while handle:
+            node = node_at(self.arena, handle)
+            if not _starts(node, prefix):
+                break
+            if not is_removed(newest(self.arena, node)):
+                return node
+            handle = links(node)[0]
+        return cython.NULL
+
+    def _last(self, path: PathRef, prefix: Slice, end: Slice) -> NodeRef:
+        """The last entry here under a prefix; NULL: none.
+
+        Level 0 leads forward only.  So behind removed nodes one looks again from where the path
+        enters the next higher level, each time about four times as far back.
+        """
+        best: NodeRef = cython.NULL
+        node: NodeRef
+        first: NodeRef
+        stop: NodeRef = cython.NULL  # here and behind it was looked already
+        level: cython.int = 0
+        if end.data:
+            self.seek(path, end)
+        else:
+            self._seek_end(path)
+        while True:
+            first = path.at[level] if level < HEIGHT_MAX else self.head
+            node = first
+            while node != stop:
+                if self._is_entry(node, prefix):
+                    best = node
+                if stop == cython.NULL:
+                    break
+                node = node_at(self.arena, links(node)[0])
+            if best or first == self.head:
+                return best
+            if not _starts(first, prefix):  # it is before the prefix
+                return cython.NULL
+            stop = first
+            level += 1
+
+    def _seek_end(self, path: PathRef) -> None:
+        """Move the path to behind everything."""
+        level: cython.int
+        node: NodeRef = self.head
+        self.start(path)
+        for level in range(self.top - 1, -1, -1):
+            while links(node)[level]:
+                node = node_at(self.arena, links(node)[level])
+            path.at[level] = node
+
+    def _first_over(self, prefix: bytes, mine: Any, base: Any) -> Any:
+        """The first of ``mine`` and the base's entries that are not removed here."""
+        length: cython.Py_ssize_t = len(prefix)
+        base.seek(prefix)
+        while base.valid():
+            key: bytes = base.key()
+            if not key.startswith(prefix):
+                return mine
+            if mine is not None and mine <= key[length:]:
+                return mine
+            if not self._is_removed(key):
+                return key[length:]
+            base.next()
+        base.status()
+        return mine
+
+    def _last_over(self, prefix: bytes, end: Any, mine: Any, base: Any) -> Any:
+        """The last of ``mine`` and the base's entries that are not removed here."""
+        length: cython.Py_ssize_t = len(prefix)
+        if end is None:
+            base.seek_to_last()
+        else:
+            base.seek_for_prev(end)
+            if base.valid() and base.key() == end:
+                base.prev()
+        while base.valid():
+            key: bytes = base.key()
+            if not key.startswith(prefix):
+                return mine
+            if mine is not None and mine >= key[length:]:
+                return mine
+            if not self._is_removed(key):
+                return key[length:]
+            base.prev()
+        base.status()
+        return mine
+
+    def _is_removed(self, key: bytes) -> cython.bint:
+        """Whether the newest value here is a removal."""
+        handle: cython.uint = self._handle(key)
+        node: NodeRef
+        if handle == 0:
+            return False
+        node = node_at(self.arena, handle)
+        return is_removed(newest(self.arena, node))
+
+    # ---- everything ----------------------------------------------------------------------------
+
+    def items(self, base: Any) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Newest entries in key order, in bounded chunks.
+
+        Writes between two chunks are seen if they are above what was given out already.  Ends
+        when the map is closed.
+        """
+        start: bytes | None = b""
+        while start is not None and not self.closed:
+            group = start[0] if start else 0
+            stop = group + 1
+            here = self.where[group] == RESIDENT
+            while stop < 256 and (self.where[stop] == RESIDENT) == here:
+                stop += 1
+            if here:
+                keys, values, start = self._page(start, stop)
+            else:
+                keys, values, start = self._page_over(start, stop, base)
+            live = [i for i, value in enumerate(values) if value is not None]
+            if len(live) < len(keys):
+                keys = [keys[i] for i in live]
+                values = [values[i] for i in live]
+            if keys:
+                yield keys, values
+
+    def _page(self, start: bytes, stop_group: cython.int) -> tuple[Any, ...]:
+        """(keys, values or None if removed, where to go on or None) of nodes before a group."""
+        path = cython.declare(Path)
+        batch: Batch = Batch((start,))
+        keys: list[Any] = []
+        values: list[Any] = []
+        handle: cython.uint
+        node: NodeRef
+        size: cython.size_t = 0
+        self.start(cython.address(path))
+        self.seek(cython.address(path), batch.slices[0])
+        handle = links(path.at[0])[0]
+        while handle:
+            node = node_at(self.arena, handle)
+            if cython.cast(cython.int, group_of_node(node)) >= stop_group:
+                break
+            if len(keys) == CHUNK_ENTRIES or size > CHUNK_BYTES:
+                return keys, values, key_bytes(node, 0)
+            keys.append(key_bytes(node, 0))
+            values.append(value_bytes(newest(self.arena, node)))
+            size += node.key_length + size_of(newest(self.arena, node))
+            handle = links(node)[0]
+        return keys, values, bytes((stop_group,)) if stop_group < 256 else None
+
+    def _page_over(
+        self, start: bytes, stop_group: cython.int, base: Any
+    ) -> tuple[Any, ...]:
+        """Like ``_page``, of groups that are not resident: ours over the base's."""
+        merged: dict[bytes, bytes | None] = {}
+        size: cython.size_t = 0
+        key: bytes
+        behind: Any
+        bound: Any = None  # up to here, exclusive, the base's entries are complete
+        base.seek(start)
+        while base.valid():
+            key = base.key()
+            if key and key[0] >= stop_group:
+                break
+            if len(merged) == CHUNK_ENTRIES or size > CHUNK_BYTES:
+                bound = key
+                break
+            value = base.value()
+            merged[key] = value
+            size += len(key) + len(value)
+            base.next()
+        else:
+            base.status()
+        keys, values, behind = self._page(start, stop_group)
+        merged.update(zip(keys, values))  # noqa: B905  both of one page
+        truncated = behind is not None and behind != bytes((stop_group % 256,))
+        if truncated and (bound is None or behind < bound):
+            bound = behind
+        if bound is not None:
+            merged = {k: v for k, v in merged.items() if k < bound}
+            behind = bound
+        ordered = sorted(merged)
+        return ordered, [merged[k] for k in ordered], behind
+
+
+@cython.cfunc
+def _prefixes(prefixes: Any) -> Batch:
+    batch: Batch = Batch(prefixes)
+    i: cython.size_t
+    for i in range(batch.count):
+        if batch.slices[i].length == 0:
+            raise BugError("a prefix of no bytes has no group")
+    return batch

@@ -1,0 +1,42 @@
+# cython: language_level=3
+"""C types of skipslices.py."""
+
+from headrace.state.map.skiptypes cimport Handles, Hit, Node, Slice, Value
+
+cdef class Batch:
+    cdef list items
+    cdef Slice *slices
+    cdef size_t count
+
+
+cdef class Found:
+    cdef unsigned int *handles
+    cdef Node **nodes
+
+
+cdef class Flight:
+    cdef long long txid
+    cdef Handles handles
+
+
+cdef class Page:
+    cdef unsigned char *data
+    cdef size_t used
+    cdef size_t capacity
+    cdef size_t count
+
+    cdef bint add(self, Node *node, Value *value) noexcept nogil
+    cdef bint full(self) noexcept nogil
+    cdef tuple lists(self)
+
+
+cdef class Hits:
+    cdef Hit *data
+    cdef size_t count
+    cdef size_t capacity
+
+    cdef bint add(self, size_t position, Node *node, Value *value) noexcept nogil
+
+
+cdef bytes value_bytes(Value *value)
+cdef bytes key_bytes(Node *node, size_t skipped)

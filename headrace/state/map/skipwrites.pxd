@@ -1,0 +1,25 @@
+# cython: language_level=3
+"""C types of skipwrites.py."""
+
+from headrace.state.map.skipreads cimport Reads
+from headrace.state.map.skiptypes cimport Path, Slice
+
+cdef class Writes(Reads):
+    cdef long long committed_txid
+
+    cdef int _writable(self) except? -1
+    cdef int _reserve_writing(self, size_t count) except? -1
+    cdef int _put(self, Slice *keys, Slice *values, size_t count) noexcept nogil
+    cdef int _add(self, Slice *keys, long long *deltas, Slice *bases, size_t count) noexcept nogil
+    cdef void _seek_block(self, Slice *keys, size_t count, unsigned int *handles) noexcept nogil
+    cdef int _add_one(self, Path *path, unsigned int handle, Slice key, long long delta, Slice base) noexcept nogil
+    cdef int _load(self, Slice *keys, Slice *values, size_t count) noexcept nogil
+    cdef unsigned int _spill(self, Slice start, unsigned int group, size_t limit) noexcept nogil
+
+
+cdef class Diffs:
+    cdef long long *deltas
+    cdef Slice *bases
+
+
+cdef int check(int result) except? -1

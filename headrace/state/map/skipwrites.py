@@ -1,0 +1,405 @@
+# cython: language_level=3, cdivision=True
+# mypy: disable-error-code="attr-defined,no-any-return,untyped-decorator,misc"
+"""Writes of the newest state, and which groups of it are here.
+
+Loops run without the interpreter lock, in short slices under the mutex, since a checkpoint may be
+reading.  Out of memory is a MemoryError with every key either written or not: the caller
+rolls the txid back.  This module works compiled only; its types are in skipwrites.pxd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cython
+from cython.cimports.headrace.state.map.skipnodes import reserve
+from cython.cimports.headrace.state.map.skipreads import Reads, is_open
+from cython.cimports.headrace.state.map.skipseek import seek_many
+from cython.cimports.headrace.state.map.skipslices import Batch, key_bytes
+from cython.cimports.headrace.state.map.skiptypes import (
+    BLOCK_KEYS,
+    DONE,
+    LOADING,
+    NEGATIVE,
+    NO_MEMORY,
+    NO_WEIGHT,
+    NOT_RUNNING,
+    OVERFLOW,
+    REMOVED,
+    RESIDENT,
+    SLICE_KEYS,
+    SPILLED,
+    Integers,
+    NodeRef,
+    Numbers,
+    Path,
+    PathRef,
+    Slice,
+    SliceRef,
+    ValueRef,
+    bytes_of,
+    group_of,
+    group_of_node,
+    is_removed,
+    links,
+    newest,
+    node_at,
+    size_of,
+)
+from cython.cimports.libc.stdlib import calloc, free
+from cython.cimports.libc.string import memcpy
+
+from headrace.errors import BugError
+
+_LONGLONG_MAX = cython.declare(cython.longlong, 9223372036854775807)
+
+
+@cython.cclass
+class Writes(Reads):
+    """See the module."""
+
+    # ---- writing ---------------------------------------------------------------------------
+
+    def put_many(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        """Set each key; None removes it.  A later duplicate wins."""
+        self._writable()
+        batch: Batch = Batch(keys)
+        new: Batch = Batch(values, nones=True)
+        if batch.count != new.count:
+            raise ValueError("keys and values differ in length")
+        key_slices: SliceRef = batch.slices
+        value_slices: SliceRef = new.slices
+        count: cython.size_t = batch.count
+        result: cython.int
+        self._reserve_writing(count)
+        with cython.nogil:
+            result = self._put(key_slices, value_slices, count)
+        check(result)
+
+    def _put(
+        self, keys: SliceRef, values: SliceRef, count: cython.size_t
+    ) -> cython.int:
+        path = cython.declare(Path)
+        handles = cython.declare(cython.uint[1024])
+        i: cython.size_t
+        end: cython.size_t
+        start: cython.size_t = 0
+        handle: cython.uint
+        length: cython.uint
+        result: cython.int = DONE
+        self.start(cython.address(path))
+        while start < count and result == DONE:
+            i = start
+            start = i + BLOCK_KEYS if count - i > BLOCK_KEYS else count
+            self._seek_block(keys + i, start - i, cython.address(handles[0]))
+            while i < start and result == DONE:
+                end = i + SLICE_KEYS if start - i > SLICE_KEYS else start
+                self.mutex.acquire()
+                while i < end and result == DONE:
+                    handle = handles[i % BLOCK_KEYS]
+                    if handle == 0:
+                        handle = self.seek(cython.address(path), keys[i])
+                    length = REMOVED
+                    if values[i].data:
+                        length = cython.cast(cython.uint, values[i].length)
+                    result = self.write(
+                        cython.address(path), handle, keys[i], values[i].data, length
+                    )
+                    i += 1
+                self.mutex.release()
+        return result
+
+    def _seek_block(
+        self, keys: SliceRef, count: cython.size_t, handles: Numbers
+    ) -> None:
+        """Nodes that the keys have before the block is written; it may make the others.
+
+        In counter mode a write may free nodes, so there each key is sought when it is its turn.
+        """
+        i: cython.size_t
+        for i in range(count):
+            self.requests[group_of(keys[i])] += 1
+            handles[i] = 0
+        if self.txids:
+            seek_many(self, keys, count, handles, True, cython.NULL)
+
+    def add_many(
+        self,
+        keys: list[bytes],
+        deltas: list[int],
+        missing: list[int],
+        bases: list[bytes | None],
+    ) -> int:
+        """Add to weights; a weight of 0 is a removal.  Equal keys add up.
+
+        ``missing`` is what ``missing(keys)`` said, ``bases`` what the base holds there.  Returns
+        the change of ``negatives``.  Values are weights: 8 bytes, little-endian.
+        """
+        self._writable()
+        batch: Batch = Batch(keys)
+        stored: Batch = Batch(bases, nones=True)
+        count: cython.size_t = batch.count
+        before: cython.Py_ssize_t = self.negative_count
+        result: cython.int
+        i: cython.size_t
+        position: cython.size_t
+        diffs: Diffs = Diffs(count)  # type: ignore[call-arg]  # for __cinit__
+        if cython.cast(cython.size_t, len(deltas)) != count:
+            raise ValueError("keys and deltas differ in length")
+        if cython.cast(cython.size_t, len(missing)) != stored.count:
+            raise ValueError("missing and bases differ in length")
+        for i in range(count):
+            diffs.deltas[i] = deltas[i]
+        for i in range(stored.count):
+            position = missing[i]
+            if position >= count:
+                raise ValueError("a position beyond the keys")
+            diffs.bases[position] = stored.slices[i]
+        slices: SliceRef = batch.slices
+        self._reserve_writing(count)
+        with cython.nogil:
+            result = self._add(slices, diffs.deltas, diffs.bases, count)
+        check(result)
+        return self.negative_count - before
+
+    def _add(
+        self,
+        keys: SliceRef,
+        deltas: Integers,
+        bases: SliceRef,
+        count: cython.size_t,
+    ) -> cython.int:
+        path = cython.declare(Path)
+        handles = cython.declare(cython.uint[1024])
+        i: cython.size_t
+        end: cython.size_t
+        start: cython.size_t = 0
+        handle: cython.uint
+        result: cython.int = DONE
+        self.start(cython.address(path))
+        while start < count and result == DONE:
+            i = start
+            start = i + BLOCK_KEYS if count - i > BLOCK_KEYS else count
+            self._seek_block(keys + i, start - i, cython.address(handles[0]))
+            while i < start and result == DONE:
+                end = i + SLICE_KEYS if start - i > SLICE_KEYS else start
+                self.mutex.acquire()
+                while i < end and result == DONE:
+                    handle = handles[i % BLOCK_KEYS]
+                    if handle == 0:
+                        handle = self.seek(cython.address(path), keys[i])
+                    result = self._add_one(
+                        cython.address(path), handle, keys[i], deltas[i], bases[i]
+                    )
+                    i += 1
+                self.mutex.release()
+        return result
+
+    def _add_one(
+        self,
+        path: PathRef,
+        handle: cython.uint,
+        key: Slice,
+        delta: cython.longlong,
+        base: Slice,
+    ) -> cython.int:
+        weight: cython.longlong = 0
+        value: ValueRef
+        length: cython.uint = 8
+        if handle:
+            value = newest(self.arena, node_at(self.arena, handle))
+            if not is_removed(value):
+                if size_of(value) != 8:
+                    return NO_WEIGHT
+                memcpy(cython.address(weight), bytes_of(value), 8)
+        elif base.data:
+            if base.length != 8:
+                return NO_WEIGHT
+            memcpy(cython.address(weight), base.data, 8)
+        if delta > 0:
+            if weight > _LONGLONG_MAX - delta:
+                return OVERFLOW
+        elif weight < -_LONGLONG_MAX - delta:
+            return OVERFLOW
+        weight += delta
+        if weight == 0:
+            return self.write(path, handle, key, cython.NULL, REMOVED)
+        if weight < 0:
+            length |= NEGATIVE
+        return self.write(
+            path,
+            handle,
+            key,
+            cython.cast(cython.p_uchar, cython.address(weight)),
+            length,
+        )
+
+    def _reserve_writing(self, count: cython.size_t) -> cython.int:
+        """Room to list every node of a batch, so that no loop can fail half-way there."""
+        if self.txids and not reserve(self.writing, count):
+            raise MemoryError
+        return 0
+
+    def _writable(self) -> cython.int:
+        is_open(self)
+        if self.txids and self.writing == cython.NULL:
+            raise BugError("a write outside a txid")
+        return 0
+
+    # ---- residence -----------------------------------------------------------------------------
+
+    def set_resident(self, group: int, flag: bool) -> None:
+        """Say that all entries of the group are here, or that the base must be asked."""
+        self.where[_group(group)] = RESIDENT if flag else SPILLED
+
+    def begin_load(self, group: int) -> None:
+        """Entries of the group come with ``load``; then ``set_resident(group, True)``.
+
+        Nothing of the group is removed meanwhile, so that an entry that is deleted here cannot
+        come back from the base.  REQUIRES: the iterator that is loaded is made after this.
+        """
+        if self.where[_group(group)] != SPILLED:
+            raise BugError(f"group {group} is not spilled")
+        self.where[group] = LOADING
+
+    def load(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        """Entries of the base for loading groups; what is here is newer and stays."""
+        is_open(self)
+        batch: Batch = Batch(keys)
+        stored: Batch = Batch(values)
+        slices: SliceRef = batch.slices
+        value_slices: SliceRef = stored.slices
+        count: cython.size_t = batch.count
+        i: cython.size_t
+        result: cython.int
+        if count != stored.count:
+            raise ValueError("keys and values differ in length")
+        for i in range(count):
+            group = group_of(slices[i])
+            if self.where[group] != LOADING:
+                raise BugError(f"group {group} is not being loaded")
+        with cython.nogil:
+            result = self._load(slices, value_slices, count)
+        check(result)
+
+    def _load(
+        self,
+        keys: SliceRef,
+        values: SliceRef,
+        count: cython.size_t,
+    ) -> cython.int:
+        path = cython.declare(Path)
+        i: cython.size_t = 0
+        end: cython.size_t
+        result: cython.int = DONE
+        self.start(cython.address(path))
+        while i < count and result == DONE:
+            end = i + SLICE_KEYS if count - i > SLICE_KEYS else count
+            self.mutex.acquire()
+            while i < end and result == DONE:
+                result = self.load_one(
+                    cython.address(path), keys[i], values[i], self.committed_txid
+                )
+                i += 1
+            self.mutex.release()
+        return result
+
+    def spill(
+        self, group: int, start: bytes | None = None, limit: int = 1 << 60
+    ) -> tuple[int, bytes | None]:
+        """Make the group spilled and drop entries that the base has.
+
+        Looks at up to ``limit`` nodes from ``start`` on.  Returns the bytes freed and where to go
+        on (None: done).  What the base does not have goes after its checkpoint.
+        """
+        is_open(self)
+        self.set_resident(group, False)
+        batch: Batch = Batch((bytes((group,)) if start is None else start,))
+        first: Slice = batch.slices[0]
+        before: cython.size_t = self.arena.live_bytes
+        wanted: cython.uint = group
+        count: cython.size_t = limit
+        handle: cython.uint
+        with cython.nogil:
+            handle = self._spill(first, wanted, count)
+        after = None
+        if handle:
+            after = key_bytes(node_at(self.arena, handle), 0)
+        return before - self.arena.live_bytes, after
+
+    def _spill(
+        self,
+        start: Slice,
+        group: cython.uint,
+        limit: cython.size_t,
+    ) -> cython.uint:
+        """The node to go on with; 0: done."""
+        path = cython.declare(Path)
+        node: NodeRef
+        handle: cython.uint
+        _steps: cython.size_t
+        self.start(cython.address(path))
+        self.seek(cython.address(path), start)
+        while True:
+            self.mutex.acquire()
+            for _steps in range(SLICE_KEYS):
+                handle = links(path.at[0])[0]
+                if handle == 0 or limit == 0:
+                    break
+                node = node_at(self.arena, handle)
+                if group_of_node(node) != group:
+                    handle = 0
+                    break
+                limit -= 1
+                self.remove_useless(cython.address(path), handle)
+                if links(path.at[0])[0] == handle:  # it stayed
+                    self.step(cython.address(path), node)
+            self.mutex.release()
+            if handle == 0 or limit == 0:
+                break
+        if handle:
+            handle = links(path.at[0])[0]
+            if handle and group_of_node(node_at(self.arena, handle)) != group:
+                handle = 0
+        return handle
+
+
+@cython.cclass
+class Diffs:
+    """Diffs of weights per position, and what the base holds there."""
+
+    def __cinit__(self, count: cython.size_t) -> None:
+        self.deltas = cython.cast(
+            Integers,
+            calloc(count + 1, cython.sizeof(cython.longlong)),
+        )
+        self.bases = cython.cast(SliceRef, calloc(count + 1, cython.sizeof(Slice)))
+        if not self.deltas or not self.bases:
+            raise MemoryError
+
+    def __dealloc__(self) -> None:
+        free(self.deltas)
+        free(self.bases)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def check(result: cython.int) -> cython.int:
+    """Raise what a loop came back with."""
+    if result == NO_MEMORY:
+        raise MemoryError
+    if result == NO_WEIGHT:
+        raise BugError("a value of the state map is not a weight")
+    if result == OVERFLOW:
+        raise OverflowError("a weight beyond 64 bits")
+    if result == NOT_RUNNING:
+        raise BugError("the snapshot ended while it was read")
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _group(group: Any) -> cython.int:
+    if not 0 <= group < 256:
+        raise ValueError("a group is a byte")
+    return group

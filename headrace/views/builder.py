@@ -1,0 +1,521 @@
+"""The builder process: plans, populates, drops and indexes views; keeps Spark warm.
+
+    commander ──rpc──► builder ──rpc──► worker (hold, adopt, release, drop)
+
+Started by the commander (``python -m headrace.views.builder``), settings in the environment.
+Each request runs in a thread with connections of its own.  Populations wait for a snapshot
+together, and load side by side as far as there are places; drops and indexes do not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import psycopg
+import structlog
+
+from headrace import events
+from headrace.config import Settings
+from headrace.errors import HeadraceError, QueryCancelled, TransientError
+from headrace.population import snapshot as snapshots
+from headrace.population import staging
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.population.spark import Spark
+from headrace.postgres.connect import as_headrace, connect
+from headrace.process import imports, parent, rpc, tasks
+from headrace.views import (
+    check,
+    create,
+    drop,
+    explain,
+    indexes,
+    owners,
+    pause,
+    rename,
+    resync,
+    verify,
+)
+from headrace.views.poison import Poison
+from headrace.views.quotas import Turns
+
+_log = structlog.get_logger(__name__)
+_THREADS: Final = 64
+_POPULATIONS: Final = 16
+"""Populations under way at once: each is a thread, and a connection now and then."""
+_STOP_S: Final = 8.0
+_RETRY_S: Final = 0.5
+_HANDOVER_S: Final = 10.0
+
+Work = Callable[[Job], Any]
+
+
+class WorkerLink:
+    """The worker, asked from job threads; connects when needed."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._path = settings.worker_socket
+        self._loop = loop
+        self._peer: rpc.Peer | None = None
+        self._lock = asyncio.Lock()
+
+    def call(
+        self,
+        method: str,
+        params: dict[str, Any],
+        job: Job | None = None,
+        *,
+        cancellable: bool = True,
+    ) -> Any:
+        """See ``context.Worker``; REQUIRES: not on the event loop's thread."""
+        if job is not None and cancellable:
+            job.check()
+        say = None if job is None else _saying(job)
+        request = self.request(method, params, say)
+        future = asyncio.run_coroutine_threadsafe(request, self._loop)
+        if job is None or not cancellable:
+            return future.result()
+        try:
+            with job.cancelling(future.cancel):
+                return future.result()
+        except concurrent.futures.CancelledError:
+            job.check()
+            raise
+        finally:
+            future.cancel()  # which means nothing if it is done
+
+    async def start(self, holds: list[str]) -> None:
+        """Tell the worker which holds are still somebody's."""
+        await self.request("start", {"holds": holds})
+
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        progress: rpc.Progress | None = None,
+    ) -> Any:
+        """A request; TransientError while the worker is down."""
+        peer = await self._connected()
+        return await peer.call(method, params, progress)
+
+    async def _connected(self) -> rpc.Peer:
+        async with self._lock:
+            if self._peer is None or self._peer.closed.is_set():
+                try:
+                    self._peer = await rpc.connect(self._path)
+                except OSError as error:
+                    raise TransientError("the worker process is not running") from error
+            return self._peer
+
+
+def _saying(job: Job) -> rpc.Progress:
+    return lambda step: job.say(str(step["message"]))
+
+
+class Builder:
+    """RPC handlers of docs/CONTRACTS.md 6."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._spark = Spark(settings)
+        self._worker = WorkerLink(settings, loop)
+        self._context = Context(settings, self._worker, self._spark)
+        self._populations = asyncio.Semaphore(_POPULATIONS)
+        self._turns = Turns(settings)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
+        self._jobs: set[Job] = set()
+        self._running: set[asyncio.Future[Any]] = set()
+        self._poison = Poison(settings.run_dir)
+
+    @property
+    def handlers(self) -> dict[str, rpc.Handler]:
+        """Method -> handler."""
+        return {
+            "create_view": self._create_view,
+            "drop_view": self._drop_view,
+            "create_index": self._create_index,
+            "drop_index": self._drop_index,
+            "explain_view": self._explain_view,
+            "check_view": self._check_view,
+            "pause_view": self._pause_view,
+            "resume_view": self._resume_view,
+            "alter_view": self._alter_view,
+            "rename_view": self._rename_view,
+            "set_owner": self._set_owner,
+            "resync_view": self._resync_view,
+            "verify_view": self._verify_view,
+            "holds": self._holds,
+            "check": self._check,
+        }
+
+    @property
+    def holds(self) -> list[str]:
+        """Jobs that hold the slot back."""
+        return sorted(job.name for job in self._jobs)
+
+    def start(self) -> None:
+        """Remove what a dead builder left, then warm Spark up in the background."""
+        clean_up(self._settings)
+        if self._settings.spark_warm:
+            self._spark.warm()
+
+    async def greet_worker(self) -> None:
+        """Finish the last handovers of a dead builder, have the worker release its holds.
+
+        In this order: a hold keeps what a view that is not handed over needs.
+        """
+        sealed = await asyncio.to_thread(staging.sealed, self._settings.staging_dir)
+        handovers = [
+            asyncio.create_task(self._hand_over(view_id))
+            for view_id in sealed
+            if view_id not in self._context.live
+        ]
+        if handovers:
+            # One that has to wait for its table must not keep the source's WAL for ever.
+            await asyncio.wait(handovers, timeout=_HANDOVER_S)
+        while True:
+            try:
+                await self._worker.start(self.holds)
+                break
+            except TransientError:
+                await asyncio.sleep(_RETRY_S)
+        await asyncio.gather(*handovers)
+        with contextlib.suppress(HeadraceError):
+            await self._forget_gone()
+
+    async def _hand_over(self, view_id: int) -> None:
+        """Have the worker adopt a view that was populated; idempotent."""
+        while True:
+            try:
+                await self._worker.request("adopt", {"view_id": view_id})
+            except TransientError:
+                await asyncio.sleep(_RETRY_S)
+            except HeadraceError as error:
+                _log.warning("view not adopted", view=view_id, reason=error.message)
+                return
+            else:
+                break
+        staged = staging.of_view(self._settings.staging_dir, view_id)
+        await asyncio.to_thread(staged.remove)
+
+    async def _forget_gone(self) -> None:
+        """Tell the worker of views whose drop a dead builder could not tell it of."""
+        known = (await self._worker.request("status", {}))["views"]
+        # Read after the worker's answer: what it has was in the catalog before.
+        listed = await asyncio.to_thread(view_ids, self._settings)
+        for view in known:
+            if view["id"] not in listed:
+                await self._worker.request("drop", {"view_id": view["id"]})
+
+    async def stop(self) -> None:
+        """Cancel all jobs, wait for their cleaning up, stop Spark."""
+        self._poison.close()
+        jobs = list(self._jobs)
+        for job in jobs:
+            await self._loop.run_in_executor(None, job.cancel)
+        if self._running:
+            await asyncio.wait(self._running, timeout=_STOP_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._spark.stop)
+
+    # --- handlers
+
+    async def _create_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = create.Request(
+            name=params["name"],
+            query=params["query"],
+            options=dict(params.get("options") or {}),
+            caller=params.get("caller"),
+            settings=dict(params.get("settings") or {}),
+        )
+        async with self._turn(params, progress):
+            return await self._fill(
+                lambda job: create.create_view(self._context, job, request),
+                progress,
+                request.name,
+                unasked=bool(params.get("unasked")),
+            )
+
+    async def _drop_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = drop.Request(
+            name=params["name"],
+            if_exists=bool(params.get("if_exists")),
+            caller=params.get("caller"),
+            settings=dict(params.get("settings") or {}),
+        )
+        return await self._run(
+            lambda job: drop.drop_view(self._context, job, request), progress
+        )
+
+    async def _create_index(
+        self, params: dict[str, Any], progress: rpc.Progress
+    ) -> Any:
+        request = _index_request(params)
+        return await self._run(
+            lambda job: indexes.create_index(
+                self._context, job, params["view"], params["definition"], request
+            ),
+            progress,
+        )
+
+    async def _drop_index(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _index_request(params)
+        return await self._run(
+            lambda job: indexes.drop_index(self._context, job, params["name"], request),
+            progress,
+        )
+
+    async def _explain_view(
+        self, params: dict[str, Any], progress: rpc.Progress
+    ) -> Any:
+        return await self._run(
+            lambda job: explain.explain_view(
+                self._context,
+                job,
+                params["query_or_name"],
+                params.get("stage"),
+                params.get("caller"),
+                dict(params.get("settings") or {}),
+            ),
+            progress,
+        )
+
+    async def _check_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        return await self._run(
+            lambda job: check.check_view(
+                self._context,
+                job,
+                params["query"],
+                params.get("caller"),
+                dict(params.get("settings") or {}),
+            ),
+            progress,
+        )
+
+    async def _pause_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _pause_request(params)
+        return await self._run(
+            lambda job: pause.pause_view(self._context, job, request), progress
+        )
+
+    async def _resume_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _pause_request(params)
+        return await self._run(
+            lambda job: pause.resume_view(self._context, job, request), progress
+        )
+
+    async def _alter_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request, query = _pause_request(params), str(params["query"])
+        async with self._turn(params, progress):
+            return await self._fill(
+                lambda job: resync.alter_view(self._context, job, request, query),
+                progress,
+                request.name,
+            )
+
+    async def _rename_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = rename.Request(
+            params["name"],
+            params["new_name"],
+            params.get("caller"),
+            dict(params.get("settings") or {}),
+        )
+        return await self._run(
+            lambda job: rename.rename_view(self._context, job, request), progress
+        )
+
+    async def _resync_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request, of = _pause_request(params), params.get("of")
+        because = params.get("because")
+        async with self._turn(params, progress):
+            return await self._fill(
+                lambda job: resync.resync_view(
+                    self._context, job, request, of, because
+                ),
+                progress,
+                request.name,
+                unasked=of is not None,
+            )
+
+    async def _set_owner(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = owners.Request(
+            params["name"],
+            params["role"],
+            params.get("caller"),
+            dict(params.get("settings") or {}),
+        )
+        async with self._turn(params, progress):
+            return await self._fill(
+                lambda job: owners.set_owner(self._context, job, request),
+                progress,
+                request.name,
+            )
+
+    async def _verify_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        request = _pause_request(params)
+        return await self._run(
+            lambda job: verify.verify_view(self._context, job, request), progress
+        )
+
+    async def _holds(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        return self.holds
+
+    async def _check(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        return {
+            "jobs": sorted(job.name for job in self._jobs),
+            "spark": self._spark.status,
+        }
+
+    @contextlib.asynccontextmanager
+    async def _turn(
+        self, params: dict[str, Any], progress: rpc.Progress
+    ) -> AsyncIterator[None]:
+        """Inside it is the turn of one population, as far as its role and all others go."""
+
+        def waits() -> None:
+            progress({"phase": "pending"})
+
+        async with self._turns.turn(params.get("caller"), waits):
+            if self._populations.locked():
+                waits()
+            async with self._populations:
+                yield
+
+    async def _fill(
+        self, work: Work, progress: rpc.Progress, name: str, *, unasked: bool = False
+    ) -> Any:
+        """Run ``work``, which populates the view ``name``."""
+
+        def filling(job: Job) -> Any:
+            with self._poison.filling(name, unasked=unasked):
+                return work(job)
+
+        return await self._run(filling, progress)
+
+    async def _run(self, work: Work, progress: rpc.Progress) -> Any:
+        """Run ``work`` in a thread; a cancel is passed on, and its cleaning up awaited."""
+
+        def report(message: dict[str, Any]) -> None:
+            self._loop.call_soon_threadsafe(progress, message)
+
+        job = Job(report)
+        future = self._loop.run_in_executor(self._pool, _guarded, work, job)
+        self._jobs.add(job)
+        self._running.add(future)
+        try:
+            while True:
+                try:
+                    return await asyncio.shield(future)
+                except asyncio.CancelledError:
+                    if future.cancelled():
+                        raise
+                    # What was committed stays: then the answer is the result after all.
+                    await self._loop.run_in_executor(None, job.cancel)
+        finally:
+            self._jobs.discard(job)
+            self._running.discard(future)
+
+
+def _index_request(params: dict[str, Any]) -> indexes.Request:
+    return indexes.Request(params.get("caller"), dict(params.get("settings") or {}))
+
+
+def _pause_request(params: dict[str, Any]) -> pause.Request:
+    return pause.Request(
+        params["name"], params.get("caller"), dict(params.get("settings") or {})
+    )
+
+
+def _guarded(work: Work, job: Job) -> Any:
+    """``work``, its errors in our tree; after a cancel they all mean that."""
+    try:
+        return work(job)
+    except QueryCancelled:
+        raise
+    except (HeadraceError, psycopg.Error) as error:
+        job.check()
+        if isinstance(error, psycopg.Error):
+            raise as_headrace(error) from error
+        raise
+    except Exception:
+        _log.exception("job failed", job=job.name)
+        raise
+
+
+def view_ids(settings: Settings) -> set[int]:
+    """Ids of all views in the catalog."""
+    with contextlib.closing(connect(settings.source, what="builder")) as conn:
+        rows = conn.execute("SELECT id FROM headrace.views").fetchall()
+    return {int(row[0]) for row in rows}
+
+
+def clean_up(settings: Settings) -> None:
+    """Remove slots and files that populations of an earlier builder left.
+
+    Catalog rows are the commander's to remove (``server.janitor``), which also starts views
+    again that were created without waiting.
+    """
+    with contextlib.closing(connect(settings.source, what="builder")) as conn:
+        exists = conn.execute("SELECT to_regclass('headrace.views')").fetchone()
+        if exists is None or exists[0] is None:
+            return
+        slots = snapshots.remove_slots(conn, settings.slot_name)
+        kept = conn.execute(
+            "SELECT id FROM headrace.views WHERE status NOT IN ('pending', 'populating')"
+        ).fetchall()
+    removed = staging.remove_orphans(
+        settings.staging_dir, {int(row[0]) for row in kept}
+    )
+    if slots or removed:
+        _log.info("left-over populations removed", slots=slots, directories=removed)
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, or until the commander is gone."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    parent.watch(loop, stopping.set)
+    builder = Builder(settings, loop)
+    await asyncio.to_thread(builder.start)
+    settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.builder_socket.unlink(missing_ok=True)
+    server = await rpc.serve(settings.builder_socket, builder.handlers)
+    greeting = asyncio.create_task(
+        tasks.forever("greeting", builder.greet_worker, _RETRY_S)
+    )
+    _log.info("builder ready", pid=os.getpid())
+    try:
+        await stopping.wait()
+    finally:
+        server.close()
+        greeting.cancel()
+        await builder.stop()
+
+
+def main() -> int:
+    """Entry point of the process."""
+    settings = Settings.from_env()
+    imports.keep_pandas_out()
+    events.configure(settings.log_level, process="builder", pid=os.getpid())
+    os.umask(0o077)
+    try:
+        asyncio.run(serve(settings))
+    except HeadraceError as error:
+        _log.error("builder cannot run", reason=error.message, code=error.code)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

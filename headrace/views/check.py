@@ -1,0 +1,29 @@
+"""check_view: whether create_view would accept a query, by the same code, making nothing."""
+
+from __future__ import annotations
+
+from headrace.planner import PlanRequest
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.population.options import Options
+from headrace.population.populate import check_slot, plan_with_facts, planning
+from headrace.postgres import publication
+
+
+def check_view(
+    context: Context, job: Job, query: str, caller: str | None, settings: dict[str, str]
+) -> dict[str, str]:
+    """Plan ``query`` and try what its creation needs; the plan's text by stage.
+
+    Raises:
+        HeadraceError: what create_view would raise.
+    """
+    with planning(context, job) as conn:
+        planned, _ = plan_with_facts(
+            conn, context.settings, PlanRequest(query, caller, settings), Options()
+        )
+        tables = [table.oid for table in planned.tables]
+        with context.publication_lock:
+            publication.try_tables(conn, context.settings, tables)
+        check_slot(conn, context.settings)
+    return planned.explain

@@ -1,0 +1,119 @@
+"""create_view: from a name and a query to a table that the worker goes on with.
+
+    names → plan → hold → catalog row → publication → snapshot → load → one transaction → adopt
+
+The order is what makes it exact (reliability.md E1-E4) and what makes it leave nothing behind
+(populate.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.planner import PlanRequest
+from headrace.population import catalog, names
+from headrace.population.catalog import NewView
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.population.options import Options
+from headrace.population.populate import Population, plan_with_facts, planning
+from headrace.population.publish import publish
+from headrace.population.staging import Staging
+from headrace.postgres.connect import Connection
+from headrace.postgres.fingerprint import Facts
+from headrace.sink import keys
+from headrace.views import quotas
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for."""
+
+    name: str
+    query: str
+    options: dict[str, Any]
+    caller: str | None
+    settings: dict[str, str]
+
+
+def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
+    """Create and populate a view; returns its id, name and number of rows.
+
+    Raises:
+        HeadraceError: it failed, or was cancelled; nothing is left behind.
+    """
+    options = Options.of(request.options)
+    options.check(context.settings)
+    with planning(context, job) as conn:
+        target = names.resolve_new(conn, request.name, request.caller, request.settings)
+        planned, planned_under = plan_with_facts(
+            conn,
+            context.settings,
+            PlanRequest(request.query, request.caller, request.settings),
+            options,
+        )
+        keys.check(conn, planned.columns, options.key)
+    # Names may have been looked up long ago: what decides is the row inserted now.
+    view = NewView(
+        target,
+        request.query,
+        request.caller,
+        planned_under["owner"],
+        request.options,
+        options.block,
+        planned,
+    )
+    return _Creation(context, job, view, options, planned_under).run()
+
+
+class _Creation(Population):
+    """One create_view after planning."""
+
+    def __init__(
+        self,
+        context: Context,
+        job: Job,
+        view: NewView,
+        options: Options,
+        planned_under: Facts,
+    ) -> None:
+        name = f"{view.target.schema}.{view.target.name}"
+        super().__init__(context, job, view.planned, options, planned_under, name)
+        self._view = view
+
+    def run(self) -> dict[str, Any]:
+        """Create the view; what there is to answer."""
+        rows = self.populate()
+        target = self._view.target
+        result: dict[str, Any] = {
+            "view_id": self._view_id,
+            "schema": target.schema,
+            "name": target.name,
+            "rows": rows,
+        }
+        if target.new_schema:
+            result["notice"] = f'schema "{target.schema}" was created'
+        return result
+
+    def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
+        """Enter the view into the catalog.
+
+        Nobody else does meanwhile: one that has just been entered would look stale.
+        """
+        catalog.delete_stale(conn, self._view.target, self._context.live)
+        quotas.check_views(conn, self._settings, self._view.caller)
+        self._view_id = catalog.insert(conn, self._view)
+        self._live(self._view_id, undo)
+        self._undo(undo, "catalog row", self._unregister)
+
+    def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
+        """Make the table with its rows, and set the view running."""
+        publish(
+            self._job, conn, self._view_id, self._view, staged, facts, self._options.key
+        )
+
+    def _unregister(self) -> None:
+        with self._connect() as conn:
+            catalog.delete(conn, self._view_id)

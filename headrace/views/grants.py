@@ -1,0 +1,63 @@
+"""What roles may do with a result table moves with its view to another owner.
+
+As with ALTER TABLE … OWNER TO: what the old one may do the new one may, and what the old one has
+granted stays granted.  The table itself is the engine's all the time, and so are these grants.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from psycopg import sql
+
+from headrace.population.names import Role
+from headrace.postgres.connect import Connection
+
+_GRANTED: Final = """
+SELECT a.privilege_type, a.is_grantable, t.attname, a.grantee = %(old)s::bigint::oid,
+       CASE WHEN a.grantee <> 0 THEN g.rolname END
+  FROM (SELECT NULL::name, c.relacl FROM pg_class c WHERE c.oid = %(table)s
+        UNION ALL SELECT c.attname, c.attacl FROM pg_attribute c
+         WHERE c.attrelid = %(table)s AND c.attnum > 0 AND NOT c.attisdropped) t (attname, acl)
+ CROSS JOIN LATERAL aclexplode(t.acl) a LEFT JOIN pg_roles g ON g.oid = a.grantee
+ WHERE %(old)s::bigint::oid IN (a.grantor, a.grantee)"""
+_TABLE: Final = """
+SELECT n.nspname, c.relname, r.rolname
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_roles r ON r.oid = %(old)s::bigint::oid AND r.oid <> c.relowner
+ WHERE c.oid = %(table)s"""
+
+
+def move(conn: Connection, table: int, old: int | None, new: Role) -> None:
+    """Give ``new`` what the role ``old`` has of a result table; ``old`` may be gone.
+
+    REQUIRES: a transaction.
+    """
+    asked = {"table": table, "old": old}
+    row: Any = conn.execute(_TABLE, asked).fetchone()
+    name, loser = sql.Identifier(*row[:2]), row[2]
+    heir = sql.Identifier(new.name)
+    grants: list[tuple[Any, Any, Any, sql.Composable]] = [("SELECT", True, None, heir)]
+    if loser is not None:  # not of what the engine has as the table's owner
+        for privilege, grantable, column, his, grantee in conn.execute(_GRANTED, asked):
+            to = sql.SQL("PUBLIC") if grantee is None else sql.Identifier(grantee)
+            grants.append((privilege, grantable, column, heir if his else to))
+    for privilege, grantable, column, grantee in grants:
+        columns = (
+            sql.SQL(" ({})").format(sql.Identifier(column)) if column else sql.SQL("")
+        )
+        conn.execute(
+            sql.SQL("GRANT {}{} ON TABLE {} TO {}{}").format(
+                sql.SQL(privilege),
+                columns,
+                name,
+                grantee,
+                sql.SQL(" WITH GRANT OPTION" if grantable else ""),
+            )
+        )
+    if loser is not None:
+        conn.execute(
+            sql.SQL("REVOKE ALL ON TABLE {} FROM {} CASCADE").format(
+                name, sql.Identifier(loser)
+            )
+        )

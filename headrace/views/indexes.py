@@ -1,0 +1,267 @@
+"""create_index and drop_index: indexes of users on result tables.
+
+The table is ours, so whatever an index evaluates runs with our rights (reliability.md E16).  So a
+definition may use nothing but built-in functions, operators and types:
+
+* Invariant 1: with ``search_path = pg_catalog`` and no qualified name in the definition, nothing
+  else can be named (checked on its tokens, before Postgres sees it).
+* Invariant 2: a cast of a user's type can hide a function of the user, so the index is first
+  made on an empty copy of the table, where nothing is evaluated, and its dependencies are read.
+* Invariant 3: it is one statement (extended protocol), and what it made is one more index on
+  that table (checked before the commit).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import TokenError
+from sqlglot.tokens import TokenType  # type: ignore[attr-defined]  # re-exported
+
+from headrace.errors import (
+    PrivilegeError,
+    SyntaxUserError,
+    UndefinedError,
+    UnsupportedError,
+    UserError,
+)
+from headrace.population import names
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.population.names import ViewRow
+from headrace.postgres import pinned
+from headrace.postgres.connect import Connection, as_headrace
+from headrace.sink import table
+from headrace.types import FIRST_USER_OID
+
+_DEFINITION_BYTES_MAX: Final = 8_192
+_PROBE: Final = "headrace_index_probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Who asks for, or about, an index."""
+
+    caller: str | None
+    settings: dict[str, str]
+
+
+def create_index(
+    context: Context, job: Job, view_name: str, definition: str, request: Request
+) -> dict[str, Any]:
+    """Index a result table; ``definition`` is what follows the table in CREATE INDEX.
+
+    Raises:
+        SyntaxUserError: the definition is malformed.
+        UnsupportedError: it uses something that is not built in.
+        PrivilegeError: the caller does not own the view.
+    """
+    check_definition(definition)
+    with _connection(context, job) as conn:
+        try:
+            view = names.find_owned(conn, view_name, request.caller, request.settings)
+            with conn.transaction():
+                return {"name": _create(conn, view, definition)}
+        except psycopg.Error as error:
+            job.check()
+            raise as_headrace(error) from error
+
+
+def drop_index(
+    context: Context, job: Job, index_name: str, request: Request
+) -> dict[str, Any]:
+    """Drop an index of a result table.
+
+    Raises:
+        UndefinedError: 42704, there is no such index on a result table.
+        PrivilegeError: the caller does not own the view; or the index is the engine's.
+    """
+    with _connection(context, job) as conn:
+        try:
+            schema, name = names.parse(conn, index_name)
+            with conn.transaction():
+                found = _find(conn, schema, name, request)
+                if found is None:
+                    raise UndefinedError(f'index "{index_name}" does not exist')
+                view, oid, schema = found
+                names.check_owner(conn, view, request.caller)
+                if view.result_oid and name == table.index_name(view.result_oid):
+                    raise PrivilegeError(
+                        f'index "{name}" is needed by headrace',
+                        hint="It finds the rows to delete.",
+                    )
+                conn.execute(
+                    sql.SQL("DROP INDEX {}").format(sql.Identifier(schema, name))
+                )
+                return {"oid": oid}
+        except psycopg.Error as error:
+            job.check()
+            raise as_headrace(error) from error
+
+
+def check_definition(definition: str) -> None:
+    """Refuse what could name anything that is not built in, or end the statement.
+
+    Raises:
+        SyntaxUserError: it does not read like an index definition.
+        UnsupportedError: it has a qualified name.
+    """
+    hint = 'Write for example "(customer_id)" or "USING btree (a, b DESC)".'
+    if len(definition.encode()) > _DEFINITION_BYTES_MAX or "\x00" in definition:
+        raise SyntaxUserError("index definition is too long or malformed", hint=hint)
+    try:
+        tokens = Postgres().tokenize(definition)
+    except TokenError as error:
+        raise SyntaxUserError("index definition is malformed", hint=hint) from error
+    if not tokens or (
+        tokens[0].token_type != TokenType.L_PAREN and tokens[0].text.lower() != "using"
+    ):
+        raise SyntaxUserError(
+            "index definition must begin with ( or USING",
+            detail="The table is given by the view; the name is chosen by Postgres.",
+            hint=hint,
+        )
+    for token in tokens:
+        if token.token_type == TokenType.SEMICOLON:
+            raise SyntaxUserError("index definition must be one statement", hint=hint)
+    # NB: not on tokens: a tokenizer that reads a text otherwise than Postgres must not
+    # decide this.  A dot outside of any quotes, of either reading, is always visible here.
+    if _has_qualified_name(definition):
+        raise UnsupportedError(
+            "qualified names are not supported in index definitions",
+            detail="Only built-in functions, operators and types may be used.",
+        )
+
+
+def _has_qualified_name(definition: str) -> bool:
+    """Whether there is a dot that is not the decimal point of a number."""
+    for at, char in enumerate(definition):
+        if char != ".":
+            continue
+        after = definition[at + 1 : at + 2]
+        before = definition[at - 1 : at] if at else ""
+        if not (after.isdigit() and (before.isdigit() or before in " (,+-*/<>=")):
+            return True
+    return False
+
+
+def _connection(context: Context, job: Job) -> Any:
+    return job.connection(
+        context.settings.source,
+        what="builder",
+        settings={
+            "lock_timeout": f"{context.settings.lock_timeout_ms}ms",
+        },
+    )
+
+
+def _create(conn: Connection, view: ViewRow, definition: str) -> str:
+    row: Any = conn.execute(
+        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n"
+        " ON n.oid = c.relnamespace WHERE c.oid = %s",
+        (view.result_oid,),
+    ).fetchone()
+    if row is None:
+        raise UndefinedError(
+            f"result table {view.shown} does not exist", sqlstate="42P01"
+        )
+    target = sql.Identifier(row[0], row[1])
+    probe = sql.Identifier("pg_temp", _PROBE)
+    conn.execute(
+        sql.SQL("CREATE TEMPORARY TABLE {} (LIKE {}) ON COMMIT DROP").format(
+            sql.Identifier(_PROBE), target
+        )
+    )
+    found: Any = conn.execute(
+        "SELECT %s::regclass::oid::bigint", (f"pg_temp.{_PROBE}",)
+    ).fetchone()
+    oid, _ = _make(conn, probe, int(found[0]), definition)
+    _check_built_in(conn, oid)
+    conn.execute(sql.SQL("DROP TABLE {}").format(probe))
+    oid, name = _make(conn, target, int(view.result_oid or 0), definition)
+    _check_built_in(conn, oid)
+    return name
+
+
+def _make(
+    conn: Connection, target: sql.Identifier, table_oid: int, definition: str
+) -> tuple[int, str]:
+    """Carry out the definition on ``target``; OID and name of the one new index."""
+    before = _indexes(conn, table_oid)
+    head = sql.SQL("CREATE INDEX ON {} ").format(target).as_string(conn)
+    try:
+        pinned.one_statement(conn, head + definition)
+    except psycopg.errors.SyntaxError as error:
+        at = int(error.diag.statement_position or 0) - len(head)
+        raise SyntaxUserError(
+            error.diag.message_primary or "index definition is malformed",
+            position=at if at > 0 else None,
+        ) from error
+    made = _indexes(conn, table_oid).items() - before.items()
+    if len(made) != 1:
+        raise UserError(
+            "the definition did not make one index on the view's table",
+            sqlstate="42601",
+        )
+    return made.pop()
+
+
+def _check_built_in(conn: Connection, oid: int) -> None:
+    rows = conn.execute(
+        # Built-in objects are pinned: they are in pg_depend as nobody's dependency.
+        "SELECT pg_describe_object(refclassid, refobjid, refobjsubid) FROM pg_depend"
+        " WHERE classid = 'pg_class'::regclass AND objid = %s AND refobjid >= %s"
+        " AND NOT (refclassid = 'pg_class'::regclass AND refobjid IN"
+        "          (SELECT indrelid FROM pg_index WHERE indexrelid = %s))"
+        # Collations and enums are data: nothing of theirs runs.
+        " AND refclassid <> 'pg_collation'::regclass"
+        " AND NOT (refclassid = 'pg_type'::regclass AND EXISTS"
+        "   (SELECT FROM pg_type t WHERE t.oid = refobjid AND t.typtype = 'e'))"
+        " ORDER BY 1",
+        (oid, FIRST_USER_OID, oid),
+    ).fetchall()
+    if rows:
+        raise UnsupportedError(
+            f"an index that uses {rows[0][0]} is not supported",
+            detail="Only built-in functions, operators and types may be used.",
+        )
+    row: Any = conn.execute(
+        "SELECT indisunique OR indisexclusion FROM pg_index WHERE indexrelid = %s",
+        (oid,),
+    ).fetchone()
+    if row[0]:
+        raise UnsupportedError("unique indexes on result tables are not supported")
+
+
+def _indexes(conn: Connection, table_oid: int | None) -> dict[int, str]:
+    rows = conn.execute(
+        "SELECT c.oid::bigint, c.relname FROM pg_index i"
+        " JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = %s",
+        (table_oid,),
+    ).fetchall()
+    return {int(oid): str(name) for oid, name in rows}
+
+
+def _find(
+    conn: Connection, schema: str | None, name: str, request: Request
+) -> tuple[ViewRow, int, str] | None:
+    if schema is not None:
+        path = [schema]
+    else:
+        path = names.search_path(conn, request.caller, request.settings)
+    row = conn.execute(
+        f"SELECT {names.COLUMNS}, c.oid::bigint, n.nspname"  # noqa: S608  constants only
+        " FROM headrace.views v JOIN pg_index i ON i.indrelid = v.result_oid"
+        " JOIN pg_class c ON c.oid = i.indexrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relname = %s AND n.nspname = ANY(%s::name[])"
+        " ORDER BY array_position(%s::text[], n.nspname::text) LIMIT 1",
+        (name, path, path),
+    ).fetchone()
+    if row is None:
+        return None
+    return ViewRow(*row[:-2]), int(row[-2]), str(row[-1])

@@ -1,0 +1,78 @@
+"""Populations that the builder dies of: they are not begun again by themselves for ever.
+
+Somebody who calls finds out, and may call again.  What starts without a caller (a view that nobody
+waited for, a stopped view that is filled anew) is refused once the builder has died twice of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headrace.errors import DefiniteFailure
+from headrace.process.deaths import Marks, Record
+
+_log = structlog.get_logger(__name__)
+
+DEATHS_MAX: Final = 2
+
+
+class Poison:
+    """How often builders have died of which population."""
+
+    def __init__(self, folder: Path) -> None:
+        """Count what the last builder has left in ``folder``."""
+        self._record = Record(folder / "builder.deaths")
+        self._marks = Marks(folder / "builder.marks")
+        self._deaths = self._read()
+        for key, _ in self._marks.left:
+            self._deaths[key] = self._deaths.get(key, 0) + 1
+            _log.warning("the last builder died in a population", deaths=self._deaths)
+            self._write()
+        self._marks.clear()
+
+    @contextmanager
+    def filling(self, name: str, *, unasked: bool) -> Iterator[None]:
+        """The block populates view ``name``; ``unasked``: nobody has called for it.
+
+        Raises:
+            DefiniteFailure: 58000, builders have died of it, and nobody has called.
+        """
+        key = _key(name)
+        deaths = self._deaths.get(key, 0)
+        if unasked and deaths >= DEATHS_MAX:
+            raise DefiniteFailure(
+                f"the builder died {deaths} times while filling this view",
+                hint="It is not filled again before somebody calls for it.",
+                sqlstate="58000",
+            )
+        with self._marks.during(key, 0):
+            try:
+                yield
+            finally:
+                if self._deaths.pop(key, 0):
+                    self._write()
+
+    def close(self) -> None:
+        """The builder is asked to end."""
+        self._marks.close()
+
+    def _read(self) -> dict[int, int]:
+        try:
+            found = self._record.read() or {}
+            return {int(key): int(times) for key, times in found.items()}
+        except (ValueError, AttributeError, TypeError) as error:
+            _log.warning("deaths forgotten", reason=repr(error))
+            return {}
+
+    def _write(self) -> None:
+        self._record.write(self._deaths)
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest())

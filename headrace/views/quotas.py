@@ -1,0 +1,73 @@
+"""What one role may have of what is for all: views, and populations at once.
+
+Exempt are superusers and members of the engine's role, who can change the settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from headrace.config import Settings
+from headrace.errors import UserError
+from headrace.postgres.connect import Connection, connect
+
+
+def check_views(conn: Connection, settings: Settings, owner: str | None) -> None:
+    """Raise UserError 53400 if the role ``owner`` may have no more views."""
+    most = settings.views_per_role_max
+    if owner is None or not most:
+        return
+    row: Any = conn.execute(
+        "SELECT count(*) FROM headrace.views"
+        " WHERE owner = (SELECT oid FROM pg_roles WHERE rolname = %s)",
+        (owner,),
+    ).fetchone()
+    if row[0] < most or is_exempt(conn, owner):
+        return
+    raise UserError(
+        f'role "{owner}" has {row[0]} views and may have no more',
+        hint="Drop some, or have the setting views_per_role_max raised.",
+        sqlstate="53400",
+    )
+
+
+def is_exempt(conn: Connection, caller: str) -> bool:
+    """Whether there is no quota for ``caller``."""
+    row: Any = conn.execute(
+        "SELECT pg_has_role(oid, current_user, 'MEMBER') FROM pg_roles WHERE rolname = %s",
+        (caller,),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+class Turns:
+    """Populations of each role wait for those that it has under way; used on one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._roles: dict[str, asyncio.Semaphore] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(
+        self, caller: str | None, waits: Callable[[], None]
+    ) -> AsyncIterator[None]:
+        """Inside it is the turn of one population; ``waits`` is called if that takes time."""
+        most = self._settings.populations_per_role_max
+        if caller is None or not most:
+            yield
+            return
+        own = self._roles.setdefault(caller, asyncio.Semaphore(most))
+        if own.locked():
+            if await asyncio.to_thread(self._is_exempt, caller):
+                yield
+                return
+            waits()
+        async with own:
+            yield
+
+    def _is_exempt(self, caller: str) -> bool:
+        with contextlib.closing(connect(self._settings.source, what="builder")) as conn:
+            return is_exempt(conn, caller)

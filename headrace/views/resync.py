@@ -1,0 +1,391 @@
+"""resync_view and alter_view: a view is populated again, into the table that it has.
+
+The table stays readable, with its old rows, its indexes and grants, until the one transaction
+in which the rows that differ are exchanged.  In that transaction the view also gets a *new id*,
+so for the worker it is a new view that was populated (create.py), and the old one is gone: state,
+staged files and progress of the two never mix, whoever is killed when.
+
+A view that still runs follows its tables until then; only for the exchange the worker stops
+writing it (``suspend``).  Its new rows are those of the population's snapshot, so it steps back
+to that moment, and catches up before the call returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from headrace.errors import (
+    HeadraceError,
+    SinkTableError,
+    TransientError,
+    UndefinedError,
+    UnsupportedError,
+    UserError,
+)
+from headrace.planner import Planned, PlanRequest
+from headrace.planner.analyse import objects
+from headrace.planner.analyse.present import present
+from headrace.population import catalog, names
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.population.names import Role, Target, ViewRow
+from headrace.population.options import Options
+from headrace.population.populate import (
+    Population,
+    plan_with_facts,
+    planning,
+    unpublish_unused,
+)
+from headrace.population.publish import make_table, put_progress
+from headrace.population.replace import Replaced, put_right, replace_rows
+from headrace.population.staging import Staging
+from headrace.postgres.connect import Connection
+from headrace.postgres.fingerprint import Facts
+from headrace.sink import table
+from headrace.views import grants
+from headrace.views.pause import Request, check_not_live
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the catalog has of a view besides its name."""
+
+    canonical: str
+    options: dict[str, Any]
+    settings: dict[str, str]
+    schema: str
+    name: str
+    named: tuple[dict[str, Any], ...]
+    """What ``canonical`` names, by OID."""
+
+
+def resync_view(
+    context: Context,
+    job: Job,
+    request: Request,
+    of: int | None = None,
+    because: str | None = None,
+) -> dict[str, Any]:
+    """Fill a view anew, whatever state it is in, and let it run.
+
+    ``of``: only if its id is still that, hence nobody has filled it meanwhile.  ``because``: why
+    that is done without a call.
+
+    Raises:
+        UndefinedError: 42P01, no such view.
+        PrivilegeError: the caller is not its owner.
+        UserError: 55006, another job is at it; 55000, a column cannot get its new type, or
+            its table was altered.
+        HeadraceError: it failed, or was cancelled: the view is as before.
+    """
+    with planning(context, job) as conn:
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+        if of not in (None, view.id):
+            raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
+        check_not_live(context, view)
+        stored = read(conn, view)
+        owner = owner_of(conn, view, request.caller)
+        planned, planned_under = plan_again(context, conn, view, stored, owner)
+        resync = Resync(
+            *(context, job, view, stored, planned, planned_under, owner),
+            because=because,
+        )
+        resync.check_table(conn)
+    return resync.run()
+
+
+def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
+    """Whose rights count for a view from now on: its owner's, whoever asks.
+
+    Where there is none any more, who asks becomes it: a superuser, or our own role.
+    """
+    if view.owner is not None and view.owner_name is not None:
+        return Role(view.owner, view.owner_name)
+    return names.role(conn, caller)
+
+
+def plan_again(
+    context: Context, conn: Connection, view: ViewRow, stored: Stored, owner: Role
+) -> tuple[Planned, Facts]:
+    """The plan of a stored query under the names of today, of the objects that it has named.
+
+    With the rights of ``owner``.
+
+    Raises:
+        UnsupportedError: something was renamed, and the text cannot be followed.
+    """
+    named = stored.named
+    settings = objects.followed(conn, stored.settings, named)
+
+    def attempt(*, loosely: bool) -> tuple[Planned, Facts]:
+        found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
+        text = present(conn, stored.canonical, list(named), loosely=loosely)
+        request = PlanRequest(text, owner.name, settings | found)
+        options = Options.of(stored.options)
+        try:
+            return plan_with_facts(conn, context.settings, request, options)
+        except HeadraceError as error:
+            # It is a place in the canonical text, which nobody has written.
+            error.position = None
+            raise
+
+    try:
+        first = attempt(loosely=False)
+    except UnsupportedError:
+        # What had one name may have several now.
+        first = attempt(loosely=True)
+    missing, moved = objects.lost(conn, named, first[0].named)
+    if not missing:
+        return first
+    # Operators that Postgres does not print are found by their schemas.
+    second = attempt(loosely=True)
+    if not objects.lost(conn, named, second[0].named)[0]:
+        return second
+    if moved:
+        raise UnsupportedError(
+            f"the query names {missing[0]}, which was renamed or moved, in a way that"
+            " cannot be followed",
+            hint=objects.ALTER,
+        )
+    return first
+
+
+def alter_view(
+    context: Context, job: Job, request: Request, query: str
+) -> dict[str, Any]:
+    """Give a view another query, of the same columns; its table changes where it differs.
+
+    Raises:
+        UnsupportedError: the query has other columns, or is not supported itself.
+        HeadraceError: as ``resync_view``; the view is as before.
+    """
+    with planning(context, job) as conn:
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+        check_not_live(context, view)
+        stored = read(conn, view)
+        owner = owner_of(conn, view, request.caller)
+        planned, planned_under = plan_with_facts(
+            conn,
+            context.settings,
+            PlanRequest(query, owner.name, request.settings),
+            Options.of(stored.options),
+        )
+        _check_columns(conn, view, planned)
+        if view.result_oid in planned.results:
+            raise UserError(
+                f"view {view.shown} would read itself",
+                detail="A view that the query reads is made of this one.",
+                sqlstate="42P17",
+            )
+    resync = Resync(context, job, view, stored, planned, planned_under, owner, query)
+    return resync.run()
+
+
+def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
+    have = [a.name for a in table.attributes(conn, view.result_oid or 0)]
+    want = [field.name for field in planned.columns]
+    # A table that is gone is made anew, with any columns.
+    if have and have != want:
+        raise UnsupportedError(
+            "changing the columns of a view is not supported",
+            detail=f"It has ({', '.join(have)}), the query gives ({', '.join(want)}).",
+            hint="Name the columns of the query alike, or create another view.",
+        )
+
+
+def read(conn: Connection, view: ViewRow) -> Stored:
+    """The view as it was created.
+
+    Raises:
+        UnsupportedError: by a version that did not keep enough of it.
+    """
+    row: Any = conn.execute(
+        "SELECT canonical, options, settings, schema_name, view_name, named"
+        " FROM headrace.views WHERE id = %s",
+        (view.id,),
+    ).fetchone()
+    if row is None:
+        raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    if row[0] is None:
+        raise UnsupportedError(
+            f'view "{view.name}" was created by an earlier version of headrace',
+            hint="Drop the view and create it again.",
+        )
+    canonical, options, settings, schema, name, named = row
+    return Stored(canonical, options, settings, schema, name, tuple(named or ()))
+
+
+@contextlib.contextmanager
+def _hinting() -> Iterator[None]:
+    """An altered table is told of with what to do in a call."""
+    try:
+        yield
+    except SinkTableError as error:
+        if error.hint == table.UNDO:
+            error.hint = "Undo that and call again, or drop the table and call again."
+        raise
+
+
+class Resync(Population):
+    """One resync after planning."""
+
+    def __init__(
+        self,
+        context: Context,
+        job: Job,
+        view: ViewRow,
+        stored: Stored,
+        planned: Planned,
+        planned_under: Facts,
+        owner: Role,
+        query: str | None = None,
+        *,
+        because: str | None = None,
+    ) -> None:
+        """``owner``: planned with his rights; ``query``: its new text, if it is altered.
+
+        ``because``: why, if nobody has called.
+        """
+        options = Options.of(stored.options)
+        name = f"{view.schema}.{view.name}"
+        super().__init__(context, job, planned, options, planned_under, name)
+        self._view = view
+        self._stored = stored
+        self._query = query
+        self._owner = owner
+        self._because = because
+        self._replaced: Replaced | None = None
+        self._read_before: list[int] = []
+
+    def run(self) -> dict[str, Any]:
+        """Fill the view anew; what there is to answer.
+
+        Raises:
+            UndefinedError: under the owner's name there was another role when it was planned.
+        """
+        if self._planned_under["owner"] != self._owner.oid:
+            raise UndefinedError(f'role "{self._owner.name}" was dropped')
+        rows = self.populate()
+        return {"view_id": self._view_id, "rows": rows, "notice": self._notice()}
+
+    def _notice(self) -> str:
+        """What was done, in words."""
+        said = "its table was made anew"
+        if self._replaced is not None:
+            removed, added = self._replaced.removed, self._replaced.added
+            said = f"{removed} rows were removed, {added} added"
+        if self._moves:
+            said += f', and it belongs to role "{self._owner.name}" now'
+        return f'view "{self._view.name}": {said}'
+
+    @property
+    def _moves(self) -> bool:
+        """Whether it gets another owner."""
+        return self._owner.oid != self._view.owner
+
+    def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
+        """Take a new id, and enter the tables that were not the view's before."""
+        check_not_live(self._context, self._view)
+        self._live(self._view.id, undo)
+        self._view_id = catalog.next_id(conn)
+        self._live(self._view_id, undo)
+        self._read_before = catalog.tables_of(conn, self._view.id)
+        more = [t for t in self._planned.tables if t.oid not in self._read_before]
+        self._undo(
+            undo,
+            "tables",
+            lambda: self._forget_tables([t.oid for t in more]),
+        )
+        catalog.insert_tables(conn, self._view.id, more)
+        # If this fails it may keep a view from being dropped that it no more reads.
+        catalog.insert_uses(conn, self._view.id, self._planned.results)
+
+    def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
+        """Exchange rows, progress and catalog row."""
+        self._owner = names.role_of(conn, self._owner.oid)
+        self._call_worker("suspend", {"view_id": self._view.id, "job": self._job.name})
+        # Nobody may drop or renew it meanwhile; the worker may write its status.
+        row: Any = conn.execute(
+            "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR KEY SHARE",
+            (self._view.id,),
+        ).fetchone()
+        if row is None:
+            raise UndefinedError(
+                f'view "{self._view.name}" was dropped', sqlstate="42P01"
+            )
+        with _hinting():
+            oid = self._write_rows(conn, row[0], staged)
+        catalog.delete_progress(conn, self._view.id)
+        moved = self._owner.oid if self._moves else None
+        if moved is not None:
+            grants.move(conn, oid, self._view.owner, self._owner)
+        catalog.renew(
+            conn,
+            self._view.id,
+            self._view_id,
+            self._planned,
+            oid,
+            self._query,
+            owner=moved,
+        )
+        start_lsn = put_progress(conn, self._view_id, facts)
+        catalog.set_running(conn, self._view_id, start_lsn, self._because)
+
+    def _write_rows(self, conn: Connection, oid: int | None, staged: Staging) -> int:
+        stored, planned = self._stored, self._planned
+        publication = self._settings.publication_name
+        if (
+            oid is None
+            or table.fingerprint(conn, oid) is None
+            or not put_right(conn, self._target(oid), publication)
+        ):
+            target = Target(stored.schema, stored.name)
+            return make_table(
+                self._job,
+                conn,
+                target,
+                planned,
+                self._owner.name,
+                staged,
+                self._options.key,
+                catalog.kept(conn, self._view.id),
+            )
+        self._replaced = replace_rows(
+            self._job, conn, self._target(oid), planned, staged, fit=self._query is None
+        )
+        return oid
+
+    def _target(self, oid: int) -> table.Target:
+        stored = self._stored
+        columns, key = self._planned.columns, self._options.key
+        return table.Target(
+            self._view.id, stored.schema, stored.name, oid, columns, key
+        )
+
+    def check_table(self, conn: Connection) -> None:
+        """Raise what would be known only when everything is loaded: it cannot be filled."""
+        oid = self._view.result_oid
+        if oid is not None and table.fingerprint(conn, oid) is not None:
+            with _hinting():
+                publication = self._settings.publication_name
+                table.check(conn, self._target(oid), publication, filling=True)
+
+    def _adopt(self) -> None:
+        # A worker that is down finds out by itself: the old id is not in the catalog.
+        with contextlib.suppress(TransientError):
+            self._context.worker.call("drop", {"view_id": self._view.id})
+        super()._adopt()
+        try:
+            unpublish_unused(self._context, self._read_before)
+        except (HeadraceError, psycopg.Error) as error:
+            # They stay published, which costs WAL decoding but harms nothing.
+            self._log.warning("tables not unpublished", reason=str(error))
+
+    def _forget_tables(self, oids: list[int]) -> None:
+        with self._connect() as conn:
+            catalog.delete_tables(conn, self._view.id, oids)

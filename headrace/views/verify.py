@@ -1,0 +1,576 @@
+"""verify_view: a view's table against its query at one exact snapshot, while writes go on.
+
+    tap ─► table at txid t ─► slot's snapshot at LSN L ─► query at L
+            │                  batches end exactly at L (the tap cuts)
+            └── + what was written from t to L (the tap) ── = ? ──┘
+
+No writer and no view is held up: the table is read at some txid, the query at a snapshot that a
+slot has made (exact to the transaction, reliability.md E2), and the rows that the engine wrote
+into the table in between are added.  So it ends on a database of any load.
+
+Rows are compared by their images, the text of the whole row under pinned settings.  Where the
+query itself leaves open which of several equal values it shows (the scale of a grouped numeric,
+the last digits of a float sum), images that differ are compared once more, by value; and where it
+leaves open in which order aggregates see their rows, by what no order changes (``open_order``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from headrace import clock
+from headrace.collections import plan
+from headrace.errors import (
+    DefiniteFailure,
+    HeadraceError,
+    PrivilegeError,
+    TransientError,
+    UndefinedError,
+    UnsupportedError,
+)
+from headrace.planner.analyse.present import inlined
+from headrace.planner.analyse.session import CAPTURED
+from headrace.population import names, rights, tables
+from headrace.population import snapshot as snapshots
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.population.names import ViewRow
+from headrace.population.reader import prove
+from headrace.population.snapshot import SnapshotRef
+from headrace.postgres.connect import Connection, as_headrace
+from headrace.postgres.pinned import become
+from headrace.sink import table
+from headrace.types import FLOAT4, FLOAT8, NUMERIC, PINNED_SETTINGS
+from headrace.views import clocks, open_order
+from headrace.views.pause import Request, check_not_live
+
+_log = structlog.get_logger(__name__)
+
+ROWS_SHOWN: Final = 10_000
+"""Differing rows that are answered; how many more there are is said."""
+_ATTEMPTS: Final = 4
+_OUTPUT: Final = (
+    "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output",
+    "lc_monetary",
+)  # fmt: skip
+"""Settings that decide how values look: pinned for images."""
+_PAUSE_S: Final = 0.5
+_CLOSE: Final = {FLOAT4: 1e-5, FLOAT8: 1e-11}
+"""Relative difference of sums of floats that their order alone may make."""
+_TINY: Final = 1e-9
+"""What such a sum may be away from zero."""
+
+
+_ROWS_OF: Final = """
+CREATE FUNCTION pg_temp.headrace_rows_of(pg_catalog.text)
+RETURNS TABLE (image pg_catalog.text, weight int) LANGUAGE plpgsql SECURITY DEFINER
+AS 'BEGIN RETURN QUERY EXECUTE $1; END'"""
+_MAY_CALL: Final = (
+    "GRANT EXECUTE ON FUNCTION pg_temp.headrace_rows_of(pg_catalog.text) TO PUBLIC"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is verified."""
+
+    view: ViewRow
+    canonical: str
+    settings: dict[str, str]
+    physical: plan.PhysicalPlan
+    table: sql.Identifier
+    caller: str | None
+    owns: bool
+    """Whether the caller may see what the query is."""
+
+
+def verify_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
+    """Rows that differ: ``rows`` of (surplus, missing, contents); ``notice`` sums up.
+
+    Raises:
+        UndefinedError: 42P01, no such view, or its table is gone.
+        PrivilegeError: the caller may not read the table, or what the query reads.
+        DefiniteFailure: 55000, the view does not run.
+        UnsupportedError: its query calls functions whose code a user has written.
+        PrerequisiteError: 55P03, transactions stay open, so there is no snapshot.
+    """
+    with job.connection(context.settings.source, what="verify") as conn:
+        job.phase("planning")
+        subject = _subject(context, conn, request)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with _tapped(context, job, subject.view) as path:
+                return _Proof(context, job, subject, path, attempt).run()
+        except psycopg.errors.InsufficientPrivilege as error:
+            if subject.owns:
+                raise as_headrace(error) from error
+            raise PrivilegeError(
+                f"permission denied for a table that view {subject.view.shown} reads"
+            ) from error
+        except psycopg.Error as error:
+            job.check()
+            raise as_headrace(error) from error
+        except TransientError as error:
+            # It did not come about: a rewind, a process that was restarted.
+            job.check()
+            if attempt == _ATTEMPTS:
+                raise
+            _log.info("verifying again", view=subject.view.shown, why=error.message)
+            job.wait(_PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
+    view = names.find(conn, request.name, request.caller, request.settings)
+    if view is None:
+        raise UndefinedError(
+            f'view "{request.name}" does not exist',
+            hint="See headrace.list_views().",
+            sqlstate="42P01",
+        )
+    check_not_live(context, view)
+    owns = names.acts_for_owner(conn, view, request.caller)
+    row: Any = conn.execute(
+        "SELECT v.canonical, v.named, v.settings, v.plan, v.status, v.message,"
+        " n.nspname, c.relname, has_table_privilege("
+        "   coalesce(%s::name, current_user), c.oid, 'SELECT')"
+        " FROM headrace.views v LEFT JOIN pg_class c ON c.oid = v.result_oid"
+        " LEFT JOIN pg_namespace n ON n.oid = c.relnamespace WHERE v.id = %s",
+        (request.caller, view.id),
+    ).fetchone()
+    canonical, named, settings, physical, status, message, schema, table, may_read = row
+    if table is None:
+        raise _gone(view)
+    if not may_read:
+        raise PrivilegeError(f"permission denied for table {table}")
+    if status != "running":
+        raise DefiniteFailure(
+            f"view {view.shown} does not run: its status is {status}",
+            # It may have a value of a row in it.
+            detail=message
+            if names.acts_for_owner(conn, view, request.caller)
+            else None,
+        )
+    if canonical is None:
+        raise UnsupportedError(
+            f"view {view.shown} was created by an earlier version of headrace"
+        )
+    _check_functions(conn, view)
+    _check_trusted(view, physical)
+    rebuilt = plan.from_json(physical)
+    assert isinstance(rebuilt, plan.PhysicalPlan), "the catalog has plans"
+    # What it reads of ours is a moment behind: its query is asked instead.
+    query = inlined(conn, canonical, named)
+    name = sql.Identifier(schema, table)
+    return _Subject(view, query, settings, rebuilt, name, request.caller, owns)
+
+
+def _gone(view: ViewRow) -> UndefinedError:
+    return UndefinedError(f"result table {view.shown} does not exist", sqlstate="42P01")
+
+
+def _check_functions(conn: Connection, view: ViewRow) -> None:
+    """Refuse code of users: it would run on a connection of ours (reliability.md E16)."""
+    row = conn.execute(
+        "SELECT p.oid::regprocedure::text FROM headrace.views v"
+        " CROSS JOIN jsonb_object_keys(v.watched #> '{definitions,objects}') f (key)"
+        " JOIN pg_proc p ON 'pg_proc:' || p.oid = f.key"
+        " JOIN pg_language l ON l.oid = p.prolang"
+        " WHERE v.id = %s AND l.lanname NOT IN ('internal', 'c') ORDER BY 1 LIMIT 1",
+        (view.id,),
+    ).fetchone()
+    if row is not None:
+        raise UnsupportedError(
+            f"verifying a view that calls {row[0]} is not supported",
+            detail="Code of users runs only where it has no rights.",
+            hint=f"CALL headrace.resync_view('{view.schema}.{view.name}')"
+            " says how many rows it had to change.",
+        )
+
+
+def _check_trusted(view: ViewRow, physical: Any) -> None:
+    """As ``_check_functions``: a type's owner may add a check, a cast or a column any time."""
+    if any(rights.untrusted(physical)):
+        raise UnsupportedError(
+            f"verifying view {view.shown} is not supported: it computes with values of a"
+            " user's type",
+            detail="Code of users runs only where it has no rights.",
+            hint="Let a superuser own the type, or a member of Headrace's role, and create"
+            " the view again.",
+        )
+
+
+@contextlib.contextmanager
+def _tapped(context: Context, job: Job, view: ViewRow) -> Iterator[Path]:
+    try:
+        answer = context.worker.call("tap", {"view_id": view.id, "job": job.name}, job)
+        yield Path(answer["path"])
+    finally:
+        with contextlib.suppress(HeadraceError):
+            context.worker.call("untap", {"job": job.name})
+
+
+_LOOSE: Final = (
+    plan.Reduce
+    | plan.Window
+    | plan.TopK
+    | plan.Distinct
+    | plan.Union
+    | plan.SetOp
+    | plan.Recursive
+)
+"""Nodes after which not every digit is determined by the query."""
+
+
+class _Proof:
+    """One attempt."""
+
+    def __init__(
+        self, context: Context, job: Job, subject: _Subject, path: Path, attempt: int
+    ) -> None:
+        self._context = context
+        self._job = job
+        self._subject = subject
+        self._path = path
+        self._attempt = attempt
+        self._dsn = context.settings.source
+        schema = subject.physical.sink.schema
+        self._oids = [field.oid for field in schema]
+        self._instant = 0
+        """What the view took for now() at the boundary."""
+        # Not the names of the view: any two of them may be the same.
+        self._columns = [f"a{n}" for n in range(len(schema))]
+        self._open = open_order.trace(subject.physical)
+
+    def run(self) -> dict[str, Any]:
+        job, settings = self._job, self._context.settings
+        with (
+            job.connection(self._dsn, what="verify") as before,
+            job.connection(self._dsn, what="verify") as scratch,
+        ):
+            first = self._see_table(before)
+            job.phase("snapshot")
+            with snapshots.export(
+                job,
+                self._dsn,
+                slot_name=settings.slot_name,
+                number=f"v{job.name.replace('-', '_')}_{self._attempt}",
+                wait_ms=settings.population_lock_wait_ms,
+            ) as snapshot:
+                last = self._boundary(int(snapshot.ref.start_lsn))
+                job.phase("verifying")
+                self._prepare(scratch)
+                with job.connection(self._dsn, what="verify") as conn:
+                    self._read_query(conn, scratch, snapshot.ref)
+                snapshot.check()
+            self._read_table(before, scratch)
+            self._read_pending(scratch, first, last)
+            return self._compare(scratch)
+
+    # --- reading
+
+    def _see_table(self, conn: Connection) -> int:
+        """Fix what the table is read as; its txid."""
+        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row = conn.execute(
+            "SELECT txid FROM headrace.progress WHERE view_id = %s",
+            (self._subject.view.id,),
+        ).fetchone()
+        if row is None:
+            raise UndefinedError(
+                f"view {self._subject.view.shown} was dropped", sqlstate="42P01"
+            )
+        return int(row[0])
+
+    def _boundary(self, lsn: int) -> int:
+        """The last txid before ``lsn``, once the table has everything before it."""
+        while True:
+            self._job.check()
+            answer = self._context.worker.call(
+                "tapped", {"job": self._job.name, "lsn": lsn}, self._job
+            )
+            if answer is not None:
+                self._instant = int(answer["instant"])
+                if self._subject.physical.temporal and not self._instant:
+                    raise TransientError(
+                        "the view's clock has not been read yet", sqlstate="40001"
+                    )
+                return int(answer["txid"])
+
+    def _prepare(self, scratch: Connection) -> None:
+        scratch.execute("CREATE TEMPORARY TABLE images (image text, weight bigint)")
+        scratch.execute(
+            sql.SQL("CREATE TEMPORARY TABLE typed ({}) AS {} WITH NO DATA").format(
+                self._names(), table.shape(scratch, self._subject.physical.sink.schema)
+            )
+        )
+        made: Any = scratch.execute("SELECT 'pg_temp.typed'::regclass::oid").fetchone()
+        table.prove_types(scratch, int(made[0]), self._subject.physical.sink.schema)
+        scratch.execute(
+            "CREATE TEMPORARY TABLE pending (txid bigint, weight bigint, LIKE typed)"
+        )
+
+    def _read_query(
+        self, conn: Connection, scratch: Connection, ref: SnapshotRef
+    ) -> None:
+        """The query's rows at the snapshot: evaluated under the view's settings.
+
+        Under a name in it may be something else by now, with code of its owner's: inside of
+        a function of the caller that has the caller's rights, and cannot give up that role.
+        Made before the transaction, which writes nothing (it would hold up every new slot).
+        """
+        with conn.transaction():
+            self._become_caller(conn)
+            conn.execute(_ROWS_OF)
+            conn.execute(_MAY_CALL)
+        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        conn.execute(
+            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name))
+        )
+        prove(conn, ref)
+        captured = {k.lower(): v for k, v in self._subject.settings.items()}
+        for name in CAPTURED:
+            if (value := captured.get(name.lower())) is not None:
+                conn.execute("SELECT set_config(%s, %s, true)", (name, value))
+        # set_config is volatile and needs all of q: every value exists before the switch.
+        pinned = sql.SQL(", ").join(
+            sql.SQL("set_config({}, {}, true)").format(
+                sql.Literal(name), sql.Literal(PINNED_SETTINGS[name])
+            )
+            for name in _OUTPUT
+            if name in PINNED_SETTINGS
+        )
+        query = sql.SQL(
+            "WITH q ({names}) AS MATERIALIZED ({query}),"
+            " s AS MATERIALIZED (SELECT c, {pinned}"
+            " FROM (SELECT count(*) AS c FROM q OFFSET 0) k)"
+            " SELECT {image}, -1 FROM s CROSS JOIN q WHERE s.c >= 0"
+        ).format(
+            names=self._names(),
+            query=sql.SQL(self._query()),
+            pinned=pinned,
+            image=_image("q", self._columns),
+        )
+        statement = sql.SQL(
+            "COPY (SELECT * FROM pg_temp.headrace_rows_of({})) TO STDOUT"
+        ).format(sql.Literal(query.as_string(conn)))
+        _pump(conn, statement, scratch)
+        conn.execute("ROLLBACK")
+
+    def _read_table(self, conn: Connection, scratch: Connection) -> None:
+        """The table's rows as ``_see_table`` has fixed them."""
+        view = self._subject.view
+        tables.hold(conn, self._subject.table, view.result_oid, _gone(view))
+        self._become_caller(conn)
+        statement = sql.SQL("COPY (SELECT {}, 1 FROM {} AS t ({})) TO STDOUT").format(
+            _image("t", self._columns), self._subject.table, self._names()
+        )
+        _pump(conn, statement, scratch)
+        conn.execute("ROLLBACK")
+
+    def _read_pending(self, scratch: Connection, first: int, last: int) -> None:
+        """What was written into the table after ``first``, up to ``last``."""
+        with (
+            self._path.open("rb") as file,
+            scratch.cursor() as cursor,
+            cursor.copy("COPY pending FROM STDIN") as copy,
+        ):
+            # What is being written behind the boundary may end in the middle of a row.
+            left = b""
+            while piece := file.read(1 << 20):
+                whole, _, left = (left + piece).rpartition(b"\n")
+                if whole:
+                    copy.write(whole + b"\n")
+        scratch.execute(
+            sql.SQL(
+                "INSERT INTO images SELECT {}, p.weight FROM pending p"
+                " WHERE p.txid > {} AND p.txid <= {}"
+            ).format(_image("p", self._columns), first, last)
+        )
+
+    def _query(self) -> str:
+        query = self._subject.canonical
+        if not self._subject.physical.temporal:
+            return query
+        return clocks.at(query, clock.from_postgres(self._instant))
+
+    def _become_caller(self, conn: Connection) -> None:
+        if self._subject.caller is not None:
+            become(conn, self._subject.caller)
+
+    # --- comparing
+
+    def _compare(self, scratch: Connection) -> dict[str, Any]:
+        self._job.phase("comparing")
+        scratch.execute(
+            "CREATE TEMPORARY TABLE differing AS SELECT image, sum(weight)::bigint AS n"
+            " FROM images GROUP BY image HAVING sum(weight) <> 0"
+        )
+        open_rows = self._settle_equal_values(scratch)
+        total: Any = scratch.execute(
+            "SELECT count(*), coalesce(sum(greatest(n, 0)), 0),"
+            " coalesce(sum(greatest(-n, 0)), 0) FROM differing"
+        ).fetchone()
+        rows = scratch.execute(
+            'SELECT greatest(n, 0), greatest(-n, 0), image COLLATE "C" FROM differing'
+            " ORDER BY 3 LIMIT %s",
+            (ROWS_SHOWN,),
+        ).fetchall()
+        if rows and self._open.decides:
+            raise UnsupportedError(
+                f"view {self._subject.view.shown} cannot be compared with its query",
+                detail="Which rows it has depends on the order in which aggregates see their"
+                " rows, and the query does not give it.",
+                hint="Give the aggregates an ORDER BY over a key.",
+            )
+        answer: dict[str, Any] = {"rows": [list(row) for row in rows]}
+        notices = [open_rows] if open_rows else []
+        if total[0] > len(rows):
+            notices.append(
+                f"{len(rows)} of {total[0]} differing rows are shown: {total[1]} rows"
+                f" are too many in the table, {total[2]} are missing"
+            )
+        if notices:
+            answer["notice"] = "; ".join(notices)
+        return answer
+
+    def _settle_equal_values(self, scratch: Connection) -> str:
+        """Pair surplus and missing rows that are equal as far as the query says.
+
+        Without grouping every digit is determined, and nothing is done.  Answers which columns
+        were not compared wholly, if some were not.
+        """
+        nodes = self._subject.physical.nodes
+        grouped = any(isinstance(n, _LOOSE) for n in nodes)
+        loose = [c for c, o in self._typed if o == NUMERIC]
+        unsure = [c for c, m in zip(self._columns, self._open.marks, strict=True) if m]
+        floats = [
+            (c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE and c not in unsure
+        ]
+        if not grouped or not (loose or floats or unsure):
+            return ""
+        keys: list[sql.Composable] = [
+            sql.SQL("trim_scale({})::text").format(_field(c)) if o == NUMERIC
+            else _field(c)  # no cast: it could be a user's
+            for c, o in self._typed
+            if o not in _CLOSE and c not in unsure
+        ]  # fmt: skip
+        keys += self._open.keys([_field(c) for c in self._columns])
+        order: list[sql.Composable] = [_field(c) for c, _ in floats]
+        near: list[sql.Composable] = [_near(c, close) for c, close in floats]
+        scratch.execute(
+            sql.SQL(
+                "CREATE TEMPORARY TABLE paired AS WITH one AS ("
+                " SELECT d.image, d.n > 0 AS much, d.v, row_number() OVER ("
+                "  PARTITION BY d.n > 0, ROW({keys})::text ORDER BY {order}) AS place,"
+                "  ROW({keys})::text AS key"
+                "  FROM (SELECT image, n, image::typed AS v FROM differing) d"
+                "  CROSS JOIN LATERAL generate_series(1, abs(d.n)))"
+                " SELECT x.image AS much, y.image AS little,"
+                "  ROW({mine})::text <> ROW({theirs})::text AS unsure"
+                "  FROM one x JOIN one y"
+                " ON x.key = y.key AND x.place = y.place AND x.much AND NOT y.much"
+                " WHERE {near}"
+            ).format(
+                keys=sql.SQL(", ").join(keys),
+                order=sql.SQL(", ").join([*order, sql.SQL("image")]),
+                near=sql.SQL(" AND ").join([*near, sql.SQL("true")]),
+                mine=_fields("x", unsure),
+                theirs=_fields("y", unsure),
+            )
+        )
+        scratch.execute(
+            "UPDATE differing d SET n = d.n - p.n FROM (SELECT image, sum(n) AS n FROM ("
+            " SELECT much AS image, 1 AS n FROM paired UNION ALL SELECT little, -1"
+            " FROM paired) u GROUP BY image) p WHERE p.image = d.image"
+        )
+        scratch.execute("DELETE FROM differing WHERE n = 0")
+        row: Any = scratch.execute(
+            "SELECT count(*) FROM paired WHERE unsure"
+        ).fetchone()
+        return self._told(int(row[0]))
+
+    def _told(self, count: int) -> str:
+        """That so many rows differ in what the query leaves open."""
+        if not count:
+            return ""
+        fields = self._subject.physical.sink.schema
+        how = []
+        for kind, words in _HOW.items():
+            named = [f'"{fields[i].name}"' for i in self._open.places(kind)]
+            if named:
+                how.append(f"{words} {', '.join(named)}")
+        return (
+            f"{count} rows differ in an order only that the query does not give: compared"
+            f" were {' and '.join(how)}"
+        )
+
+    @property
+    def _typed(self) -> list[tuple[str, int]]:
+        return list(zip(self._columns, self._oids, strict=True))
+
+    def _names(self) -> sql.Composed:
+        return sql.SQL(", ").join(map(sql.Identifier, self._columns))
+
+
+_HOW: Final = {
+    open_order.ELEMENTS: "the elements of",
+    open_order.CHARACTERS: "the characters of",
+    open_order.NOTHING: "nothing of",
+}
+
+
+def _fields(alias: str, columns: list[str]) -> sql.Composed:
+    return sql.SQL(", ").join(
+        sql.SQL("({}.v).{}").format(sql.Identifier(alias), sql.Identifier(c))
+        for c in columns
+    )
+
+
+def _field(column: str) -> sql.Composed:
+    return sql.SQL("(d.v).{}").format(sql.Identifier(column))
+
+
+def _near(column: str, close: float) -> sql.Composed:
+    """Whether ``column`` of x and y differ by no more than the order of a sum may make."""
+    # Of the same sign a difference cannot overflow; that of infinities is close to nothing.
+    return sql.SQL(
+        "({a} IS NOT DISTINCT FROM {b} OR CASE WHEN sign({a}) = sign({b})"
+        " THEN abs({a} - {b}) <= greatest({close} * greatest(abs({a}), abs({b})), {tiny})"
+        " ELSE abs({a}) <= {tiny} AND abs({b}) <= {tiny} END)"
+    ).format(
+        a=sql.SQL("(x.v).{}::float8").format(sql.Identifier(column)),
+        b=sql.SQL("(y.v).{}::float8").format(sql.Identifier(column)),
+        close=sql.Literal(close),
+        tiny=sql.Literal(_TINY),
+    )
+
+
+def _image(qualifier: str, columns: list[str]) -> sql.Composed:
+    return sql.SQL('ROW({})::text COLLATE "C"').format(
+        sql.SQL(", ").join(sql.Identifier(qualifier, c) for c in columns)
+    )
+
+
+def _pump(conn: Connection, statement: sql.Composed, scratch: Connection) -> None:
+    """Rows of a COPY TO into ``images``.
+
+    The target is opened with the first piece only: its transaction, which writes, would hold
+    up every new slot while the query runs.
+    """
+    with conn.cursor() as cursor, cursor.copy(statement) as out:
+        first = out.read()
+        if not first:
+            return
+        with scratch.cursor() as into, into.copy("COPY images FROM STDIN") as copy:
+            copy.write(first)
+            while piece := out.read():
+                copy.write(piece)
