@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-KERNELS := $(filter-out headrace/kernels/__init__.py,$(wildcard headrace/kernels/*.py*))
+KERNELS := $(filter-out %/__init__.py,$(wildcard headrace/kernels/*.p* headrace/state/map/*.p*))
 ARGS   ?=
 # Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
 PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
@@ -67,5 +67,5 @@ lock: setup
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f headrace/kernels/*.so headrace/kernels/*.c
+	rm -f headrace/kernels/*.so headrace/kernels/*.c headrace/state/map/*.so headrace/state/map/*.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,22 +11,22 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 HERE = Path(__file__).parent
+COMPILED = ("headrace/kernels", "headrace/state/map")
 
 
 def kernels() -> list[Extension]:
-    """One extension per kernel module, in a fixed order."""
+    """One extension per module of the compiled rooms, in a fixed order."""
     if os.environ.get("HEADRACE_NO_COMPILE") == "1":
         return []
-    sources = sorted(
-        path.relative_to(HERE)
-        for path in (HERE / "headrace" / "kernels").glob("*.py")
-        if path.name != "__init__.py"
-    )
     extensions = [
         Extension(
-            f"headrace.kernels.{path.stem}", [str(path)], extra_compile_args=["-O2"]
+            f"{room.replace('/', '.')}.{path.stem}",
+            [str(path.relative_to(HERE))],
+            extra_compile_args=["-O2"],
         )
-        for path in sources
+        for room in COMPILED
+        for path in sorted((HERE / room).glob("*.py"))
+        if path.name != "__init__.py"
     ]
     return cythonize(
         extensions,
