@@ -53,6 +53,7 @@ from headrace.runtime import batches, lifecycle, positions, replay
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.durability import Durability
 from headrace.runtime.holds import Holds
+from headrace.runtime.jobs import Answer, Job, Part
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, Record, StateMark
@@ -62,7 +63,7 @@ from headrace.runtime.suspects import Suspects
 from headrace.runtime.ticker import Ticker
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
-from headrace.runtime.writing import Answer, Job, Part, SinkThread
+from headrace.runtime.writing import SinkThread
 from headrace.state.rocks import RocksDatabase
 
 _log = structlog.get_logger(__name__)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace import clock
 from headrace.errors import BugError, PrerequisiteError, TransientError
@@ -28,9 +28,7 @@ from headrace.runtime.coordinator import (
     Flight,
     State,
 )
-
-if TYPE_CHECKING:
-    from headrace.runtime.writing import Answer, Job
+from headrace.runtime.jobs import Answer, Job
 
 
 class Closed(Exception):

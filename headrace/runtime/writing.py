@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import replace
+from typing import Final
 
 import psycopg
-import pyarrow as pa
 import structlog
 
 from headrace import clock
@@ -34,19 +33,14 @@ from headrace.errors import (
     TransientError,
 )
 from headrace.postgres import definitions, pinned, privileges
-from headrace.postgres.definitions import Definitions
-from headrace.postgres.privileges import Right
 from headrace.process import faults
+from headrace.runtime.jobs import Answer, Job, Part
+from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Closed, Pipeline
 from headrace.runtime.suspects import Suspects
 from headrace.sink import commit, trouble
 from headrace.sink.commit import Progress
-from headrace.sink.table import Target
 from headrace.types import Lsn, Txid
-
-if TYPE_CHECKING:
-    from headrace.runtime.ownership import Owner
-    from headrace.runtime.views import View
 
 BREAKS_MAX: Final = 4
 """Losses of the connection in the write of one view at one txid; then it is no accident."""
@@ -57,71 +51,6 @@ _AFTER_VIEW: Final = "SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT view"
 """What an earlier view has made immediate may be put off again."""
 _UPKEEP_S: Final = 1.0
 """How often an idle connection is looked at: with it the advisory lock may have gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What a txid means to one view; everything that writing it needs."""
-
-    view_id: int
-    target: Target
-    group: str
-    progress: Progress
-    """As the engine knows it; its epoch makes us the owner."""
-    diffs: pa.RecordBatch | None
-    """None, or without rows: the view did not change."""
-    known: Definitions | None = None
-    """What ``diffs`` were computed under, besides tables."""
-    rights: Sequence[Right] = ()
-    """Without which the view is not written."""
-
-    @classmethod
-    def of(
-        cls,
-        view: View,
-        diffs: pa.RecordBatch | None,
-        relied_on: Callable[[View], tuple[Definitions | None, Sequence[Right]]],
-    ) -> Self:
-        """The part of ``view``; ``relied_on`` is asked only where something is written."""
-        assert view.progress is not None, "live views are owned"
-        part = cls(view.id, view.target, view.commit_group, view.progress, diffs)
-        if not part.changes:
-            return part
-        known, rights = relied_on(view)
-        return replace(part, known=known, rights=rights)
-
-    @property
-    def changes(self) -> bool:
-        """Whether there is something to write."""
-        return self.diffs is not None and self.diffs.num_rows > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A processed txid, to be committed."""
-
-    txid: int
-    attempt: int
-    lsn: int
-    """Where its last transaction ends."""
-    transactions: int
-    commit_time_us: int
-    parts: tuple[Part, ...]
-    shared: tuple[int, ...] = ()
-    """Ids of the shared subplans that have processed it for their readers."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """A committed txid."""
-
-    job: Job
-    progress: dict[int, Progress] = field(default_factory=dict)
-    """Where the result tables are now."""
-    failed: dict[int, HeadraceError] = field(default_factory=dict)
-    """Views that could not be written."""
-    gone: set[int] = field(default_factory=set)
-    """Views that the catalog does not have any more."""
 
 
 class SinkThread:

@@ -12,8 +12,8 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import structlog
 
@@ -22,16 +22,11 @@ from headrace.server import actions as a
 from headrace.server import protocol as p
 from headrace.server.context import Context
 from headrace.server.doorway import tune
-from headrace.server.messages import ResultSet, error_response
+from headrace.server.messages import error_response
+from headrace.server.port import Port
 from headrace.server.procedures import Invocation
 from headrace.server.scram import end_point
 from headrace.server.upstream import ALPN
-
-if TYPE_CHECKING:
-    from headrace.server.listener import Listener
-
-Report = Callable[[str], None]
-Runner = Callable[[Invocation, Context, Report], Awaitable[ResultSet | None]]
 
 _HELD_BYTES_MAX: Final = 1_048_576
 _HANDSHAKE: Final = 0x16
@@ -67,9 +62,9 @@ class Upstream(asyncio.Protocol):
 class Client(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self.session = p.Session(listener.rules)
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self.session = p.Session(port.rules)
         self.call: asyncio.Task[None] | None = None
         self._interrupted = False
         self._transport: asyncio.Transport | None = None
@@ -78,7 +73,7 @@ class Client(asyncio.Protocol):
         self._login: asyncio.TimerHandle | None = None
         self._holds: set[str] = set()
         self._held_bytes_max = max(
-            _HELD_BYTES_MAX, 2 * listener.settings.statement_bytes_max
+            _HELD_BYTES_MAX, 2 * port.settings.statement_bytes_max
         )
         self._peek: socket.socket | None = None
         self._closed = False
@@ -89,16 +84,16 @@ class Client(asyncio.Protocol):
         """A client has connected."""
         assert isinstance(transport, asyncio.Transport), "TCP transports read and write"
         self._transport = transport
-        listener, settings = self._listener, self._listener.settings
+        port, settings = self._port, self._port.settings
         tune(transport.get_extra_info("socket"), settings.client_timeout_ms)
-        listener.connections.add(self)
+        port.connections.add(self)
         peer = transport.get_extra_info("peername")
         seconds = settings.login_timeout_ms / 1000
         loop = asyncio.get_running_loop()
         self._login = loop.call_later(seconds, self._too_late)
-        if listener.doorway.enter(self, str(peer[0]) if peer else ""):
-            listener.noise.tell("too many clients that do not log in", peer=peer)
-        if listener.tls:
+        if port.doorway.enter(self, str(peer[0]) if peer else ""):
+            port.noise.tell("too many clients that do not log in", peer=peer)
+        if port.tls:
             self._await_first_byte()
 
     def data_received(self, data: bytes) -> None:
@@ -128,12 +123,12 @@ class Client(asyncio.Protocol):
                 case a.ToServer(data):
                     self._send_upstream(data)
                 case a.Cancel(key, packet):
-                    self._listener.cancel(key, packet)
+                    self._port.cancel(key, packet)
                 case a.Ready(key):
                     self._logged_in(key)
                 case a.Close(reason):
                     if reason and not self.session.key:
-                        self._listener.noise.tell("client not let in", reason=reason)
+                        self._port.noise.tell("client not let in", reason=reason)
                     self.close()
                 case _:
                     self._begin(action)
@@ -145,12 +140,12 @@ class Client(asyncio.Protocol):
         """Start what takes its time."""
         match action:
             case a.Connect():
-                self._listener.sessions.add(self)
-                self._listener.spawn(self._connect())
+                self._port.sessions.add(self)
+                self._port.spawn(self._connect())
             case a.StartTls():
-                self._listener.spawn(self._start_tls())
+                self._port.spawn(self._start_tls())
             case a.Verify(user):
-                self._listener.spawn(self._find_verifier(user))
+                self._port.spawn(self._find_verifier(user))
             case a.Run(invocation, context, login):
                 self._interrupted = False
                 work = self._run(invocation, context, login)
@@ -184,11 +179,11 @@ class Client(asyncio.Protocol):
             self._login.cancel()
         if self._peek:
             self._end_peek()
-        self._listener.connections.discard(self)
-        self._listener.sessions.discard(self)
-        self._listener.doorway.leave(self)
-        if self._listener.keys.get(self.session.key) is self:
-            del self._listener.keys[self.session.key]
+        self._port.connections.discard(self)
+        self._port.sessions.discard(self)
+        self._port.doorway.leave(self)
+        if self._port.keys.get(self.session.key) is self:
+            del self._port.keys[self.session.key]
         for transport in (self._transport, self._upstream.transport):
             if transport:
                 transport.close()
@@ -220,11 +215,11 @@ class Client(asyncio.Protocol):
     def _logged_in(self, key: bytes) -> None:
         if self._login:
             self._login.cancel()
-        self._listener.doorway.leave(self)
-        self._listener.keys[key] = self
+        self._port.doorway.leave(self)
+        self._port.keys[key] = self
 
     def _too_late(self) -> None:
-        self._listener.noise.tell("client did not log in in time")
+        self._port.noise.tell("client did not log in in time")
         self.close()
 
     # --- TLS from the first byte on (sslnegotiation=direct)
@@ -250,7 +245,7 @@ class Client(asyncio.Protocol):
             first = self._peek.recv(1, socket.MSG_PEEK)
         self._end_peek()
         if first[:1] == bytes((_HANDSHAKE,)):
-            self._listener.spawn(self._start_tls(direct=True))
+            self._port.spawn(self._start_tls(direct=True))
         else:
             self.hold_reading("peek", on=False)
 
@@ -263,7 +258,7 @@ class Client(asyncio.Protocol):
     async def _connect(self) -> None:
         self.hold_reading("connect", on=True)
         try:
-            transport, tls = await self._listener.target.open(self._upstream)
+            transport, tls = await self._port.target.open(self._upstream)
         except HeadraceError as error:
             self.apply(self.session.server_lost(error.fields()))
             return
@@ -282,7 +277,7 @@ class Client(asyncio.Protocol):
         self.hold_reading("connect", on=False)
 
     async def _start_tls(self, *, direct: bool = False) -> None:
-        transport, context = self._transport, self._listener.tls
+        transport, context = self._transport, self._port.tls
         assert transport is not None, "the client is connected"
         assert context is not None, "TLS is only offered when configured"
         # Nothing may be read in the clear after the answer.
@@ -294,7 +289,7 @@ class Client(asyncio.Protocol):
                 transport, self, context, server_side=True
             )
         except (OSError, ssl.SSLError) as error:
-            self._listener.noise.tell("TLS handshake failed", reason=str(error))
+            self._port.noise.tell("TLS handshake failed", reason=str(error))
             self.close()
             return
         if secured is None or self._closed:
@@ -303,19 +298,19 @@ class Client(asyncio.Protocol):
         self._transport = secured
         self._holds.discard("peek")
         if not direct:
-            self.apply(self.session.tls_started(self._listener.binding))
+            self.apply(self.session.tls_started(self._port.binding))
             return
         spoken = secured.get_extra_info("ssl_object").selected_alpn_protocol()
         if spoken != ALPN:
             # It may mean another service (an ALPACA attack): the protocol must be named.
-            self._listener.noise.tell("TLS without our protocol's name", named=spoken)
+            self._port.noise.tell("TLS without our protocol's name", named=spoken)
             self.close()
             return
-        self.session.tls_is_on(self._listener.binding)
+        self.session.tls_is_on(self._port.binding)
 
     async def _find_verifier(self, user: str) -> None:
         try:
-            found = await self._listener.roles.verifier(user)
+            found = await self._port.roles.verifier(user)
         except HeadraceError as error:
             self.apply(self.session.server_lost(error.fields()))
             return
@@ -325,8 +320,8 @@ class Client(asyncio.Protocol):
         """Carry out a call of this session and answer the client."""
         finished: Callable[[], list[a.Action]]
         try:
-            await self._listener.roles.check(login, context.caller)
-            rows = await self._listener.runner(invocation, context, self._report)
+            await self._port.roles.check(login, context.caller)
+            rows = await self._port.runner(invocation, context, self._report)
             finished = _bound(self.session.finish, rows)
         except asyncio.CancelledError:
             error = QueryCancelled("canceling statement due to user request")

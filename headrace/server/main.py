@@ -182,7 +182,7 @@ class Commander:
         os._exit(1)
 
     def _sessions(self) -> int:
-        return len(self._listener.sessions)
+        return len(self._listener.port.sessions)
 
     async def _builder(self) -> Peer:
         return await self._supervisor.builder.peer()

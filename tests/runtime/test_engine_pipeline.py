@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import BugError, TransientError
 from headrace.runtime.coordinator import State
+from headrace.runtime.jobs import Answer, Job
 from headrace.runtime.pipeline import Closed, Pipeline
-from headrace.runtime.writing import Answer, Job
 
 WAIT_S = 90.0
 

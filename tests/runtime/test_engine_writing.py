@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import FencedError, SinkBlocked, SinkTableError
+from headrace.runtime.jobs import Job, Part
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.suspects import Suspects
-from headrace.runtime.writing import Job, Part, SinkThread
+from headrace.runtime.writing import SinkThread
 from headrace.sink import commit, table
 from headrace.sink.table import Target
 from headrace.types import INT4, Field, arrow_schema

@@ -24,9 +24,9 @@ from headrace.runtime import positions
 from headrace.runtime.batches import Frames
 from headrace.runtime.coordinator import Coordinator, EmitBatch, EmitCommit, State
 from headrace.runtime.edges import Edge
+from headrace.runtime.jobs import Answer, Job
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Meta, Position, Record
-from headrace.runtime.writing import Answer, Job
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
 from headrace.types import INT4, WEIGHT, Diffs, Field, TimeEnd

@@ -14,10 +14,11 @@ import pytest
 from headrace.errors import BugError, FencedError, PrerequisiteError, PrivilegeError
 from headrace.process import faults
 from headrace.runtime.coordinator import State
+from headrace.runtime.jobs import Answer, Job, Part
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.suspects import Suspects
-from headrace.runtime.writing import Answer, Job, Part, SinkThread
+from headrace.runtime.writing import SinkThread
 from headrace.sink import commit, table
 from headrace.sink.table import Target
 from headrace.types import INT4, Field, Txid

@@ -51,14 +51,14 @@ def test_silent_sockets_are_no_sessions_and_make_room(start):
             connect(commander)
         # The oldest had to make room.
         assert closed(silent[0])
-        assert len(commander.listener.sessions) == 3
-        assert len(commander.listener.doorway) <= 10
+        assert len(commander.listener.port.sessions) == 3
+        assert len(commander.listener.port.doorway) <= 10
 
 
 def test_sockets_are_watched(start):
     commander = start(client_timeout_ms=123_000)
     with connect(commander):
-        (client,) = commander.listener.sessions
+        (client,) = commander.listener.port.sessions
         for transport in (client._transport, client._upstream.transport):
             sock = transport.get_extra_info("socket")
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -83,7 +83,7 @@ def test_what_a_session_has_prepared_is_bounded(commander, database, what):
     call = "CALL headrace.create_view('v', $1)"
     padding = "/*" + "x" * 30_000 + "*/"
     with w.Wire(commander.port, user="postgres", database=name) as conn:
-        (client,) = commander.listener.sessions
+        (client,) = commander.listener.port.sessions
         conn.send(w.parse(call, "s"), w.SYNC)
         conn.until("Z")
         for number in range(100):
@@ -231,7 +231,7 @@ def test_rude_clients_are_one_line(start, capfd):
             pytest.raises((ssl.SSLError, ConnectionError)),
         ):
             context.wrap_socket(conn)
-    wait_until(lambda: not commander.listener.connections, "all are gone")
+    wait_until(lambda: not commander.listener.port.connections, "all are gone")
     with connect(commander) as conn:
         assert conn.execute("SELECT 1").fetchone() == (1,)
     shown = capfd.readouterr()

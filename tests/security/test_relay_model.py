@@ -150,7 +150,7 @@ class Observed:
         self.wire = nobody.wire()
         self.key = next(body for kind, body in self.wire.seen if kind == "K")
         self._pid = struct.unpack("!i", self.key[:4])[0]
-        self.client = nobody.commander.listener.keys[self.key]
+        self.client = nobody.commander.listener.port.keys[self.key]
         inner = self.client._upstream.transport.get_extra_info("socket")
         self._fd = inner.fileno()
         self._ends = inner.getpeername(), inner.getsockname()

@@ -83,6 +83,8 @@ def test_the_port_lives_on(commander, database, attacks):
             attack(commander.port, name, rng)
             if number % 10 == 0:
                 assert witness.execute("SELECT pg_backend_pid()").fetchone() == (pid,)
-        wait_until(lambda: len(commander.listener.connections) == 1, "all are gone")
+        wait_until(
+            lambda: len(commander.listener.port.connections) == 1, "all are gone"
+        )
         witness.execute(CALL)
     assert commander.builder.calls[-1][1]["caller"] == "postgres"

@@ -153,7 +153,7 @@ def test_session_ends_on_both_sides(commander):
         assert source.execute(sql).fetchone() == (1,)
         conn.close()
         wait_until(lambda: source.execute(sql).fetchone() == (0,), "the session's end")
-        wait_until(lambda: not commander.listener.keys, "its key is forgotten")
+        wait_until(lambda: not commander.listener.port.keys, "its key is forgotten")
 
 
 def test_source_ends_the_session(commander):

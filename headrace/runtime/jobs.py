@@ -1,0 +1,81 @@
+"""What the engine's thread and the sink's thread hand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError
+from headrace.postgres.definitions import Definitions
+from headrace.postgres.privileges import Right
+from headrace.runtime.views import View
+from headrace.sink.commit import Progress
+from headrace.sink.table import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a txid means to one view; everything that writing it needs."""
+
+    view_id: int
+    target: Target
+    group: str
+    progress: Progress
+    """As the engine knows it; its epoch makes us the owner."""
+    diffs: pa.RecordBatch | None
+    """None, or without rows: the view did not change."""
+    known: Definitions | None = None
+    """What ``diffs`` were computed under, besides tables."""
+    rights: Sequence[Right] = ()
+    """Without which the view is not written."""
+
+    @classmethod
+    def of(
+        cls,
+        view: View,
+        diffs: pa.RecordBatch | None,
+        relied_on: Callable[[View], tuple[Definitions | None, Sequence[Right]]],
+    ) -> Self:
+        """The part of ``view``; ``relied_on`` is asked only where something is written."""
+        assert view.progress is not None, "live views are owned"
+        part = cls(view.id, view.target, view.commit_group, view.progress, diffs)
+        if not part.changes:
+            return part
+        known, rights = relied_on(view)
+        return replace(part, known=known, rights=rights)
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is something to write."""
+        return self.diffs is not None and self.diffs.num_rows > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A processed txid, to be committed."""
+
+    txid: int
+    attempt: int
+    lsn: int
+    """Where its last transaction ends."""
+    transactions: int
+    commit_time_us: int
+    parts: tuple[Part, ...]
+    shared: tuple[int, ...] = ()
+    """Ids of the shared subplans that have processed it for their readers."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A committed txid."""
+
+    job: Job
+    progress: dict[int, Progress] = field(default_factory=dict)
+    """Where the result tables are now."""
+    failed: dict[int, HeadraceError] = field(default_factory=dict)
+    """Views that could not be written."""
+    gone: set[int] = field(default_factory=set)
+    """Views that the catalog does not have any more."""
