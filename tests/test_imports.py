@@ -32,7 +32,7 @@ print(pandas.Series([1]).sum(), pyarrow.array([1, None]).to_pylist())
 def test_processes_start_without_spark_and_pandas() -> None:
     printed = run("""
 import sys
-import headrace.population.builder, headrace.runtime.worker, headrace.server.main
+import headrace.views.builder, headrace.runtime.worker, headrace.server.main
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"pandas", "pyspark", "py4j"}))
 """)
     assert printed == "[]"

@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import arrows
+from tests import arrows, limits
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "headrace"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-FILE_LINES_MAX = 800
-FUNCTION_LINES_MAX = 70
 README_LINES_MAX = 40
 FILE_BYTES_MAX = 100_000
 
@@ -74,6 +72,115 @@ PLANNER: dict[str, set[str]] = {
     "logical": {"analyse"},
     "analyse": set(),
 }
+
+# What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer
+# does is taken out.
+LARGE: dict[str, str] = {
+    "planner/analyse/catalog.py": "to be split",
+    "planner/physical/build.py": "to be split",
+    "planner/scalars/lower.py": "to be split",
+    "population/populate.py": "to be split",
+    "runtime/engine.py": "to be split",
+    "runtime/lifecycle.py": "to be split",
+    "runtime/sharing.py": "to be split",
+    "server/protocol.py": "to be split",
+    "state/rocks.py": "to be split",
+    "views/builder.py": "to be split",
+}
+WIDE: dict[str, str] = {
+    "expressions/remote.py": "to be split",
+    "planner/scalars/lower.py": "to be split",
+    "population/publish.py": "to be split",
+    "sink/table.py": "to be split",
+    "views/resync.py": "to be split",
+}
+LONG: dict[str, str] = {
+    "collections/running.py": "to be split",
+    "kernels/keys.py": "hot loops of one family",
+    "kernels/numeric.py": "hot loops of one family",
+    "kernels/text.py": "hot loops of one family",
+    "planner/binding/sources.py": "to be split",
+    "planner/passes/decorrelate.py": "to be split",
+    "planner/physical/build.py": "to be split",
+    "planner/scalars/lower.py": "to be split",
+    "runtime/engine.py": "to be split",
+    "runtime/lifecycle.py": "to be split",
+    "server/protocol.py": "to be split",
+    "state/map/skiplist.py": "hot loops of one family",
+    "state/map/skipreads.py": "hot loops of one family",
+}
+OPENING: dict[str, str] = {
+    "expressions/link.py": "to be moved",
+    "forwarder/stream.py": "to be moved",
+    "postgres/connect.py": "to be moved",
+    "postgres/pinned.py": "to be moved",
+    "server/cli.py": "to be moved",
+    "server/direct.py": "to be moved",
+    "server/health.py": "to be moved",
+    "server/janitor.py": "to be moved",
+    "server/main.py": "to be moved",
+    "server/resumer.py": "to be moved",
+    "server/roles.py": "to be moved",
+    "server/waits.py": "to be moved",
+    "sql/install.py": "to be moved",
+}
+
+NAMESAKES = {
+    "Aggregate",
+    "Attribute",
+    "Batch",
+    "Bound",
+    "Builder",
+    "Calls",
+    "Changes",
+    "Checkpoint",
+    "Context",
+    "Copies",
+    "Diffs",
+    "Distinct",
+    "Engine",
+    "Expand",
+    "Feed",
+    "Filter",
+    "FlatMap",
+    "Flight",
+    "Fused",
+    "Job",
+    "Join",
+    "Kept",
+    "Map",
+    "Options",
+    "Part",
+    "Peer",
+    "Pipeline",
+    "Record",
+    "Recursive",
+    "Reduce",
+    "Request",
+    "Rule",
+    "Running",
+    "Session",
+    "SetOp",
+    "Sink",
+    "Size",
+    "Snapshot",
+    "Source",
+    "State",
+    "Subqueries",
+    "Target",
+    "Temporal",
+    "TimeTest",
+    "TopK",
+    "Union",
+    "Values",
+    "View",
+    "Waits",
+    "Window",
+    "WindowCall",
+    "WorkTable",
+    "Worker",
+}
+"""Names that several classes still have."""
 
 BANNED_CALLS = {
     "print": "log with structlog; programs write with sys.stdout.write",
@@ -147,21 +254,15 @@ def banned(tree: ast.AST) -> list[str]:
     return out
 
 
-def long_functions(tree: ast.AST) -> list[str]:
-    """Functions over the limit, not counting the docstring."""
-    out = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        assert node.end_lineno is not None
-        lines = node.end_lineno - node.lineno + 1
-        if ast.get_docstring(node):
-            doc = node.body[0]
-            assert doc.end_lineno is not None
-            lines -= doc.end_lineno - doc.lineno + 1
-        if lines > FUNCTION_LINES_MAX:
-            out.append(f"line {node.lineno}: {node.name} has {lines} lines; split it")
-    return out
+def is_kernel(path: Path) -> bool:
+    return path.parent in {PACKAGE / "kernels", PACKAGE / "state" / "map"}
+
+
+def other_than(known: dict[str, str], name: str, found: list[str]) -> list[str]:
+    """What is found and not known, or known and not found."""
+    if name in known:
+        return [] if found else [f"{name} need not stand in the table any more"]
+    return found
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -169,10 +270,16 @@ def test_module(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
     problems = banned(tree) if path.name != "clock.py" else []  # the replacement itself
-    problems += long_functions(tree)
+    name = str(path.relative_to(PACKAGE))
+    problems += limits.long_functions(tree)
+    if not is_kernel(path):
+        problems += other_than(LARGE, name, limits.large_classes(tree))
+        problems += other_than(WIDE, name, limits.wide_functions(tree))
+    if path.parts[-2] != "embedded":
+        problems += other_than(OPENING, name, sorted(set(limits.opens(tree))))
     lines = text.count("\n")
-    if lines > FILE_LINES_MAX:
-        problems.append(f"{lines} lines; at most {FILE_LINES_MAX}: split it by subject")
+    long = [f"{lines} lines"] * (lines > limits.FILE_LINES_MAX)
+    problems += other_than(LONG, name, long)
     if text.strip() and not ast.get_docstring(tree):
         problems.append("no module docstring: say what it owns and promises")
     assert not problems, f"{path.relative_to(ROOT)}:\n" + "\n".join(problems)
@@ -376,7 +483,29 @@ def test_banned_rule_itself() -> None:
     assert len(found) == 3
 
 
-def test_length_rule_itself() -> None:
-    body = "\n".join("    x = 1" for _ in range(FUNCTION_LINES_MAX))
-    assert long_functions(ast.parse(f"def f():\n{body}\n"))
-    assert not long_functions(ast.parse(f"def f():\n{body[10:]}\n"))
+def test_limits_themselves() -> None:
+    body = "\n".join("    x = 1" for _ in range(limits.FUNCTION_LINES_MAX))
+    assert limits.long_functions(ast.parse(f"def f():\n{body}\n"))
+    assert not limits.long_functions(ast.parse(f"def f():\n{body[10:]}\n"))
+    methods = "\n".join(f"    def m{i}(self): ..." for i in range(limits.METHODS_MAX))
+    assert not limits.large_classes(ast.parse(f"class C:\n{methods}"))
+    more = f"class C:\n{methods}\n    async def more(self): ..."
+    assert limits.large_classes(ast.parse(more)) == ["C: 26 methods"]
+    seven = ", ".join(f"a{i}" for i in range(limits.PARAMETERS_MAX))
+    assert not limits.wide_functions(ast.parse(f"def f(self, {seven}): ..."))
+    assert limits.wide_functions(ast.parse(f"def f({seven}, *, b): ..."))
+    assert limits.opens(
+        ast.parse("async def f(): await psycopg.AsyncConnection.connect(x)")
+    )
+    one, two = ast.parse("class A: ..."), ast.parse("class A: ...\nclass _B: ...")
+    assert limits.namesakes({"x": one, "y": two}) == {"A": ["x", "y"]}
+    assert other_than({}, "x", ["f"]) == ["f"]
+    assert other_than({"x": "why"}, "x", ["f"]) == []
+    assert other_than({"x": "why"}, "x", [])
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    trees = {name_of(path): tree for path, tree in limits.read(MODULES).items()}
+    assert len(trees) > 250
+    found = limits.namesakes(trees)
+    assert set(found) == NAMESAKES, found

@@ -434,7 +434,7 @@ def pack(weight: int) -> bytes:
 def test_out_of_memory_is_an_error_that_a_rollback_mends() -> None:
     program = """
 import resource
-from headrace.kernels.skiplist import SkipList
+from headrace.state.map.skiplist import SkipList
 m = SkipList(txids=True)
 keys = [i.to_bytes(4, "big") for i in range(4000)]
 small, large, middle = ([bytes(n)] * 4000 for n in (8, 400_000, 9000))

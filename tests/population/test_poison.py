@@ -13,7 +13,7 @@ from headrace.views.poison import DEATHS_MAX, Poison
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from headrace.population.poison import Poison
+from headrace.views.poison import Poison
 with Poison(Path(sys.argv[1])).filling(sys.argv[2], unasked=False):
     os.kill(os.getpid(), signal.SIGKILL)
 """

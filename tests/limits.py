@@ -1,0 +1,84 @@
+"""How large the parts of a source may be, and what its parts are called: read as text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+METHODS_MAX = 25
+PARAMETERS_MAX = 7
+OPENING = ("psycopg.connect", "psycopg.AsyncConnection.connect")
+
+Functions = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST) -> Iterator[Functions]:
+    """Every function and method."""
+    return (n for n in ast.walk(tree) if isinstance(n, Functions))
+
+
+def classes(tree: ast.AST) -> Iterator[ast.ClassDef]:
+    """Every class."""
+    return (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+
+
+def long_functions(tree: ast.AST) -> list[str]:
+    """Functions over the limit, not counting the docstring."""
+    out = []
+    for node in functions(tree):
+        assert node.end_lineno is not None
+        lines = node.end_lineno - node.lineno + 1
+        if ast.get_docstring(node):
+            doc = node.body[0]
+            assert doc.end_lineno is not None
+            lines -= doc.end_lineno - doc.lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            out.append(f"{node.name}: {lines} lines")
+    return out
+
+
+def large_classes(tree: ast.AST) -> list[str]:
+    """Classes with too many methods."""
+    return [
+        f"{node.name}: {methods} methods"
+        for node in classes(tree)
+        if (methods := sum(isinstance(n, Functions) for n in node.body)) > METHODS_MAX
+    ]
+
+
+def wide_functions(tree: ast.AST) -> list[str]:
+    """Functions with too many parameters; that of the object itself does not count."""
+    out = []
+    for node in functions(tree):
+        taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = len(taken) - (bool(taken) and taken[0].arg in {"self", "cls"})
+        if count > PARAMETERS_MAX:
+            out.append(f"{node.name}: {count} parameters")
+    return out
+
+
+def opens(tree: ast.AST) -> list[str]:
+    """Connections that are opened."""
+    return [
+        ast.unparse(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in OPENING
+    ]
+
+
+def namesakes(trees: Mapping[str, ast.AST]) -> dict[str, list[str]]:
+    """Public classes whose name another one has as well, and where they are."""
+    where: dict[str, list[str]] = {}
+    for module, tree in trees.items():
+        for node in classes(tree):
+            if not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(module)
+    return {name: found for name, found in where.items() if len(found) > 1}
+
+
+def read(paths: list[Path]) -> dict[Path, ast.AST]:
+    """Their trees."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
