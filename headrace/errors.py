@@ -1,6 +1,6 @@
 """One tree of errors; every class fixes an SQLSTATE and a family.
 
-Five families decide the reaction (house-style.md 3.2): *user* errors are reported and the
+Five families decide the reaction: *user* errors are reported and the
 session continues; *definite* failures stop one view and keep its state; *transient* ones are
 retried with bounded back-off; *session* errors end a client session; *bugs* stop the process.
 Messages follow Postgres: lower-case, no full stop, names quoted; detail and hint are sentences.

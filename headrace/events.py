@@ -1,4 +1,4 @@
-"""Set-up of the log: one JSON line per event on standard error (reliability.md 5.8).
+"""Set-up of the log: one JSON line per event on standard error.
 
 Events are lower-case names with fields; rows' values and passwords are never among them.  A line
 that cannot be written (a full disk, a closed pipe) is lost: nobody may die of it.

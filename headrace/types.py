@@ -87,7 +87,7 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "row_security": "off",
 }
 """Settings pinned on *every* connection that reads or writes values (stream, population,
-evaluation, sink), so that one value always has one text (reliability.md 1.5, E13)."""
+evaluation, sink), so that one value always has one text (E13)."""
 
 
 def arrow_type(oid: int) -> pa.DataType:

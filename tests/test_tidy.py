@@ -1,4 +1,4 @@
-"""Rules of the source that no linter knows (house-style 3): each failure says what to do.
+"""Rules of the source that no linter knows: each failure says what to do.
 
 Reads the tree as text; imports nothing of it.
 """
@@ -181,6 +181,16 @@ NAMESAKES = {
     "Worker",
 }
 """Names that several classes still have."""
+
+CITED = re.compile(r"(?<![\w-])(?:[AEFNT]-\d{1,2}|[EH]\d{1,2})(?![\w-])")
+"""Ids of docs/behaviours.md."""
+SPAN = re.compile(
+    r"\b([EH])(\d{1,2})[-–]\1?(\d{1,2})\b|\b([AEFNT]-)(\d{1,2})(?:/(\d{1,2}))+"
+)
+PAPERS = re.compile(
+    r"\b(?:requirements|reliability|architecture|datapath|peers|house-style|layout|topology)\.md"
+)
+"""What this repository does not have."""
 
 BANNED_CALLS = {
     "print": "log with structlog; programs write with sys.stdout.write",
@@ -410,6 +420,44 @@ def test_every_sql_file_is_installed() -> None:
     names = {p.name for p in folder.glob("*.sql")}
     wrong = not_installed(names, (folder / "install.py").read_text())
     assert not wrong, wrong
+
+
+def cited(text: str) -> set[str]:
+    """Ids of behaviours in a text; ``E1-E4`` and ``F-10/11`` name several."""
+    found = set(CITED.findall(text))
+    for letter, first, last, family, one, _ in SPAN.findall(text):
+        if letter:
+            found |= {f"{letter}{n}" for n in range(int(first), int(last) + 1)}
+        else:
+            numbers = re.search(rf"{family}{one}((?:/\d+)+)", text)
+            found |= {
+                f"{family}{n}" for n in (numbers[1] if numbers else "").split("/") if n
+            }
+    return found
+
+
+def test_every_id_is_explained() -> None:
+    page = ROOT / "docs" / "behaviours.md"
+    explained = set(re.findall(r"^\| ([A-Z]-?\d+) \|", page.read_text(), re.MULTILINE))
+    used: set[str] = set()
+    papers = []
+    for folder in ("headrace", "tests", "bench", "docs"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix not in {".py", ".md", ".sql"} or path == page:
+                continue
+            text = path.read_text(encoding="utf-8")
+            used |= cited(text) if path != Path(__file__) else set()
+            papers += [str(path)] * bool(PAPERS.search(text) and path != Path(__file__))
+    assert len(used) > 50
+    assert used - explained == set(), "say in docs/behaviours.md what they mean"
+    assert explained - used - cited(page.read_text().split("## Hazards")[1]) == set()
+    assert papers == [], "a clone cannot follow them"
+
+
+def test_id_rule_itself() -> None:
+    assert cited("(E1-E4, H39) T-24") == {"E1", "E2", "E3", "E4", "H39", "T-24"}
+    assert cited("F-10/11; SQLSTATE 55H01, E2E, UTF-8, A-10-b") == {"F-10", "F-11"}
+    assert PAPERS.search("see reliability.md 3")
 
 
 def is_source(content: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The rows of one base table, out of its change batches (docs/CONTRACTS.md 1).
+"""The rows of one base table, out of its change batches (``kernels/pgoutput.py``).
 
 The stream carries, for most tables, only the key of an old row.  So the source keeps the needed
 columns of every row by key: that gives the row to retract, and the values that an UPDATE left

@@ -4,7 +4,7 @@ The thread reads, answers, and confirms; it never processes.  So feedback goes o
 batcher is full or the engine is busy (H34).  A stream that has ended is not mended: the engine
 opens the next one at its own position, which is also how it goes back (rewind).
 
-Source: Postgres manual, "Streaming Replication Protocol"; reliability.md 1.2.
+Source: Postgres manual, "Streaming Replication Protocol".
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ message, and transactions of any size share one change batch.
 Whatever is unknown or malformed raises ContinuityLost: nothing is ever skipped by guess.  After
 that, or when the connection is gone, the decoder must not be used again.
 
-Source: Postgres manual, "Logical Replication Message Formats"; reliability.md 1.4.
+Source: Postgres manual, "Logical Replication Message Formats".
 """
 
 from __future__ import annotations
@@ -94,7 +94,14 @@ class RelationChanged:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """A change batch (docs/CONTRACTS.md 1) of one relation, rows in stream order."""
+    """A change batch of one relation, rows in stream order.
+
+    ``__op``: int8 (0 insert, 1 update, 2 delete, 3 truncate); ``__lsn``: int64 (``Begin.final_lsn`` of its
+    transaction); ``__old``: int8 (0 none, 1 key columns only, 2 whole row); then for each column of the
+    relation ``n:<name>`` and ``o:<name>``: string (Postgres' text; NULL also where absent), and
+    ``u:<name>``: bool (TOAST, unchanged) only when some value in the batch is unchanged.  Views get it
+    with column *numbers* in the place of names (``n:3``): names change, numbers never do.
+    """
 
     relation: Relation
     batch: pa.RecordBatch

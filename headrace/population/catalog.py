@@ -1,4 +1,4 @@
-"""Rows of schema ``headrace`` that say which views there are (docs/CONTRACTS.md 7)."""
+"""Rows of schema ``headrace`` that say which views there are."""
 
 from __future__ import annotations
 

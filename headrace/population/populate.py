@@ -391,7 +391,7 @@ class Population:
                     break
                 except TransientError:
                     if time.monotonic() >= deadline:
-                        # One that starts adopts what it finds staged (CONTRACTS 5): keep it.
+                        # One that starts adopts what it finds staged: keep it.
                         self._log.warning("view adopted later: the worker is down")
                         return
                     time.sleep(_RETRY_S)

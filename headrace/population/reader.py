@@ -3,7 +3,7 @@
 Used alike by the builder itself and by every Spark task, each on a connection of its own.
 
 * Invariant 1: nothing is read outside the snapshot: the reader proves it with
-  ``pg_current_snapshot()`` after it has joined (reliability.md E5, H4).
+  ``pg_current_snapshot()`` after it has joined (E5, H4).
 * Invariant 2: a value has the same text here and in the stream: same output functions, same
   pinned settings, never a cast to text (H5).
 * Invariant 3: what is read is the planned table itself, not what has its name now.

@@ -9,7 +9,7 @@ meanwhile.  That is most of a population's time where others write, and costs th
 populations as for one.  Each snapshot is made by a thread of its own, so that whoever gives up
 takes nothing from the others; it ends with the last of those who share it.
 
-* Invariant 1: who joins has published its tables, committed, before (reliability.md E3, E4): a
+* Invariant 1: who joins has published its tables, committed, before (E3, E4): a
   slot is begun after all who share it have joined.
 * Invariant 2: one slot is made at a time, and there are never more than ``alive_max``: slots are
   few, and belong to the whole server.

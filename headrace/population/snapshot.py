@@ -1,6 +1,6 @@
 """A source snapshot at a known LSN, that many connections can read at once.
 
-Only the snapshot that comes with a replication slot is consistent with the stream (reliability.md
+Only the snapshot that comes with a replication slot is consistent with the stream (
 E1-E4): a transaction is in the snapshot exactly if its commit LSN is below the slot's consistent
 point.  So every population makes a temporary slot of its own; it goes away with the connection.
 
@@ -122,7 +122,7 @@ def export(
     """
     slot = slot_of(slot_name, number)
     # A walsender waits for locks of others, one by one; of all timeouts only this bounds each
-    # of these waits (reliability.md E8), should we be gone by then.
+    # of these waits (E8), should we be gone by then.
     conn = connect(
         dsn,
         what="snapshot",
@@ -153,7 +153,7 @@ def slot_of(slot_name: str, number: str) -> str:
 
 
 def remove_slot(dsn: str, slot: str) -> None:
-    """Remove a slot that a broken creation may have left half-made (reliability.md H8)."""
+    """Remove a slot that a broken creation may have left half-made (H8)."""
     try:
         with connect(dsn, what="janitor") as conn:
             _terminate(conn, "s.slot_name = %s", slot)
@@ -188,7 +188,7 @@ def _make_slot(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) ->
     create = sql.SQL(
         "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')"
     ).format(sql.Identifier(slot))
-    # READ ONLY: PostgreSQL 18 insists (reliability.md E6).
+    # READ ONLY: PostgreSQL 18 insists (E6).
     conn.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
     faults.point(faults.SLOT_ASKED)
     lookout = _Lookout(job, conn, dsn, wait_ms / 1000)

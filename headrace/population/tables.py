@@ -3,7 +3,7 @@
 A snapshot protects rows, not the table around them: TRUNCATE and rewrites (VACUUM FULL, CLUSTER,
 ALTER … TYPE) are not seen by it, and change what is at which place.  So a table's *shape* is
 read, outside the snapshot, before the first row and after the last; any difference throws
-the population away (reliability.md E11, H9).
+the population away (E11, H9).
 
 To plan a query over a table is to run code of its owner: Postgres computes what is constant in the
 expressions of its indexes and statistics, as who asks.  So of a table whose owner has not our rights

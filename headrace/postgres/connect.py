@@ -1,7 +1,7 @@
 """Connections of the builder to the source database: pinned, named, cancellable.
 
 Settings go into the startup packet, where they win over those of the database and the role
-(reliability.md E7, E13): one value always has one text, and no idle timeout kills a snapshot.
+(E7, E13): one value always has one text, and no idle timeout kills a snapshot.
 """
 
 from __future__ import annotations

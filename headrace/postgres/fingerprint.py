@@ -1,6 +1,6 @@
 """What a view relies on in the source's catalog, as plain facts that can be compared.
 
-Most DDL leaves no trace in the stream (reliability.md E11, E12).  So the facts that a view was
+Most DDL leaves no trace in the stream (E11, E12).  So the facts that a view was
 populated under are kept with it, and read again and again.  ``take`` decides once what there
 is to know for a view; ``read`` gives the present facts of any number of views; ``difference`` says
 what stands against going on.  Functions, types and whatever else values depend on: ``definitions``.

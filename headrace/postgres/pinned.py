@@ -1,4 +1,4 @@
-"""Connections with pinned settings: one value always has one text (reliability.md 1.5, E13).
+"""Connections with pinned settings: one value always has one text (E13).
 
 The settings travel as start-up ``options``: they override those of the database and the role,
 and they are in force before the first statement.

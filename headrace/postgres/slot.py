@@ -24,7 +24,7 @@ Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
 
-# Releases before these lose changes silently (reliability.md 1.16).
+# Releases before these lose changes silently.
 _FLOOR: Final = {15: 15_0013, 16: 16_0009, 17: 17_0005}
 _VERSION_MIN: Final = 15_0000
 _DROP_ATTEMPTS: Final = 100
@@ -336,7 +336,7 @@ def _filtered(conn: Connection, name: str) -> bool:
 
 
 def _may_by_service(conn: Connection) -> bool:
-    """Managed services give the right through membership (reliability.md 1.17)."""
+    """Managed services give the right through membership."""
     row = conn.execute(
         "SELECT count(*) FROM pg_catalog.pg_roles WHERE rolname IN"
         " ('rds_replication', 'cloudsqlreplica', 'azure_pg_admin')"

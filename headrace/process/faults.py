@@ -33,7 +33,7 @@ SPRUNG: Final = ".sprung"
 _ACTIONS: Final = ("kill", "raise", "hang", "alarm")
 _HANG_S: Final = 60.0
 
-# Names after reliability.md 6.  The builder's:
+# The builder's:
 TABLES_PUBLISHED: Final = "cp01"
 SLOT_ASKED: Final = "cp02"
 SLOT_MADE: Final = "cp03"

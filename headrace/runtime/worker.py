@@ -108,7 +108,7 @@ class Worker:
         self._loop.remove_signal_handler(number)
         self._engine.stop()
 
-    # --- control messages (docs/CONTRACTS.md 5)
+    # --- control messages
 
     async def _start(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
         jobs = {_job(job) for job in params.get("holds", ())}

@@ -1,6 +1,6 @@
 """What /metrics and /readyz tell: the state of the source, the views and the processes.
 
-Names follow reliability.md 5.1.  Everything is asked when it is asked for.
+Everything is asked when it is asked for.
 """
 
 from __future__ import annotations

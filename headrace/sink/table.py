@@ -1,6 +1,6 @@
 """Result tables: making one, its index for deletes, its grants, and its fingerprint.
 
-* Invariant 3 (architecture.md 4): the table holds exactly the query's columns.
+* Invariant 3: the table holds exactly the query's columns.
 * The table belongs to the engine's role; its creator may read it and pass that on (E16).
 * No column is of a domain, but of its base type: a domain's check would run with our rights,
   and the values have passed it where they come from.

@@ -5,7 +5,7 @@ row, compares every column exactly (two numerics of different scale are differen
 as many copies as the weight says, which is checked against the count.  A row whose key stays is
 updated (keyed.py).
 
-Nothing of a user runs here, where it would have our rights (reliability.md E16):
+Nothing of a user runs here, where it would have our rights (E16):
 
 * Invariant 1: before a row is written the table is locked, and known to be ours by its OID and
   unaltered by its mark: no other of its name can take its place, nothing changes rows on the way.

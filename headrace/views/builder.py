@@ -121,7 +121,7 @@ def _saying(job: Job) -> rpc.Progress:
 
 
 class Builder:
-    """RPC handlers of docs/CONTRACTS.md 6."""
+    """What the commander may ask of us."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings

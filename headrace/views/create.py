@@ -2,7 +2,7 @@
 
     names → plan → hold → catalog row → publication → snapshot → load → one transaction → adopt
 
-The order is what makes it exact (reliability.md E1-E4) and what makes it leave nothing behind
+The order is what makes it exact (E1-E4) and what makes it leave nothing behind
 (populate.py).
 """
 

@@ -1,6 +1,6 @@
 """create_index and drop_index: indexes of users on result tables.
 
-The table is ours, so whatever an index evaluates runs with our rights (reliability.md E16).  So a
+The table is ours, so whatever an index evaluates runs with our rights (E16).  So a
 definition may use nothing but built-in functions, operators and types:
 
 * Invariant 1: with ``search_path = pg_catalog`` and no qualified name in the definition, nothing

@@ -5,7 +5,7 @@
             └── + what was written from t to L (the tap) ── = ? ──┘
 
 No writer and no view is held up: the table is read at some txid, the query at a snapshot that a
-slot has made (exact to the transaction, reliability.md E2), and the rows that the engine wrote
+slot has made (exact to the transaction, E2), and the rows that the engine wrote
 into the table in between are added.  So it ends on a database of any load.
 
 Rows are compared by their images, the text of the whole row under pinned settings.  Where the
@@ -178,7 +178,7 @@ def _gone(view: ViewRow) -> UndefinedError:
 
 
 def _check_functions(conn: Connection, view: ViewRow) -> None:
-    """Refuse code of users: it would run on a connection of ours (reliability.md E16)."""
+    """Refuse code of users: it would run on a connection of ours (E16)."""
     row = conn.execute(
         "SELECT p.oid::regprocedure::text FROM headrace.views v"
         " CROSS JOIN jsonb_object_keys(v.watched #> '{definitions,objects}') f (key)"

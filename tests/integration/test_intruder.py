@@ -1,4 +1,4 @@
-"""Code of a user never runs with the engine's rights (reliability.md, rule 8 and E16).
+"""Code of a user never runs with the engine's rights (E16).
 
 The intruder owns types, functions and a schema, and may create views.  Each of the functions
 tries to leave a file on the server, which only the engine's role can: it is a superuser here.

@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 def test_F_22_spill_weights_and_order() -> None:
-    # requirements.md 3.3: name, bytes, requests; spill ratio 0.5.
+    # name, bytes, requests; spill ratio 0.5.
     heap = {
         "x0": (50, 100),
         "x1": (60, 50),

@@ -1,4 +1,4 @@
-"""Seed F, statement by statement (requirements.md 1.3), with the tables of 3.3 as expected values.
+"""Seed F, statement by statement, with tables of expected values.
 
 Each runs on the compiled map and on its readable reference; what needs threads, on the compiled
 one only.  Two things that F-16 and F-19 allow are left out: an access does not delete removed
