@@ -109,21 +109,7 @@ LONG: dict[str, str] = {
     "state/map/skiplist.py": "hot loops of one family",
     "state/map/skipreads.py": "hot loops of one family",
 }
-OPENING: dict[str, str] = {
-    "expressions/link.py": "to be moved",
-    "forwarder/stream.py": "to be moved",
-    "postgres/connect.py": "to be moved",
-    "postgres/pinned.py": "to be moved",
-    "server/cli.py": "to be moved",
-    "server/direct.py": "to be moved",
-    "server/health.py": "to be moved",
-    "server/janitor.py": "to be moved",
-    "server/main.py": "to be moved",
-    "server/resumer.py": "to be moved",
-    "server/roles.py": "to be moved",
-    "server/waits.py": "to be moved",
-    "sql/install.py": "to be moved",
-}
+OPENING: dict[str, str] = {"postgres/connect.py": "the one door"}
 
 NAMESAKES = {
     "Aggregate",

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
-from psycopg.conninfo import make_conninfo
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from headrace import clock
 from headrace.errors import DefiniteFailure
-from headrace.postgres import pinned
+from headrace.postgres import failures
+from headrace.postgres.connect import for_values
 from headrace.process import bounds
 
 _NAME: Final = "headrace eval"
@@ -84,11 +84,8 @@ class Link:
             Unconnected: there is none to be had.
             DefiniteFailure: the settings cannot be made.
         """
-        dsn = make_conninfo(key.dsn, application_name=_NAME)
         try:
-            conn = psycopg.connect(
-                dsn, autocommit=True, client_encoding="UTF8", prepare_threshold=None
-            )
+            conn = for_values(key.dsn, name=_NAME)
         except psycopg.Error as error:
             raise Unconnected(error) from error
         try:
@@ -325,7 +322,7 @@ def _configure(conn: psycopg.Connection, key: Key) -> None:
             )
         conn.execute(f"SELECT {calls}".encode(), values)
     except psycopg.Error as error:
-        if pinned.is_lost(error):
+        if failures.is_lost(error):
             raise Unconnected(error) from error
         # No row is to blame, whatever class it is of.
         message = error.diag.message_primary or str(error)

@@ -24,7 +24,7 @@ import structlog
 
 from headrace.errors import HeadraceError, LimitExceeded
 from headrace.expressions.link import Key, Link
-from headrace.postgres import pinned
+from headrace.postgres import connect
 from headrace.process import bounds
 
 CONNECTIONS_MAX: Final = 4
@@ -188,7 +188,7 @@ class Pool:
 
 def _terminated(lost: _Lost) -> bool:
     """Whether a backend is gone; it is told to end, as its own role may."""
-    with pinned.connect(lost.dsn, name="headrace reaper") as conn:
+    with connect.connect(lost.dsn, name="headrace reaper") as conn:
         row = conn.execute(
             "SELECT backend_start::text, pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE pid = %s AND (%s = '' OR backend_start::text = %s)",

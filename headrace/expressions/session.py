@@ -27,7 +27,7 @@ from headrace.errors import (
 )
 from headrace.expressions.link import Key, Unconnected
 from headrace.expressions.pool import Pool
-from headrace.postgres import pinned
+from headrace.postgres import failures
 from headrace.process import bounds
 from headrace.process.bounds import Described
 from headrace.types import PINNED_SETTINGS, Field, arrow_type
@@ -259,7 +259,7 @@ class Session:
                 return _rows(statement, sum(map(len, given)), results, part)
             except psycopg.Error as error:
                 # An SQLSTATE is whatever a user raises.
-                if link.conn.closed or pinned.is_lost(error):
+                if link.conn.closed or failures.is_lost(error):
                     link.conn.close()
                     raise _Lost(error) from error
                 raise

@@ -26,7 +26,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import BugError, ContinuityLost, HeadraceError, TransientError
 from headrace.forwarder.batcher import Batcher, Cut
-from headrace.postgres import pinned
+from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
 from headrace.types import format_lsn
 
@@ -145,15 +145,14 @@ class Stream:
     # --- starting
 
     def _connect(self) -> psycopg.Connection[Any]:
-        info = pinned.conninfo(
-            self._settings.source, name="headrace stream", replication=True
-        )
         try:
-            conn = psycopg.connect(info, autocommit=True)
+            conn = connect.session(
+                self._settings.source, name="headrace stream", replication=True
+            )
         except psycopg.Error as error:
             self._wake_in.close()
             self._wake_out.close()
-            raise pinned.classify(error) from error
+            raise failures.classify(error) from error
         conn.pgconn.notice_handler = self._on_notice
         return conn
 
@@ -217,7 +216,7 @@ class Stream:
                     (state.active_pid,),
                 )
         except psycopg.Error as error:
-            raise pinned.classify(error) from error
+            raise failures.classify(error) from error
         time.sleep(min(0.005 * (attempt + 1), 0.2))
 
     def _check_position(self, source: psycopg.Connection[Any]) -> None:
@@ -225,7 +224,7 @@ class Stream:
         try:
             state = setup.slot_state(source, self._settings.slot_name)
         except psycopg.Error as error:
-            raise pinned.classify(error) from error
+            raise failures.classify(error) from error
         if state is None:
             raise ContinuityLost(f'slot "{self._settings.slot_name}" is gone')
         if state.wal_status == "lost":

@@ -20,7 +20,7 @@ from headrace.collections.plan import Source, Values
 from headrace.errors import BugError, HeadraceError
 from headrace.population import reader, segments
 from headrace.population.segments import Exit, Segment, Spec
-from headrace.postgres.connect import as_headrace
+from headrace.postgres.failures import as_headrace
 
 
 class Range(InputPartition):  # type: ignore[misc]  # pyspark's hints are not followed

@@ -19,7 +19,8 @@ import psycopg
 import structlog
 
 from headrace.errors import QueryCancelled
-from headrace.postgres.connect import Connection, as_headrace, connect
+from headrace.postgres.connect import Connection, for_job
+from headrace.postgres.failures import as_headrace
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -94,7 +95,7 @@ class Job:
     @contextlib.contextmanager
     def connection(self, dsn: str, **options: Any) -> Iterator[Connection]:
         """A connection (see ``connect``) whose running query a cancel stops."""
-        conn = connect(dsn, **options)
+        conn = for_job(dsn, **options)
         try:
             with self.cancelling(lambda: _cancel_query(conn)):
                 yield conn

@@ -13,7 +13,9 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
-from headrace.postgres.connect import Connection, act_as, quoted
+from headrace.postgres.acting import act_as
+from headrace.postgres.connect import Connection
+from headrace.postgres.statements import quoted
 
 _BYTES_MAX: Final = 63
 _OURS: Final = "headrace"

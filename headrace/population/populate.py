@@ -37,7 +37,8 @@ from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import Size, TableChanged
 from headrace.postgres import fingerprint, publication
-from headrace.postgres.connect import Connection, as_headrace, connect
+from headrace.postgres.connect import Connection, for_job
+from headrace.postgres.failures import as_headrace
 from headrace.postgres.fingerprint import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
@@ -429,7 +430,7 @@ class Population:
         """A connection in autocommit: the one used before, if it still answers."""
         conn, self._idle = self._idle, None
         if conn is None or not _answers(conn):
-            conn = connect(self._dsn, what="builder")
+            conn = for_job(self._dsn, what="builder")
         try:
             yield conn
         except BaseException:
@@ -470,7 +471,7 @@ def unpublish_unused(context: Context, table_oids: list[int]) -> None:
     """Take those tables out of the publication that no view reads any more."""
     with (
         context.publication_lock,
-        contextlib.closing(connect(context.settings.source, what="builder")) as conn,
+        contextlib.closing(for_job(context.settings.source, what="builder")) as conn,
     ):
         unused = catalog.unused_tables(conn, table_oids)
         if unused:

@@ -15,7 +15,7 @@ from headrace.population.catalog import NewView
 from headrace.population.job import Job
 from headrace.population.names import Target
 from headrace.population.staging import Staging
-from headrace.postgres import pinned
+from headrace.postgres import statements
 from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sink import keys, table
@@ -146,7 +146,7 @@ def copy_rows(
 def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
     """Make a schema for the view, and remember that we did: ``drop`` takes it away again."""
     # Two views may come into one new schema at once: the second waits for the first's commit.
-    pinned.alone(conn, _SCHEMA_LOCK)
+    statements.alone(conn, _SCHEMA_LOCK)
     statement = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))
     if caller is not None:
         statement += sql.SQL(" AUTHORIZATION {}").format(sql.Identifier(caller))

@@ -28,7 +28,8 @@ from headrace.errors import BugError, DefiniteFailure, SnapshotLost, TransientEr
 from headrace.kernels import copytext, text
 from headrace.population import tables
 from headrace.population.snapshot import SnapshotRef
-from headrace.postgres.connect import Connection, as_headrace, connect
+from headrace.postgres.connect import Connection, for_job
+from headrace.postgres.failures import as_headrace
 
 ROWS_PER_BATCH: Final = 50_000
 BYTES_PER_BATCH: Final = 4 * 1024 * 1024
@@ -54,7 +55,7 @@ def joined(
     Raises:
         SnapshotLost: the snapshot is no longer there, or it is not the one expected.
     """
-    conn = connect(dsn, what="population reader", autocommit=True)
+    conn = for_job(dsn, what="population reader", autocommit=True)
     try:
         if watch is not None:
             watch(conn)

@@ -30,7 +30,8 @@ from headrace.errors import (
     UserError,
 )
 from headrace.population.job import Job
-from headrace.postgres.connect import Connection, as_headrace, connect
+from headrace.postgres.connect import Connection, for_job
+from headrace.postgres.failures import as_headrace
 from headrace.process import faults
 from headrace.types import Lsn, parse_lsn
 
@@ -123,7 +124,7 @@ def export(
     slot = slot_of(slot_name, number)
     # A walsender waits for locks of others, one by one; of all timeouts only this bounds each
     # of these waits (E8), should we be gone by then.
-    conn = connect(
+    conn = for_job(
         dsn,
         what="snapshot",
         replication=True,
@@ -155,7 +156,7 @@ def slot_of(slot_name: str, number: str) -> str:
 def remove_slot(dsn: str, slot: str) -> None:
     """Remove a slot that a broken creation may have left half-made (H8)."""
     try:
-        with connect(dsn, what="janitor") as conn:
+        with for_job(dsn, what="janitor") as conn:
             _terminate(conn, "s.slot_name = %s", slot)
     except (HeadraceError, psycopg.Error) as error:
         # The slot is temporary: it goes when its server process notices that we left.
@@ -265,7 +266,7 @@ def _create(
 
 def find_blockers(dsn: str) -> str:
     """Transactions that hold a new slot up, oldest first, in words."""
-    with connect(dsn, what="population") as conn:
+    with for_job(dsn, what="population") as conn:
         rows = conn.execute(
             "SELECT 'process ' || pid || ' (role ' || coalesce(usename, '?') || ', open for '"
             " || date_trunc('second', clock_timestamp() - xact_start) || ')'"

@@ -33,7 +33,7 @@ from headrace.population.segments import Exit, Segment, Spec
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import Size
-from headrace.postgres.connect import as_headrace
+from headrace.postgres.failures import as_headrace
 from headrace.process.java import java_home
 
 _log = structlog.get_logger(__name__)

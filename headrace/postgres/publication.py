@@ -17,8 +17,8 @@ from psycopg import sql
 
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
-from headrace.postgres import pinned
 from headrace.postgres import slot as setup
+from headrace.postgres import statements
 
 Connection = psycopg.Connection[Any]
 
@@ -109,7 +109,7 @@ def _alter(
             sql.Literal(settings.lock_timeout_ms)
         )
     )
-    pinned.alone(conn, _LOCK)
+    statements.alone(conn, _LOCK)
     published = tables(conn, settings.publication_name)
     changed = [oid for oid in dict.fromkeys(oids) if (oid in published) != add]
     if not changed:

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
-from headrace.postgres import pinned
+from headrace.postgres import failures
 from headrace.types import Lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
@@ -159,7 +159,7 @@ def ensure(conn: Connection, settings: Settings) -> SlotState:
             sqlstate="55P03",
         ) from error
     except psycopg.Error as error:
-        raise pinned.classify(error) from error
+        raise failures.classify(error) from error
     made = slot_state(conn, settings.slot_name)
     assert made is not None, "the slot was just made"
     _log.info("slot created", slot=settings.slot_name, lsn=made.confirmed)

@@ -46,7 +46,7 @@ from headrace.expressions.pool import Pool
 from headrace.forwarder.batcher import Batch
 from headrace.forwarder.stream import Identity, Stream
 from headrace.kernels.pgoutput import Decoder
-from headrace.postgres import pinned
+from headrace.postgres import failures
 from headrace.postgres import slot as setup
 from headrace.process import faults
 from headrace.runtime import batches, lifecycle, positions, replay
@@ -138,7 +138,7 @@ class Engine:
             try:
                 future.set_result(work())
             except psycopg.Error as error:
-                future.set_exception(pinned.classify(error))
+                future.set_exception(failures.classify(error))
             except Exception as error:  # noqa: BLE001  it belongs to whoever asked
                 future.set_exception(error)
 
@@ -730,7 +730,7 @@ def _known(error: HeadraceError | psycopg.Error) -> HeadraceError:
     """The error of our tree for what ended the stream."""
     if isinstance(error, HeadraceError):
         return error
-    return pinned.classify(error)
+    return failures.classify(error)
 
 
 def _nothing() -> None:

@@ -32,7 +32,7 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
-from headrace.postgres import pinned
+from headrace.postgres import failures
 from headrace.runtime import positions, views
 from headrace.runtime.positions import StateMark
 from headrace.runtime.result_tables import ResultTables
@@ -598,7 +598,7 @@ class Lifecycle:
                 raise
             return SinkBlocked(f"result table {shown} is locked")
         except psycopg.Error as error:
-            if pinned.is_lost(error) or pinned.is_transient(error):
+            if failures.is_lost(error) or failures.is_transient(error):
                 raise
             return trouble.of_view(view.target, error)
         return None

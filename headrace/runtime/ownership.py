@@ -28,7 +28,7 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import FencedError, PrerequisiteError, PrivilegeError
-from headrace.postgres import pinned
+from headrace.postgres import connect, failures
 from headrace.runtime.views import View
 from headrace.sink import commit
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
@@ -62,7 +62,7 @@ class Owner:
             )
         except psycopg.Error as error:
             self.sink.close()
-            raise pinned.classify(error) from error
+            raise failures.classify(error) from error
         except BaseException:
             self.sink.close()
             raise
@@ -177,7 +177,7 @@ class Owner:
 
 def _connect(settings: Settings, name: str, more: dict[str, str]) -> Connection:
     """A connection that waits for no lock of the user's longer than it may."""
-    return pinned.connect(
+    return connect.connect(
         settings.source,
         name=name,
         settings=more | {"lock_timeout": str(settings.lock_timeout_ms)},

@@ -13,7 +13,7 @@ import psycopg
 import structlog
 
 from headrace import clock
-from headrace.postgres import pinned
+from headrace.postgres import failures
 from headrace.sink import kept
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ResultTables:
         try:
             kept.note(conn, views)
         except psycopg.Error as error:
-            if pinned.is_lost(error) or conn.closed:
+            if failures.is_lost(error) or conn.closed:
                 raise
             # Somebody drops an index just then, say.  It is noted when it changes again.
             _log.info("grants and indexes not noted", reason=str(error))

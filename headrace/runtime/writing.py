@@ -32,7 +32,7 @@ from headrace.errors import (
     StructureChanged,
     TransientError,
 )
-from headrace.postgres import definitions, pinned, privileges
+from headrace.postgres import definitions, failures, privileges
 from headrace.process import faults
 from headrace.runtime.jobs import Answer, Job, Part
 from headrace.runtime.ownership import Owner
@@ -280,7 +280,7 @@ class _Group:
         try:
             self._conn.execute(_AFTER_VIEW)
         except psycopg.Error as error:
-            if pinned.is_lost(error) or self._conn.closed:
+            if failures.is_lost(error) or self._conn.closed:
                 raise
             raise trouble.of_view(part.target, error) from error
 
@@ -299,7 +299,7 @@ class _Group:
         try:
             return self._owner.writer.explained(part.target, error)
         except psycopg.Error as second:
-            if pinned.is_lost(second) or self._conn.closed:
+            if failures.is_lost(second) or self._conn.closed:
                 raise
             self._conn.execute("ROLLBACK TO SAVEPOINT view")
             return error
@@ -344,7 +344,7 @@ def _by_group(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def _known(error: psycopg.Error) -> Exception:
-    if not (pinned.is_lost(error) or pinned.is_transient(error)):
+    if not (failures.is_lost(error) or failures.is_transient(error)):
         return error
     return TransientError(
         f"the sink connection failed: {str(error).strip()}",

@@ -14,7 +14,7 @@ import psycopg
 
 from headrace.config import ENV_PREFIX, Settings, has_secret, redact
 from headrace.errors import HeadraceError
-from headrace.postgres import pinned
+from headrace.postgres import connect
 
 # Settings that have a flag of their own; every setting has its variable and its TOML key.
 _FLAGS: Final = {
@@ -147,8 +147,7 @@ def _check(settings: Settings) -> int:
     from headrace.postgres import slot as setup
     from headrace.sql import install
 
-    info = pinned.conninfo(settings.source, name="headrace")
-    with psycopg.connect(info, autocommit=True) as conn:
+    with connect.session(settings.source, name="headrace") as conn:
         problems = [*install.problems(conn), *setup.preflight(conn, settings)]
     for problem in problems:
         _say(_shown(problem))
@@ -161,8 +160,7 @@ def _uninstall(settings: Settings, *, tables: bool) -> int:
     from headrace.postgres import slot as setup
     from headrace.sql import install
 
-    info = pinned.conninfo(settings.source, name="headrace")
-    with psycopg.connect(info, autocommit=True) as conn:
+    with connect.session(settings.source, name="headrace") as conn:
         if problems := install.problems(conn):
             raise problems[0]
         # The slot first: while an engine runs it is in use, and nothing is removed.

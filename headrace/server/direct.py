@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import psycopg
 import structlog
-from psycopg.rows import dict_row
 
 from headrace.config import Settings
 from headrace.errors import (
@@ -28,6 +27,7 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
+from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
 from headrace.server.commands import Commands
 from headrace.server.context import Context, settings_of
@@ -106,15 +106,7 @@ class Direct:
             await asyncio.sleep(_RETRY_S)
 
     async def _connect(self) -> Connection:
-        conn = await psycopg.AsyncConnection.connect(
-            self._settings.source,
-            autocommit=True,
-            row_factory=dict_row,
-            application_name="headrace commands",
-        )
-        await conn.execute("SET search_path = pg_catalog")
-        await conn.execute("SET idle_session_timeout = 0")
-        return conn
+        return await async_dicts(self._settings.source, name="headrace commands")
 
     async def _announce(self, conn: Connection) -> None:
         """Say that an engine is here, and see to what was under way."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
-from psycopg.rows import dict_row
 
 from headrace.config import Settings
-from headrace.postgres import pinned
+from headrace.postgres.connect import async_dicts
 from headrace.server.supervisor import Supervisor
 
 _TIMEOUT_S: Final = 5
@@ -101,11 +100,7 @@ class Health:
         self, *, views: bool
     ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
         async with asyncio.timeout(_TIMEOUT_S):
-            conn = await psycopg.AsyncConnection.connect(
-                pinned.conninfo(self._settings.source, name="headrace health"),
-                autocommit=True,
-                row_factory=dict_row,
-            )
+            conn = await async_dicts(self._settings.source, name="headrace health")
             async with conn:
                 found: list[dict[str, Any]] = []
                 if views:

@@ -17,24 +17,24 @@ import structlog
 from psycopg.rows import dict_row, tuple_row
 
 from headrace.config import Settings
-from headrace.postgres import pinned, publication
+from headrace.postgres import connect, publication
 
 _log = structlog.get_logger(__name__)
 
 
 def clean(settings: Settings) -> list[dict[str, Any]]:
     """Remove abandoned populations; returns the rows of those to start again."""
-    with psycopg.connect(
-        pinned.conninfo(settings.source, name="headrace janitor"),
-        autocommit=True,
-        row_factory=dict_row,
-    ) as conn:
-        rows = conn.execute(
-            "DELETE FROM headrace.views v WHERE v.status IN ('pending', 'populating')"
-            " RETURNING v.id, v.schema_name, v.view_name, v.query, v.canonical,"
-            " (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = v.owner) AS owner,"
-            " v.options, v.settings, v.block"
-        ).fetchall()
+    with connect.session(settings.source, name="headrace janitor") as conn:
+        rows = (
+            conn.cursor(row_factory=dict_row)
+            .execute(
+                "DELETE FROM headrace.views v WHERE v.status IN ('pending', 'populating')"
+                " RETURNING v.id, v.schema_name, v.view_name, v.query, v.canonical,"
+                " (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = v.owner) AS owner,"
+                " v.options, v.settings, v.block"
+            )
+            .fetchall()
+        )
         for row in rows:
             _log.info(
                 "abandoned population removed",
@@ -60,7 +60,7 @@ def _shrink_publication(conn: psycopg.Connection[Any], settings: Settings) -> No
             "SELECT t.table_oid::bigint FROM headrace.view_tables t"
         ).fetchall()
     used = {int(row[0]) for row in rows}
-    with pinned.connect(settings.source, name="headrace janitor") as plain:
+    with connect.connect(settings.source, name="headrace janitor") as plain:
         published = publication.tables(plain, settings.publication_name)
         unused = sorted(published - used)
         if unused:

@@ -18,7 +18,7 @@ import structlog
 from headrace import events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
-from headrace.postgres import pinned
+from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
 from headrace.process import rpc
 from headrace.runtime import ownership
@@ -83,8 +83,7 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
     for folder in (settings.run_dir, settings.staging_dir, settings.tmp_dir):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        info = pinned.conninfo(settings.source, name="headrace")
-        with psycopg.connect(info, autocommit=True) as conn:
+        with connect.session(settings.source, name="headrace") as conn:
             problems = install.problems(conn) or setup.preflight(conn, settings)
             if problems:
                 raise problems[0]
@@ -192,7 +191,7 @@ class Commander:
         try:
             rows = await asyncio.to_thread(janitor.clean, self._settings)
         except psycopg.Error as error:
-            raise pinned.classify(error) from error
+            raise failures.classify(error) from error
         for row in rows:
             task = asyncio.create_task(self._create_again(row))
             self._again.add(task)

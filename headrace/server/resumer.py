@@ -24,7 +24,6 @@ from typing import Any, Final
 
 import psycopg
 import structlog
-from psycopg.rows import dict_row
 
 from headrace import clock
 from headrace.config import Settings
@@ -42,7 +41,7 @@ from headrace.errors import (
     transient,
 )
 from headrace.population.options import Options
-from headrace.postgres import pinned
+from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
 from headrace.server.commands import Commands
 from headrace.server.context import Context
@@ -157,11 +156,8 @@ class Resumer:
     async def _serve(self) -> None:
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(
-                    pinned.conninfo(self._settings.source, name="headrace resumer"),
-                    autocommit=True,
-                    row_factory=dict_row,
-                ) as conn:
+                source = self._settings.source
+                async with await async_dicts(source, name="headrace resumer") as conn:
                     while True:
                         await self._look(conn)
                         await self._rest()

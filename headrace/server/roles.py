@@ -13,7 +13,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace.errors import PrivilegeError, TransientError
-from headrace.postgres import pinned
+from headrace.postgres.connect import async_session
 from headrace.server.scram import Verifier
 
 _TIMEOUT_S: Final = 10.0
@@ -78,10 +78,7 @@ class Roles:
         try:
             async with self._lock, asyncio.timeout(_TIMEOUT_S):
                 if self._conn is None or self._conn.closed:
-                    self._conn = await psycopg.AsyncConnection.connect(
-                        pinned.conninfo(self._dsn, name="headrace roles"),
-                        autocommit=True,
-                    )
+                    self._conn = await async_session(self._dsn, name="headrace roles")
                 return await (await self._conn.execute(text, values)).fetchone()
         except (psycopg.Error, TimeoutError) as error:
             if self._conn is not None:

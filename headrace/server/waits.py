@@ -24,7 +24,8 @@ from headrace.errors import (
     UndefinedError,
     UserError,
 )
-from headrace.postgres import pinned
+from headrace.postgres import failures
+from headrace.postgres.connect import async_session
 from headrace.process import rpc
 from headrace.server.context import Context
 from headrace.types import format_lsn, parse_lsn
@@ -176,7 +177,7 @@ class Waits:
             except psycopg.DataError as error:
                 raise _bad_argument(error) from error
             except psycopg.Error as error:
-                raise pinned.classify(error) from error
+                raise failures.classify(error) from error
             except asyncio.CancelledError:
                 # Given up in the middle of an answer.
                 await self._disconnect()
@@ -197,15 +198,10 @@ class Waits:
 
     async def _connected(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         if self._conn is None or self._conn.closed:
-            settings = {
-                "search_path": "pg_catalog",
-                # Flushed here is enough: no standby need have it.
-                "synchronous_commit": "local",
-                "idle_session_timeout": "0",
-            }
-            conn = await psycopg.AsyncConnection.connect(
-                pinned.conninfo(self._dsn, name="headrace waits", settings=settings),
-                autocommit=True,
+            # Flushed here is enough: no standby need have it.
+            settings = {"synchronous_commit": "local"}
+            conn = await async_session(
+                self._dsn, name="headrace waits", settings=settings
             )
             cursor = await conn.execute(
                 "SELECT current_setting('wal_block_size')::bigint,"

@@ -18,7 +18,7 @@ import structlog
 from psycopg import sql
 
 from headrace.errors import UnsupportedError
-from headrace.postgres import pinned
+from headrace.postgres import statements
 from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
@@ -135,7 +135,7 @@ def _make_index(
     head = sql.SQL("CREATE INDEX {} ON {} ").format(
         sql.Identifier(index), sql.Identifier(schema, table)
     )
-    pinned.one_statement(conn, head.as_string(conn) + tail)
+    statements.one_statement(conn, head.as_string(conn) + tail)
     made = sql.Identifier(schema, index).as_string(conn)
     asked = {"index": made, "user": FIRST_USER_OID}
     if conn.execute(_NO_INDEX, asked).fetchone() is not None:

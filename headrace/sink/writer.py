@@ -26,7 +26,7 @@ from psycopg import sql
 
 from headrace.errors import RESYNC, SinkTableError
 from headrace.kernels import copytext
-from headrace.postgres import pinned
+from headrace.postgres import failures
 from headrace.sink import keyed, keys, table, trouble
 from headrace.sink import rows as rows_of
 from headrace.sink.rows import Arrays
@@ -109,7 +109,7 @@ class SinkWriter:
         try:
             return self._write(target, diffs)
         except psycopg.Error as error:
-            if pinned.is_lost(error) or self._conn.closed:
+            if failures.is_lost(error) or self._conn.closed:
                 raise
             # What has become of it is asked when the transaction allows: ``explained``.
             raise trouble.of_view(target, error) from error

@@ -21,7 +21,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from headrace.errors import PrerequisiteError
-from headrace.postgres import pinned
+from headrace.postgres.connect import log_in
+from headrace.postgres.statements import alone
 from headrace.sql import owned
 
 SCHEMA_VERSION: Final = "1"
@@ -115,7 +116,7 @@ def install(conn: Connection) -> None:
 
 def _install(conn: Connection) -> None:
     with conn.transaction():
-        pinned.alone(conn, _INSTALL_LOCK)
+        alone(conn, _INSTALL_LOCK)
         conn.execute(_WAIT)
         conn.execute("SET LOCAL search_path = pg_catalog")
         conn.execute("SET LOCAL client_min_messages = warning")
@@ -160,7 +161,7 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
     The eval role goes where nothing in another database needs it.
     """
     with conn.transaction():
-        pinned.alone(conn, _INSTALL_LOCK)
+        alone(conn, _INSTALL_LOCK)
         found = conn.execute(
             "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
         ).fetchone()
@@ -253,7 +254,7 @@ def _eval_dsn(
 
     ``anew``: it gets its password once more, if it is ours; else None.
     """
-    pinned.alone(conn, _INSTALL_LOCK)
+    alone(conn, _INSTALL_LOCK)
     ours = _is_ours(conn, role)
     if anew and not ours:
         return None
@@ -338,11 +339,11 @@ def _database_oid(conn: Connection) -> int:
 def _can_log_in(dsn: str) -> bool:
     """Whether pg_hba.conf lets the eval role in; if not, it is as good as absent."""
     try:
-        with psycopg.connect(dsn, connect_timeout=5):
-            return True
+        log_in(dsn)
     except psycopg.OperationalError as error:
         _log.warning("eval role cannot log in", reason=str(error).strip())
         return False
+    return True
 
 
 def _drop_eval_role(conn: Connection) -> None:

@@ -30,7 +30,8 @@ from headrace.population import staging
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.spark import Spark
-from headrace.postgres.connect import as_headrace, connect
+from headrace.postgres.connect import for_job
+from headrace.postgres.failures import as_headrace
 from headrace.process import imports, parent, rpc, tasks
 from headrace.views import (
     check,
@@ -453,7 +454,7 @@ def _guarded(work: Work, job: Job) -> Any:
 
 def view_ids(settings: Settings) -> set[int]:
     """Ids of all views in the catalog."""
-    with contextlib.closing(connect(settings.source, what="builder")) as conn:
+    with contextlib.closing(for_job(settings.source, what="builder")) as conn:
         rows = conn.execute("SELECT id FROM headrace.views").fetchall()
     return {int(row[0]) for row in rows}
 
@@ -464,7 +465,7 @@ def clean_up(settings: Settings) -> None:
     Catalog rows are the commander's to remove (``server.janitor``), which also starts views
     again that were created without waiting.
     """
-    with contextlib.closing(connect(settings.source, what="builder")) as conn:
+    with contextlib.closing(for_job(settings.source, what="builder")) as conn:
         exists = conn.execute("SELECT to_regclass('headrace.views')").fetchone()
         if exists is None or exists[0] is None:
             return

@@ -33,8 +33,9 @@ from headrace.population import names
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
-from headrace.postgres import pinned
-from headrace.postgres.connect import Connection, as_headrace
+from headrace.postgres import statements
+from headrace.postgres.connect import Connection
+from headrace.postgres.failures import as_headrace
 from headrace.sink import table
 from headrace.types import FIRST_USER_OID
 
@@ -194,7 +195,7 @@ def _make(
     before = _indexes(conn, table_oid)
     head = sql.SQL("CREATE INDEX ON {} ").format(target).as_string(conn)
     try:
-        pinned.one_statement(conn, head + definition)
+        statements.one_statement(conn, head + definition)
     except psycopg.errors.SyntaxError as error:
         at = int(error.diag.statement_position or 0) - len(head)
         raise SyntaxUserError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.config import Settings
 from headrace.errors import UserError
-from headrace.postgres.connect import Connection, connect
+from headrace.postgres.connect import Connection, for_job
 
 
 def check_views(conn: Connection, settings: Settings, owner: str | None) -> None:
@@ -69,5 +69,5 @@ class Turns:
             yield
 
     def _is_exempt(self, caller: str) -> bool:
-        with contextlib.closing(connect(self._settings.source, what="builder")) as conn:
+        with contextlib.closing(for_job(self._settings.source, what="builder")) as conn:
             return is_exempt(conn, caller)

@@ -45,8 +45,9 @@ from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.population.reader import prove
 from headrace.population.snapshot import SnapshotRef
-from headrace.postgres.connect import Connection, as_headrace
-from headrace.postgres.pinned import become
+from headrace.postgres.acting import become
+from headrace.postgres.connect import Connection
+from headrace.postgres.failures import as_headrace
 from headrace.sink import table
 from headrace.types import FLOAT4, FLOAT8, NUMERIC, PINNED_SETTINGS
 from headrace.views import clocks, open_order

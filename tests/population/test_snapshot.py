@@ -14,7 +14,7 @@ from headrace.population import snapshot as snapshots
 from headrace.population.job import Job
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.tables import TableChanged
-from headrace.postgres.connect import connect
+from headrace.postgres.connect import for_job
 from tests.population import plans
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -96,7 +96,7 @@ def test_reader_outside_the_snapshot_is_refused(bench):
             reader.joined(bench.dsn, wrong),
         ):
             pass
-        with connect(bench.dsn, what="test") as conn:
+        with for_job(bench.dsn, what="test") as conn:
             # Autocommit: no error, no effect; each statement has a snapshot of its own (E5).
             conn.execute("SET default_transaction_isolation = 'repeatable read'")
             conn.execute(f"SET TRANSACTION SNAPSHOT '{ref.name}'")
@@ -208,7 +208,7 @@ def test_half_made_slot_is_removed(bench):
     name = snapshots.slot_of(bench.settings.slot_name, "9_1")
     with psycopg.connect(bench.dsn) as writer:
         writer.execute("INSERT INTO customers VALUES (9995, 'open', '')")
-        conn = connect(bench.dsn, what="test", replication=True)
+        conn = for_job(bench.dsn, what="test", replication=True)
         conn.execute("SET lock_timeout = 0")  # it must wait for the writer, not give up
         conn.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         conn.pgconn.send_query(

@@ -29,7 +29,7 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import copytext, text
 from headrace.population import uses
 from headrace.population.names import role
-from headrace.postgres import fingerprint, pinned, publication
+from headrace.postgres import connect, fingerprint, publication
 from headrace.runtime.engine import Engine
 from headrace.runtime.positions import Position
 from headrace.sink import table
@@ -177,7 +177,7 @@ def create_view(
     (folder / "manifest.json").write_text(
         json.dumps({**facts, "runs": runs, "format": layout.FORMAT})
     )
-    with psycopg.connect(pinned.conninfo(dsn, name="test")) as conn:
+    with psycopg.connect(connect.conninfo(dsn, name="test")) as conn:
         conn.execute("SET search_path = public")
         oid = table.create(conn, "public", name, query)
         names = [f.name for f in physical.sink.schema]
@@ -214,7 +214,7 @@ def populate(
     dsn: str, physical: plan.PhysicalPlan, store: MemoryStore, settings: Settings
 ):
     """(consistent point, first result, facts) of a snapshot of a temporary slot."""
-    info = pinned.conninfo(dsn, name="population", replication=True)
+    info = connect.conninfo(dsn, name="population", replication=True)
     flow = Dataflow(physical, store, RemoteEvaluator(dsn, {}, None), 0)
     with psycopg.connect(info, autocommit=True) as slot:
         slot.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")

@@ -15,7 +15,8 @@ import pytest
 
 from headrace.errors import TransientError
 from headrace.population import publish
-from headrace.postgres import pinned, publication
+from headrace.postgres import connect as door
+from headrace.postgres import publication
 from headrace.sink import table
 from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
@@ -276,7 +277,7 @@ def test_a_type_under_the_name_of_another(shared_engine, server, low):
     oid = server.execute(f"SELECT '{name}.mood'::regtype::oid").fetchone()[0]
     fields = (Field("id", 23), Field("m", oid))
     dsn = shared_engine.source
-    with pinned.connect(dsn, name="test", settings=SINK_SETTINGS) as conn:
+    with door.connect(dsn, name="test", settings=SINK_SETTINGS) as conn:
         shape = table.shape(conn, fields)
         made = table.create(conn, name, "r", shape, columns=("id", "m"), fields=fields)
         target = Target(1, name, "r", int(made), fields)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from headrace.errors import SinkBlocked, SinkTableError, UserError
-from headrace.postgres import pinned
+from headrace.postgres import connect
 from headrace.sink import keys, table
 from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
@@ -30,7 +30,7 @@ def setup(database):
 
 @pytest.fixture
 def conn(database, setup):
-    made = pinned.connect(
+    made = connect.connect(
         database, name="test", settings=SINK_SETTINGS | {"lock_timeout": "200"}
     )
     yield made

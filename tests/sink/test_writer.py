@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import SinkBlocked, SinkTableError
 from headrace.kernels import text
-from headrace.postgres import pinned
+from headrace.postgres import connect
 from headrace.sink import table
 from headrace.sink.table import Target
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
@@ -65,7 +65,7 @@ def conn(database):
         setup.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')")
         setup.execute("CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
         setup.execute("CREATE TYPE pair AS (a int, b text)")
-    made = pinned.connect(
+    made = connect.connect(
         database, name="test", settings=SINK_SETTINGS | {"lock_timeout": "200"}
     )
     yield made

@@ -20,7 +20,7 @@ import psycopg
 
 from headrace.errors import HeadraceError, UnsupportedError
 from headrace.planner.analyse.nodetree import Node
-from headrace.postgres import pinned
+from headrace.postgres import acting
 
 _SEGMENT: Final = r"(?:[^']|'')*"
 _ESCAPED: Final = r"(?:[^'\\]|''|\\.)*"
@@ -329,7 +329,7 @@ class Rehearsal:
         return choices[min(self._tried[at], len(choices) - 1)]
 
     def _check(self, types: set[int]) -> None:
-        with pinned.own_names(self._conn):
+        with acting.own_names(self._conn):
             asked = {"types": sorted(types)}
             row = self._conn.execute(_UNSAFE, asked).fetchone()
         if row is None:

@@ -10,7 +10,7 @@ caller: also our own SQL, in which a name may mean something else by then.
 Two things are left to a caller's code that runs so.  It may alter those functions, which are the
 caller's: so before each call it is looked at whether they still give up our rights.  And its names
 are on the caller's search path: so what we ask under that path is asked under ours
-(``pinned.own_names``).
+(``acting.own_names``).
 
 Postgres' own errors come back with SQLSTATE, message, detail and hint as they are, and
 with the position moved to the user's text.
@@ -38,7 +38,7 @@ from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import literals
 from headrace.planner.analyse.catalog import Connection, mentioned
 from headrace.planner.analyse.nodetree import Node, read_nodes
-from headrace.postgres import pinned
+from headrace.postgres import acting, failures
 from headrace.types import PINNED_SETTINGS
 
 _VIEW: Final = "headrace_bind"
@@ -82,11 +82,11 @@ def to_error(
 ) -> HeadraceError:
     """Postgres' error as ours; ``shift`` characters of the statement are not the user's.
 
-    ``inner`` as for ``pinned.translate``.
+    ``inner`` as for ``failures.translate``.
     """
     denied = error.sqlstate == PrivilegeError.sqlstate
     kind = PrivilegeError if denied else UserError
-    return pinned.translate(error, kind, shift=shift, inner=inner)
+    return failures.translate(error, kind, shift=shift, inner=inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def binding(
     try:
         with conn.transaction(force_rollback=True):
             if caller is not None:
-                pinned.become(conn, caller)
+                acting.become(conn, caller)
             given = {name.lower(): value for name, value in settings.items()}
             names = (*CAPTURED, *_PARSING)
             _set(conn, {n: given[n.lower()] for n in names if n.lower() in given})
@@ -215,7 +215,7 @@ def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) ->
     def analysed(copy: str) -> Node:
         with conn.transaction(force_rollback=True):
             _make(conn, _VIEW, copy, analyst)
-            with pinned.own_names(conn):
+            with acting.own_names(conn):
                 return _tree(conn, _VIEW)
 
     literals.Rehearsal(conn, query, found).run(analysed, mentioned)

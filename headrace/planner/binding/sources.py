@@ -51,7 +51,7 @@ from headrace.planner.logical.nodes import Col, Node, Project, Scan, Union, Valu
 from headrace.planner.logical.scalar import Expr, Ref
 from headrace.planner.request import TableRef
 from headrace.planner.scalars.lower import Lowering, Scope
-from headrace.postgres import pinned
+from headrace.postgres import acting
 
 _FIRST_LOW_ATTRIBUTE: Final = 7
 """Bit n of ``selectedCols`` is attribute n - 7 (FirstLowInvalidHeapAttributeNumber)."""
@@ -386,7 +386,7 @@ class Sources:
         """
         analyst = f"{shadow}_analyst"
         try:
-            pinned.become(self._conn, owner)
+            acting.become(self._conn, owner)
             session.employ(self._conn, owner, analyst)
             session.refuse_others_code(self._conn, query, analyst)
             return session.made_view(self._conn, query, shadow, analyst)

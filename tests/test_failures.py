@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from headrace.errors import PrivilegeError, TransientError, UserError
-from headrace.postgres import pinned
+from headrace.postgres import failures
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,13 @@ from headrace.postgres import pinned
     ],
 )  # fmt: skip
 def test_family_follows_the_sqlstate(code, kind):
-    error = pinned.translate(psycopg.errors.lookup(code)("text"), UserError)
+    error = failures.translate(psycopg.errors.lookup(code)("text"), UserError)
     assert type(error) is kind
     assert (error.code, error.message) == (code, "text")
 
 
 def test_lost_connection_is_transient():
-    error = pinned.translate(psycopg.OperationalError("gone"), UserError)
+    error = failures.translate(psycopg.OperationalError("gone"), UserError)
     assert isinstance(error, TransientError)
     assert error.code == "08006"
 
@@ -35,12 +35,13 @@ def test_words_are_kept_and_the_position_is_the_users(postgres):
             conn.execute("SELECT 1 AS one, nope")
         with pytest.raises(psycopg.Error) as hinted:
             conn.execute("SELECT now(1)")
-    error = pinned.translate(caught.value, PrivilegeError, shift=17)
+    error = failures.translate(caught.value, PrivilegeError, shift=17)
     assert isinstance(error, PrivilegeError)
     assert (error.position, error.code) == (1, "42703")
-    assert pinned.translate(caught.value, UserError).position is None
-    assert pinned.translate(caught.value, UserError, shift=20).position is None
+    assert failures.translate(caught.value, UserError).position is None
+    assert failures.translate(caught.value, UserError, shift=20).position is None
     assert (
-        pinned.translate(hinted.value, UserError).hint == hinted.value.diag.message_hint
+        failures.translate(hinted.value, UserError).hint
+        == hinted.value.diag.message_hint
     )
     assert hinted.value.diag.message_hint
