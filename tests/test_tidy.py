@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "views": {
         *("collections", "expressions", "planner", "population", "postgres"),
-        *("process", "sink"),
+        *("process", "sink", "sql"),
     },
     "embedded": {"process"},
     "population": {
@@ -85,7 +85,6 @@ LARGE: dict[str, str] = {
     "runtime/sharing.py": "to be split",
     "server/protocol.py": "to be split",
     "state/rocks.py": "to be split",
-    "views/builder.py": "to be split",
 }
 WIDE: dict[str, str] = {
     "expressions/remote.py": "to be split",
@@ -142,7 +141,6 @@ NAMESAKES = {
     "Record",
     "Recursive",
     "Reduce",
-    "Request",
     "Rule",
     "Running",
     "Session",

@@ -46,12 +46,13 @@ from headrace.server.actions import (
 from headrace.server.context import CONTEXT_QUERY, Context, read_context
 from headrace.server.login import Channel, Login, Step
 from headrace.server.pipeline import Pipeline
-from headrace.server.procedures import SELECTED, Given, Invocation, bind
+from headrace.server.procedures import Given, Invocation, bind
 from headrace.server.remembered import Calls, Copies, Prepared, may_copy_in
 from headrace.server.scram import Verifier
 from headrace.server.statements import SCHEMA, parse
 from headrace.server.states import TRANSITIONS, State
 from headrace.server.translation import Translation, translation
+from headrace.sql.verbs import VERBS
 
 _READING: Final = (State.LOGIN, State.RELAY, State.SKIP)
 _CONTEXT_NAME: Final = b"__headrace_"
@@ -207,7 +208,7 @@ class Session:
                 out += m.row_description(found.columns)
             out += m.data_rows(found, pending.formats, self._encoding)
         tag = "CALL"
-        if found is not None and pending.invocation.procedure in SELECTED:
+        if found is not None and VERBS[pending.invocation.procedure].selected:
             tag = f"SELECT {len(found.rows)}"
         out += m.command_complete(tag)
         if not pending.extended:

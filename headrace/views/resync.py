@@ -47,8 +47,9 @@ from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import table
+from headrace.sql.verbs import AlterView, ResyncView
 from headrace.views import grants
-from headrace.views.pause import Request, check_not_live
+from headrace.views.pause import check_not_live
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,8 @@ class Stored:
     """What ``canonical`` names, by OID."""
 
 
-def resync_view(
-    context: Context,
-    job: Job,
-    request: Request,
-    of: int | None = None,
-    because: str | None = None,
-) -> dict[str, Any]:
+def resync_view(context: Context, job: Job, request: ResyncView) -> dict[str, Any]:
     """Fill a view anew, whatever state it is in, and let it run.
-
-    ``of``: only if its id is still that, hence nobody has filled it meanwhile.  ``because``: why
-    that is done without a call.
 
     Raises:
         UndefinedError: 42P01, no such view.
@@ -85,7 +77,7 @@ def resync_view(
     """
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
-        if of not in (None, view.id):
+        if request.of not in (None, view.id):
             raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
         check_not_live(context, view)
         stored = read(conn, view)
@@ -93,7 +85,7 @@ def resync_view(
         planned, planned_under = plan_again(context, conn, view, stored, owner)
         resync = Resync(
             *(context, job, view, stored, planned, planned_under, owner),
-            because=because,
+            because=request.because,
         )
         resync.check_table(conn)
     return resync.run()
@@ -155,9 +147,7 @@ def plan_again(
     return first
 
 
-def alter_view(
-    context: Context, job: Job, request: Request, query: str
-) -> dict[str, Any]:
+def alter_view(context: Context, job: Job, request: AlterView) -> dict[str, Any]:
     """Give a view another query, of the same columns; its table changes where it differs.
 
     Raises:
@@ -172,7 +162,7 @@ def alter_view(
         planned, planned_under = plan_with_facts(
             conn,
             context.settings,
-            PlanRequest(query, owner.name, request.settings),
+            PlanRequest(request.query, owner.name, request.settings),
             Options.of(stored.options),
         )
         _check_columns(conn, view, planned)
@@ -182,7 +172,9 @@ def alter_view(
                 detail="A view that the query reads is made of this one.",
                 sqlstate="42P17",
             )
-    resync = Resync(context, job, view, stored, planned, planned_under, owner, query)
+    resync = Resync(
+        context, job, view, stored, planned, planned_under, owner, request.query
+    )
     return resync.run()
 
 

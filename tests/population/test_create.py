@@ -11,6 +11,7 @@ from psycopg import sql
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.population import staging
 from headrace.population.names import parse
+from headrace.sql.verbs import DropView
 from headrace.views import drop
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -218,7 +219,7 @@ def test_missing_schema_is_made_for_those_who_may(bench, role):
 
 
 def drop_view(bench, name, caller=None):
-    request = drop.Request(name, False, caller, {"search_path": "public"})
+    request = DropView(name, caller=caller, settings={"search_path": "public"})
     return drop.drop_view(bench.context, bench.job(), request)
 
 
