@@ -83,7 +83,6 @@ LARGE: dict[str, str] = {
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
     "runtime/sharing.py": "to be split",
-    "server/protocol.py": "to be split",
     "state/rocks.py": "to be split",
 }
 WIDE: dict[str, str] = {
@@ -104,7 +103,6 @@ LONG: dict[str, str] = {
     "planner/scalars/lower.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
-    "server/protocol.py": "to be split",
     "state/map/skiplist.py": "hot loops of one family",
     "state/map/skipreads.py": "hot loops of one family",
 }
