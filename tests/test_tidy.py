@@ -79,7 +79,6 @@ LARGE: dict[str, str] = {
     "planner/analyse/catalog.py": "to be split",
     "planner/physical/build.py": "to be split",
     "planner/scalars/lower.py": "to be split",
-    "population/populate.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
     "runtime/sharing.py": "to be split",

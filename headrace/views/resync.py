@@ -300,7 +300,7 @@ class Resync(Population):
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Exchange rows, progress and catalog row."""
         self._owner = names.role_of(conn, self._owner.oid)
-        self._call_worker("suspend", {"view_id": self._view.id, "job": self._job.name})
+        self._worker.call("suspend", {"view_id": self._view.id, "job": self._job.name})
         # Nobody may drop or renew it meanwhile; the worker may write its status.
         row: Any = conn.execute(
             "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR KEY SHARE",

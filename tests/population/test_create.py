@@ -349,7 +349,7 @@ def test_worker_that_restarts_for_a_moment(bench):
 
 
 def test_worker_that_stays_down_at_the_end_adopts_later(bench, monkeypatch):
-    monkeypatch.setattr("headrace.population.populate._WORKER_WAIT_S", 0.3)
+    monkeypatch.setattr("headrace.population.handover._WORKER_WAIT_S", 0.3)
 
     def on_call(method: str) -> None:
         if method == "adopt":
@@ -362,7 +362,7 @@ def test_worker_that_stays_down_at_the_end_adopts_later(bench, monkeypatch):
 
 
 def test_worker_that_is_down_at_the_start(bench, monkeypatch):
-    monkeypatch.setattr("headrace.population.populate._WORKER_WAIT_S", 0.3)
+    monkeypatch.setattr("headrace.population.handover._WORKER_WAIT_S", 0.3)
     bench.worker.down = 1_000_000
     with pytest.raises(TransientError):
         bench.create("v", QUERY)
