@@ -87,9 +87,7 @@ LARGE: dict[str, str] = {
 WIDE: dict[str, str] = {
     "expressions/remote.py": "to be split",
     "planner/scalars/lower.py": "to be split",
-    "population/publish.py": "to be split",
     "sink/table.py": "to be split",
-    "views/resync.py": "to be split",
 }
 LONG: dict[str, str] = {
     "collections/running.py": "to be split",

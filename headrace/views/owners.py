@@ -47,8 +47,8 @@ def set_owner(context: Context, job: Job, request: SetOwner) -> dict[str, Any]:
         if request.caller and not quotas.is_exempt(conn, request.caller):
             quotas.check_views(conn, context.settings, owner.name)
         stored = read(conn, view)
-        planned, planned_under = plan_again(context, conn, view, stored, owner)
-    return Resync(context, job, view, stored, planned, planned_under, owner).run()
+        again = plan_again(context, conn, view, stored, owner)
+    return Resync(context, job, view, stored, again).run()
 
 
 def _role(conn: Connection, text: str) -> Role:

@@ -41,7 +41,7 @@ from headrace.population.populate import (
     planning,
     unpublish_unused,
 )
-from headrace.population.publish import make_table, put_progress
+from headrace.population.publish import NewTable, make_table, put_progress
 from headrace.population.replace import Replaced, put_right, replace_rows
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
@@ -65,6 +65,15 @@ class Stored:
     """What ``canonical`` names, by OID."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """The plan that a view is filled by: with whose rights, and under which facts."""
+
+    planned: Planned
+    under: Facts
+    owner: Role
+
+
 def resync_view(context: Context, job: Job, request: ResyncView) -> dict[str, Any]:
     """Fill a view anew, whatever state it is in, and let it run.
 
@@ -82,11 +91,8 @@ def resync_view(context: Context, job: Job, request: ResyncView) -> dict[str, An
         check_not_live(context, view)
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
-        planned, planned_under = plan_again(context, conn, view, stored, owner)
-        resync = Resync(
-            *(context, job, view, stored, planned, planned_under, owner),
-            because=request.because,
-        )
+        again = plan_again(context, conn, view, stored, owner)
+        resync = Resync(context, job, view, stored, again, because=request.because)
         resync.check_table(conn)
     return resync.run()
 
@@ -103,7 +109,7 @@ def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
 
 def plan_again(
     context: Context, conn: Connection, view: ViewRow, stored: Stored, owner: Role
-) -> tuple[Planned, Facts]:
+) -> Replanned:
     """The plan of a stored query under the names of today, of the objects that it has named.
 
     With the rights of ``owner``.
@@ -114,13 +120,15 @@ def plan_again(
     named = stored.named
     settings = objects.followed(conn, stored.settings, named)
 
-    def attempt(*, loosely: bool) -> tuple[Planned, Facts]:
+    def attempt(*, loosely: bool) -> Replanned:
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
         text = present(conn, stored.canonical, list(named), loosely=loosely)
         request = PlanRequest(text, owner.name, settings | found)
         options = Options.of(stored.options)
         try:
-            return plan_with_facts(conn, context.settings, request, options)
+            return Replanned(
+                *plan_with_facts(conn, context.settings, request, options), owner
+            )
         except HeadraceError as error:
             # It is a place in the canonical text, which nobody has written.
             error.position = None
@@ -131,12 +139,12 @@ def plan_again(
     except UnsupportedError:
         # What had one name may have several now.
         first = attempt(loosely=True)
-    missing, moved = objects.lost(conn, named, first[0].named)
+    missing, moved = objects.lost(conn, named, first.planned.named)
     if not missing:
         return first
     # Operators that Postgres does not print are found by their schemas.
     second = attempt(loosely=True)
-    if not objects.lost(conn, named, second[0].named)[0]:
+    if not objects.lost(conn, named, second.planned.named)[0]:
         return second
     if moved:
         raise UnsupportedError(
@@ -159,7 +167,7 @@ def alter_view(context: Context, job: Job, request: AlterView) -> dict[str, Any]
         check_not_live(context, view)
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
-        planned, planned_under = plan_with_facts(
+        planned, under = plan_with_facts(
             conn,
             context.settings,
             PlanRequest(request.query, owner.name, request.settings),
@@ -172,10 +180,8 @@ def alter_view(context: Context, job: Job, request: AlterView) -> dict[str, Any]
                 detail="A view that the query reads is made of this one.",
                 sqlstate="42P17",
             )
-    resync = Resync(
-        context, job, view, stored, planned, planned_under, owner, request.query
-    )
-    return resync.run()
+    again = Replanned(planned, under, owner)
+    return Resync(context, job, view, stored, again, request.query).run()
 
 
 def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
@@ -232,24 +238,18 @@ class Resync(Population):
         job: Job,
         view: ViewRow,
         stored: Stored,
-        planned: Planned,
-        planned_under: Facts,
-        owner: Role,
+        again: Replanned,
         query: str | None = None,
-        *,
         because: str | None = None,
     ) -> None:
-        """``owner``: planned with his rights; ``query``: its new text, if it is altered.
-
-        ``because``: why, if nobody has called.
-        """
+        """``query``: its new text, if it is altered; ``because``: why, if nobody has called."""
         options = Options.of(stored.options)
         name = f"{view.schema}.{view.name}"
-        super().__init__(context, job, planned, options, planned_under, name)
+        super().__init__(context, job, again.planned, options, again.under, name)
         self._view = view
         self._stored = stored
         self._query = query
-        self._owner = owner
+        self._owner = again.owner
         self._because = because
         self._replaced: Replaced | None = None
         self._read_before: list[int] = []
@@ -336,17 +336,12 @@ class Resync(Population):
             or table.fingerprint(conn, oid) is None
             or not put_right(conn, self._target(oid), publication)
         ):
-            target = Target(stored.schema, stored.name)
-            return make_table(
-                self._job,
-                conn,
-                target,
-                planned,
-                self._owner.name,
-                staged,
-                self._options.key,
+            wanted = NewTable(
+                *(Target(stored.schema, stored.name), planned.columns),
+                *(self._options.key, self._owner.name),
                 catalog.kept(conn, self._view.id),
             )
+            return make_table(self._job, conn, wanted, staged)
         self._replaced = replace_rows(
             self._job, conn, self._target(oid), planned, staged, fit=self._query is None
         )
