@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 from pathlib import Path
 
 import psycopg
@@ -29,6 +30,9 @@ ADDED = [
 def test_each_verb_has_who_does_it():
     assert {v.name for v in VERBS.values() if v.by == "builder"} == DOES.keys()
     assert {v.by for v in VERBS.values()} == {"builder", "worker", "commander"}
+    for name, act in DOES.items():
+        wanted = typing.get_type_hints(act)["request"]
+        assert issubclass(VERBS[name].request, wanted), name
     assert {f.name for f in dataclasses.fields(Request)} <= {a.values[1] for a in ADDED}
 
 
