@@ -88,8 +88,9 @@ class Outgoing:
             if total != len(m.ready_for_query(b"I")):
                 raise ProtocolError("invalid message length")
             return True
-        short = total <= self._flow.rules.statement_bytes_max
-        return kind in (_ERROR, _SETTING) and short
+        if kind not in (_ERROR, _SETTING):
+            return False
+        return total <= self._flow.rules.statement_bytes_max
 
     def _on_passing(self, kind: int) -> None:
         """Bookkeeping for a message of the source that is relayed unread."""
