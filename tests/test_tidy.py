@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "views": {
         *("collections", "expressions", "planner", "population", "postgres"),
-        *("process", "sink"),
+        *("process", "sink", "sql"),
     },
     "embedded": {"process"},
     "population": {
@@ -79,20 +79,15 @@ LARGE: dict[str, str] = {
     "planner/analyse/catalog.py": "to be split",
     "planner/physical/build.py": "to be split",
     "planner/scalars/lower.py": "to be split",
-    "population/populate.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
     "runtime/sharing.py": "to be split",
-    "server/protocol.py": "to be split",
     "state/rocks.py": "to be split",
-    "views/builder.py": "to be split",
 }
 WIDE: dict[str, str] = {
     "expressions/remote.py": "to be split",
     "planner/scalars/lower.py": "to be split",
-    "population/publish.py": "to be split",
     "sink/table.py": "to be split",
-    "views/resync.py": "to be split",
 }
 LONG: dict[str, str] = {
     "collections/running.py": "to be split",
@@ -105,7 +100,6 @@ LONG: dict[str, str] = {
     "planner/scalars/lower.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
-    "server/protocol.py": "to be split",
     "state/map/skiplist.py": "hot loops of one family",
     "state/map/skipreads.py": "hot loops of one family",
 }
@@ -142,7 +136,6 @@ NAMESAKES = {
     "Record",
     "Recursive",
     "Reduce",
-    "Request",
     "Rule",
     "Running",
     "Session",

@@ -8,7 +8,6 @@ the next begins.  The point of no return is the commit; a cancel after it comes 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +21,6 @@ from headrace.config import Settings
 from headrace.errors import (
     HeadraceError,
     PrerequisiteError,
-    QueryCancelled,
     SnapshotLost,
     TransientError,
 )
@@ -31,6 +29,7 @@ from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
 from headrace.population import catalog, local, reader, rights, staging, tables, uses
 from headrace.population.context import Context
+from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
 from headrace.population.options import Options
 from headrace.population.snapshot import Snapshot
@@ -46,7 +45,6 @@ from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
 _ATTEMPTS: Final = 3
-_WORKER_WAIT_S: Final = 30.0
 _RETRY_S: Final = 0.2
 
 
@@ -101,9 +99,9 @@ class Population:
         self._options = options
         self._view_id = 0
         self._committed = False
-        self._not_adopted: HeadraceError | None = None
         self._idle: Connection | None = None
         self._log = _log.bind(view=name)
+        self._worker = Handover(context, job, self._log)
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
         """Set ``_view_id`` and enter the view's tables, so that nobody unpublishes them."""
@@ -133,8 +131,8 @@ class Population:
         self._undo(
             undo, "publication", lambda: unpublish_unused(self._context, tables_read)
         )
-        self._undo(undo, "hold", self._release)
-        self._hold()
+        self._undo(undo, "hold", self._worker.release)
+        self._worker.hold()
         with self._context.publication_lock, self._connect() as conn:
             self.register(conn, undo)
             self._job.phase("publication")
@@ -147,18 +145,13 @@ class Population:
         self._context.live[view_id] = self._job
         undo.callback(self._context.live.pop, view_id, None)
 
-    def _hold(self) -> dict[str, Any]:
-        """Keep the slot from moving on; returns the position it keeps."""
-        answer = self._call_worker("hold", {"job": self._job.name})
-        return {"txid": int(answer["txid"]), "lsn": int(answer["lsn"])}
-
     def _populate_attempts(self, undo: contextlib.ExitStack) -> int:
         staged = staging.of_view(self._settings.staging_dir, self._view_id)
         self._undo(undo, "staging", staged.remove)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 # Asked again each time: a worker that was restarted knows no holds.
-                return self._populate(staged, self._hold())
+                return self._populate(staged, self._worker.hold())
             except (SnapshotLost, TableChanged) as error:
                 self._job.check()
                 with self._connect() as conn:
@@ -352,55 +345,8 @@ class Population:
             time.sleep(_RETRY_S)
 
     def _adopt(self) -> None:
-        """Hand over to the worker; from here on nothing is undone.
-
-        It may have to wait for a batch, but only as long as the user wants to.
-        """
-        with contextlib.suppress(QueryCancelled):
-            self._job.phase("adopting")
-        handover = threading.Thread(
-            target=self._hand_over, name=f"handover {self._view_id}", daemon=True
-        )
-        handover.start()
-        with contextlib.suppress(QueryCancelled):
-            while handover.is_alive():
-                self._job.check()
-                handover.join(_RETRY_S)
-        if self._not_adopted is not None:
-            raise self._not_adopted
-
-    def _hand_over(self) -> None:
-        """Have the worker adopt the view; it has what that takes, whatever becomes of us."""
-        try:
-            self._have_adopted()
-        except HeadraceError as error:
-            self._log.warning("view not adopted", reason=error.message)
-            self._not_adopted = error
-        except OSError as error:
-            # The next start removes them, and asks the worker again, which has it.
-            self._log.warning("staged files not removed", reason=str(error))
-
-    def _have_adopted(self) -> None:
-        deadline = time.monotonic() + _WORKER_WAIT_S
-        adopt = {"view_id": self._view_id}
-        try:
-            while True:
-                try:
-                    self._context.worker.call(
-                        "adopt", adopt, self._job, cancellable=False
-                    )
-                    break
-                except TransientError:
-                    if time.monotonic() >= deadline:
-                        # One that starts adopts what it finds staged: keep it.
-                        self._log.warning("view adopted later: the worker is down")
-                        return
-                    time.sleep(_RETRY_S)
-        finally:
-            with contextlib.suppress(HeadraceError):
-                self._release()
-        faults.point(faults.ADOPTED)
-        staging.of_view(self._settings.staging_dir, self._view_id).remove()
+        """Have the worker go on with the view."""
+        self._worker.adopt(self._view_id)
 
     # --- undoing
 
@@ -419,9 +365,6 @@ class Population:
                 self._log.warning("undo failed", what=what, reason=str(error))
 
         undo.callback(run)
-
-    def _release(self) -> None:
-        self._context.worker.call("release", {"job": self._job.name})
 
     # --- helpers
 
@@ -444,18 +387,6 @@ class Population:
         if self._idle is not None:
             self._idle.close()
             self._idle = None
-
-    def _call_worker(self, method: str, params: dict[str, Any]) -> Any:
-        """A request to the worker, which may be restarting for a moment."""
-        deadline = time.monotonic() + _WORKER_WAIT_S
-        while True:
-            self._job.check()
-            try:
-                return self._context.worker.call(method, params, self._job)
-            except TransientError:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_RETRY_S)
 
 
 def _answers(conn: Connection) -> bool:

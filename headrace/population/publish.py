@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
 from headrace.errors import BugError, TransientError
-from headrace.planner import Planned
 from headrace.population import names
 from headrace.population.catalog import NewView
 from headrace.population.job import Job
@@ -20,11 +20,23 @@ from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sink import keys, table
 from headrace.sink.kept import Kept
-from headrace.types import format_lsn
+from headrace.types import Field, format_lsn
 
 _PIECE_BYTES: Final = 1 << 20
 _ROWS_INDEX_LATER: Final = 10_000
 _SCHEMA_LOCK: Final = 0x4844_5204
+
+
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """A result table that is to be made."""
+
+    target: Target
+    columns: Sequence[Field]
+    key: Sequence[str]
+    reader: str | None
+    kept: Kept | None = None
+    """What users had made of the one that it takes the place of."""
 
 
 def publish(
@@ -47,7 +59,8 @@ def publish(
     owner = names.role_of(conn, view.owner).name if view.caller is not None else None
     if target.new_schema:
         _make_schema(conn, target.schema, owner)
-    oid = make_table(job, conn, target, view.planned, owner, staging, key)
+    wanted = NewTable(target, view.planned.columns, key, owner)
+    oid = make_table(job, conn, wanted, staging)
     start_lsn = put_progress(conn, view_id, position)
     changed = conn.execute(
         "UPDATE headrace.views SET status = 'running', message = NULL, sqlstate = NULL,"
@@ -61,33 +74,23 @@ def publish(
     return oid
 
 
-def make_table(
-    job: Job,
-    conn: Connection,
-    target: Target,
-    planned: Planned,
-    reader: str | None,
-    staging: Staging,
-    key: Sequence[str],
-    kept: Kept | None = None,
-) -> int:
+def make_table(job: Job, conn: Connection, wanted: NewTable, staging: Staging) -> int:
     """Make a result table with the staged rows, its index and grants; returns its OID.
 
-    ``kept``: what users had made of the one that it takes the place of.
-
     Raises:
-        UserError: 23505 or 23502, its rows have no such ``key``.
+        UserError: 23505 or 23502, its rows have no such key.
     """
+    target, kept = wanted.target, wanted.kept
     oid = int(
         table.create(
             conn,
             target.schema,
             target.name,
-            table.shape(conn, planned.columns),
-            columns=[field.name for field in planned.columns],
-            reader=None if kept is not None and kept.known else reader,
-            keyed=bool(key),
-            fields=planned.columns,
+            table.shape(conn, wanted.columns),
+            columns=[field.name for field in wanted.columns],
+            reader=None if kept is not None and kept.known else wanted.reader,
+            keyed=bool(wanted.key),
+            fields=wanted.columns,
         )
     )
     if kept is not None:
@@ -101,9 +104,9 @@ def make_table(
     if later:
         job.phase("indexing")
         table.create_hash_index(conn, target.schema, target.name)
-    if key:
+    if wanted.key:
         job.phase("indexing")
-        keys.add(conn, name, key)
+        keys.add(conn, name, wanted.key)
     conn.execute(sql.SQL("ANALYZE {}").format(name))
     return oid
 

@@ -1,13 +1,12 @@
-"""What each procedure does: a table from its name to a handler that asks builder or worker.
+"""Carries calls out: has builder or worker do what is asked (``sql/verbs.py``), tells of it.
 
-The same handlers serve calls on the commander's port and those of the command table.
+It is the same for calls on the commander's port and for those of the command table.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol
@@ -15,16 +14,13 @@ from typing import Any, Final, Protocol
 import structlog
 
 from headrace import clock
-from headrace.errors import (
-    TransientError,
-    UndefinedError,
-    UserError,
-)
+from headrace.errors import TransientError, UserError
 from headrace.server.context import Context
 from headrace.server.messages import ResultSet
-from headrace.server.procedures import SIGNATURES, Invocation
+from headrace.server.procedures import Invocation
 from headrace.server.progress import Reporter, ready
 from headrace.server.waits import Waits
+from headrace.sql.verbs import VERBS, CreateView, Request, Verb, ViewRequest, WaitFor
 from headrace.types import INT8, TEXT
 
 LINGER_S: Final = 60.0
@@ -32,8 +28,6 @@ LINGER_S: Final = 60.0
 BUILDER_WAIT_S: Final = 30.0
 """Seconds a call waits for a builder that is being started again."""
 
-_UNCOUNTED: Final = frozenset(("wait_for",))
-"""What costs nothing but a socket."""
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 
 VERIFIED: Final = (("surplus", INT8), ("missing", INT8), ("contents", TEXT))
@@ -77,45 +71,21 @@ class Commands:
         self._waits = waits
         self._worker = worker
         self._background: set[asyncio.Task[Any]] = set()
-        self._handlers: dict[str, Callable[..., Awaitable[ResultSet | None]]] = {
-            "create_view": self._create_view,
-            "drop_view": self._drop_view,
-            "create_index": self._create_index,
-            "drop_index": self._drop_index,
-            "explain_view": self._explain_view,
-            "check_view": self._check_view,
-            "pause_view": self._pause_view,
-            "resume_view": self._resume_view,
-            "alter_view": self._alter_view,
-            "rename_view": self._rename_view,
-            "set_owner": self._set_owner,
-            "resync_view": self._resync_view,
-            "verify_view": self._verify_view,
-            "wait_for": self._wait_for,
-            "fail_batch": self._fail_batch,
-        }
 
     async def run(
         self, invocation: Invocation, context: Context, report: Report
     ) -> ResultSet | None:
         """Carry out ``invocation``; rows for a query, None for a CALL."""
-        handler = self._handlers.get(invocation.procedure)
-        if handler is None:
-            raise UserError(f'unknown procedure "{invocation.procedure}"')
-        arguments = dict(invocation.arguments)
-        for parameter in SIGNATURES[invocation.procedure]:
-            if arguments.get(parameter.name) is None:
-                if parameter.required:
-                    raise UserError(
-                        f'argument "{parameter.name}" of {invocation.procedure}'
-                        " must not be null",
-                        sqlstate="22004",
-                    )
-                arguments[parameter.name] = parameter.default
-        if invocation.procedure in _UNCOUNTED:
-            return await handler(arguments, context, report)
+        verb, request = _request(invocation, context)
+        if isinstance(request, WaitFor):
+            # It costs nothing but a socket.
+            await self._wait_for(request)
+            return None
         with self._counted(context.caller):
-            return await handler(arguments, context, report)
+            if isinstance(request, CreateView):
+                await self._create_view(verb, request, report)
+                return None
+            return await self._carry_out(verb, request, report)
 
     @contextlib.contextmanager
     def _counted(self, caller: str) -> Iterator[None]:
@@ -136,32 +106,26 @@ class Commands:
 
     async def create_again(self, row: dict[str, Any]) -> None:
         """Start again a view that was created without waiting, before the engine died."""
-        context = Context(row["owner"], row["settings"])
         name = f"{_quoted(row['schema_name'])}.{_quoted(row['view_name'])}"
         # Its names are qualified: the search path it was written under is not kept.
         query = row["canonical"] or row["query"]
-        arguments = {
-            "name": name,
-            "query": query,
-            "options": row["options"],
-            "unasked": True,
-        }
+        about = {"caller": row["owner"], "settings": row["settings"], "unasked": True}
         await self._create_view(
-            arguments,
-            context,
+            VERBS["create_view"],
+            CreateView(name, query, row["options"], **about),
             lambda line: _log.info("population", view=name, line=line),
         )
 
     async def _create_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
+        self, verb: Verb, request: CreateView, report: Report
     ) -> None:
-        options = arguments["options"]
+        options = request.options
         if not isinstance(options, dict):
             raise UserError("options must be a JSON object")
         block = options.get("block", True)
         if not isinstance(block, bool):
             raise UserError('option "block" must be true or false')
-        reporter = Reporter(arguments["name"], report)
+        reporter = Reporter(request.name, report)
         accepted = asyncio.Event()
 
         def progress(step: dict[str, Any]) -> None:
@@ -171,16 +135,13 @@ class Commands:
 
         if block:
             started = clock.monotonic()
-            answer = await self._call("create_view", arguments, context, progress)
+            answer = await self._ask(verb, request, progress)
             reporter.flush()
-            if answer.get("notice"):
-                report(str(answer["notice"]))
+            _say(answer, report)
             report(ready(int(answer["rows"]), clock.monotonic() - started))
             return
-        task = asyncio.create_task(
-            self._call("create_view", arguments, context, progress)
-        )
-        await self._until_accepted(task, accepted, arguments["name"])
+        task = asyncio.create_task(self._ask(verb, request, progress))
+        await self._until_accepted(task, accepted, request.name)
 
     async def _until_accepted(
         self, task: asyncio.Task[Any], accepted: asyncio.Event, view: str
@@ -207,143 +168,92 @@ class Commands:
 
         task.add_done_callback(done)
 
-    async def _drop_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        answer = await self._call("drop_view", arguments, context)
-        for key in ("message", "notice"):
-            if isinstance(answer, dict) and answer.get(key):
-                report(str(answer[key]))
+    async def _carry_out(
+        self, verb: Verb, request: Request, report: Report
+    ) -> ResultSet | None:
+        """Have it done, and tell what was answered."""
+        reporter = None
+        if verb.tells and isinstance(request, ViewRequest):
+            reporter = Reporter(request.name, report)
+        answer = await self._ask(verb, request, reporter)
+        if reporter is not None and verb.fills:
+            reporter.flush()
+        _say(answer, report)
+        shown = _SHOWN.get(verb.name)
+        return shown(answer) if shown else None
 
-    async def _create_index(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        await self._call("create_index", arguments, context)
-
-    async def _drop_index(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        await self._call("drop_index", arguments, context)
-
-    async def _explain_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> ResultSet:
-        params = {
-            "query_or_name": arguments["name_or_query"],
-            "stage": arguments["stage"],
-        }
-        answer = await self._call("explain_view", params, context)
-        return ResultSet.of_lines("plan", _lines(answer, arguments["stage"]))
-
-    async def _check_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> ResultSet:
-        answer = await self._call("check_view", arguments, context)
-        # A CALL answers one row.
-        return ResultSet((("plan", TEXT),), [("\n".join(_lines(answer, "physical")),)])
-
-    async def _pause_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        reporter = Reporter(arguments["name"], report)
-        await self._call("pause_view", arguments, context, reporter)
-
-    async def _resume_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        reporter = Reporter(arguments["name"], report)
-        await self._call("resume_view", arguments, context, reporter)
-
-    async def _rename_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        await self._call("rename_view", arguments, context)
-
-    async def _alter_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        await self._refill("alter_view", arguments, context, report)
-
-    async def _set_owner(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        await self._refill("set_owner", arguments, context, report)
-
-    async def _resync_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        await self._refill("resync_view", arguments, context, report)
-
-    async def _refill(
-        self, method: str, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        reporter = Reporter(arguments["name"], report)
-        answer = await self._call(method, arguments, context, reporter)
-        reporter.flush()
-        report(str(answer["notice"]))
-
-    async def _verify_view(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> ResultSet:
-        reporter = Reporter(arguments["name"], report)
-        answer = await self._call("verify_view", arguments, context, reporter)
-        if answer.get("notice"):
-            report(str(answer["notice"]))
-        return ResultSet(
-            VERIFIED, [(int(s), int(m), str(c)) for s, m, c in answer["rows"]]
-        )
-
-    async def _wait_for(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
+    async def _wait_for(self, request: WaitFor) -> None:
         if self._waits is None:
             raise TransientError("the worker process is not running")
-        await self._waits.wait_for(arguments, context)
+        await self._waits.wait_for(request)
 
-    async def _fail_batch(
-        self, arguments: dict[str, Any], context: Context, report: Report
-    ) -> None:
-        if self._worker is None:
-            raise TransientError("the worker process is not running")
-        try:
-            async with asyncio.timeout(BUILDER_WAIT_S):
-                worker = await self._worker()
-        except TimeoutError as error:
-            raise TransientError("the worker process is not running") from error
-        params = {"txid": arguments["txid"], "caller": context.caller}
-        await worker.call("fail_batch", params)
-
-    async def _call(
+    async def _ask(
         self,
-        method: str,
-        arguments: dict[str, Any],
-        context: Context,
+        verb: Verb,
+        request: Request,
         progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> Any:
-        params = {**arguments, "caller": context.caller, "settings": context.settings}
+        """Have the process do it that does."""
+        gone = TransientError(f"the {verb.by} process is not running")
+        by_builder = verb.by == "builder"
+        connected = self._builder if by_builder else self._worker
+        if connected is None:
+            raise gone
         try:
             async with asyncio.timeout(BUILDER_WAIT_S):
-                builder = await self._builder()
+                peer = await connected()
         except TimeoutError as error:
-            raise TransientError("the builder process is not running") from error
-        return await builder.call(method, params, progress, linger_s=LINGER_S)
+            raise gone from error
+        linger = LINGER_S if by_builder else 0.0
+        return await peer.call(verb.name, request.message(), progress, linger_s=linger)
 
 
-def _lines(answer: Any, stage: str) -> list[str]:
-    """An explanation as lines, in whichever form the planner gives it."""
-    if isinstance(answer, dict):
-        if stage not in answer:
-            raise UndefinedError(
-                f'there is no plan of stage "{stage}"',
-                hint=f"Stages: {', '.join(sorted(answer))}.",
-                sqlstate="22023",
-            )
-        answer = answer[stage]
-    if isinstance(answer, str):
-        return answer.rstrip("\n").split("\n")
-    if isinstance(answer, list):
-        return [x if isinstance(x, str) else json.dumps(x) for x in answer]
-    raise UserError(f'there is no plan of stage "{stage}"')
+def _request(invocation: Invocation, context: Context) -> tuple[Verb, Request]:
+    """What an invocation asks for; NULL is as good as nothing."""
+    verb = VERBS.get(invocation.procedure)
+    if verb is None:
+        raise UserError(f'unknown procedure "{invocation.procedure}"')
+    arguments = dict(invocation.arguments)
+    for parameter in verb.parameters:
+        if arguments.get(parameter.name) is None:
+            if parameter.required:
+                raise UserError(
+                    f'argument "{parameter.name}" of {invocation.procedure}'
+                    " must not be null",
+                    sqlstate="22004",
+                )
+            arguments[parameter.name] = parameter.default
+    about: dict[str, Any] = {"caller": context.caller, "settings": context.settings}
+    return verb, verb.request(**arguments, **about)
+
+
+def _say(answer: Any, report: Report) -> None:
+    """What the caller is told besides."""
+    for key in ("message", "notice"):
+        if isinstance(answer, dict) and answer.get(key):
+            report(str(answer[key]))
+
+
+def _explained(text: str) -> ResultSet:
+    return ResultSet.of_lines("plan", text.rstrip("\n").split("\n"))
+
+
+def _checked(stages: dict[str, str]) -> ResultSet:
+    # A CALL answers one row.
+    return ResultSet((("plan", TEXT),), [(stages["physical"].rstrip("\n"),)])
+
+
+def _verified(answer: dict[str, Any]) -> ResultSet:
+    rows = [(int(s), int(m), str(c)) for s, m, c in answer["rows"]]
+    return ResultSet(VERIFIED, rows)
+
+
+_SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
+    "explain_view": _explained,
+    "check_view": _checked,
+    "verify_view": _verified,
+}
+"""How an answer is shown, of what answers rows."""
 
 
 def _quoted(name: str) -> str:

@@ -19,9 +19,9 @@ from headrace.errors import TransientError
 from headrace.server import tls
 from headrace.server.context import Context
 from headrace.server.doorway import Doorway, Noise
+from headrace.server.flow import Rules
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation
-from headrace.server.protocol import Rules
 from headrace.server.roles import Roles
 from headrace.server.upstream import Target
 

@@ -1,4 +1,4 @@
-"""The procedures of schema ``headrace``: names, parameters, and calls bound to them.
+"""Calls of the verbs (``sql/verbs.py``), bound to the parameters that these have.
 
 ``bind`` turns a recognised statement and its parameter values into an ``Invocation``, or
 answers None where only Postgres can say what it means (or what is wrong with it).
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from headrace.errors import UserError
 from headrace.server.statements import Argument, Statement
+from headrace.sql.verbs import VERBS, Parameter
 
 _TEXT_OIDS: Final = frozenset((0, 25, 1043, 19, 705))
 _BOOL_OIDS: Final = frozenset((0, 16, 705))
@@ -26,16 +27,6 @@ _OIDS: Final = {
 }
 _TRUE: Final = frozenset(("t", "true", "on", "yes", "1"))
 _FALSE: Final = frozenset(("f", "false", "off", "no", "0"))
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A procedure's parameter; ``kind`` is text, jsonb, bool, pg_lsn, interval or bigint."""
-
-    name: str
-    kind: str
-    required: bool = True
-    default: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +62,6 @@ class Invocation:
         return {**rest, "p": fields["P"], "q": str(text)} if text else rest
 
 
-_NAME: Final = Parameter("name", "text")
-SIGNATURES: Final[dict[str, tuple[Parameter, ...]]] = {
-    "create_view": (
-        _NAME,
-        Parameter("query", "text"),
-        Parameter("options", "jsonb", required=False, default={}),
-    ),
-    "check_view": (Parameter("query", "text"),),
-    "drop_view": (_NAME, Parameter("if_exists", "bool", required=False, default=False)),
-    "create_index": (Parameter("view", "text"), Parameter("definition", "text")),
-    "drop_index": (_NAME,),
-    "explain_view": (
-        Parameter("name_or_query", "text"),
-        Parameter("stage", "text", required=False, default="physical"),
-    ),
-    "pause_view": (_NAME,),
-    "resume_view": (_NAME,),
-    "alter_view": (_NAME, Parameter("query", "text")),
-    "rename_view": (_NAME, Parameter("new_name", "text")),
-    "set_owner": (_NAME, Parameter("role", "text")),
-    "resync_view": (_NAME,),
-    "verify_view": (_NAME,),
-    "wait_for": (
-        _NAME,
-        Parameter("lsn", "pg_lsn", required=False),
-        Parameter("timeout", "interval", required=False),
-    ),
-    "fail_batch": (Parameter("txid", "bigint"),),
-}
-
-RELAYED: Final = frozenset(("fail_batch",))
-"""Those among them that only come from the command table: Postgres reads their arguments."""
-
-SELECTED: Final = frozenset(("explain_view", "verify_view"))
-"""Functions among them: they are selected from, not called."""
-
 ALONE_HINT: Final = (
     "Run it as a statement of its own, with autocommit on and outside of BEGIN … COMMIT"
     " (psycopg: conn.autocommit = True; JDBC: setAutoCommit(true);"
@@ -129,12 +84,12 @@ def invocation_of(procedure: str, arguments: Any) -> Invocation:
     Raises:
         UserError: it is no call of a procedure with arguments of its types.
     """
-    signature = SIGNATURES.get(procedure)
-    if signature is None:
+    verb = VERBS.get(procedure)
+    if verb is None:
         raise UserError(f'unknown procedure "{procedure}"')
     if not isinstance(arguments, dict):
         raise UserError(f"the arguments of {procedure} are not values by name")
-    kinds = {parameter.name: parameter.kind for parameter in signature}
+    kinds = {parameter.name: parameter.kind for parameter in verb.parameters}
     for name, value in arguments.items():
         if name not in kinds:
             raise UserError(f'{procedure} has no argument "{name}"')
@@ -160,11 +115,10 @@ def bind(
     statement: Statement, given: Sequence[Given], encoding: str
 ) -> Invocation | None:
     """The invocation of ``statement`` with parameter values ``given``."""
-    signature = SIGNATURES.get(statement.procedure)
-    if signature is None or statement.procedure in RELAYED:
+    verb = VERBS.get(statement.procedure)
+    if verb is None or verb.relayed or (statement.kind == "call") == verb.selected:
         return None
-    if (statement.kind == "call") == (statement.procedure in SELECTED):
-        return None
+    signature = verb.parameters
     named = {p.name: p for p in signature}
     values: dict[str, Any] = {}
     sources: dict[str, Argument] = {}

@@ -221,10 +221,11 @@ class Resumer:
         """Why it failed, if it did."""
         name = row["name"]
         # Somebody else may have done it while this waited for other jobs.
-        arguments = {"name": name, "of": row["id"], "because": reason(row["message"])}
+        because = reason(row["message"])
+        only = {"of": row["id"], "because": because, "unasked": True}
         try:
             await self._commands.run(
-                Invocation("resync_view", arguments),
+                Invocation("resync_view", {"name": name, **only}),
                 Context(row["owner"], {}),
                 lambda line: _log.info("resync", view=name, line=line),
             )
@@ -234,7 +235,7 @@ class Resumer:
         except Exception as error:  # noqa: BLE001  the boundary of one view's resync
             _log.exception("resync ended by a bug", view=name)
             return BugError(f"internal error in filling the view anew: {error!r}")
-        _log.info("view filled anew", view=name, because=arguments["because"])
+        _log.info("view filled anew", view=name, because=because)
         return None
 
     async def _ended(self, conn: psycopg.AsyncConnection[Row], job: _Job) -> None:

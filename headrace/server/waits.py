@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.postgres import failures
 from headrace.postgres.connect import async_session
 from headrace.process import rpc
-from headrace.server.context import Context
+from headrace.sql.verbs import WaitFor
 from headrace.types import format_lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
@@ -88,7 +88,7 @@ class Waits:
         if self._conn is not None:
             await self._conn.close()
 
-    async def wait_for(self, arguments: dict[str, Any], context: Context) -> None:
+    async def wait_for(self, request: WaitFor) -> None:
         """Return once the view's result table covers the position.
 
         Raises:
@@ -96,10 +96,10 @@ class Waits:
             DefiniteFailure: 55000, it has stopped, or is paused.
             UndefinedError: 42P01, there is no such view.
         """
-        target = await self._target(arguments, context)
+        target = await self._target(request)
         try:
             async with asyncio.timeout(target.timeout_s):
-                await self._covered(target, arguments, context)
+                await self._covered(target, request)
         except TimeoutError as error:
             raise QueryCancelled(
                 f"canceling wait for view {target.name} due to timeout",
@@ -108,9 +108,7 @@ class Waits:
                 hint="See headrace.list_views() for its status and lag.",
             ) from error
 
-    async def _covered(
-        self, target: Target, arguments: dict[str, Any], context: Context
-    ) -> None:
+    async def _covered(self, target: Target, request: WaitFor) -> None:
         view_id = target.view_id
         while True:
             worker = await self._worker()
@@ -118,7 +116,7 @@ class Waits:
                 await worker.call("wait", {"view_id": view_id, "lsn": target.lsn})
             except UndefinedError:
                 # A resync has given the view another id; else this raises.
-                view_id = (await self._target(arguments, context)).view_id
+                view_id = (await self._target(request)).view_id
             except TransientError as error:
                 _log.info("waiting again", view=target.name, reason=error.message)
             except HeadraceError as error:
@@ -131,14 +129,14 @@ class Waits:
                 return
             await asyncio.sleep(_RETRY_S)
 
-    async def _target(self, arguments: dict[str, Any], context: Context) -> Target:
+    async def _target(self, request: WaitFor) -> Target:
         asked = {
-            "name": arguments["name"],
-            "lsn": arguments["lsn"],
-            "timeout": arguments["timeout"],
-            "caller": context.caller,
+            "name": request.name,
+            "lsn": request.lsn,
+            "timeout": request.timeout,
+            "caller": request.caller,
             "path": search_path(
-                context.settings.get("search_path", _DEFAULT_PATH), context.caller
+                request.settings.get("search_path", _DEFAULT_PATH), request.caller or ""
             ),
         }
         async with self._lock:
@@ -146,7 +144,7 @@ class Waits:
             view_id, status, message, owns, name, lsn, now, flushed, timeout = row
             if view_id is None:
                 raise UndefinedError(
-                    f'view "{arguments["name"]}" does not exist',
+                    f'view "{request.name}" does not exist',
                     hint="See headrace.list_views().",
                     sqlstate="42P01",
                 )

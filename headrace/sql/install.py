@@ -1,7 +1,8 @@
 """Installs the SQL objects of schema ``headrace`` into a source database, and removes them.
 
-Each object is one ``.sql`` file; ``FILES`` is the load order.  Every file may run again over
-itself (``IF NOT EXISTS``, ``OR REPLACE``), so ``install`` is also the upgrade.  All objects
+Each object is one ``.sql`` file, but for the procedures (``sql/calls.py``); ``FILES`` is the load
+order.  Everything may run again over itself (``IF NOT EXISTS``, ``OR REPLACE``), so ``install`` is
+also the upgrade.  All objects
 belong to the engine's role; PUBLIC may read the catalog and call the procedures.
 """
 
@@ -11,6 +12,7 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 from headrace.errors import PrerequisiteError
 from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
-from headrace.sql import owned
+from headrace.sql import calls, owned
 
 SCHEMA_VERSION: Final = "1"
 EVAL_ROLE: Final = "headrace_eval"
@@ -46,20 +48,6 @@ FILES: Final = (
     "submit.sql",
     "await_command.sql",
     "command_result.sql",
-    "create_view.sql",
-    "check_view.sql",
-    "drop_view.sql",
-    "create_index.sql",
-    "drop_index.sql",
-    "pause_view.sql",
-    "resume_view.sql",
-    "alter_view.sql",
-    "rename_view.sql",
-    "set_owner.sql",
-    "resync_view.sql",
-    "wait_for.sql",
-    "fail_batch.sql",
-    "verify.sql",
     "verify_view.sql",
     "view_states.sql",
     "list_views.sql",
@@ -83,6 +71,19 @@ _AGAIN_S: Final = 1.0
 def statements(name: str) -> str:
     """Text of the SQL file ``name``."""
     return resources.files("headrace.sql").joinpath(name).read_text(encoding="utf-8")
+
+
+def scripts() -> Iterator[str]:
+    """What makes everything, in order; the rights to it come last."""
+    for name in FILES:
+        if name == FILES[-1]:
+            yield from calls.texts()
+        yield statements(name)
+
+
+def made() -> list[str]:
+    """The names of what there is then: of each file what it is named after."""
+    return [*(name.removesuffix(".sql") for name in FILES), *calls.names()]
 
 
 def install(conn: Connection) -> None:
@@ -120,14 +121,15 @@ def _install(conn: Connection) -> None:
         conn.execute(_WAIT)
         conn.execute("SET LOCAL search_path = pg_catalog")
         conn.execute("SET LOCAL client_min_messages = warning")
-        owned.check(conn, FILES)
+        owned.check(conn, made())
+        schema, *others = scripts()
         try:
             # Our own constant texts, with several statements: no parameters.
-            conn.execute(statements(FILES[0]).encode())
+            conn.execute(schema.encode())
             # From here on nobody but us can put anything there.
-            owned.check(conn, FILES)
-            for name in FILES[1:]:
-                conn.execute(statements(name).encode())
+            owned.check(conn, made())
+            for text in others:
+                conn.execute(text.encode())
             owned.check_routines(conn)
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrerequisiteError(
@@ -140,7 +142,7 @@ def _install(conn: Connection) -> None:
 
 def problems(conn: Connection) -> list[PrerequisiteError]:
     """What is in the place of our objects, or hangs on them, and is not ours."""
-    return owned.problems(conn, FILES)
+    return owned.problems(conn, made())
 
 
 def put_meta(conn: Connection, key: str, value: str) -> None:
@@ -166,7 +168,7 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
             "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
         ).fetchone()
         names: list[str] = []
-        owned.check(conn, FILES)
+        owned.check(conn, made())
         if found and found[0]:
             rows = conn.execute(
                 "SELECT n.nspname, c.relname FROM headrace.views v"

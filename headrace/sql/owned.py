@@ -83,10 +83,10 @@ UNION ALL SELECT 'a row filter or column list of publication "' || pubname || '"
 _SHOWN_MAX: Final = 5
 
 
-def problems(conn: Connection, files: tuple[str, ...]) -> list[PrerequisiteError]:
+def problems(conn: Connection, made: list[str]) -> list[PrerequisiteError]:
     """What is there before us and not ours, in words; empty: there is nothing of the kind.
 
-    ``files`` are the SQL files, each of which is named after what it makes.
+    ``made``: the names of all that we make.
     """
     with conn.transaction(force_rollback=True):
         conn.execute("SET LOCAL search_path = pg_catalog, pg_temp")
@@ -96,10 +96,10 @@ def problems(conn: Connection, files: tuple[str, ...]) -> list[PrerequisiteError
         owner, ours = found
         if not ours:
             return [_foreign_schema(owner)]
-        return _objects(conn, files)
+        return _objects(conn, made)
 
 
-def _objects(conn: Connection, files: tuple[str, ...]) -> list[PrerequisiteError]:
+def _objects(conn: Connection, made: list[str]) -> list[PrerequisiteError]:
     out = [
         PrerequisiteError(
             f'{what} in schema "headrace" belongs to role "{owner}"',
@@ -109,7 +109,6 @@ def _objects(conn: Connection, files: tuple[str, ...]) -> list[PrerequisiteError
         )
         for what, owner in conn.execute(_FOREIGN)
     ]
-    made = [file.removesuffix(".sql") for file in files]
     names = {
         "relations": made,
         "routines": [*made, "stamp_command"],
@@ -121,13 +120,13 @@ def _objects(conn: Connection, files: tuple[str, ...]) -> list[PrerequisiteError
     return [*out, *map(_strange, strange)]
 
 
-def check(conn: Connection, files: tuple[str, ...]) -> None:
+def check(conn: Connection, made: list[str]) -> None:
     """Raise the first of ``problems``; the others are its detail.
 
     Raises:
         PrerequisiteError: 42501.
     """
-    found = problems(conn, files)
+    found = problems(conn, made)
     if not found:
         return
     first, *more = found

@@ -33,6 +33,7 @@ from headrace.population.spark import Spark
 from headrace.postgres.connect import for_job
 from headrace.postgres.failures import as_headrace
 from headrace.process import imports, parent, rpc, tasks
+from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
     check,
     create,
@@ -57,6 +58,23 @@ _RETRY_S: Final = 0.5
 _HANDOVER_S: Final = 10.0
 
 Work = Callable[[Job], Any]
+Act = Callable[[Context, Job, Any], Any]
+DOES: Final[dict[str, Act]] = {
+    "create_view": create.create_view,
+    "drop_view": drop.drop_view,
+    "create_index": indexes.create_index,
+    "drop_index": indexes.drop_index,
+    "explain_view": explain.explain_view,
+    "check_view": check.check_view,
+    "pause_view": pause.pause_view,
+    "resume_view": pause.resume_view,
+    "alter_view": resync.alter_view,
+    "rename_view": rename.rename_view,
+    "set_owner": owners.set_owner,
+    "resync_view": resync.resync_view,
+    "verify_view": verify.verify_view,
+}
+"""What carries a verb out, given its request."""
 
 
 class WorkerLink:
@@ -140,23 +158,8 @@ class Builder:
     @property
     def handlers(self) -> dict[str, rpc.Handler]:
         """Method -> handler."""
-        return {
-            "create_view": self._create_view,
-            "drop_view": self._drop_view,
-            "create_index": self._create_index,
-            "drop_index": self._drop_index,
-            "explain_view": self._explain_view,
-            "check_view": self._check_view,
-            "pause_view": self._pause_view,
-            "resume_view": self._resume_view,
-            "alter_view": self._alter_view,
-            "rename_view": self._rename_view,
-            "set_owner": self._set_owner,
-            "resync_view": self._resync_view,
-            "verify_view": self._verify_view,
-            "holds": self._holds,
-            "check": self._check,
-        }
+        verbs = {name: self._handler(VERBS[name], act) for name, act in DOES.items()}
+        return {**verbs, "holds": self._holds, "check": self._check}
 
     @property
     def holds(self) -> list[str]:
@@ -230,142 +233,24 @@ class Builder:
 
     # --- handlers
 
-    async def _create_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = create.Request(
-            name=params["name"],
-            query=params["query"],
-            options=dict(params.get("options") or {}),
-            caller=params.get("caller"),
-            settings=dict(params.get("settings") or {}),
-        )
-        async with self._turn(params, progress):
-            return await self._fill(
-                lambda job: create.create_view(self._context, job, request),
-                progress,
-                request.name,
-                unasked=bool(params.get("unasked")),
-            )
+    def _handler(self, verb: Verb, act: Act) -> rpc.Handler:
+        async def handle(params: dict[str, Any], progress: rpc.Progress) -> Any:
+            request = verb.request(**params)
 
-    async def _drop_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = drop.Request(
-            name=params["name"],
-            if_exists=bool(params.get("if_exists")),
-            caller=params.get("caller"),
-            settings=dict(params.get("settings") or {}),
-        )
-        return await self._run(
-            lambda job: drop.drop_view(self._context, job, request), progress
-        )
+            def work(job: Job) -> Any:
+                return act(self._context, job, request)
 
-    async def _create_index(
-        self, params: dict[str, Any], progress: rpc.Progress
-    ) -> Any:
-        request = _index_request(params)
-        return await self._run(
-            lambda job: indexes.create_index(
-                self._context, job, params["view"], params["definition"], request
-            ),
-            progress,
-        )
+            if not isinstance(request, ViewRequest) or not verb.fills:
+                return await self._run(work, progress)
 
-    async def _drop_index(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = _index_request(params)
-        return await self._run(
-            lambda job: indexes.drop_index(self._context, job, params["name"], request),
-            progress,
-        )
+            def filling(job: Job) -> Any:
+                with self._poison.filling(request.name, unasked=request.unasked):
+                    return work(job)
 
-    async def _explain_view(
-        self, params: dict[str, Any], progress: rpc.Progress
-    ) -> Any:
-        return await self._run(
-            lambda job: explain.explain_view(
-                self._context,
-                job,
-                params["query_or_name"],
-                params.get("stage"),
-                params.get("caller"),
-                dict(params.get("settings") or {}),
-            ),
-            progress,
-        )
+            async with self._turn(request.caller, progress):
+                return await self._run(filling, progress)
 
-    async def _check_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        return await self._run(
-            lambda job: check.check_view(
-                self._context,
-                job,
-                params["query"],
-                params.get("caller"),
-                dict(params.get("settings") or {}),
-            ),
-            progress,
-        )
-
-    async def _pause_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = _pause_request(params)
-        return await self._run(
-            lambda job: pause.pause_view(self._context, job, request), progress
-        )
-
-    async def _resume_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = _pause_request(params)
-        return await self._run(
-            lambda job: pause.resume_view(self._context, job, request), progress
-        )
-
-    async def _alter_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request, query = _pause_request(params), str(params["query"])
-        async with self._turn(params, progress):
-            return await self._fill(
-                lambda job: resync.alter_view(self._context, job, request, query),
-                progress,
-                request.name,
-            )
-
-    async def _rename_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = rename.Request(
-            params["name"],
-            params["new_name"],
-            params.get("caller"),
-            dict(params.get("settings") or {}),
-        )
-        return await self._run(
-            lambda job: rename.rename_view(self._context, job, request), progress
-        )
-
-    async def _resync_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request, of = _pause_request(params), params.get("of")
-        because = params.get("because")
-        async with self._turn(params, progress):
-            return await self._fill(
-                lambda job: resync.resync_view(
-                    self._context, job, request, of, because
-                ),
-                progress,
-                request.name,
-                unasked=of is not None,
-            )
-
-    async def _set_owner(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = owners.Request(
-            params["name"],
-            params["role"],
-            params.get("caller"),
-            dict(params.get("settings") or {}),
-        )
-        async with self._turn(params, progress):
-            return await self._fill(
-                lambda job: owners.set_owner(self._context, job, request),
-                progress,
-                request.name,
-            )
-
-    async def _verify_view(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        request = _pause_request(params)
-        return await self._run(
-            lambda job: verify.verify_view(self._context, job, request), progress
-        )
+        return handle
 
     async def _holds(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return self.holds
@@ -378,29 +263,18 @@ class Builder:
 
     @contextlib.asynccontextmanager
     async def _turn(
-        self, params: dict[str, Any], progress: rpc.Progress
+        self, caller: str | None, progress: rpc.Progress
     ) -> AsyncIterator[None]:
         """Inside it is the turn of one population, as far as its role and all others go."""
 
         def waits() -> None:
             progress({"phase": "pending"})
 
-        async with self._turns.turn(params.get("caller"), waits):
+        async with self._turns.turn(caller, waits):
             if self._populations.locked():
                 waits()
             async with self._populations:
                 yield
-
-    async def _fill(
-        self, work: Work, progress: rpc.Progress, name: str, *, unasked: bool = False
-    ) -> Any:
-        """Run ``work``, which populates the view ``name``."""
-
-        def filling(job: Job) -> Any:
-            with self._poison.filling(name, unasked=unasked):
-                return work(job)
-
-        return await self._run(filling, progress)
 
     async def _run(self, work: Work, progress: rpc.Progress) -> Any:
         """Run ``work`` in a thread; a cancel is passed on, and its cleaning up awaited."""
@@ -424,16 +298,6 @@ class Builder:
         finally:
             self._jobs.discard(job)
             self._running.discard(future)
-
-
-def _index_request(params: dict[str, Any]) -> indexes.Request:
-    return indexes.Request(params.get("caller"), dict(params.get("settings") or {}))
-
-
-def _pause_request(params: dict[str, Any]) -> pause.Request:
-    return pause.Request(
-        params["name"], params.get("caller"), dict(params.get("settings") or {})
-    )
 
 
 def _guarded(work: Work, job: Job) -> Any:

@@ -8,20 +8,18 @@ from headrace.population.job import Job
 from headrace.population.options import Options
 from headrace.population.populate import check_slot, plan_with_facts, planning
 from headrace.postgres import publication
+from headrace.sql.verbs import CheckView
 
 
-def check_view(
-    context: Context, job: Job, query: str, caller: str | None, settings: dict[str, str]
-) -> dict[str, str]:
-    """Plan ``query`` and try what its creation needs; the plan's text by stage.
+def check_view(context: Context, job: Job, request: CheckView) -> dict[str, str]:
+    """Plan the query and try what its creation needs; the plan's text by stage.
 
     Raises:
         HeadraceError: what create_view would raise.
     """
     with planning(context, job) as conn:
-        planned, _ = plan_with_facts(
-            conn, context.settings, PlanRequest(query, caller, settings), Options()
-        )
+        wanted = PlanRequest(request.query, request.caller, request.settings)
+        planned, _ = plan_with_facts(conn, context.settings, wanted, Options())
         tables = [table.oid for table in planned.tables]
         with context.publication_lock:
             publication.try_tables(conn, context.settings, tables)

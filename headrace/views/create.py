@@ -9,7 +9,6 @@ The order is what makes it exact (E1-E4) and what makes it leave nothing behind
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 from headrace.planner import PlanRequest
@@ -24,21 +23,11 @@ from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
+from headrace.sql.verbs import CreateView
 from headrace.views import quotas
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked for."""
-
-    name: str
-    query: str
-    options: dict[str, Any]
-    caller: str | None
-    settings: dict[str, str]
-
-
-def create_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
+def create_view(context: Context, job: Job, request: CreateView) -> dict[str, Any]:
     """Create and populate a view; returns its id, name and number of rows.
 
     Raises:

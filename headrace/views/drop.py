@@ -10,7 +10,6 @@ table to write to and no progress to move, and takes that for what it is.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -25,6 +24,7 @@ from headrace.population.names import ViewRow
 from headrace.population.populate import unpublish_unused
 from headrace.postgres.connect import Connection
 from headrace.process import faults
+from headrace.sql.verbs import DropView
 from headrace.views.pause import check_not_live
 
 _log = structlog.get_logger(__name__)
@@ -34,17 +34,7 @@ _POPULATION_WAIT_S: Final = 30.0
 _LOCK_ATTEMPTS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked for."""
-
-    name: str
-    if_exists: bool
-    caller: str | None
-    settings: dict[str, str]
-
-
-def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
+def drop_view(context: Context, job: Job, request: DropView) -> dict[str, Any]:
     """Drop a view; ``message`` in the answer says so if there was none.
 
     ``notice`` in the answer says what else it has done.
@@ -88,7 +78,7 @@ def drop_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
 
 
 def _undisturbed(
-    context: Context, job: Job, conn: Connection, request: Request, view: ViewRow
+    context: Context, job: Job, conn: Connection, request: DropView, view: ViewRow
 ) -> ViewRow | None:
     """The view when nobody populates it any more, who is told to end; None: it is gone then."""
     until = time.monotonic() + _POPULATION_WAIT_S

@@ -11,17 +11,11 @@ from headrace.planner import PlanRequest, plan
 from headrace.population import names
 from headrace.population.context import Context
 from headrace.population.job import Job
+from headrace.sql.verbs import ExplainView
 
 
-def explain_view(
-    context: Context,
-    job: Job,
-    query_or_name: str,
-    stage: str | None,
-    caller: str | None,
-    settings: dict[str, str],
-) -> dict[str, str] | str:
-    """Plan text of ``stage``, or all stages by name without one.
+def explain_view(context: Context, job: Job, request: ExplainView) -> str:
+    """Plan text of a stage.
 
     A text that is a name is looked up among the views; anything else is a query.
 
@@ -29,10 +23,11 @@ def explain_view(
         PrivilegeError: it is the plan of somebody else's view.
         UserError: 22023, there is no such stage; or the query is refused.
     """
+    text, caller, stage = request.name_or_query, request.caller, request.stage
     with job.connection(context.settings.source, what="builder") as conn:
         stages: dict[str, str] | None = None
         try:
-            view = names.find(conn, query_or_name, caller, settings)
+            view = names.find(conn, text, caller, request.settings)
         except UserError:
             view = None  # no identifier: a query
         if view is not None:
@@ -45,9 +40,7 @@ def explain_view(
                 found = _shared(context, view.id)
                 stages["physical"] = _with_shared(stages["physical"], found)
         if stages is None:
-            stages = plan(conn, PlanRequest(query_or_name, caller, settings)).explain
-    if stage is None:
-        return stages
+            stages = plan(conn, PlanRequest(text, caller, request.settings)).explain
     if stage not in stages:
         raise UserError(
             f'there is no plan of stage "{stage}"',

@@ -13,7 +13,6 @@ definition may use nothing but built-in functions, operators and types:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -37,44 +36,35 @@ from headrace.postgres import statements
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.sink import table
+from headrace.sql.verbs import CreateIndex, DropIndex
 from headrace.types import FIRST_USER_OID
 
 _DEFINITION_BYTES_MAX: Final = 8_192
 _PROBE: Final = "headrace_index_probe"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Who asks for, or about, an index."""
-
-    caller: str | None
-    settings: dict[str, str]
-
-
-def create_index(
-    context: Context, job: Job, view_name: str, definition: str, request: Request
-) -> dict[str, Any]:
-    """Index a result table; ``definition`` is what follows the table in CREATE INDEX.
+def create_index(context: Context, job: Job, request: CreateIndex) -> dict[str, Any]:
+    """Index a result table.
 
     Raises:
         SyntaxUserError: the definition is malformed.
         UnsupportedError: it uses something that is not built in.
         PrivilegeError: the caller does not own the view.
     """
-    check_definition(definition)
+    check_definition(request.definition)
     with _connection(context, job) as conn:
         try:
-            view = names.find_owned(conn, view_name, request.caller, request.settings)
+            view = names.find_owned(
+                conn, request.view, request.caller, request.settings
+            )
             with conn.transaction():
-                return {"name": _create(conn, view, definition)}
+                return {"name": _create(conn, view, request.definition)}
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
 
 
-def drop_index(
-    context: Context, job: Job, index_name: str, request: Request
-) -> dict[str, Any]:
+def drop_index(context: Context, job: Job, request: DropIndex) -> dict[str, Any]:
     """Drop an index of a result table.
 
     Raises:
@@ -83,11 +73,11 @@ def drop_index(
     """
     with _connection(context, job) as conn:
         try:
-            schema, name = names.parse(conn, index_name)
+            schema, name = names.parse(conn, request.name)
             with conn.transaction():
                 found = _find(conn, schema, name, request)
                 if found is None:
-                    raise UndefinedError(f'index "{index_name}" does not exist')
+                    raise UndefinedError(f'index "{request.name}" does not exist')
                 view, oid, schema = found
                 names.check_owner(conn, view, request.caller)
                 if view.result_oid and name == table.index_name(view.result_oid):
@@ -248,7 +238,7 @@ def _indexes(conn: Connection, table_oid: int | None) -> dict[int, str]:
 
 
 def _find(
-    conn: Connection, schema: str | None, name: str, request: Request
+    conn: Connection, schema: str | None, name: str, request: DropIndex
 ) -> tuple[ViewRow, int, str] | None:
     if schema is not None:
         path = [schema]

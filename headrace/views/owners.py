@@ -6,7 +6,6 @@ new owner, and the view is filled anew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.errors import PrivilegeError, UndefinedError
@@ -16,6 +15,7 @@ from headrace.population.job import Job
 from headrace.population.names import Role, ViewRow
 from headrace.population.populate import planning
 from headrace.postgres.connect import Connection
+from headrace.sql.verbs import SetOwner
 from headrace.views import quotas
 from headrace.views.pause import check_not_live
 from headrace.views.resync import Resync, plan_again, read
@@ -27,17 +27,7 @@ SELECT r.rolsuper, pg_has_role(r.oid, %(role)s::bigint::oid, %(option)s),
   FROM pg_roles r, pg_namespace n WHERE r.rolname = %(caller)s AND n.nspname = %(schema)s"""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Which view, to whom, and who asks."""
-
-    name: str
-    role: str
-    caller: str | None
-    settings: dict[str, str]
-
-
-def set_owner(context: Context, job: Job, request: Request) -> dict[str, Any]:
+def set_owner(context: Context, job: Job, request: SetOwner) -> dict[str, Any]:
     """Give a view to another role, and fill it anew with the rights of that role.
 
     Raises:
@@ -57,8 +47,8 @@ def set_owner(context: Context, job: Job, request: Request) -> dict[str, Any]:
         if request.caller and not quotas.is_exempt(conn, request.caller):
             quotas.check_views(conn, context.settings, owner.name)
         stored = read(conn, view)
-        planned, planned_under = plan_again(context, conn, view, stored, owner)
-    return Resync(context, job, view, stored, planned, planned_under, owner).run()
+        again = plan_again(context, conn, view, stored, owner)
+    return Resync(context, job, view, stored, again).run()
 
 
 def _role(conn: Connection, text: str) -> Role:

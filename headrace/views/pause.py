@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headrace.errors import UserError
 from headrace.population import names
 from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
+from headrace.sql.verbs import ViewRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Which view, and who asks."""
-
-    name: str
-    caller: str | None
-    settings: dict[str, str]
-
-
-def pause_view(context: Context, job: Job, request: Request) -> None:
+def pause_view(context: Context, job: Job, request: ViewRequest) -> None:
     """Stop a view at its last consistent contents, until it is resumed.
 
     Raises:
@@ -31,7 +21,7 @@ def pause_view(context: Context, job: Job, request: Request) -> None:
         context.worker.call("pause", {"view_id": view.id}, job)
 
 
-def resume_view(context: Context, job: Job, request: Request) -> None:
+def resume_view(context: Context, job: Job, request: ViewRequest) -> None:
     """Let a paused view go on from its state; one that runs is left alone.
 
     Raises:
@@ -42,7 +32,7 @@ def resume_view(context: Context, job: Job, request: Request) -> None:
         context.worker.call("resume", {"view_id": view.id}, job)
 
 
-def _find(context: Context, job: Job, request: Request) -> ViewRow:
+def _find(context: Context, job: Job, request: ViewRequest) -> ViewRow:
     with job.connection(context.settings.source, what="builder") as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
     check_not_live(context, view)

@@ -7,7 +7,6 @@ name again when it goes on; a worker that was restarted reads it anyway.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 
 from psycopg import sql
 
@@ -17,20 +16,11 @@ from headrace.population.context import Context
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.postgres.connect import Connection
+from headrace.sql.verbs import RenameView
 from headrace.views.pause import check_not_live
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Which view, its new name, and who asks."""
-
-    name: str
-    new_name: str
-    caller: str | None
-    settings: dict[str, str]
-
-
-def rename_view(context: Context, job: Job, request: Request) -> None:
+def rename_view(context: Context, job: Job, request: RenameView) -> None:
     """Rename a view and its table, in the schema they are in.
 
     Raises:

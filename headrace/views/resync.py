@@ -41,14 +41,15 @@ from headrace.population.populate import (
     planning,
     unpublish_unused,
 )
-from headrace.population.publish import make_table, put_progress
+from headrace.population.publish import NewTable, make_table, put_progress
 from headrace.population.replace import Replaced, put_right, replace_rows
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import table
+from headrace.sql.verbs import AlterView, ResyncView
 from headrace.views import grants
-from headrace.views.pause import Request, check_not_live
+from headrace.views.pause import check_not_live
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,17 @@ class Stored:
     """What ``canonical`` names, by OID."""
 
 
-def resync_view(
-    context: Context,
-    job: Job,
-    request: Request,
-    of: int | None = None,
-    because: str | None = None,
-) -> dict[str, Any]:
-    """Fill a view anew, whatever state it is in, and let it run.
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """The plan that a view is filled by: with whose rights, and under which facts."""
 
-    ``of``: only if its id is still that, hence nobody has filled it meanwhile.  ``because``: why
-    that is done without a call.
+    planned: Planned
+    under: Facts
+    owner: Role
+
+
+def resync_view(context: Context, job: Job, request: ResyncView) -> dict[str, Any]:
+    """Fill a view anew, whatever state it is in, and let it run.
 
     Raises:
         UndefinedError: 42P01, no such view.
@@ -85,16 +86,13 @@ def resync_view(
     """
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
-        if of not in (None, view.id):
+        if request.of not in (None, view.id):
             raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
         check_not_live(context, view)
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
-        planned, planned_under = plan_again(context, conn, view, stored, owner)
-        resync = Resync(
-            *(context, job, view, stored, planned, planned_under, owner),
-            because=because,
-        )
+        again = plan_again(context, conn, view, stored, owner)
+        resync = Resync(context, job, view, stored, again, because=request.because)
         resync.check_table(conn)
     return resync.run()
 
@@ -111,7 +109,7 @@ def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
 
 def plan_again(
     context: Context, conn: Connection, view: ViewRow, stored: Stored, owner: Role
-) -> tuple[Planned, Facts]:
+) -> Replanned:
     """The plan of a stored query under the names of today, of the objects that it has named.
 
     With the rights of ``owner``.
@@ -122,13 +120,15 @@ def plan_again(
     named = stored.named
     settings = objects.followed(conn, stored.settings, named)
 
-    def attempt(*, loosely: bool) -> tuple[Planned, Facts]:
+    def attempt(*, loosely: bool) -> Replanned:
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
         text = present(conn, stored.canonical, list(named), loosely=loosely)
         request = PlanRequest(text, owner.name, settings | found)
         options = Options.of(stored.options)
         try:
-            return plan_with_facts(conn, context.settings, request, options)
+            return Replanned(
+                *plan_with_facts(conn, context.settings, request, options), owner
+            )
         except HeadraceError as error:
             # It is a place in the canonical text, which nobody has written.
             error.position = None
@@ -139,12 +139,12 @@ def plan_again(
     except UnsupportedError:
         # What had one name may have several now.
         first = attempt(loosely=True)
-    missing, moved = objects.lost(conn, named, first[0].named)
+    missing, moved = objects.lost(conn, named, first.planned.named)
     if not missing:
         return first
     # Operators that Postgres does not print are found by their schemas.
     second = attempt(loosely=True)
-    if not objects.lost(conn, named, second[0].named)[0]:
+    if not objects.lost(conn, named, second.planned.named)[0]:
         return second
     if moved:
         raise UnsupportedError(
@@ -155,9 +155,7 @@ def plan_again(
     return first
 
 
-def alter_view(
-    context: Context, job: Job, request: Request, query: str
-) -> dict[str, Any]:
+def alter_view(context: Context, job: Job, request: AlterView) -> dict[str, Any]:
     """Give a view another query, of the same columns; its table changes where it differs.
 
     Raises:
@@ -169,10 +167,10 @@ def alter_view(
         check_not_live(context, view)
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
-        planned, planned_under = plan_with_facts(
+        planned, under = plan_with_facts(
             conn,
             context.settings,
-            PlanRequest(query, owner.name, request.settings),
+            PlanRequest(request.query, owner.name, request.settings),
             Options.of(stored.options),
         )
         _check_columns(conn, view, planned)
@@ -182,8 +180,8 @@ def alter_view(
                 detail="A view that the query reads is made of this one.",
                 sqlstate="42P17",
             )
-    resync = Resync(context, job, view, stored, planned, planned_under, owner, query)
-    return resync.run()
+    again = Replanned(planned, under, owner)
+    return Resync(context, job, view, stored, again, request.query).run()
 
 
 def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
@@ -240,24 +238,18 @@ class Resync(Population):
         job: Job,
         view: ViewRow,
         stored: Stored,
-        planned: Planned,
-        planned_under: Facts,
-        owner: Role,
+        again: Replanned,
         query: str | None = None,
-        *,
         because: str | None = None,
     ) -> None:
-        """``owner``: planned with his rights; ``query``: its new text, if it is altered.
-
-        ``because``: why, if nobody has called.
-        """
+        """``query``: its new text, if it is altered; ``because``: why, if nobody has called."""
         options = Options.of(stored.options)
         name = f"{view.schema}.{view.name}"
-        super().__init__(context, job, planned, options, planned_under, name)
+        super().__init__(context, job, again.planned, options, again.under, name)
         self._view = view
         self._stored = stored
         self._query = query
-        self._owner = owner
+        self._owner = again.owner
         self._because = because
         self._replaced: Replaced | None = None
         self._read_before: list[int] = []
@@ -308,7 +300,7 @@ class Resync(Population):
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Exchange rows, progress and catalog row."""
         self._owner = names.role_of(conn, self._owner.oid)
-        self._call_worker("suspend", {"view_id": self._view.id, "job": self._job.name})
+        self._worker.call("suspend", {"view_id": self._view.id, "job": self._job.name})
         # Nobody may drop or renew it meanwhile; the worker may write its status.
         row: Any = conn.execute(
             "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR KEY SHARE",
@@ -344,17 +336,12 @@ class Resync(Population):
             or table.fingerprint(conn, oid) is None
             or not put_right(conn, self._target(oid), publication)
         ):
-            target = Target(stored.schema, stored.name)
-            return make_table(
-                self._job,
-                conn,
-                target,
-                planned,
-                self._owner.name,
-                staged,
-                self._options.key,
+            wanted = NewTable(
+                *(Target(stored.schema, stored.name), planned.columns),
+                *(self._options.key, self._owner.name),
                 catalog.kept(conn, self._view.id),
             )
+            return make_table(self._job, conn, wanted, staged)
         self._replaced = replace_rows(
             self._job, conn, self._target(oid), planned, staged, fit=self._query is None
         )

@@ -49,9 +49,10 @@ from headrace.postgres.acting import become
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.sink import table
+from headrace.sql.verbs import ViewRequest
 from headrace.types import FLOAT4, FLOAT8, NUMERIC, PINNED_SETTINGS
 from headrace.views import clocks, open_order
-from headrace.views.pause import Request, check_not_live
+from headrace.views.pause import check_not_live
 
 _log = structlog.get_logger(__name__)
 
@@ -93,7 +94,7 @@ class _Subject:
     """Whether the caller may see what the query is."""
 
 
-def verify_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
+def verify_view(context: Context, job: Job, request: ViewRequest) -> dict[str, Any]:
     """Rows that differ: ``rows`` of (surplus, missing, contents); ``notice`` sums up.
 
     Raises:
@@ -129,7 +130,7 @@ def verify_view(context: Context, job: Job, request: Request) -> dict[str, Any]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _subject(context: Context, conn: Connection, request: Request) -> _Subject:
+def _subject(context: Context, conn: Connection, request: ViewRequest) -> _Subject:
     view = names.find(conn, request.name, request.caller, request.settings)
     if view is None:
         raise UndefinedError(

@@ -17,8 +17,9 @@ from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import slot as setup
 from headrace.sql import install
+from headrace.sql.verbs import CreateView
 from headrace.types import parse_lsn
-from headrace.views.create import Request, create_view
+from headrace.views.create import create_view
 from tests.population import plans
 from tests.waiting import PATIENCE_S
 
@@ -71,9 +72,9 @@ class Bench:
     def create(
         self, name: str, query: str, job: Job | None = None, **given: Any
     ) -> Any:
-        request = Request(
-            name, query, given.get("options", {}), given.get("caller"),
-            given.get("settings", {"search_path": "public"}),
+        request = CreateView(
+            name, query, given.get("options", {}), caller=given.get("caller"),
+            settings=given.get("settings", {"search_path": "public"}),
         )  # fmt: skip
         return create_view(self.context, job or self.job(), request)
 

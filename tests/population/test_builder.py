@@ -107,10 +107,13 @@ def test_side_by_side(bench):
             assert await builder.peer.call("holds") == []
             assert builder.calls[0] == ("start", {"holds": []})
             plan = await builder.peer.call(
-                "explain_view", {"query_or_name": "a", **CALLER}
+                "explain_view", {"name_or_query": "a", **CALLER}
             )
-            assert "physical" in plan
-            params = {"query_or_name": QUERY, "stage": "logical", **CALLER}
+            stored = bench.conn.execute(
+                "SELECT explain ->> 'physical' FROM headrace.views WHERE view_name = 'a'"
+            )
+            assert (plan,) == stored.fetchone()
+            params = {"name_or_query": QUERY, "stage": "logical", **CALLER}
             assert "customers" in await builder.peer.call("explain_view", params)
             await builder.peer.call(
                 "create_index", {"view": "a", "definition": "(n)", **CALLER}

@@ -11,6 +11,7 @@ from psycopg import sql
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.population import staging
 from headrace.population.names import parse
+from headrace.sql.verbs import DropView
 from headrace.views import drop
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -218,7 +219,7 @@ def test_missing_schema_is_made_for_those_who_may(bench, role):
 
 
 def drop_view(bench, name, caller=None):
-    request = drop.Request(name, False, caller, {"search_path": "public"})
+    request = DropView(name, caller=caller, settings={"search_path": "public"})
     return drop.drop_view(bench.context, bench.job(), request)
 
 
@@ -348,7 +349,7 @@ def test_worker_that_restarts_for_a_moment(bench):
 
 
 def test_worker_that_stays_down_at_the_end_adopts_later(bench, monkeypatch):
-    monkeypatch.setattr("headrace.population.populate._WORKER_WAIT_S", 0.3)
+    monkeypatch.setattr("headrace.population.handover._WORKER_WAIT_S", 0.3)
 
     def on_call(method: str) -> None:
         if method == "adopt":
@@ -361,7 +362,7 @@ def test_worker_that_stays_down_at_the_end_adopts_later(bench, monkeypatch):
 
 
 def test_worker_that_is_down_at_the_start(bench, monkeypatch):
-    monkeypatch.setattr("headrace.population.populate._WORKER_WAIT_S", 0.3)
+    monkeypatch.setattr("headrace.population.handover._WORKER_WAIT_S", 0.3)
     bench.worker.down = 1_000_000
     with pytest.raises(TransientError):
         bench.create("v", QUERY)

@@ -14,6 +14,7 @@ from headrace.errors import (
 )
 from headrace.population import names
 from headrace.population.names import ViewRow
+from headrace.sql.verbs import CreateIndex, DropIndex, DropView
 from headrace.views import drop, indexes
 from headrace.views.drop import _drop_table
 
@@ -22,7 +23,7 @@ PATH = {"search_path": "public"}
 
 
 def drop_view(bench, name, if_exists=False, caller=None):
-    request = drop.Request(name, if_exists, caller, PATH)
+    request = DropView(name, if_exists, caller=caller, settings=PATH)
     return drop.drop_view(bench.context, bench.job(), request)
 
 
@@ -31,16 +32,13 @@ def fail(*_):
 
 
 def create_index(bench, view, definition, caller=None):
-    request = indexes.Request(caller, PATH)
-    return indexes.create_index(bench.context, bench.job(), view, definition, request)[
-        "name"
-    ]
+    request = CreateIndex(view, definition, caller=caller, settings=PATH)
+    return indexes.create_index(bench.context, bench.job(), request)["name"]
 
 
 def drop_index(bench, name, caller=None):
-    return indexes.drop_index(
-        bench.context, bench.job(), name, indexes.Request(caller, PATH)
-    )
+    request = DropIndex(name, caller=caller, settings=PATH)
+    return indexes.drop_index(bench.context, bench.job(), request)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 
 from headrace.errors import HeadraceError, QueryCancelled, UserError
 from headrace.population.populate import planning
-from headrace.views import owners, pause, resync
+from headrace.sql.verbs import AlterView, ResyncView, SetOwner
+from headrace.views import owners, resync
 
 PATH = {"search_path": "public"}
 WRONG = "SELECT id, region + 1 AS n FROM customers"
@@ -24,11 +25,12 @@ def test_a_place_is_told_only_in_a_text_that_somebody_has_written(bench):
     conn.execute("ALTER TABLE customers ADD n int")
     bench.create("v", "SELECT id, n + 1 AS n FROM customers")
     conn.execute("ALTER TABLE customers ALTER n TYPE text")
-    asked = pause.Request("v", None, PATH)
-    to_all = owners.Request("v", "pg_database_owner", None, PATH)
+    asked = ResyncView("v", settings=PATH)
+    to_all = SetOwner("v", "pg_database_owner", settings=PATH)
+    wrong = AlterView("v", WRONG, settings=PATH)
     assert position(lambda: resync.resync_view(context, bench.job(), asked)) is None
     assert position(lambda: owners.set_owner(context, bench.job(), to_all)) is None
-    altered = position(lambda: resync.alter_view(context, bench.job(), asked, WRONG))
+    altered = position(lambda: resync.alter_view(context, bench.job(), wrong))
     created = position(lambda: bench.create("w", WRONG))
     assert altered == created == WRONG.index("+") + 1
 

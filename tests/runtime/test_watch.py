@@ -20,7 +20,7 @@ from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import fingerprint
 from headrace.postgres.fingerprint import Uses
-from headrace.views.create import Request
+from headrace.sql.verbs import CreateView
 from headrace.views.create import create_view as populate_view
 from tests.runtime.harness import (
     Running,
@@ -391,12 +391,11 @@ def test_alteration_during_population(source, start, database, ddl):
                 other.close()
 
         name = f"v_{phase}"
-        request = Request(
+        request = CreateView(
             name,
             "SELECT id, v, w, m, m = 'ok' AS fine FROM keep",
             {"population": "local"},
-            None,
-            {"search_path": "public"},
+            settings={"search_path": "public"},
         )
         try:
             populate_view(context, Job(report), request)
@@ -449,12 +448,11 @@ def test_renaming_during_population(source, start, database):
                 other.execute("INSERT INTO n (id, a) SELECT max(id) + 1, 7 FROM n")
                 other.close()
 
-        request = Request(
+        request = CreateView(
             f"v_{phase}",
             f"SELECT id, {first} AS x, {second} AS y FROM n",
             {"population": "local"},
-            None,
-            {"search_path": "public"},
+            settings={"search_path": "public"},
         )
         populate_view(context, Job(report), request)
         assert other.closed, "the names were exchanged"

@@ -13,7 +13,8 @@ import pytest
 import structlog
 
 from headrace.server.doorway import Noise, network
-from headrace.server.protocol import Rules, Session
+from headrace.server.flow import Rules
+from headrace.server.protocol import Session
 from headrace.server.remembered import BYTES_MAX
 from headrace.server.statements import STEPS_MAX, contains_call, parse
 from tests.security import wire as w
@@ -120,7 +121,7 @@ def test_texts_beyond_the_limit_are_not_read(commander):
 def test_only_texts_that_name_us_are_taken_apart(monkeypatch):
     seen: list[str] = []
     monkeypatch.setattr(
-        "headrace.server.protocol.parse", lambda text, **_: seen.append(text)
+        "headrace.server.queries.parse", lambda text, **_: seen.append(text)
     )
     rules = Rules(database="db", nonce=lambda: "n", allow_trust=True)
     session = Session(rules)

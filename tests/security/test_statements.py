@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.sql import calls
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "headrace"
 PAGE = ROOT / "docs" / "statements.md"
@@ -125,13 +127,21 @@ def sending() -> set[Place]:
     return places(lambda node: isinstance(node, ast.Call) and is_sending(node))
 
 
+def scripts() -> Iterator[tuple[str, str]]:
+    """(file, text) of all that is installed: the SQL files, and what is generated."""
+    for path in sorted((PACKAGE / "sql").glob("*.sql")):
+        yield str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")
+    for text in calls.texts():
+        yield "sql/calls.py", text
+
+
 def routines() -> set[Place]:
     """Every routine, trigger, policy and block of the SQL files."""
     return {
-        (str(path.relative_to(PACKAGE)), found)
-        for path in sorted((PACKAGE / "sql").glob("*.sql"))
+        (file, found)
+        for file, text in scripts()
         for pattern in (ROUTINE, BLOCK)
-        for found in pattern.findall(path.read_text(encoding="utf-8"))
+        for found in pattern.findall(text)
     }
 
 
@@ -204,18 +214,17 @@ def test_each_row_says_everything(section, find):
 
 def test_a_procedure_that_runs_as_somebody_else_pins_its_path():
     """Or on whatever path its caller has: then every name in it is qualified."""
-    for path in sorted((PACKAGE / "sql").glob("*.sql")):
-        text = path.read_text(encoding="utf-8")
+    for file, text in scripts():
         assert text.count("SECURITY DEFINER") == text.count(
             "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
-        ), path.name
+        ), file
 
 
 def test_a_routine_on_the_path_of_its_caller_looks_for_nothing_there():
     """Its functions and operators are qualified; CASE x WHEN y would look for one, too."""
     seen = 0
-    for path in sorted((PACKAGE / "sql").glob("*.sql")):
-        for name, head, body in BODY.findall(path.read_text(encoding="utf-8")):
+    for _, text in scripts():
+        for name, head, body in BODY.findall(text):
             if "SET search_path" in head:
                 continue
             seen += 1

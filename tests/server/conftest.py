@@ -55,7 +55,7 @@ class FakeBuilder:
 
     async def _explain(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         self.calls.append(("explain_view", params))
-        return f"stage {params['stage']}\n  of {params['query_or_name']}"
+        return f"stage {params['stage']}\n  of {params['name_or_query']}"
 
     async def _create(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         self.calls.append(("create_view", params))

@@ -21,7 +21,8 @@ from headrace.server.actions import (
     ToServer,
 )
 from headrace.server.context import CONTEXT_QUERY
-from headrace.server.protocol import Rules, Session
+from headrace.server.flow import Rules
+from headrace.server.protocol import Session
 from headrace.server.states import TRANSITIONS, State
 
 KEY = struct.pack("!ii", 77, 99)

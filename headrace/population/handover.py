@@ -1,0 +1,106 @@
+"""What a population asks of the worker: to hold the slot while it lasts, and to go on with the view."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any, Final
+
+import structlog
+
+from headrace.errors import HeadraceError, QueryCancelled, TransientError
+from headrace.population import staging
+from headrace.population.context import Context
+from headrace.population.job import Job
+from headrace.process import faults
+
+_WORKER_WAIT_S: Final = 30.0
+_RETRY_S: Final = 0.2
+
+
+class Handover:
+    """The worker, for one job."""
+
+    def __init__(
+        self, context: Context, job: Job, log: structlog.stdlib.BoundLogger
+    ) -> None:
+        self._context = context
+        self._job = job
+        self._log = log
+        self._not_adopted: HeadraceError | None = None
+
+    def call(self, method: str, params: dict[str, Any]) -> Any:
+        """A request to the worker, which may be restarting for a moment."""
+        deadline = time.monotonic() + _WORKER_WAIT_S
+        while True:
+            self._job.check()
+            try:
+                return self._context.worker.call(method, params, self._job)
+            except TransientError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def hold(self) -> dict[str, Any]:
+        """Keep the slot from moving on; returns the position it keeps."""
+        answer = self.call("hold", {"job": self._job.name})
+        return {"txid": int(answer["txid"]), "lsn": int(answer["lsn"])}
+
+    def release(self) -> None:
+        """It may move on."""
+        self._context.worker.call("release", {"job": self._job.name})
+
+    def adopt(self, view_id: int) -> None:
+        """Hand the view over; from here on nothing is undone.
+
+        It may have to wait for a batch, but only as long as the user wants to.
+        """
+        with contextlib.suppress(QueryCancelled):
+            self._job.phase("adopting")
+        handover = threading.Thread(
+            target=self._hand_over,
+            args=(view_id,),
+            name=f"handover {view_id}",
+            daemon=True,
+        )
+        handover.start()
+        with contextlib.suppress(QueryCancelled):
+            while handover.is_alive():
+                self._job.check()
+                handover.join(_RETRY_S)
+        if self._not_adopted is not None:
+            raise self._not_adopted
+
+    def _hand_over(self, view_id: int) -> None:
+        """Have the worker adopt the view; it has what that takes, whatever becomes of us."""
+        try:
+            self._have_adopted(view_id)
+        except HeadraceError as error:
+            self._log.warning("view not adopted", reason=error.message)
+            self._not_adopted = error
+        except OSError as error:
+            # The next start removes them, and asks the worker again, which has it.
+            self._log.warning("staged files not removed", reason=str(error))
+
+    def _have_adopted(self, view_id: int) -> None:
+        deadline = time.monotonic() + _WORKER_WAIT_S
+        adopt = {"view_id": view_id}
+        try:
+            while True:
+                try:
+                    self._context.worker.call(
+                        "adopt", adopt, self._job, cancellable=False
+                    )
+                    break
+                except TransientError:
+                    if time.monotonic() >= deadline:
+                        # One that starts adopts what it finds staged: keep it.
+                        self._log.warning("view adopted later: the worker is down")
+                        return
+                    time.sleep(_RETRY_S)
+        finally:
+            with contextlib.suppress(HeadraceError):
+                self.release()
+        faults.point(faults.ADOPTED)
+        staging.of_view(self._context.settings.staging_dir, view_id).remove()

@@ -1,0 +1,139 @@
+"""What comes from the client: whole messages and parts of streamed ones, up to where a call begins."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from headrace.errors import ProtocolError
+from headrace.server import messages as m
+from headrace.server import startup
+from headrace.server.calling import Calling
+from headrace.server.flow import Flow
+from headrace.server.queries import Queries
+from headrace.server.states import State
+
+_READING: Final = (State.LOGIN, State.RELAY, State.SKIP)
+_Q, _P, _B, _E, _S, _X, _PASSWORD = b"QPBESXp"
+
+
+class Incoming:
+    """See the module."""
+
+    def __init__(self, flow: Flow, queries: Queries, calling: Calling) -> None:
+        self._flow = flow
+        self._queries = queries
+        self._calling = calling
+        self._pass = 0
+        """Bytes of a streamed message that are still to come."""
+
+    def read(self) -> None:
+        """Deal with what has come, as far as that can be now."""
+        flow = self._flow
+        while flow.client:
+            before = (flow.state, len(flow.client), self._pass)
+            if flow.state is State.START:
+                startup.read(flow)
+            elif flow.state is State.RELAY and not flow.ours:
+                flow.to_source(flow.client)
+                flow.client.clear()
+            elif flow.state in _READING:
+                self._read_messages()
+            if before == (flow.state, len(flow.client), self._pass):
+                return
+
+    def _read_messages(self) -> None:
+        """Relay messages; ``buffer[sent:at]`` has been looked at and is to be relayed."""
+        flow = self._flow
+        buffer = flow.client
+        sent = at = 0
+        while flow.state in _READING:
+            if self._pass:
+                part = min(self._pass, len(buffer) - at)
+                self._pass -= part
+                at += part
+                if flow.state is State.SKIP:
+                    sent = at
+                if part == 0:
+                    break
+                continue
+            head = self._next_head(at)
+            if head is None:
+                break
+            kind, total = head
+            syncs = flow.pipeline.interrupts(kind)
+            if syncs:
+                flow.to_source(buffer[sent:at])
+                flow.to_source(m.SYNC * syncs)
+                sent = at
+            if syncs is not None or not self._wanted(kind, total):
+                if flow.state is State.RELAY:
+                    self._queries.skim(kind, bytes(buffer[at + 5 : at + 600]))
+                self._pass = total
+                continue
+            if len(buffer) - at < total:
+                break
+            message = bytes(buffer[at : at + total])
+            if not self._on_message(kind, message):
+                flow.to_source(buffer[sent:at])
+                sent = at + total
+            at += total
+            sent = self._flush_gated(kind, sent, at)
+        flow.to_source(buffer[sent:at])
+        del buffer[:at]
+        if flow.state is State.BARRIER:
+            self._calling.begin()
+
+    def _flush_gated(self, kind: int, sent: int, at: int) -> int:
+        """What answers an Execute is not flushed without a Sync, which is to wait."""
+        if kind != _E or not self._flow.pipeline.gated:
+            return sent
+        self._flow.to_source(self._flow.client[sent:at])
+        self._flow.to_source(m.FLUSH)
+        return at
+
+    def _next_head(self, at: int) -> tuple[int, int] | None:
+        """Type and size of the client's message at ``at``; None: it has to wait."""
+        flow = self._flow
+        if flow.pipeline.gated or len(flow.client) - at < m.HEADER_BYTES:
+            return None
+        kind = flow.client[at]
+        (length,) = struct.unpack_from("!i", flow.client, at + 1)
+        m.check_length(kind, length)
+        if flow.state is State.LOGIN:
+            if length > m.LOGIN_BYTES_MAX:
+                raise ProtocolError("invalid message length")
+            if kind not in (_PASSWORD, _X):
+                # Said too early: it waits until the source is ready for it.
+                return None
+        return kind, int(length) + 1
+
+    def _wanted(self, kind: int, total: int) -> bool:
+        """Whether the message must be seen whole before it is relayed or dropped."""
+        flow = self._flow
+        if flow.state is State.LOGIN:
+            return kind == _PASSWORD and flow.login.answers_client
+        if kind in (_S, _X) or kind == m.FLUSH[0]:
+            return True
+        if flow.state is State.SKIP or total > flow.rules.statement_bytes_max:
+            return False
+        if flow.pipeline.ignoring or flow.pipeline.copying:
+            return False
+        if kind in (_B, _E):
+            return self._queries.remembers
+        return kind in (_Q, _P)
+
+    def _on_message(self, kind: int, message: bytes) -> bool:
+        """Act on a whole message; returns whether it is to be relayed now."""
+        flow = self._flow
+        if flow.state is State.LOGIN:
+            startup.go_on(flow, flow.login.from_client(message[5:]))
+            return False
+        if flow.state is State.SKIP:
+            # After an error of ours everything up to Sync is dropped.
+            if kind != _S:
+                return kind == _X
+            flow.fire("sync")
+        if kind == _S:
+            self._queries.end_segment()
+        return self._queries.read(kind, message)

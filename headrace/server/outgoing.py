@@ -1,0 +1,152 @@
+"""What comes from the source: relayed, and read as far as it tells what the source still owes."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from headrace.errors import ProtocolError
+from headrace.server import messages as m
+from headrace.server import startup
+from headrace.server.actions import Ready
+from headrace.server.calling import Calling
+from headrace.server.flow import Flow
+from headrace.server.queries import Queries
+from headrace.server.states import State
+
+_CONTEXT_BYTES_MAX: Final = 1_048_576
+_AUTH, _ERROR, _READY, _SETTING, _KEY = b"REZSK"
+_UNASKED: Final = frozenset(b"DdcNAS")
+"""Messages of the source that answer nothing: rows, data, notices, notifications, settings."""
+_AT_ANY_TIME: Final = frozenset(b"NAS")
+
+
+class Outgoing:
+    """See the module."""
+
+    def __init__(self, flow: Flow, queries: Queries, calling: Calling) -> None:
+        self._flow = flow
+        self._queries = queries
+        self._calling = calling
+        self._pass = 0
+        """Bytes of a streamed message that are still to come."""
+        self._error_seen = False
+        """Since the last ReadyForQuery."""
+
+    def read(self) -> None:
+        """Deal with what has come, as far as that can be now."""
+        flow = self._flow
+        buffer = flow.source
+        if flow.state is State.RELAY and not flow.ours:
+            flow.to_client(buffer)
+            buffer.clear()
+            return
+        sent = at = 0
+        while True:
+            if self._pass:
+                part = min(self._pass, len(buffer) - at)
+                if part == 0:
+                    break
+                self._pass -= part
+                at += part
+                continue
+            if len(buffer) - at < m.HEADER_BYTES:
+                break
+            kind = buffer[at]
+            (length,) = struct.unpack_from("!i", buffer, at + 1)
+            if length < 4:
+                raise ProtocolError("invalid message length")
+            total = length + 1
+            if not self._wanted(kind, total):
+                self._on_passing(kind)
+                self._pass = total
+                continue
+            if len(buffer) - at < total:
+                break
+            flow.to_client(buffer[sent:at])
+            shown = self._on_message(kind, bytes(buffer[at : at + total]))
+            at += total
+            sent = at
+            flow.to_client(shown)
+            if flow.state is State.CLOSED:
+                return
+        flow.to_client(buffer[sent:at])
+        del buffer[:at]
+
+    def _wanted(self, kind: int, total: int) -> bool:
+        """Whether a message of the source is looked at whole; others are streamed."""
+        state = self._flow.state
+        if state is State.CONTEXT and kind not in _AT_ANY_TIME and kind != _ERROR:
+            if total > _CONTEXT_BYTES_MAX:
+                raise ProtocolError("unexpected answer to the context query")
+            return True
+        if state is State.LOGIN and kind in (_AUTH, _KEY):
+            if total > m.LOGIN_BYTES_MAX:
+                raise ProtocolError("invalid message length")
+            return True
+        if kind == _READY:
+            if total != len(m.ready_for_query(b"I")):
+                raise ProtocolError("invalid message length")
+            return True
+        if kind not in (_ERROR, _SETTING):
+            return False
+        return total <= self._flow.rules.statement_bytes_max
+
+    def _on_passing(self, kind: int) -> None:
+        """Bookkeeping for a message of the source that is relayed unread."""
+        if kind in _UNASKED or self._flow.state is State.LOGIN:
+            return
+        if kind == _ERROR:
+            self._on_error()
+        else:
+            self._flow.pipeline.answers(kind)
+        self._calling.check()
+
+    def _on_message(self, kind: int, message: bytes) -> bytes:
+        """Act on a message of the source; returns what the client gets instead of it."""
+        flow = self._flow
+        if kind == _READY:
+            return self._on_ready(message)
+        if kind == _ERROR:
+            shown = message
+            if flow.translation:
+                shown = flow.translation.of(message, flow.encoding)
+            self._on_error()
+            self._calling.check()
+            return shown
+        if kind == _SETTING:
+            reader = m.Reader(message[5:])
+            name = reader.cstring().decode("utf-8", "replace")
+            flow.setting(name, reader.cstring().decode("utf-8", "replace"))
+        elif flow.state is State.CONTEXT:
+            self._calling.on_context(kind, message, failed=self._error_seen)
+            return b""
+        elif kind == _KEY:
+            flow.key = message[5:]
+        elif kind == _AUTH:
+            startup.go_on(flow, flow.login.from_source(message[5:]))
+            return b""
+        return message
+
+    def _on_error(self) -> None:
+        self._error_seen = True
+        self._flow.to_source(m.SYNC * self._flow.pipeline.fails())
+        self._queries.refuse()
+
+    def _on_ready(self, message: bytes) -> bytes:
+        flow, status = self._flow, message[5:6]
+        failed, self._error_seen = self._error_seen, False
+        if flow.state is State.LOGIN:
+            flow.pipeline.status = status
+            flow.fire("ready")
+            flow.act(Ready(flow.key))
+            return message
+        if flow.state is State.CONTEXT:
+            return self._calling.on_context_ready(message, failed=failed)
+        flow.translation = None
+        flow.pipeline.ready(status)
+        if flow.pipeline.settled:
+            self._queries.confirm(idle=status == b"I")
+        if flow.state is State.BARRIER:
+            return self._calling.on_ready(message, failed=failed)
+        return message

@@ -1,0 +1,171 @@
+"""Simple and extended queries of a client: which of them are calls of ours, and may be one later.
+
+Also kept here is what must be known of messages that are relayed unread: which may begin a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.server import messages as m
+from headrace.server.flow import Flow, Pending
+from headrace.server.procedures import Given, bind
+from headrace.server.remembered import Calls, Copies, Prepared, may_copy_in
+from headrace.server.statements import SCHEMA, parse
+
+_Q, _P, _B, _E = b"QPBE"
+_NAMED: Final = frozenset((_P, _B))
+_RENAMING: Final = (b"prepare", b"deallocate", b"discard")
+
+
+class Queries:
+    """See the module."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._calls = Calls()
+        self._copies = Copies()
+        self._executes = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of what the client has prepared that are kept."""
+        return self._calls.size
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is anything prepared that matters."""
+        return bool(self._calls) or bool(self._copies)
+
+    def read(self, kind: int, message: bytes) -> bool:
+        """A whole message, none that ends the session; whether it is to be relayed now."""
+        if kind == _Q:
+            return self._on_query(message)
+        if kind == _E:
+            return self._on_execute(message)
+        if kind == _P:
+            self._on_parse(message)
+        elif kind == _B:
+            self._on_bind(message)
+        return self._flow.pipeline.relays(kind)
+
+    def skim(self, kind: int, begin: bytes) -> None:
+        """Bookkeeping for a message that is relayed unread; ``begin`` of its body."""
+        pipeline, may_copy = self._flow.pipeline, False
+        if not pipeline.ignoring and not pipeline.copying:
+            if kind == _Q:
+                may_copy = True
+                self._calls.forget_all()
+                self._executes = 0
+            elif kind == _E:
+                self._executes += 1
+            elif kind in _NAMED:
+                self._on_long(kind, begin)
+        pipeline.relays(kind, may_copy=may_copy)
+
+    def end_segment(self) -> None:
+        """A Sync, or what is as good as one."""
+        self._executes = 0
+        self._calls.end_segment()
+
+    def confirm(self, *, idle: bool) -> None:
+        """The source has accepted everything; ``idle``: it is in no transaction."""
+        self._calls.confirm()
+        self._copies.confirm(idle=idle)
+
+    def refuse(self) -> None:
+        """The source has refused something: perhaps what is new."""
+        self._calls.refuse()
+        self._copies.refuse()
+
+    def _on_long(self, kind: int, begin: bytes) -> None:
+        """A Parse or Bind that is too long to look into, but perhaps for its names."""
+        if kind == _B and not self.remembers:
+            return
+        names = begin.split(b"\x00", 2)[:-1]
+        if len(names) < 1 + (kind == _B):
+            self._calls.forget_all()
+            self._copies.put_any()
+        elif kind == _P:
+            self._calls.forget(names[0])
+            self._copies.put(_P, names[0], may_copy=True)
+        else:
+            self._calls.unbind(names[0])
+            may_copy = self._copies.has(_P, names[1])
+            self._copies.put(_B, names[0], may_copy=may_copy)
+
+    def _on_query(self, message: bytes) -> bool:
+        flow = self._flow
+        self.end_segment()
+        # A Query drops the unnamed statement.
+        self._calls.forget(b"")
+        low = message.lower()
+        if SCHEMA.encode() in low:
+            text = flow.decode(message[5:].rstrip(b"\x00"))
+            if text is not None:
+                statement = parse(text, standard_strings=flow.standard_strings)
+                invocation = bind(statement, (), flow.encoding) if statement else None
+                if invocation:
+                    flow.pending = Pending(
+                        invocation, text, message, flow.settings, extended=False
+                    )
+                    flow.fire("ours")
+                    return False
+                flow.translate(text)
+        self._forget_renamed(low)
+        return flow.pipeline.relays(_Q, may_copy=may_copy_in(low))
+
+    def _on_parse(self, message: bytes) -> None:
+        flow = self._flow
+        parsed = m.read_parse(message[5:])
+        low = parsed.query.lower()
+        self._calls.forget(parsed.name)
+        self._copies.put(_P, parsed.name, may_copy=may_copy_in(low))
+        self._forget_renamed(low)
+        if SCHEMA.encode() not in low:
+            return
+        text = flow.decode(parsed.query)
+        if text is None:
+            return
+        if parse(text, standard_strings=flow.standard_strings):
+            prepared = Prepared(text, parsed.oids, flow.settings)
+            self._calls.prepare(parsed.name, prepared)
+        flow.translate(text)
+
+    def _on_bind(self, message: bytes) -> None:
+        bound = m.read_bind(message[5:])
+        may_copy = self._copies.has(_P, bound.statement)
+        self._copies.put(_B, bound.portal, may_copy=may_copy)
+        given: list[Given] = []
+        prepared = self._calls.prepared(bound.statement)
+        if prepared:
+            oids = prepared.oids
+            given = [
+                Given(f, data, oids[i] if i < len(oids) else 0)
+                for i, (f, data) in enumerate(bound.parameters)
+            ]
+        self._calls.bind(bound.portal, bound.statement, given, bound.result_formats)
+
+    def _on_execute(self, message: bytes) -> bool:
+        flow = self._flow
+        portal = m.Reader(message[5:]).cstring()
+        bound = self._calls.bound(portal)
+        self._executes += 1
+        # After another Execute the same transaction may hold changes: Postgres decides.
+        if bound and self._executes == 1:
+            text = bound.prepared.text
+            statement = parse(text, standard_strings=flow.standard_strings)
+            invocation = statement and bind(statement, bound.given, flow.encoding)
+            if invocation:
+                settings, formats = bound.prepared.settings, bound.formats
+                flow.pending = Pending(
+                    invocation, text, message, settings, extended=True, formats=formats
+                )
+                flow.fire("ours")
+                return False
+        return flow.pipeline.relays(_E, may_copy=self._copies.has(_B, portal))
+
+    def _forget_renamed(self, low: bytes) -> None:
+        """SQL that may redefine a prepared name: ours are then left to the database."""
+        if self._calls and any(w in low for w in _RENAMING):
+            self._calls.forget_all()

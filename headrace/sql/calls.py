@@ -1,0 +1,64 @@
+"""The procedures of the verbs: each queues a command for the commander, and waits for its end."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from headrace.sql.verbs import VERBS, Verb
+
+_TYPES: Final = {"bool": "boolean"}
+"""Where SQL has another word."""
+
+
+def names() -> list[str]:
+    """The names of all procedures."""
+    return [name for verb in VERBS.values() if (name := verb.called)]
+
+
+def texts() -> list[str]:
+    """The statements that make them, or make them again."""
+    return [_text(verb) for verb in VERBS.values() if verb.called]
+
+
+def _text(verb: Verb) -> str:
+    """Of one of them.
+
+    COMMIT comes first: inside a transaction block it fails before anything has happened.
+    """
+    declared = [
+        f"{p.name} {_TYPES.get(p.kind, p.kind)}"
+        + ("" if p.required else f" DEFAULT {_literal(p.default)}")
+        for p in verb.parameters
+    ]
+    packed = ", ".join(f"'{p.name}', {p.name}" for p in verb.parameters)
+    answered = ""
+    if verb.answer is not None:
+        declared.append(f"INOUT {verb.answer.name} {verb.answer.kind} DEFAULT NULL")
+        value = verb.answer.value.format("headrace.command_result(command)")
+        answered = f"    {verb.answer.name} := {value};\n"
+    return f"""CREATE OR REPLACE PROCEDURE headrace.{verb.called}({", ".join(declared)})
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    command bigint;
+    seen    pg_catalog.text;
+    done    boolean := false;
+BEGIN
+    COMMIT;
+    command := headrace.submit('{verb.name}', pg_catalog.jsonb_build_object({packed}),
+                               headrace.captured_settings());
+    COMMIT;
+    WHILE NOT done LOOP
+        SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;
+        COMMIT;
+    END LOOP;
+{answered}END
+$$;
+"""  # noqa: S608  names and types of our own table
+
+
+def _literal(value: Any) -> str:
+    """A default in SQL; of our own table."""
+    if value is None:
+        return "NULL"
+    return str(value).lower() if isinstance(value, bool) else f"'{value}'"

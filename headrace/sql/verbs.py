@@ -1,0 +1,269 @@
+"""The verbs: what a call can ask of Headrace.  All that a verb is called, takes and needs is told here.
+
+Of the table come the procedures in the user's database (``sql/calls.py``), how calls on our own
+port are bound (``server/procedures.py``), and the request that the builder or worker is sent.  What
+a verb *does* stands with who does it: ``views/builder.py``, ``server/commands.py``.
+
+A request's positional fields are the arguments of the call, in its order; their types are those
+of SQL.  What has to be named is added by the server, and can be said by nobody else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+Json = Any
+Lsn = str
+Interval = str
+_KINDS: Final = {
+    "str": "text",
+    "bool": "bool",
+    "int": "bigint",
+    "Json": "jsonb",
+    "Lsn": "pg_lsn",
+    "Interval": "interval",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked; ``settings`` are those of the caller's session."""
+
+    caller: str | None = field(default=None, kw_only=True)
+    settings: dict[str, str] = field(default_factory=dict, kw_only=True)
+    unasked: bool = field(default=False, kw_only=True)
+    """Whether nobody has called: the server does it by itself."""
+
+    def message(self) -> dict[str, Any]:
+        """What the process that does it is sent."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRequest(Request):
+    """What is asked of a view; so are most."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateView(ViewRequest):
+    """A new view of ``query``."""
+
+    query: str
+    options: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckView(Request):
+    """Whether there could be a view of ``query``."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropView(ViewRequest):
+    """The end of a view; none is no error, ``if_exists``."""
+
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CreateIndex(Request):
+    """An index of the table of ``view``; ``definition`` is what follows it in CREATE INDEX."""
+
+    view: str
+    definition: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropIndex(Request):
+    """The end of an index."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainView(Request):
+    """A plan, of a view or of a query that is none yet."""
+
+    name_or_query: str
+    stage: str = "physical"
+
+
+@dataclass(frozen=True, slots=True)
+class AlterView(ViewRequest):
+    """Another query for a view."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenameView(ViewRequest):
+    """Another name for a view."""
+
+    new_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetOwner(ViewRequest):
+    """Another owner for a view."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResyncView(ViewRequest):
+    """A view filled anew.
+
+    ``of``: only if its id is still that, hence nobody has filled it meanwhile.  ``because``: why
+    that is done without a call.
+    """
+
+    of: int | None = field(default=None, kw_only=True)
+    because: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor(ViewRequest):
+    """The moment at which a view covers a position, by default that of the call."""
+
+    lsn: Lsn | None = None
+    timeout: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailBatch(Request):
+    """A batch in flight, to be processed again."""
+
+    txid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument of a call; ``kind`` is text, jsonb, bool, pg_lsn, interval or bigint."""
+
+    name: str
+    kind: str
+    required: bool = True
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inout:
+    """The INOUT argument in which a procedure answers: an expression over the command's result."""
+
+    name: str
+    kind: str
+    value: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One thing that can be asked for."""
+
+    name: str
+    request: type[Request]
+    does: str
+    """For people."""
+    by: str = "builder"
+    """The process that does it: builder, worker or commander."""
+    fills: bool = False
+    """Whether it populates a view, and waits for its turn."""
+    tells: bool = False
+    """Whether its caller hears how far it is, or why he waits."""
+    selected: bool = False
+    """Whether it is selected from: a function, with a file of its own."""
+    relayed: bool = False
+    """Whether it comes by the command table only: Postgres reads its arguments."""
+    procedure: str | None = None
+    """The procedure's name, if that is not the verb's."""
+    answer: Inout | None = None
+    parameters: tuple[Parameter, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Parameters are the positional fields of the request."""
+        object.__setattr__(self, "parameters", _parameters(self.request))
+
+    @property
+    def called(self) -> str | None:
+        """The name of its procedure; None: it has none."""
+        return self.procedure or (None if self.selected else self.name)
+
+
+def _parameters(request: type[Request]) -> tuple[Parameter, ...]:
+    out = []
+    for each in dataclasses.fields(request):
+        if each.kw_only:
+            continue
+        kind = _KINDS[str(each.type).removesuffix(" | None")]
+        if each.default_factory is not dataclasses.MISSING:
+            out.append(Parameter(each.name, kind, False, each.default_factory()))
+        elif each.default is not dataclasses.MISSING:
+            out.append(Parameter(each.name, kind, False, each.default))
+        else:
+            out.append(Parameter(each.name, kind))
+    return tuple(out)
+
+
+_PLAN: Final = Inout(
+    "plan", "text", "({} OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->>) 'plan'"
+)
+_ALL: Final = (
+    Verb("create_view", CreateView, "a view and its table", fills=True, tells=True),
+    Verb(
+        *("check_view", CheckView),
+        "whether create_view would accept it, by the same code: the plan, or its error",
+        answer=_PLAN,
+    ),
+    Verb("drop_view", DropView, "drops a view and its table"),
+    Verb("create_index", CreateIndex, "an index of a result table"),
+    Verb("drop_index", DropIndex, "drops an index of a result table"),
+    Verb("explain_view", ExplainView, "the plan", selected=True),
+    Verb(
+        "pause_view", ViewRequest, "stops at the last consistent contents", tells=True
+    ),
+    Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
+    Verb(
+        "alter_view",
+        AlterView,
+        "another query of the same columns",
+        fills=True,
+        tells=True,
+    ),
+    Verb("rename_view", RenameView, "renames view and table, within their schema"),
+    Verb(
+        *("set_owner", SetOwner),
+        "whose rights count from then on; as ALTER TABLE … OWNER TO",
+        fills=True,
+        tells=True,
+    ),
+    Verb(
+        *("resync_view", ResyncView),
+        "fills a view anew; its table stays readable, and is changed at once where it differs",
+        fills=True,
+        tells=True,
+    ),
+    Verb(
+        *("verify_view", ViewRequest),
+        "what differs between table and query: an array, empty if all is right",
+        tells=True,
+        selected=True,
+        procedure="verify",
+        answer=Inout("differences", "jsonb"),
+    ),
+    Verb(
+        *("wait_for", WaitFor),
+        "returns once the table covers the position: all that was committed before the call",
+        by="commander",
+    ),
+    Verb(
+        *("fail_batch", FailBatch),
+        "processes a batch in flight, and all later ones, again (for members of our role)",
+        by="worker",
+        relayed=True,
+    ),
+)
+VERBS: Final = {verb.name: verb for verb in _ALL}

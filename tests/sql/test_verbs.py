@@ -1,0 +1,66 @@
+"""The table of verbs: who does each, what it is told of, and what nobody can say in a call."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headrace.errors import UserError
+from headrace.server.procedures import bind, invocation_of
+from headrace.server.statements import parse
+from headrace.sql import calls, install
+from headrace.sql.verbs import VERBS, Request
+from headrace.views.builder import DOES
+
+ROOT = Path(__file__).parents[2]
+WORDS = {"text": "'x'", "bool": "true", "jsonb": "'{}'", "pg_lsn": "'0/0'"}
+ADDED = [
+    pytest.param(verb, added.name, id=f"{verb.name}-{added.name}")
+    for verb in VERBS.values()
+    for added in dataclasses.fields(verb.request)
+    if added.kw_only
+]
+
+
+def test_each_verb_has_who_does_it():
+    assert {v.name for v in VERBS.values() if v.by == "builder"} == DOES.keys()
+    assert {v.by for v in VERBS.values()} == {"builder", "worker", "commander"}
+    for name, act in DOES.items():
+        wanted = typing.get_type_hints(act)["request"]
+        assert issubclass(VERBS[name].request, wanted), name
+    assert {f.name for f in dataclasses.fields(Request)} <= {a.values[1] for a in ADDED}
+
+
+@pytest.mark.parametrize(("verb", "added"), ADDED)
+def test_what_the_server_adds_is_said_by_nobody_else(verb, added):
+    given = [WORDS.get(p.kind, "NULL") for p in verb.parameters]
+    kind = "SELECT * FROM" if verb.selected else "CALL"
+    for word in ("true", "1", "NULL"):
+        named = ", ".join([*given, f"{added} => {word}"])
+        statement = parse(f"{kind} headrace.{verb.name}({named})")
+        assert statement is None or bind(statement, (), "utf-8") is None
+    with pytest.raises(UserError, match="has no argument"):
+        invocation_of(verb.name, {added: None})
+
+
+def test_the_page_names_the_procedures_as_they_are(database):
+    page = (ROOT / "headrace" / "sql" / "README.md").read_text()
+    told = {
+        name: re.findall(r"\w+", arguments)
+        for name, arguments in re.findall(r"`(\w+)\(([^)`]*)\)`", page)
+    }
+    with psycopg.connect(database) as conn:
+        install.install(conn)
+        found = conn.execute(
+            "SELECT proname, proargnames[:array_length(proargnames, 1)"
+            " - coalesce(array_length(array_positions(proargmodes, 'b'), 1), 0)]"
+            " FROM pg_proc WHERE prokind = 'p'"
+            " AND pronamespace = 'headrace'::regnamespace"
+        ).fetchall()
+    assert sorted(name for name, _ in found) == sorted(calls.names())
+    assert {name: told.get(name) for name, _ in found} == dict(found)
