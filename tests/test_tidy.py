@@ -78,7 +78,6 @@ PLANNER: dict[str, set[str]] = {
 LARGE: dict[str, str] = {
     "planner/analyse/catalog.py": "to be split",
     "planner/physical/build.py": "to be split",
-    "planner/scalars/lower.py": "to be split",
     "population/populate.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
@@ -89,7 +88,6 @@ LARGE: dict[str, str] = {
 }
 WIDE: dict[str, str] = {
     "expressions/remote.py": "to be split",
-    "planner/scalars/lower.py": "to be split",
     "population/publish.py": "to be split",
     "sink/table.py": "to be split",
     "views/resync.py": "to be split",
@@ -100,9 +98,7 @@ LONG: dict[str, str] = {
     "kernels/numeric.py": "hot loops of one family",
     "kernels/text.py": "hot loops of one family",
     "planner/binding/sources.py": "to be split",
-    "planner/passes/decorrelate.py": "to be split",
     "planner/physical/build.py": "to be split",
-    "planner/scalars/lower.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
     "server/protocol.py": "to be split",

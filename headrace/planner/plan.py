@@ -37,9 +37,11 @@ from headrace.planner.passes.singles import place_singles
 from headrace.planner.physical.build import Builder
 from headrace.planner.physical.explain import explain_logical, explain_physical
 from headrace.planner.request import Planned, PlanRequest
-from headrace.planner.scalars import functions
+from headrace.planner.scalars import build, functions
 from headrace.planner.scalars.constants import Constants
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars.forms import FORMS
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
 from headrace.types import UNKNOWN, Field, Schema
 
 _PROOF_CHUNK: Final = 500
@@ -81,11 +83,11 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         constants = Constants(conn, catalog)
         constants.load(trees, "\n".join((bound.canonical_sql, *sources.texts)))
         lowering = Lowering(
+            FORMS,
             conn,
             catalog,
             constants,
-            bound.position,
-            partial(position.find, request.query),
+            (bound.position, partial(position.find, request.query)),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
         bound_plan = Binder(lowering, sources).bind(bound.tree)
@@ -95,7 +97,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         fulljoins.require_executable(conn, lowering, bound_plan, rewritten)
         optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
         builder = Builder(lowering, request.recursions)
-        placed = each(optimised, partial(place_singles, lowering=lowering))
+        placed = each(optimised, partial(place_singles, context=lowering))
         physical = builder.build(placed, columns)
         physical = _proven(conn, lowering, constants, builder, physical)
         functions_in_from.prove(conn, lowering, constants, builder.sets, plain)
@@ -243,7 +245,7 @@ def _prove(
         scope = Scope(partial(_nth, refs))
         for expr, target in zip(chunk, tree.nodes("targetList"), strict=True):
             again = lowering.lower(target.child("expr"), scope)
-            if plain(again) != plain(lowering.folded(expr)):
+            if plain(again) != plain(build.folded(lowering, expr)):
                 raise UnsupportedError(
                     f"expression {show(expr)} cannot be reproduced exactly"
                     " and is not supported"

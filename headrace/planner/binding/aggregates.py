@@ -34,8 +34,9 @@ from headrace.planner.logical.scalar import (
     show,
     trusted,
 )
-from headrace.planner.scalars import functions
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars import build, functions
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
 from headrace.planner.scalars.typekeys import key_class
 
 NewColumn = Callable[[str, Expr], Col]
@@ -121,7 +122,7 @@ class Calls:
             expr = lowering.lower(entry.child("expr"), scope)
             if filter_ is not None and raises(expr) and not self._inline(expr):
                 # Postgres looks at the filter first.
-                expr = lowering.guarded(filter_, expr)
+                expr = build.guarded(lowering, filter_, expr)
             by_ref[entry.number("ressortgroupref")] = expr
             if not entry.flag("resjunk"):
                 args.append(expr)

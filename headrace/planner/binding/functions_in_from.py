@@ -31,9 +31,11 @@ from headrace.planner.logical.scalar import (
     show,
 )
 from headrace.planner.logical.sites import Site
-from headrace.planner.scalars import functions
+from headrace.planner.scalars import casts, functions
+from headrace.planner.scalars.calls import arguments, require_constant_defaults
 from headrace.planner.scalars.constants import Constants
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
 from headrace.types import INT8, TEXT
 
 NewColumn = Callable[[str, Expr], Col]
@@ -63,9 +65,9 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
     function = lowering.catalog.function(node.number("funcid"))
     if (reason := _refusal(function)) is not None:
         lowering.refuse(reason, node)
-    args, names = lowering.arguments(node.nodes("args"), scope)
+    args, names = arguments(lowering, node.nodes("args"), scope)
     if len(args) < function.arguments:
-        lowering.require_constant_defaults(function, node)
+        require_constant_defaults(lowering, function, node)
     for argument in args:
         if lowering.catalog.type(argument.oid).kind == "p":
             name = lowering.type_name(argument.oid)
@@ -135,7 +137,7 @@ def bind_functions(
         outputs.append(column(label, made))
         shown.append((outputs[-1], outputs[-1].ref))
         if dated[number]:
-            cast = lowering.cast(outputs[-1].ref, dated[number], -1, 0)
+            cast = casts.cast(lowering, outputs[-1].ref, dated[number], -1, 0)
             shown[-1] = (column(label, cast), cast)
     ordinality = None
     if entry.flag("funcordinality"):

@@ -50,7 +50,8 @@ from headrace.planner.analyse.tables import (
 from headrace.planner.logical.nodes import Col, Node, Project, Scan, Union, Values
 from headrace.planner.logical.scalar import Expr, Ref
 from headrace.planner.request import TableRef
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
 from headrace.postgres import acting
 
 _FIRST_LOW_ATTRIBUTE: Final = 7

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from headrace import types as t
-from headrace.expressions.native import resolve
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.logical import uniqueness
 from headrace.planner.logical.failing import serious
@@ -45,7 +44,9 @@ from headrace.planner.logical.scalar import (
     refs,
 )
 from headrace.planner.logical.sites import Site, home
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars import build
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
 
 EXISTS, ALL, ANY, ROWCOMPARE, EXPR, MULTIEXPR, ARRAY = 0, 1, 2, 3, 4, 5, 6
 """SubLinkType."""
@@ -54,7 +55,6 @@ _TRUE: Final = Const("t", t.BOOL)
 _FALSE: Final = Const("f", t.BOOL)
 _UNKNOWN: Final = Const(None, t.BOOL)
 _ZERO: Final = Const("0", t.INT8)
-_BOOL: Final = (t.BOOL, -1, 0)
 
 
 class Subqueries:
@@ -116,9 +116,9 @@ class Subqueries:
                     hint="Compute the function in a subquery in FROM.",
                 )
             if symbol == "is_null":
-                tests.append(self._lowering.null_test(symbol, above))
+                tests.append(build.null_test(self._lowering, symbol, above))
             else:
-                tests.append(self._lowering.boolean_test(symbol, above))
+                tests.append(build.boolean_test(self._lowering, symbol, above))
         return tuple(tests)
 
     def _one(self, node: Tree, scope: Scope) -> list[Expr]:
@@ -171,16 +171,8 @@ class Subqueries:
 
     def _or_empty(self, array: Ref) -> Expr:
         args = (array, Const("{}", array.oid, -1, array.collation))
-        text = f"COALESCE({ARG}, {ARG})"
-        return self._lowering.call(
-            "coalesce",
-            args,
-            (array.oid, -1, array.collation),
-            text,
-            text,
-            native=resolve("coalesce", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        result = (array.oid, -1, array.collation)
+        return build.coalesce(self._lowering, args, result)
 
     def _count(self, node: Tree, scope: Scope) -> Ref:
         right = self._bind(node.child("subselect"), scope)
@@ -225,11 +217,11 @@ class Subqueries:
             return None
         again = self._bind(node.child("subselect"), scope)
         place = [c.id for c in right.columns].index(inner.id)
-        nulls = self._lowering.null_test("is_null", again.columns[place].ref)
+        nulls = build.null_test(self._lowering, "is_null", again.columns[place].ref)
         total, unknown = self._counts(scope, again, [None, nulls])
-        null = self._lowering.null_test("is_null", outer)
-        empty = self._lowering.logic("and", (null, self._positive(total)))
-        return self._lowering.logic("or", (empty, self._positive(unknown)))
+        null = build.null_test(self._lowering, "is_null", outer)
+        empty = build.logic(self._lowering, "and", (null, self._positive(total)))
+        return build.logic(self._lowering, "or", (empty, self._positive(unknown)))
 
     def _sure(self, scope: Scope, outer: Expr) -> bool:
         """Whether ``outer`` is known not to be NULL."""
@@ -250,31 +242,13 @@ class Subqueries:
 
     def _choose(self, count: Ref, found: Const, unknown: Expr, other: Const) -> Expr:
         args = (self._positive(count), found, unknown, _UNKNOWN, other)
-        sql = f"CASE WHEN {ARG} THEN {ARG} WHEN {ARG} THEN {ARG} ELSE {ARG} END"
-        return self._lowering.call(
-            "case",
-            args,
-            _BOOL,
-            f"({sql})",
-            sql,
-            native=resolve("case", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        return build.choice(self._lowering, args, build.BOOLEAN)
 
     def _positive(self, count: Ref) -> Expr:
-        args = (count, _ZERO)
-        return self._lowering.call(
-            ">",
-            args,
-            _BOOL,
-            f"({ARG} OPERATOR(pg_catalog.>) {ARG})",
-            f"{ARG} > {ARG}",
-            native=resolve(">", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        return build.comparison(self._lowering, ">", count, _ZERO, 0)
 
     def _is(self, symbol: str, test: Expr) -> Expr:
-        return self._lowering.boolean_test(symbol, test)
+        return build.boolean_test(self._lowering, symbol, test)
 
     def _test(self, node: Tree, scope: Scope, columns: list[Expr]) -> Expr:
         """The comparison of the left-hand side with ``columns`` of the subquery."""
@@ -334,16 +308,8 @@ class Subqueries:
         """``x = y`` of ``x <> y``."""
         if not isinstance(test, Call) or test.symbol != "<>" or test.native is None:
             return None
-        return self._lowering.call(
-            "=",
-            test.args,
-            _BOOL,
-            f"({ARG} OPERATOR(pg_catalog.=) {ARG})",
-            f"{ARG} = {ARG}",
-            native=resolve("=", self._lowering.types(test.args, test.input_collation)),
-            remote_raises=False,
-            input_collation=test.input_collation,
-        )
+        left, right = test.args
+        return build.comparison(self._lowering, "=", left, right, test.input_collation)
 
     def _not_any(self, part: Tree, scope: Scope, right: Node, test: Expr) -> None:
         """NOT IN: no equal row; none with NULL; a NULL on the left only beside no row."""
@@ -364,11 +330,13 @@ class Subqueries:
             place = [c.id for c in right.columns].index(inner.id)
             if not uniqueness.not_null(right, inner.id):
                 again = self._bind(part.child("subselect"), scope)
-                null = self._lowering.null_test("is_null", again.columns[place].ref)
+                null = build.null_test(
+                    self._lowering, "is_null", again.columns[place].ref
+                )
                 site.hang(Filter(again, (null,)), (), "anti")
             if not self._sure(scope, outer):
                 again = self._bind(part.child("subselect"), scope)
-                null = self._lowering.null_test("is_null", outer)
+                null = build.null_test(self._lowering, "is_null", outer)
                 site.hang(again, (null,), "anti")
 
 

@@ -41,6 +41,7 @@ from headrace.planner.logical.scalar import (
     substitute,
     trusted,
 )
+from headrace.planner.scalars import build
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 from headrace.types import INT2, INT4, INT8, NUMERIC
@@ -327,7 +328,7 @@ class Windows:
                 )
             guarded = expr
             if condition is not None and expr is not condition:
-                guarded = self._lowering.guarded(condition, expr)
+                guarded = build.guarded(self._lowering, condition, expr)
             out.append(below.column(guarded))
         return out
 

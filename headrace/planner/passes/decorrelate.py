@@ -35,7 +35,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace import types as t
-from headrace.expressions.native import resolve
 from headrace.planner.logical.failing import fails, serious
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
@@ -60,7 +59,6 @@ from headrace.planner.logical.nodes import (
 )
 from headrace.planner.logical.renumber import Copies, defined, mapped
 from headrace.planner.logical.scalar import (
-    ARG,
     Call,
     Const,
     Expr,
@@ -71,7 +69,8 @@ from headrace.planner.logical.scalar import (
 )
 from headrace.planner.logical.uniqueness import exactly_one
 from headrace.planner.passes.domain import Domain, Push
-from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars import build
+from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.typekeys import is_key
 
 _COUNTS: Final = frozenset({"count", "count_star"})
@@ -88,11 +87,11 @@ _NULL_OVER_NOTHING: Final = frozenset(
 """Built-in aggregates whose value over no rows is NULL."""
 
 
-def decorrelate(plan: Node, lowering: Lowering) -> Node:
+def decorrelate(plan: Node, context: QueryContext) -> Node:
     """``plan`` without ``Apply`` and without free references; the same columns."""
     if not any(isinstance(n, Apply) for n in _walk(plan)):
         return plan
-    result = _Decorrelation(lowering, max(defined(plan), default=0)).run(plan)
+    result = _Decorrelation(context, max(defined(plan), default=0)).run(plan)
     assert not free(result), "no reference is left without its column"
     return result
 
@@ -130,8 +129,8 @@ class Restricted:
 
 
 class _Decorrelation:
-    def __init__(self, lowering: Lowering, highest: int) -> None:
-        self._lowering = lowering
+    def __init__(self, context: QueryContext, highest: int) -> None:
+        self._context = context
         self._ids = itertools.count(highest + 1)
         self._copies = Copies(self._ids)
 
@@ -215,8 +214,10 @@ class _Decorrelation:
         mark = self._column("matched", Const("t", t.BOOL))
         passed = tuple((c, c.ref) for c in lifted.node.columns)
         marked = Project(lifted.node, (*passed, (mark, Const("t", t.BOOL))))
-        there = self._lowering.null_test("is_not_null", mark.ref)
-        late = {i: self._lowering.guarded(there, e) for i, e in lifted.late.items()}
+        there = build.null_test(self._context, "is_not_null", mark.ref)
+        late = {
+            i: build.guarded(self._context, there, e) for i, e in lifted.late.items()
+        }
         return self._finished(node, Join(node.left, marked, match, "left"), late)
 
     def _always(self, node: Apply, lifted: Lifted, tests: tuple[Expr, ...]) -> Node:
@@ -226,12 +227,12 @@ class _Decorrelation:
             if tests:
                 passes = self._all(tests)
                 late = {
-                    c.id: self._lowering.guarded(passes, late.get(c.id, c.ref))
+                    c.id: build.guarded(self._context, passes, late.get(c.id, c.ref))
                     for c in node.right.columns
                 }
             return self._finished(node, joined, late)
         if node.kind == "anti":
-            fails = self._lowering.boolean_test("is_not_true", self._all(tests))
+            fails = build.boolean_test(self._context, "is_not_true", self._all(tests))
             return Filter(joined, (fails,))
         if tests:
             joined = Filter(joined, tests)
@@ -242,7 +243,7 @@ class _Decorrelation:
     def _all(self, tests: tuple[Expr, ...]) -> Expr:
         if not tests:
             return Const("t", t.BOOL)
-        return tests[0] if len(tests) == 1 else self._lowering.logic("and", tests)
+        return tests[0] if len(tests) == 1 else build.logic(self._context, "and", tests)
 
     def _finished(self, node: Apply, joined: Node, late: dict[int, Expr]) -> Node:
         if not late:
@@ -250,7 +251,7 @@ class _Decorrelation:
         if node.asks:
             asks = self._all(node.asks)
             late = {
-                i: self._lowering.guarded(asks, e) if raises(e) else e
+                i: build.guarded(self._context, asks, e) if raises(e) else e
                 for i, e in late.items()
             }
         return Project(joined, tuple((c, late.get(c.id, c.ref)) for c in node.columns))
@@ -262,7 +263,7 @@ class _Decorrelation:
 
     def _lift(self, node: Apply, outer: frozenset[int]) -> Lift:
         return Lift(
-            self._lowering,
+            self._context,
             self._ids,
             outer,
             self._copies.free,
@@ -270,7 +271,7 @@ class _Decorrelation:
         )
 
     def _domain(self, left: Node, read: frozenset[int]) -> Restricted:
-        push = Push(self._lowering, self._ids, self._copies)
+        push = Push(self._context, self._ids, self._copies)
         left = _lean(left, read)
         copy = self._copies.again(left)
         columns = [c for c in left.columns if c.id in read]
@@ -336,14 +337,14 @@ class Lift:
 
     def __init__(
         self,
-        lowering: Lowering,
+        context: QueryContext,
         numbers: Iterator[int],
         outer: frozenset[int],
         free: Callable[[Node], frozenset[int]],
         domain: Callable[[frozenset[int]], Restricted],
     ) -> None:
         """``domain`` makes one of the outer columns with these ids; ``free``: ``Copies.free``."""
-        self._lowering = lowering
+        self._context = context
         self._ids = numbers
         self._outer = outer
         self._free = free
@@ -525,7 +526,7 @@ class Lift:
             return None
         if not refs(second) or raises(second):
             return None
-        catalog = self._lowering.catalog
+        catalog = self._context.catalog
         if not is_key(catalog, second.oid, equality.input_collation):
             return None
         return first, second
@@ -564,16 +565,7 @@ class Lift:
 
     def _or_zero(self, count: Ref) -> Expr:
         args = (count, Const("0", t.INT8))
-        text = f"COALESCE({ARG}, {ARG})"
-        return self._lowering.call(
-            "coalesce",
-            args,
-            (t.INT8, -1, 0),
-            text,
-            text,
-            native=resolve("coalesce", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        return build.coalesce(self._context, args, (t.INT8, -1, 0))
 
 
 def _equality(predicate: Expr) -> Call | None:

@@ -40,6 +40,7 @@ from headrace.planner.logical.scalar import (
     show,
 )
 from headrace.planner.logical.words import construct
+from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
 
 _ORDER: Final = {"=", "<>", "<", "<=", ">", ">="}
@@ -255,7 +256,7 @@ class _Extraction:
         ordered = row.oid in _TIMES and clock.oid in _TIMES
         if ordered and row.oid != clock.oid:
             wanted = max(row.oid, clock.oid, key=_TIMES.index)
-            row, clock = (self._lowering.convert(e, wanted, 0) for e in (row, clock))
+            row, clock = (convert(self._lowering, e, wanted, 0) for e in (row, clock))
         if not ordered and not self._equated(expr, row, clock):
             return None
         column = lg.Col(0, "when", t.BOOL)

@@ -38,7 +38,10 @@ from headrace.planner.logical.words import construct
 from headrace.planner.physical import extraction
 from headrace.planner.physical.sharing import shared
 from headrace.planner.request import RECURSIONS
-from headrace.planner.scalars.lower import RECORDS, Lowering
+from headrace.planner.scalars import build, casts
+from headrace.planner.scalars.coercions import convert
+from headrace.planner.scalars.context import RECORDS
+from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.typekeys import identifies, is_key
 from headrace.types import Field, Schema
 
@@ -715,13 +718,13 @@ def _in_type(lowering: Lowering, expr: Expr, oid: int) -> Expr:
     if expr.oid == oid:
         return expr
     if expr.oid == t.NAME:
-        return lowering.cast(expr, oid, -1, expr.collation)
-    value = lowering.convert(expr, oid, 0)
+        return casts.cast(lowering, expr, oid, -1, expr.collation)
+    value = convert(lowering, expr, oid, 0)
     if expr.oid != t.DATE:
         return value
     bounds = (("<=", Const(_LAST_DAY, t.DATE)), ("=", Const("infinity", t.DATE)))
-    tests = tuple(lowering.comparison(op, expr, day, 0) for op, day in bounds)
-    return lowering.guarded(lowering.logic("or", tests), value)
+    tests = tuple(build.comparison(lowering, op, expr, day, 0) for op, day in bounds)
+    return build.guarded(lowering, build.logic(lowering, "or", tests), value)
 
 
 def _made(place: int, expr: Expr) -> lg.Col:

@@ -15,7 +15,7 @@ from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.logical.nodes import Node
 from headrace.planner.logical.scalar import Expr
 from headrace.planner.scalars import citext
-from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.context import QueryContext
 from headrace.types import UNKNOWN
 
 _EXACT: Final = frozenset({"hstore", "ltree"})
@@ -71,25 +71,25 @@ def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
     )
 
 
-def key_value(lowering: Lowering, expr: Expr, construct: str) -> Expr:
+def key_value(context: QueryContext, expr: Expr, construct: str) -> Expr:
     """What decides whether values of ``expr`` are equal in ``construct``: itself, or a value made of it."""
-    if citext.is_citext(lowering.catalog, expr.oid):
-        return citext.key(lowering, expr)
-    require_key(lowering, expr, construct)
+    if citext.is_citext(context.catalog, expr.oid):
+        return citext.key(context, expr)
+    require_key(context, expr, construct)
     return expr
 
 
-def require_keys(lowering: Lowering, node: Node, construct: str) -> None:
+def require_keys(context: QueryContext, node: Node, construct: str) -> None:
     """Refuse ``construct`` over ``node`` unless each column is a key as it is."""
     for column in node.columns:
-        require_key(lowering, column.ref, construct)
+        require_key(context, column.ref, construct)
 
 
-def require_key(lowering: Lowering, expr: Expr, construct: str) -> None:
+def require_key(context: QueryContext, expr: Expr, construct: str) -> None:
     """Refuse ``expr`` as a key of ``construct`` unless its type allows that."""
-    if not is_key(lowering.catalog, expr.oid, expr.collation):
-        name = lowering.type_name(expr.oid)
-        found = lowering.catalog.collation(expr.collation)
+    if not is_key(context.catalog, expr.oid, expr.collation):
+        name = context.type_name(expr.oid)
+        found = context.catalog.collation(expr.collation)
         if found is not None and not found.deterministic:
             name += " with a nondeterministic collation"
-        lowering.refuse(f"{construct} over type {name}", hint=_HINT)
+        context.refuse(f"{construct} over type {name}", hint=_HINT)
