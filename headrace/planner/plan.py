@@ -19,7 +19,7 @@ from headrace.collections.plan import PhysicalPlan, Source
 from headrace.errors import UnsupportedError
 from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import check, position, session
-from headrace.planner.analyse.catalog import Catalog, Connection
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.present import names
 from headrace.planner.binding import functions_in_from
@@ -42,6 +42,7 @@ from headrace.planner.scalars.constants import Constants
 from headrace.planner.scalars.forms import FORMS
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
+from headrace.postgres.connect import Connection
 from headrace.types import UNKNOWN, Field, Schema
 
 _PROOF_CHUNK: Final = 500
@@ -119,7 +120,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             ),
             tables=sources.refs(),
             settings=_kept(settings, catalog),
-            functions=catalog.user_functions(),
+            functions=catalog.functions.of_users(),
             types=frozenset(catalog.mentioned),
             others=frozenset(catalog.others),
             relations=frozenset(sources.relations),
@@ -152,7 +153,7 @@ def _shown(stages: dict[str, str], sources: Sources) -> dict[str, str]:
 def _named(
     conn: Connection, sources: Sources, catalog: Catalog, settings: dict[str, str]
 ) -> tuple[dict[str, Any], ...]:
-    functions = catalog.user_functions()
+    functions = catalog.functions.of_users()
     return tuple(
         names(
             conn,
@@ -167,7 +168,7 @@ def _named(
 
 def _kept(settings: dict[str, str], catalog: Catalog) -> dict[str, str]:
     """The settings that the view needs."""
-    if catalog.user_functions():
+    if catalog.functions.of_users():
         return settings
     return {name: value for name, value in settings.items() if name != FUNCTION_PATH}
 
@@ -184,14 +185,14 @@ def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
         )
     out = []
     for name, oid, declared, collation in bound.columns:
-        kind, typmod = catalog.type(oid), declared
+        kind, typmod = catalog.types[oid], declared
         while kind.kind == "d":
-            typmod, kind = kind.base_typmod, catalog.type(kind.base)
+            typmod, kind = kind.base_typmod, catalog.types[kind.base]
         if kind.kind == "p" or kind.oid == UNKNOWN:
             raise UnsupportedError(
                 f'column "{name}" of type {kind.name} is not supported'
             )
-        if not catalog.writable(kind.oid):
+        if not catalog.provenance.writable(kind.oid):
             raise UnsupportedError(
                 f'column "{name}" of type {kind.name} is not supported',
                 detail="Writing its values could run code of the type's owner with the"

@@ -15,8 +15,9 @@ from typing import Final
 import psycopg
 
 from headrace.errors import UnsupportedError
-from headrace.planner.analyse.catalog import Catalog, Connection, Function
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.analyse.session import made_view
 from headrace.planner.logical.nodes import Col, Functions, Node, Project
 from headrace.planner.logical.scalar import (
@@ -36,6 +37,7 @@ from headrace.planner.scalars.calls import arguments, require_constant_defaults
 from headrace.planner.scalars.constants import Constants
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
+from headrace.postgres.connect import Connection
 from headrace.types import INT8, TEXT
 
 NewColumn = Callable[[str, Expr], Col]
@@ -62,14 +64,14 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
     """A function in FROM or a set-returning one; ``columns`` is its definition list as SQL."""
     if node.kind != "FUNCEXPR":
         lowering.refuse("this expression in FROM", node)
-    function = lowering.catalog.function(node.number("funcid"))
+    function = lowering.catalog.functions[node.number("funcid")]
     if (reason := _refusal(function)) is not None:
         lowering.refuse(reason, node)
     args, names = arguments(lowering, node.nodes("args"), scope)
     if len(args) < function.arguments:
         require_constant_defaults(lowering, function, node)
     for argument in args:
-        if lowering.catalog.type(argument.oid).kind == "p":
+        if lowering.catalog.types[argument.oid].kind == "p":
             name = lowering.type_name(argument.oid)
             lowering.refuse(f"an argument of pseudo-type {name} in FROM", node)
     oid = node.number("funcresulttype")
@@ -133,7 +135,7 @@ def bind_functions(
     shown: list[tuple[Col, Expr]] = []
     for number, (name, oid, typmod, collation) in enumerate(shapes):
         label = names[number] if number < len(names) else name
-        made = Const(None, lowering.catalog.base(oid), typmod, collation)
+        made = Const(None, lowering.catalog.types.base(oid), typmod, collation)
         outputs.append(column(label, made))
         shown.append((outputs[-1], outputs[-1].ref))
         if dated[number]:
@@ -155,7 +157,7 @@ def _dated(lowering: Lowering, item: Tree) -> list[int]:
     A text in JSON may stand for the current time.  So it comes as a text, and is cast as texts are.
     """
     tree = item.child("funcexpr")
-    if lowering.catalog.function(tree.number("funcid")).name not in _RECORDS:
+    if lowering.catalog.functions[tree.number("funcid")].name not in _RECORDS:
         return []
     types = zip(item.numbers("funccoltypes"), item.items("funccoltypmods"), strict=True)
     return [
@@ -166,7 +168,7 @@ def _dated(lowering: Lowering, item: Tree) -> list[int]:
 
 def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
     """Refuse 'now' and kin, which JSON may hold, in a column that would take it."""
-    function = lowering.catalog.function(tree.number("funcid"))
+    function = lowering.catalog.functions[tree.number("funcid")]
     if function.name not in _RECORDS:
         return
     for oid in oids:
@@ -213,10 +215,10 @@ def _definitions(lowering: Lowering, item: Tree) -> str:
         _dated(lowering, item) or [0] * len(names),
         strict=True,
     ):
-        found = lowering.catalog.collation(collation)
-        own = lowering.catalog.type(oid).collation
+        found = lowering.catalog.collations.get(collation)
+        own = lowering.catalog.types[oid].collation
         declared = TEXT if dated else oid
-        text = lowering.catalog.declaration(declared, int(str(typmod)))
+        text = lowering.catalog.types.declaration(declared, int(str(typmod)))
         if found is not None and collation != own:
             text += f" COLLATE {found.quoted}"
         quoted = str(name).replace('"', '""')
@@ -365,8 +367,8 @@ class TargetSets:
                     "a set-returning function of composite type in the select list",
                     target,
                 )
-        function = self._lowering.catalog.function(target.number("funcid"))
-        made = Const(None, self._lowering.catalog.base(oid), -1, collation)
+        function = self._lowering.catalog.functions[target.number("funcid")]
+        made = Const(None, self._lowering.catalog.types.base(oid), -1, collation)
         column = self._column(function.name, made)
         self._lowering.known[id(tree)] = column.ref
         mine.append(_SetCall(target, column, field, inner, level))
@@ -411,7 +413,7 @@ class TargetSets:
                 for number, (name, oid, typmod, collation) in enumerate(
                     _shape(self._lowering, expr), 1
                 ):
-                    base = self._lowering.catalog.base(oid)
+                    base = self._lowering.catalog.types.base(oid)
                     made = self._column(name, Const(None, base, typmod, collation))
                     outputs.append(call.column if number == call.field else made)
             node = Functions(node, tuple(e for _, e in mine), tuple(outputs))
@@ -425,7 +427,7 @@ def _grouped(query: Tree) -> set[int]:
 
 def _composite(catalog: Catalog, oid: int) -> bool:
     """Whether values of the type are rows."""
-    return catalog.type(catalog.base(oid)).kind in ("c", "p")
+    return catalog.types[catalog.types.base(oid)].kind in ("c", "p")
 
 
 def _parts(tree: Tree) -> Iterator[Tree]:

@@ -107,7 +107,9 @@ class Recursions:
 
     def work_table(self, cte: Tree) -> Node:
         """The reference of ``cte`` to itself."""
-        types = [self._lowering.catalog.base(o) for o in cte.numbers("ctecoltypes")]
+        types = [
+            self._lowering.catalog.types.base(o) for o in cte.numbers("ctecoltypes")
+        ]
         columns = tuple(
             self._column(str(name), Const(None, oid, int(str(typmod)), collation))
             for name, oid, typmod, collation in zip(
@@ -150,7 +152,7 @@ class _Cycle:
     def _made(self) -> tuple[Col, ...]:
         mark = Const(
             None,
-            self._lowering.catalog.base(self._clause.number("cycle_mark_type")),
+            self._lowering.catalog.types.base(self._clause.number("cycle_mark_type")),
             self._clause.number("cycle_mark_typmod", -1),
             self._clause.number("cycle_mark_collation"),
         )

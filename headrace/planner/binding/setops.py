@@ -87,7 +87,9 @@ class SetOperations:
         return Project(arm, tuple(items))
 
     def _types(self, tree: Tree) -> list[int]:
-        return [self.lowering.catalog.base(oid) for oid in tree.numbers("colTypes")]
+        return [
+            self.lowering.catalog.types.base(oid) for oid in tree.numbers("colTypes")
+        ]
 
 
 def value_rows(

@@ -35,7 +35,7 @@ from headrace.errors import (
 )
 from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import session
-from headrace.planner.analyse.catalog import Catalog, Connection
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.check import RELATION, SUBQUERY
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import read_node, read_nodes
@@ -53,6 +53,7 @@ from headrace.planner.request import TableRef
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 from headrace.postgres import acting
+from headrace.postgres.connect import Connection
 
 _FIRST_LOW_ATTRIBUTE: Final = 7
 """Bit n of ``selectedCols`` is attribute n - 7 (FirstLowInvalidHeapAttributeNumber)."""
@@ -420,10 +421,10 @@ class Sources:
     def _functions(self, node: Tree) -> Iterator[Any]:
         for field in _FUNCTION_FIELDS:
             if node.number(field):
-                yield self._catalog.function(node.number(field))
+                yield self._catalog.functions[node.number(field)]
         if node.number("opno"):
-            operator = self._catalog.operator(node.number("opno"))
-            yield self._catalog.function(operator.function)
+            operator = self._catalog.operators[node.number("opno")]
+            yield self._catalog.functions[operator.function]
 
     def _load(self, oid: int, *, inherits: bool) -> None:
         if (oid, inherits) in self._sources:

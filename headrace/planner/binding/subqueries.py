@@ -145,8 +145,8 @@ class Subqueries:
         lowering = self._lowering
         right, order = self._bind_sorted(node.child("subselect"), scope)
         value = right.columns[0]
-        oid = lowering.catalog.array_of(value.oid)
-        if not oid or lowering.catalog.type(value.oid).kind in ("c", "p"):
+        oid = lowering.catalog.types.array_of(value.oid)
+        if not oid or lowering.catalog.types[value.oid].kind in ("c", "p"):
             lowering.refuse(f"an array of type {lowering.type_name(value.oid)}", node)
         more = tuple(dict.fromkeys(o.column for o in order if o.column != value.ref))
         places: dict[Ref, int] = {ref: n for n, ref in enumerate((value.ref, *more), 1)}

@@ -13,7 +13,6 @@ import psycopg
 
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse import session
-from headrace.planner.analyse.catalog import Connection
 from headrace.planner.logical.named import named
 from headrace.planner.logical.nodes import Join, Node, children, ids
 from headrace.planner.logical.scalar import (
@@ -24,6 +23,7 @@ from headrace.planner.logical.scalar import (
     trusted,
 )
 from headrace.planner.scalars.context import QueryContext
+from headrace.postgres.connect import Connection
 
 _WORDS = r"\bfull\s+(outer\s+)?join\b"
 

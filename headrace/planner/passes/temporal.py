@@ -270,8 +270,8 @@ class _Extraction:
         """Whether only rows equal to one of two values of the clock can change."""
         if expr.symbol not in _EQUAL or row.oid != clock.oid:
             return False
-        kind = self._catalog.type(row.oid).kind
-        sharp = self._catalog.deterministic(expr.input_collation)
+        kind = self._catalog.types[row.oid].kind
+        sharp = self._catalog.collations.deterministic(expr.input_collation)
         return keys.key_class(row.oid, kind=kind, deterministic=sharp) is not None
 
     def _difference(self, clock: Expr, other: Expr) -> tuple[Expr, Expr, int] | None:

@@ -581,7 +581,8 @@ class Builder:
                 item.nulls_first,
                 item.operator in _PLAIN_ORDERS
                 and order_native(
-                    item.column.oid, bytewise=catalog.bytewise(item.column.collation)
+                    item.column.oid,
+                    bytewise=catalog.collations.bytewise(item.column.collation),
                 ),
                 item.operator in _PLAIN_ORDERS
                 and self._lowering.plain_type(item.column.oid),

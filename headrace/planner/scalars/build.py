@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from headrace import types as t
 from headrace.expressions.native import NativeOp, resolve
-from headrace.planner.analyse.catalog import Function, Operator
+from headrace.planner.analyse.pg_functions import Function
+from headrace.planner.analyse.pg_operators import Operator
 from headrace.planner.logical.scalar import (
     ARG,
     Call,
@@ -117,7 +118,7 @@ def _fold(context: QueryContext, made: Call) -> Expr:
         return made
     if made.symbol == "collate":
         return made  # a Const says nothing of its collation
-    if context.catalog.type(made.oid).kind in ("c", "p"):
+    if context.catalog.types[made.oid].kind in ("c", "p"):
         return made  # a record has no text to be read back
     if any(not isinstance(a, Const) for a in made.args):
         return made  # an argument could not be folded: it raises
@@ -147,7 +148,7 @@ def operate(
     collation: int,
 ) -> Expr:
     """``operator`` applied to ``args``."""
-    function = context.catalog.function(operator.function)
+    function = context.catalog.functions[operator.function]
     infix = len(args) == 2
     return call(
         context,
@@ -191,10 +192,10 @@ def _operator_raises(
 
 def _open(context: QueryContext, oid: int) -> bool:
     """Whether comparing values of the type may turn out to be impossible."""
-    kind = context.catalog.type(oid)
+    kind = context.catalog.types[oid]
     if kind.kind in ("c", "p"):
         return True
-    return bool(kind.element) and not context.catalog.type(kind.element).comparable
+    return bool(kind.element) and not context.catalog.types[kind.element].comparable
 
 
 def comparison(
@@ -289,7 +290,7 @@ def collate(context: QueryContext, arg: Expr, oid: int) -> Expr:
     """``arg COLLATE`` that collation."""
     if arg.collation == oid:
         return arg
-    collation = context.catalog.collation(oid)
+    collation = context.catalog.collations.get(oid)
     assert collation is not None, "COLLATE names a collation"
     spelling = enclosed(f"{ARG} COLLATE {collation.quoted}")
     native = NativeOp("cast", arg.oid, arg.typmod)
@@ -305,7 +306,7 @@ def function_of(
     collation: int = 0,
 ) -> Expr:
     """The built-in function ``oid``, which fails on no row, of ``arg``."""
-    function = context.catalog.function(oid)
+    function = context.catalog.functions[oid]
     return call(
         context,
         function.quoted,

@@ -10,8 +10,8 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions.native import NativeOp, TypeRef, resolve, resolve_cast
-from headrace.planner.analyse.catalog import Function
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.scalar import ARG, CLOCK, Const, Expr
 from headrace.planner.scalars import build, functions, typenames
 from headrace.planner.scalars.build import Conduct, Spelling
@@ -69,7 +69,11 @@ def _call(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     sql = f"{function.quoted}({', '.join(marks)})"
     kind = lowering.type_name(result[0])
     collation = node.number("inputcollid")
-    cast = lowering.catalog.cast(args[0].oid, result[0]) if len(args) == 1 else None
+    cast = (
+        lowering.catalog.operators.cast(args[0].oid, result[0])
+        if len(args) == 1
+        else None
+    )
     native: NativeOp | None = None
     if cast is not None and cast[0] == function.oid:
         source = lowering.types(args, collation)[0]
@@ -93,7 +97,7 @@ def require_constant_defaults(
     lowering: Lowering, function: Function, node: Node
 ) -> None:
     """Refuse a call with fewer arguments than a user's function has, if they may vary."""
-    if function.builtin or lowering.catalog.constant_defaults(function.oid):
+    if function.builtin or lowering.catalog.functions.constant_defaults(function.oid):
         return
     # It would be computed when the query is planned, volatile or not.
     lowering.refuse(f'default arguments of function "{function.name}"', node)

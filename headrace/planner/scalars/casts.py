@@ -34,7 +34,7 @@ def cast(
 ) -> Expr:
     """``arg::type`` where the cast is binary or goes through the text."""
     stable = False
-    found = context.catalog.cast(arg.oid, oid)
+    found = context.catalog.operators.cast(arg.oid, oid)
     through_text = found is None or found[1] == "i"
     name = typenames.name(context, arg) if oid in _STRINGS else None
     if name is not None:
@@ -82,16 +82,16 @@ def _guarded(context: QueryContext, text: Expr) -> Expr:
     if isinstance(text, Const) or _is_guard(text):
         return text
     plain = text if text.oid == t.TEXT else cast(context, text, t.TEXT, -1, _DEFAULT)
-    operator = context.catalog.operator
+    operators = context.catalog.operators
     words = (
         build.collate(context, plain, _C),
         Const(_WORDS, t.TEXT, -1, _DEFAULT),
     )
-    matches = build.operate(context, operator(_MATCHES), words, build.BOOLEAN, _C)
+    matches = build.operate(context, operators[_MATCHES], words, build.BOOLEAN, _C)
     result = (t.TEXT, -1, plain.collation)
     marked = (Const(_MESSAGE, t.TEXT, -1, _DEFAULT), plain)
     named = build.operate(
-        context, operator(_CONCATENATED), marked, result, plain.collation
+        context, operators[_CONCATENATED], marked, result, plain.collation
     )
     return build.choice(context, (matches, named, plain), result)
 

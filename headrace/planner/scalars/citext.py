@@ -15,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from headrace.planner.analyse.catalog import Catalog, Function
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.scalar import Const, Expr, Ref
 from headrace.planner.scalars import build, casts
 from headrace.planner.scalars.context import QueryContext
@@ -28,7 +29,7 @@ _COMPARISONS: Final = {"citext_eq": "=", "citext_ne": "<>"}
 
 def is_citext(catalog: Catalog, oid: int) -> bool:
     """Whether ``oid`` is the type of the extension."""
-    return catalog.extension_of(catalog.type(oid)) == "citext"
+    return catalog.provenance.extension_of(catalog.types[oid]) == "citext"
 
 
 def key(context: QueryContext, expr: Expr) -> Expr:
@@ -50,7 +51,10 @@ def comparison(
 ) -> Expr | None:
     """``args`` compared by ``function``, if that is ``=`` or ``<>`` of the extension."""
     symbol = _COMPARISONS.get(function.name)
-    if symbol is None or context.catalog.extension("pg_proc", function.oid) != "citext":
+    if (
+        symbol is None
+        or context.catalog.provenance.extension("pg_proc", function.oid) != "citext"
+    ):
         return None
     left, right = (key(context, a) for a in args)
     return build.comparison(context, symbol, left, right, _DEFAULT_COLLATION)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace import types as t
-from headrace.planner.analyse.catalog import Function
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.scalar import Expr, reads_clock, refs
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext

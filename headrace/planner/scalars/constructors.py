@@ -81,7 +81,7 @@ def _xml(lowering: Lowering, node: Node, scope: Scope) -> Expr:
             sql = f"XMLROOT({ARG}, VERSION {'NO VALUE' if absent else ARG}{ending})"
         case 6:
             oid, typmod = node.number("type"), node.number("typmod", -1)
-            kind = lowering.catalog.type_with_modifier(oid, typmod)
+            kind = lowering.catalog.types.with_modifier(oid, typmod)
             indent = " INDENT" if node.flag("indent") else ""
             sql = f"XMLSERIALIZE({word} {ARG} AS {kind}{indent})"
             result = (oid, typmod, 0)
@@ -121,13 +121,13 @@ _ENCODINGS: Final = {0: "", 1: " ENCODING UTF8", 2: " ENCODING UTF16", 3: " ENCO
 def _returning(context: QueryContext, node: Node) -> tuple[str, build.Result]:
     returning = node.child("returning")
     oid, typmod = returning.number("typid"), returning.number("typmod", -1)
-    name = context.catalog.type_with_modifier(oid, typmod)
+    name = context.catalog.types.with_modifier(oid, typmod)
     form = returning.node("format")
     encoding = _ENCODINGS[form.number("encoding")] if form is not None else ""
     format_type = form.number("format_type") if form is not None else 0
     words = f" FORMAT JSON{encoding}" if format_type == 1 and encoding else ""
-    base = context.catalog.base(oid)
-    collation = context.catalog.type(base).collation
+    base = context.catalog.types.base(oid)
+    collation = context.catalog.types[base].collation
     return f" RETURNING {name}{words}", (base, typmod, collation)
 
 

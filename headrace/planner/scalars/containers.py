@@ -27,7 +27,7 @@ def _array(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         rowtypes.without_domain(lowering, lowering.lower(n, scope), declared)
         for n in node.nodes("elements")
     )
-    checked = lowering.catalog.type(declared).kind == "d"
+    checked = lowering.catalog.types[declared].kind == "d"
     result = lowering.result(node, "array_typeid", "array_collid")
     text = f"ARRAY[{', '.join([ARG] * len(args))}]"
     name = lowering.type_name(result[0])
@@ -72,8 +72,12 @@ def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     arg = lowering.lower(node.child("arg"), scope)
     oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
     typmod = node.number("resulttypmod", -1)
-    element = lowering.catalog.type(arg.oid).element
-    probe = Ref(0, lowering.catalog.base(element)) if element else Const(None, arg.oid)
+    element = lowering.catalog.types[arg.oid].element
+    probe = (
+        Ref(0, lowering.catalog.types.base(element))
+        if element
+        else Const(None, arg.oid)
+    )
     inner = dataclasses.replace(scope, case_value=probe)
     through_text = any(n.kind == "COERCEVIAIO" for n in node.child("elemexpr").walk())
     if through_text and functions.reads_clock(lowering.catalog, oid):
@@ -83,7 +87,7 @@ def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
             node,
         )
     each = lowering.lower(node.child("elemexpr"), inner)
-    name = lowering.catalog.type_with_modifier(oid, typmod)
+    name = lowering.catalog.types.with_modifier(oid, typmod)
     conduct = Conduct(
         raises=True, stable=not immutable(each), untrusted=not trusted(each)
     )
@@ -106,7 +110,7 @@ def _subscript(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     result = lowering.result(node, "refrestype", "refcollid")
     spelling = Spelling(sql, sql.replace(f"({ARG})", ARG, 1))
     # A type of an extension has a handler of its own.
-    conduct = Conduct(raises=not lowering.catalog.type(args[0].oid).builtin)
+    conduct = Conduct(raises=not lowering.catalog.types[args[0].oid].builtin)
     return build.call(lowering, "subscript", args, result, spelling, None, conduct)
 
 

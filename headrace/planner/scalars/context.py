@@ -15,11 +15,13 @@ from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.expressions.native import TypeRef
 from headrace.planner.analyse import session
-from headrace.planner.analyse.catalog import Catalog, Connection, Function
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.scalar import Expr, Ref, constant, to_sql
 from headrace.planner.scalars import functions
 from headrace.planner.scalars.constants import Constants
+from headrace.postgres.connect import Connection
 
 Position = Callable[[int], int | None]
 Find = Callable[[str], int | None]
@@ -114,11 +116,11 @@ class QueryContext:
 
     def type_name(self, oid: int) -> str:
         """SQL for the type, without modifier."""
-        return self.catalog.type(oid).name
+        return self.catalog.types[oid].name
 
     def plain_type(self, oid: int) -> bool:
         """Whether handling values of the type can run no code of a user."""
-        return self.catalog.trusted(oid)
+        return self.catalog.provenance.trusted(oid)
 
     def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
         """Types of ``args`` under an input collation, for ``native.resolve``."""
@@ -127,15 +129,15 @@ class QueryContext:
 
     def function(self, oid: int, node: Node) -> Function:
         """The function of that OID, if a view may call it."""
-        function = self.catalog.function(oid)
+        function = self.catalog.functions[oid]
         if (reason := functions.refusal(function)) is not None:
             self.refuse(reason, node, hint=functions.remedy(function))
         return function
 
     def result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
         """(type, modifier, collation) of ``node``; a record is fine inside an expression."""
-        oid = self.catalog.base(node.number(field))
-        if self.catalog.type(oid).kind == "p" and oid not in RECORDS:
+        oid = self.catalog.types.base(node.number(field))
+        if self.catalog.types[oid].kind == "p" and oid not in RECORDS:
             self.refuse(f"an expression of pseudo-type {self.type_name(oid)}", node)
         return oid, -1, node.number(collation)
 
@@ -143,10 +145,10 @@ class QueryContext:
         """Exact SQL of ``expr`` over ``column`` names; collations are made explicit."""
 
         def reference(ref: Ref) -> str:
-            own = self.catalog.type(ref.oid).collation
+            own = self.catalog.types[ref.oid].collation
             if not ref.collation or ref.collation == own:
                 return column(ref)
-            collation = self.catalog.collation(ref.collation)
+            collation = self.catalog.collations.get(ref.collation)
             assert collation is not None, "the collation is not 0"
             return f"({column(ref)} COLLATE {collation.quoted})"
 

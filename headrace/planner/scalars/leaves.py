@@ -43,7 +43,7 @@ def _sublink(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 def _const(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     del scope
     declared = node.number("consttype")
-    oid = lowering.catalog.base(declared)
+    oid = lowering.catalog.types.base(declared)
     typmod, collation = node.number("consttypmod", -1), node.number("constcollid")
     if node.flag("constisnull"):
         return Const(None, oid, typmod, collation)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from headrace.planner.analyse.catalog import Catalog, Connection
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.logical.scalar import Expr
 from headrace.planner.scalars.constants import Constants
 from headrace.planner.scalars.context import Find, Position, QueryContext
 from headrace.planner.scalars.scope import Scope
+from headrace.postgres.connect import Connection
 
 _REFUSED: Final = {
     "WINDOWFUNC": "a window function",

@@ -21,7 +21,7 @@ _SPECIAL: Final = (citext.comparison, clockranges.contains)
 def _operator(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     if node.flag("opretset"):
         lowering.refuse("a set-returning operator", node)
-    operator = lowering.catalog.operator(node.number("opno"))
+    operator = lowering.catalog.operators[node.number("opno")]
     function = lowering.function(operator.function, node)
     args = lowering.all(node.nodes("args"), scope)
     for special in _SPECIAL:
@@ -43,7 +43,7 @@ def _nullif(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 def _equality(
     lowering: Lowering, node: Node, scope: Scope, symbol: str, spelling: Spelling
 ) -> Expr:
-    operator = lowering.catalog.operator(node.number("opno"))
+    operator = lowering.catalog.operators[node.number("opno")]
     function = lowering.function(operator.function, node)
     args = lowering.all(node.nodes("args"), scope)
     if (known := citext.equality(lowering, function, symbol, args)) is not None:
@@ -62,7 +62,7 @@ def _equality(
 
 
 def _array_operator(lowering: Lowering, node: Node, scope: Scope) -> Expr:
-    operator = lowering.catalog.operator(node.number("opno"))
+    operator = lowering.catalog.operators[node.number("opno")]
     function = lowering.function(operator.function, node)
     left_node, right_node = node.nodes("args")
     collation = node.number("inputcollid")
@@ -94,7 +94,7 @@ def _in_list(
     lowering: Lowering, node: Node, scope: Scope, left: Expr, right: Node
 ) -> Expr | None:
     """``x IN (a, b)`` is ``x = a OR x = b``; ``NOT IN`` likewise with AND."""
-    operator = lowering.catalog.operator(node.number("opno"))
+    operator = lowering.catalog.operators[node.number("opno")]
     if not operator.builtin or operator.name not in ("=", "<>"):
         return None
     items = containers.elements(lowering, right, scope, _IN_LIST_MAX)

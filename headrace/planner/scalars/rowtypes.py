@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.expressions.native import resolve
-from headrace.planner.analyse.catalog import Attribute
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.pg_types import Attribute
 from headrace.planner.logical.scalar import ARG, Call, Const, Expr
 from headrace.planner.scalars import build, casts
 from headrace.planner.scalars.build import Conduct, Spelling, enclosed
@@ -58,7 +58,7 @@ def record(context: QueryContext, args: Sequence[Expr], names: Sequence[str]) ->
 
 def composite(context: QueryContext, oid: int, args: Sequence[Expr]) -> Expr:
     """A value of composite type ``oid`` from its columns (dropped ones are left out)."""
-    attributes = context.catalog.attributes(oid)
+    attributes = context.catalog.types.attributes(oid)
     bare = [_bare(context, a, f) for a, f in zip(args, attributes, strict=True)]
     marks = ", ".join([ARG] * len(bare))
     sql = f"ROW({marks})::{context.type_name(oid)}"
@@ -81,7 +81,7 @@ def is_row(expr: Expr) -> bool:
 
 def _bare(context: QueryContext, expr: Expr, attribute: Attribute) -> Expr:
     """``expr`` without the coercion to its column that ``ROW(…)::type`` makes again."""
-    kind = context.catalog.type(attribute.oid)
+    kind = context.catalog.types[attribute.oid]
     if kind.kind == "d":
         return without_domain(context, expr, kind.oid)
     return without_length(context, expr, kind.oid, attribute.typmod)
@@ -92,12 +92,12 @@ def without_domain(context: QueryContext, expr: Expr, oid: int) -> Expr:
 
     An array or a row of the domain makes it again.
     """
-    kind = context.catalog.type(oid)
+    kind = context.catalog.types[oid]
     if kind.kind != "d":
         return expr
     if isinstance(expr, Call) and expr.symbol == f"domain {kind.name}":
         [expr] = expr.args
-    base = context.catalog.base(oid)
+    base = context.catalog.types.base(oid)
     return without_length(context, expr, base, kind.base_typmod)
 
 
@@ -111,13 +111,13 @@ def without_length(context: QueryContext, expr: Expr, oid: int, typmod: int) -> 
         return build.collate(context, inner, expr.collation)
     if typmod == -1 or not isinstance(expr, Call) or expr.oid != oid:
         return expr
-    cast = context.catalog.cast(oid, oid)
+    cast = context.catalog.operators.cast(oid, oid)
     if cast is None or not cast[0] or len(expr.args) < 2:
         return expr
     value, length, *explicit = expr.args
-    relabelled = context.catalog.cast(value.oid, oid)
+    relabelled = context.catalog.operators.cast(value.oid, oid)
     same = (
-        expr.symbol == context.catalog.function(cast[0]).quoted
+        expr.symbol == context.catalog.functions[cast[0]].quoted
         and (value.oid == oid or (relabelled is not None and relabelled[1] == "b"))
         and isinstance(length, Const)
         and length.text == str(typmod)
@@ -135,8 +135,8 @@ def _row_expr(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     if declared == RECORD:
         names = [n for n in node.items("colnames") if isinstance(n, str)]
         return record(lowering, lowering.all(args, scope), names)
-    oid = lowering.catalog.base(declared)
-    numbers = [a.number - 1 for a in lowering.catalog.attributes(oid)]
+    oid = lowering.catalog.types.base(declared)
+    numbers = [a.number - 1 for a in lowering.catalog.types.attributes(oid)]
     exprs = [lowering.lower(args[n], scope) for n in numbers]
     return composite(lowering, oid, exprs)
 
@@ -148,7 +148,9 @@ def _field_select(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         if isinstance(arg, Call) and is_row(arg):
             return arg.args[number - 1]
         lowering.refuse("selection of a field of a record", node)
-    found = [a for a in lowering.catalog.attributes(arg.oid) if a.number == number]
+    found = [
+        a for a in lowering.catalog.types.attributes(arg.oid) if a.number == number
+    ]
     name = quote_name(found[0].name)
     result = lowering.result(node, "resulttype", "resultcollid")
     spelling = enclosed(f"({ARG}).{name}")
@@ -157,16 +159,18 @@ def _field_select(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 
 def _convert_row_type(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     arg = lowering.lower(node.child("arg"), scope)
-    oid = lowering.catalog.base(node.number("resulttype"))
+    oid = lowering.catalog.types.base(node.number("resulttype"))
     return casts.whole(lowering, arg, lowering.type_name(oid), (oid, -1, 0))
 
 
 def _domain(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     declared = node.number("resulttype")
-    kind = lowering.catalog.type(declared)
-    oid = lowering.catalog.base(declared)
+    kind = lowering.catalog.types[declared]
+    oid = lowering.catalog.types.base(declared)
     arg = lowering.lower(node.child("arg"), scope)
-    arg = without_length(lowering, arg, oid, lowering.catalog.base_typmod(declared))
+    arg = without_length(
+        lowering, arg, oid, lowering.catalog.types.base_typmod(declared)
+    )
     return build.call(
         lowering,
         f"domain {kind.name}",
@@ -184,7 +188,7 @@ def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     left = lowering.all(node.nodes("largs"), scope)
     right = lowering.all(node.nodes("rargs"), scope)
     collations = node.numbers("inputcollids")
-    operators = [lowering.catalog.operator(o) for o in node.numbers("opnos")]
+    operators = [lowering.catalog.operators[o] for o in node.numbers("opnos")]
     for operator in operators:
         lowering.function(operator.function, node)
     pairs = list(zip(left, right, collations, operators, strict=True))
@@ -195,7 +199,7 @@ def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         lowering.refuse("a row comparison with several operators", node)
     names = ", ".join([ARG] * len(left))
     [word] = quoted
-    functions = (lowering.catalog.function(o.function) for o in operators)
+    functions = (lowering.catalog.functions[o.function] for o in operators)
     return build.call(
         lowering,
         f"row {symbol}",
@@ -239,7 +243,7 @@ def null_test(context: QueryContext, symbol: str, row: Call) -> Expr | None:
     None where a field is itself a row: it is asked whether it is there, not whether its fields
     are, and SQL has no words for that.
     """
-    kinds = [context.catalog.type(a.oid).kind for a in row.args]
+    kinds = [context.catalog.types[a.oid].kind for a in row.args]
     if not row.args or any(k in ("c", "p") for k in kinds):
         return None
     tests = tuple(build.null_test(context, symbol, a) for a in row.args)

@@ -31,13 +31,15 @@ def whole_row(
 ) -> Expr:
     """The whole row of range-table entry ``varno`` of ``query`` as type ``declared``."""
     entry = query.nodes("rtable")[varno - 1]
-    oid = context.catalog.base(declared)
-    kind = context.catalog.type(oid).kind
+    oid = context.catalog.types.base(declared)
+    kind = context.catalog.types[oid].kind
     if kind not in ("c", "p"):
         # A function that gives one value per row: so is its whole row.
         return resolve(varno, 1)
     if oid != RECORD:
-        exprs = [resolve(varno, a.number) for a in context.catalog.attributes(oid)]
+        exprs = [
+            resolve(varno, a.number) for a in context.catalog.types.attributes(oid)
+        ]
         row = composite(context, oid, exprs)
     else:
         names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
