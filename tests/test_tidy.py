@@ -76,7 +76,6 @@ PLANNER: dict[str, set[str]] = {
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer
 # does is taken out.
 LARGE: dict[str, str] = {
-    "planner/physical/build.py": "to be split",
     "population/populate.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
@@ -97,7 +96,6 @@ LONG: dict[str, str] = {
     "kernels/numeric.py": "hot loops of one family",
     "kernels/text.py": "hot loops of one family",
     "planner/binding/sources.py": "to be split",
-    "planner/physical/build.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
     "server/protocol.py": "to be split",
