@@ -95,7 +95,6 @@ LONG: dict[str, str] = {
     "kernels/keys.py": "hot loops of one family",
     "kernels/numeric.py": "hot loops of one family",
     "kernels/text.py": "hot loops of one family",
-    "planner/binding/sources.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
     "server/protocol.py": "to be split",

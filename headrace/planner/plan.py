@@ -77,7 +77,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         sources = Sources(conn, catalog, settings)
         sources.load(bound, request.caller)
         check.refuse_constructs(bound.tree, request.query, bound.position)
-        trees = [bound.tree, *sources.trees]
+        trees = [bound.tree, *sources.tables.trees]
         catalog.preload(trees)
         for tree in trees:
             carry_order(tree, catalog)
@@ -91,7 +91,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             (bound.position, partial(position.find, request.query)),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
-        bound_plan = Binder(lowering, sources).bind(bound.tree)
+        bound_plan = Binder(lowering, sources.tables).bind(bound.tree)
         logical = decorrelate(bound_plan, lowering)
         columns = _columns(catalog, bound)
         rewritten = optimise(logical)
@@ -118,7 +118,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
                 },
                 sources,
             ),
-            tables=sources.refs(),
+            tables=sources.tables.refs(),
             settings=_kept(settings, catalog),
             functions=catalog.functions.of_users(),
             types=frozenset(catalog.mentioned),
@@ -128,7 +128,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             views=frozenset(sources.views),
             results=frozenset(sources.results),
             named=_named(conn, sources, catalog, settings),
-            generated=frozenset(sources.generated),
+            generated=frozenset(sources.tables.generated),
         )
 
 

@@ -26,8 +26,8 @@ from headrace.planner.binding.functions_in_from import TargetSets
 from headrace.planner.binding.grouping import Grouping
 from headrace.planner.binding.ordering import Ordering
 from headrace.planner.binding.recursion import Recursions
+from headrace.planner.binding.relations import Relations
 from headrace.planner.binding.setops import SetOperations, value_rows
-from headrace.planner.binding.sources import Sources
 from headrace.planner.binding.subqueries import Subqueries, conjunct_trees, has_subquery
 from headrace.planner.binding.windows import Windows
 from headrace.planner.logical.alignment import aligned
@@ -85,10 +85,10 @@ class Level:
 class Binder:
     """Binds one query; column ids are unique within it."""
 
-    def __init__(self, lowering: Lowering, sources: Sources) -> None:
+    def __init__(self, lowering: Lowering, tables: Relations) -> None:
         self._lowering = lowering
         self._catalog: Catalog = lowering.catalog
-        self._sources = sources
+        self._tables = tables
         self._ids = itertools.count(1)
         self._recursions = Recursions(lowering, self.column)
 
@@ -332,7 +332,7 @@ class Binder:
         )
 
     def _scan(self, index: int, entry: Tree, alias: str, level: Level) -> Node:
-        node, columns = self._sources.scan(self._lowering, self.column, entry, alias)
+        node, columns = self._tables.scan(self._lowering, self.column, entry, alias)
         level.columns.update(
             {(index, number): expr for number, expr in columns.items()}
         )
@@ -364,7 +364,7 @@ class Binder:
             inner = entry.items("groupexprs")[attno - 1]
             scope = level.below or scope
         elif kind == RELATION:
-            self._sources.refuse(entry, attno)
+            self._tables.refuse(entry, attno)
         elif kind == CTE:
             self._lowering.refuse(
                 "the path or order column of a CYCLE or SEARCH clause"
