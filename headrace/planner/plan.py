@@ -27,8 +27,8 @@ from headrace.planner.binding.bind import Binder
 from headrace.planner.binding.input_order import carry_order
 from headrace.planner.binding.sources import Sources, describe
 from headrace.planner.logical import uniquekeys
-from headrace.planner.logical.named import each
 from headrace.planner.logical.nodes import Node
+from headrace.planner.logical.repeats import each
 from headrace.planner.logical.scalar import Expr, Ref, plain, quote, references, show
 from headrace.planner.passes import fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate

@@ -42,9 +42,8 @@ from headrace.planner.logical.nodes import (
     ids,
 )
 from headrace.planner.logical.scalar import Const, Expr, Ref, conjuncts, show
-from headrace.planner.logical.sites import UNIT, Site, joined
 from headrace.planner.scalars.lower import Lowering
-from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars.scope import UNIT, Scope, Site, joined
 from headrace.planner.scalars.typekeys import key_value, require_keys
 from headrace.planner.scalars.wholerow import MARK, needs_mark, whole_row
 

@@ -31,12 +31,11 @@ from headrace.planner.logical.scalar import (
     references,
     show,
 )
-from headrace.planner.logical.sites import Site
 from headrace.planner.scalars import casts, functions
 from headrace.planner.scalars.calls import arguments, require_constant_defaults
 from headrace.planner.scalars.constants import Constants
 from headrace.planner.scalars.lower import Lowering
-from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars.scope import Scope, Site
 from headrace.postgres.connect import Connection
 from headrace.types import INT8, TEXT
 

@@ -23,10 +23,9 @@ from headrace.planner.logical.nodes import (
     ids,
 )
 from headrace.planner.logical.scalar import Call, Const, Expr, Ref, show
-from headrace.planner.logical.sites import LateSite, Site
 from headrace.planner.scalars import build
 from headrace.planner.scalars.lower import Lowering
-from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars.scope import LateSite, Scope, Site
 from headrace.planner.scalars.typekeys import key_value
 
 SETS_MAX: Final = 4096

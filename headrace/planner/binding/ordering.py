@@ -33,10 +33,9 @@ from headrace.planner.logical.nodes import (
     WindowCall,
 )
 from headrace.planner.logical.scalar import Const, Expr, Ref
-from headrace.planner.logical.sites import Site
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.rowtypes import RECORD
-from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars.scope import Scope, Site
 from headrace.types import INT8
 
 _WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")

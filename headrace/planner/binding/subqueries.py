@@ -21,8 +21,8 @@ from typing import Final
 
 from headrace import types as t
 from headrace.planner.analyse.nodetree import Node as Tree
-from headrace.planner.logical import uniqueness
-from headrace.planner.logical.failing import serious
+from headrace.planner.logical import facts
+from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
     Agg,
     Aggregate,
@@ -43,10 +43,9 @@ from headrace.planner.logical.scalar import (
     conjuncts,
     refs,
 )
-from headrace.planner.logical.sites import Site, home
 from headrace.planner.scalars import build
 from headrace.planner.scalars.lower import Lowering
-from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars.scope import Scope, Site, home
 
 EXISTS, ALL, ANY, ROWCOMPARE, EXPR, MULTIEXPR, ARRAY = 0, 1, 2, 3, 4, 5, 6
 """SubLinkType."""
@@ -124,7 +123,7 @@ class Subqueries:
     def _one(self, node: Tree, scope: Scope) -> list[Expr]:
         """The columns of the subquery's only row; NULL where there is none."""
         right = self._bind(node.child("subselect"), scope)
-        if uniqueness.at_most_one(right):
+        if facts.at_most_one(right):
             self._hang(scope, right)
             return [c.ref for c in right.columns]
         count = self._column("count(*)", _ZERO)
@@ -211,7 +210,7 @@ class Subqueries:
         self, node: Tree, scope: Scope, outer: Expr, inner: Ref, right: Node
     ) -> Expr | None:
         """When ``outer = ANY (…)`` is unknown for a row without an equal one; None: never."""
-        sure_inner = uniqueness.not_null(right, inner.id)
+        sure_inner = facts.not_null(right, inner.id)
         sure_outer = self._sure(scope, outer)
         if sure_inner and sure_outer:
             return None
@@ -229,7 +228,7 @@ class Subqueries:
             return outer.text is not None
         nodes = [s.node for s in scope.sites if isinstance(s, Site)]
         return isinstance(outer, Ref) and any(
-            outer.id in ids(n) and uniqueness.not_null(n, outer.id) for n in nodes
+            outer.id in ids(n) and facts.not_null(n, outer.id) for n in nodes
         )
 
     def _all(self, node: Tree, scope: Scope) -> Expr:
@@ -320,7 +319,7 @@ class Subqueries:
         doubtful = [
             (outer, inner)
             for outer, inner in known
-            if not (uniqueness.not_null(right, inner.id) and self._sure(scope, outer))
+            if not (facts.not_null(right, inner.id) and self._sure(scope, outer))
         ]
         if len(known) < len(pairs) or (doubtful and len(pairs) > 1):
             site.hang(right, (self._is("is_not_false", test),), "anti")
@@ -328,7 +327,7 @@ class Subqueries:
         site.hang(right, tuple(tests), "anti")
         for outer, inner in doubtful:
             place = [c.id for c in right.columns].index(inner.id)
-            if not uniqueness.not_null(right, inner.id):
+            if not facts.not_null(right, inner.id):
                 again = self._bind(part.child("subselect"), scope)
                 null = build.null_test(
                     self._lowering, "is_null", again.columns[place].ref

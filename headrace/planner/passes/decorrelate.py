@@ -25,7 +25,7 @@ import itertools
 from collections.abc import Iterator
 
 from headrace import types as t
-from headrace.planner.logical.failing import fails, serious
+from headrace.planner.logical.facts import exactly_one, fails, serious
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
     Apply,
@@ -41,7 +41,7 @@ from headrace.planner.logical.nodes import (
     ids,
     with_children,
 )
-from headrace.planner.logical.renumber import Copies, defined
+from headrace.planner.logical.repeats import Copies, defined
 from headrace.planner.logical.scalar import (
     Const,
     Expr,
@@ -49,7 +49,6 @@ from headrace.planner.logical.scalar import (
     refs,
     substitute,
 )
-from headrace.planner.logical.uniqueness import exactly_one
 from headrace.planner.passes.domain import Push
 from headrace.planner.passes.lift import Lift, Lifted, Restricted, equality, new_column
 from headrace.planner.scalars import build

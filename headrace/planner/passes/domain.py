@@ -29,7 +29,7 @@ from headrace import types as t
 from headrace.expressions import keys as key_types
 from headrace.planner.binding.recursion import Carrier
 from headrace.planner.logical.alignment import aligned
-from headrace.planner.logical.failing import serious
+from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
     Again,
@@ -49,7 +49,7 @@ from headrace.planner.logical.nodes import (
     Union,
     Window,
 )
-from headrace.planner.logical.renumber import Copies, defined, is_local, mapped
+from headrace.planner.logical.repeats import Copies, defined, is_local, mapped
 from headrace.planner.logical.scalar import Const, Expr, Ref, raises, refs, show
 from headrace.planner.logical.words import construct
 from headrace.planner.scalars import build, casts

@@ -13,8 +13,8 @@ import psycopg
 
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse import session
-from headrace.planner.logical.named import named
 from headrace.planner.logical.nodes import Join, Node, children, ids
+from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import (
     quote,
     reads_clock,

@@ -34,7 +34,7 @@ from headrace.planner.logical.nodes import (
     expressions,
     ids,
 )
-from headrace.planner.logical.renumber import mapped
+from headrace.planner.logical.repeats import mapped
 from headrace.planner.logical.scalar import (
     Call,
     Const,

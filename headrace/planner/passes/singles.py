@@ -28,7 +28,7 @@ from headrace.planner.logical.nodes import (
     over,
     with_children,
 )
-from headrace.planner.logical.renumber import defined
+from headrace.planner.logical.repeats import defined
 from headrace.planner.logical.scalar import (
     SINGLE,
     Call,

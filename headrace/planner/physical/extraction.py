@@ -18,8 +18,8 @@ from collections import defaultdict
 from dataclasses import replace
 
 from headrace.planner.analyse.tables import Table
-from headrace.planner.logical.named import named
 from headrace.planner.logical.nodes import Node, Scan, children
+from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import Call, Expr, native, raises, substitute
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
