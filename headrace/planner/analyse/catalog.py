@@ -21,16 +21,16 @@ from headrace.postgres.connect import Connection
 
 _FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 _TYPE_FIELDS: Final = (
+    *("vartype", "consttype", "opresulttype", "funcresulttype", "aggtype"),
+    *("resulttype", "casetype", "coalescetype", "minmaxtype", "array_typeid"),
     *(
-        "vartype",
-        "consttype",
-        "opresulttype",
-        "funcresulttype",
-        "aggtype",
-        "resulttype",
+        "element_typeid",
+        "refcontainertype",
+        "refelemtype",
+        "refrestype",
+        "row_typeid",
+        "typid",
     ),
-    *("casetype", "coalescetype", "minmaxtype", "array_typeid", "element_typeid"),
-    *("refcontainertype", "refelemtype", "refrestype", "row_typeid", "typid"),
 )
 _COLLATION_FIELDS: Final = ("inputcollid", "varcollid", "constcollid", "collOid")
 _OPERATOR_FIELDS: Final = ("opno", "eqop", "sortop")
@@ -112,20 +112,14 @@ class Catalog:
         self, types: Sequence[tuple[int, int, str | None]], collation: int
     ) -> list[TypeRef]:
         """(type, modifier, literal) of arguments under a collation, for ``native.resolve``."""
-        bytewise, deterministic = (
-            self.collations.bytewise(collation),
-            self.collations.deterministic(collation),
-        )
+        bytewise = self.collations.bytewise(collation)
+        deterministic = self.collations.deterministic(collation)
+
+        def enum(oid: int) -> bool:
+            return self.types[oid].kind == "e"
+
         utf8 = self._conn.info.parameter_status("server_encoding") == "UTF8"
         return [
-            TypeRef(
-                oid,
-                typmod,
-                bytewise,
-                deterministic,
-                literal,
-                self.types[oid].kind == "e",
-                utf8,
-            )
+            TypeRef(oid, typmod, bytewise, deterministic, literal, enum(oid), utf8)
             for oid, typmod, literal in types
         ]

@@ -107,9 +107,8 @@ class Recursions:
 
     def work_table(self, cte: Tree) -> Node:
         """The reference of ``cte`` to itself."""
-        types = [
-            self._lowering.catalog.types.base(o) for o in cte.numbers("ctecoltypes")
-        ]
+        base = self._lowering.catalog.types.base
+        types = [base(oid) for oid in cte.numbers("ctecoltypes")]
         columns = tuple(
             self._column(str(name), Const(None, oid, int(str(typmod)), collation))
             for name, oid, typmod, collation in zip(

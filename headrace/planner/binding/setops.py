@@ -87,9 +87,8 @@ class SetOperations:
         return Project(arm, tuple(items))
 
     def _types(self, tree: Tree) -> list[int]:
-        return [
-            self.lowering.catalog.types.base(oid) for oid in tree.numbers("colTypes")
-        ]
+        base = self.lowering.catalog.types.base
+        return [base(oid) for oid in tree.numbers("colTypes")]
 
 
 def value_rows(

@@ -161,20 +161,8 @@ _STRICT: Final = frozenset(
 """Kernels that give NULL for any NULL."""
 _STRICT_OPERATORS: Final = frozenset(
     {
-        "=",
-        "<>",
-        "<",
-        "<=",
-        ">",
-        ">=",
-        "~~",
-        "!~~",
-        "~~*",
-        "!~~*",
-        "~",
-        "!~",
-        "~*",
-        "!~*",
+        *("=", "<>", "<", "<=", ">", ">="),
+        *("~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*"),
     }
 )
 """Operators of Postgres' own that do, whatever their types."""
@@ -341,12 +329,8 @@ def _rejects(predicate: Expr, column: int) -> bool:
 _OVERFLOW: Final = frozenset(
     {
         *("+", "-", "*", "||", "abs", "pg_catalog.date_trunc", "pg_catalog.date_part"),
-        *(
-            "pg_catalog.round",
-            "pg_catalog.ceil",
-            "pg_catalog.ceiling",
-            "pg_catalog.floor",
-        ),
+        *("pg_catalog.round", "pg_catalog.ceil", "pg_catalog.ceiling"),
+        *("pg_catalog.floor",),
     }
 )
 _ZERO: Final = frozenset("0.-")

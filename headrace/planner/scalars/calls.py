@@ -69,11 +69,9 @@ def _call(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     sql = f"{function.quoted}({', '.join(marks)})"
     kind = lowering.type_name(result[0])
     collation = node.number("inputcollid")
-    cast = (
-        lowering.catalog.operators.cast(args[0].oid, result[0])
-        if len(args) == 1
-        else None
-    )
+    cast = None
+    if len(args) == 1:
+        cast = lowering.catalog.operators.cast(args[0].oid, result[0])
     native: NativeOp | None = None
     if cast is not None and cast[0] == function.oid:
         source = lowering.types(args, collation)[0]

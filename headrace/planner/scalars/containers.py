@@ -73,11 +73,8 @@ def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
     typmod = node.number("resulttypmod", -1)
     element = lowering.catalog.types[arg.oid].element
-    probe = (
-        Ref(0, lowering.catalog.types.base(element))
-        if element
-        else Const(None, arg.oid)
-    )
+    base = lowering.catalog.types.base
+    probe = Ref(0, base(element)) if element else Const(None, arg.oid)
     inner = dataclasses.replace(scope, case_value=probe)
     through_text = any(n.kind == "COERCEVIAIO" for n in node.child("elemexpr").walk())
     if through_text and functions.reads_clock(lowering.catalog, oid):

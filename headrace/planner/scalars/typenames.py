@@ -21,19 +21,19 @@ REGTYPE: Final = 2206
 _TYPES: Final = {
     **{"VAR": "vartype", "CONST": "consttype", "FUNCEXPR": "funcresulttype"},
     **{"OPEXPR": "opresulttype", "NULLIFEXPR": "opresulttype", "AGGREF": "aggtype"},
+    **{"WINDOWFUNC": "wintype", "RELABELTYPE": "resulttype"},
     **{
-        "WINDOWFUNC": "wintype",
-        "RELABELTYPE": "resulttype",
         "COERCEVIAIO": "resulttype",
+        "ARRAYCOERCEEXPR": "resulttype",
+        "COERCETODOMAIN": "resulttype",
     },
-    **{"ARRAYCOERCEEXPR": "resulttype", "COERCETODOMAIN": "resulttype"},
     **{"FIELDSELECT": "resulttype", "SUBSCRIPTINGREF": "refrestype"},
+    **{"CASEEXPR": "casetype", "COALESCEEXPR": "coalescetype"},
     **{
-        "CASEEXPR": "casetype",
-        "COALESCEEXPR": "coalescetype",
         "MINMAXEXPR": "minmaxtype",
+        "ARRAYEXPR": "array_typeid",
+        "SQLVALUEFUNCTION": "type",
     },
-    **{"ARRAYEXPR": "array_typeid", "SQLVALUEFUNCTION": "type"},
 }
 """Where a node of the tree says its type."""
 _BOOLEANS: Final = frozenset(
