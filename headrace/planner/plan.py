@@ -100,8 +100,8 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         builder = Builder(lowering, request.recursions)
         placed = each(optimised, partial(place_singles, context=lowering))
         physical = builder.build(placed, columns)
-        physical = _proven(conn, lowering, constants, builder, physical)
-        functions_in_from.prove(conn, lowering, constants, builder.sets, plain)
+        physical = _proven(lowering, builder, physical)
+        functions_in_from.prove(lowering, builder.sets)
         return Planned(
             columns=columns,
             canonical_sql=bound.canonical_sql,
@@ -208,19 +208,15 @@ def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
 
 
 def _proven(
-    conn: Connection,
-    lowering: Lowering,
-    constants: Constants,
-    builder: Builder,
-    physical: PhysicalPlan,
+    lowering: Lowering, builder: Builder, physical: PhysicalPlan
 ) -> PhysicalPlan:
     """``physical`` if Postgres will evaluate what we mean, without what only spares it work."""
     try:
-        _prove(conn, lowering, constants, [*builder.remotes, *builder.pushed])
+        _prove(lowering, [*builder.remotes, *builder.pushed])
     except UnsupportedError:
         if not builder.pushed:
             raise
-        _prove(conn, lowering, constants, builder.remotes)
+        _prove(lowering, builder.remotes)
         nodes = (
             replace(n, pushdown=()) if isinstance(n, Source) else n
             for n in physical.nodes
@@ -229,9 +225,7 @@ def _proven(
     return physical
 
 
-def _prove(
-    conn: Connection, lowering: Lowering, constants: Constants, remotes: list[Expr]
-) -> None:
+def _prove(lowering: Lowering, remotes: list[Expr]) -> None:
     """Postgres must understand our SQL of every remote expression as it did the query.
 
     The SQL is analysed once more, over columns of the same types, and lowered again: the
@@ -241,8 +235,7 @@ def _prove(
     for start in range(0, len(unique), _PROOF_CHUNK):
         chunk = unique[start : start + _PROOF_CHUNK]
         refs = list({r.id: r for e in chunk for r in references(e)}.values())
-        query, tree = _analyse_again(conn, lowering, chunk, refs)
-        constants.load([tree], query)
+        tree = _analysed_again(lowering, chunk, refs)
         scope = Scope(partial(_nth, refs))
         for expr, target in zip(chunk, tree.nodes("targetList"), strict=True):
             again = lowering.lower(target.child("expr"), scope)
@@ -257,10 +250,8 @@ def _nth(refs: list[Ref], _: int, attno: int) -> Ref:
     return refs[attno - 1]
 
 
-def _analyse_again(
-    conn: Connection, lowering: Lowering, exprs: list[Expr], refs: list[Ref]
-) -> tuple[str, Tree]:
-    """Our SQL of ``exprs`` over columns typed as ``refs``, and its tree."""
+def _analysed_again(lowering: Lowering, exprs: list[Expr], refs: list[Ref]) -> Tree:
+    """The tree of our SQL of ``exprs`` over columns typed as ``refs``."""
     places = {ref.id: place for place, ref in enumerate(refs, 1)}
     targets = ", ".join(
         f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}"
@@ -273,8 +264,7 @@ def _analyse_again(
     # Both lists are our own text over names that are quoted where they come from.
     query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
     try:
-        with conn.transaction(force_rollback=True):
-            return query, session.made_view(conn, query, "headrace_proof").tree
+        return lowering.analysed(query, literals=True)
     except psycopg.ProgrammingError as error:
         raise UnsupportedError(
             "an expression of the query cannot be written down for evaluation",

@@ -156,15 +156,17 @@ class QueryContext:
 
     # -- what Postgres says of a text of ours
 
-    def analysed(self, query: str) -> Node:
+    def analysed(self, query: str, *, literals: bool = False) -> Node:
         """The tree of a query of our own making, ready to be lowered.
+
+        ``literals``: constants that are not read from their octets may be written out in it.
 
         Raises:
             psycopg.Error: Postgres does not accept it.
         """
         with self._conn.transaction(force_rollback=True):
             tree = session.made_view(self._conn, query, "headrace_proof").tree
-        self.constants.load([tree])
+        self.constants.load([tree], query if literals else "")
         return tree
 
     def described(self, query: str) -> list[tuple[str, int, int, int]]:
