@@ -76,9 +76,6 @@ PLANNER: dict[str, set[str]] = {
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer
 # does is taken out.
 LARGE: dict[str, str] = {
-    "planner/analyse/catalog.py": "to be split",
-    "planner/physical/build.py": "to be split",
-    "planner/scalars/lower.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
     "runtime/sharing.py": "to be split",
@@ -86,7 +83,6 @@ LARGE: dict[str, str] = {
 }
 WIDE: dict[str, str] = {
     "expressions/remote.py": "to be split",
-    "planner/scalars/lower.py": "to be split",
     "sink/table.py": "to be split",
 }
 LONG: dict[str, str] = {
@@ -94,10 +90,6 @@ LONG: dict[str, str] = {
     "kernels/keys.py": "hot loops of one family",
     "kernels/numeric.py": "hot loops of one family",
     "kernels/text.py": "hot loops of one family",
-    "planner/binding/sources.py": "to be split",
-    "planner/passes/decorrelate.py": "to be split",
-    "planner/physical/build.py": "to be split",
-    "planner/scalars/lower.py": "to be split",
     "runtime/engine.py": "to be split",
     "runtime/lifecycle.py": "to be split",
     "state/map/skiplist.py": "hot loops of one family",

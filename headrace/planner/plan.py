@@ -19,7 +19,7 @@ from headrace.collections.plan import PhysicalPlan, Source
 from headrace.errors import UnsupportedError
 from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import check, position, session
-from headrace.planner.analyse.catalog import Catalog, Connection
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.present import names
 from headrace.planner.binding import functions_in_from
@@ -27,8 +27,8 @@ from headrace.planner.binding.bind import Binder
 from headrace.planner.binding.input_order import carry_order
 from headrace.planner.binding.sources import Sources, describe
 from headrace.planner.logical import uniquekeys
-from headrace.planner.logical.named import each
 from headrace.planner.logical.nodes import Node
+from headrace.planner.logical.repeats import each
 from headrace.planner.logical.scalar import Expr, Ref, plain, quote, references, show
 from headrace.planner.passes import fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate
@@ -37,9 +37,12 @@ from headrace.planner.passes.singles import place_singles
 from headrace.planner.physical.build import Builder
 from headrace.planner.physical.explain import explain_logical, explain_physical
 from headrace.planner.request import Planned, PlanRequest
-from headrace.planner.scalars import functions
+from headrace.planner.scalars import build, functions
 from headrace.planner.scalars.constants import Constants
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars.forms import FORMS
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
+from headrace.postgres.connect import Connection
 from headrace.types import UNKNOWN, Field, Schema
 
 _PROOF_CHUNK: Final = 500
@@ -74,31 +77,31 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         sources = Sources(conn, catalog, settings)
         sources.load(bound, request.caller)
         check.refuse_constructs(bound.tree, request.query, bound.position)
-        trees = [bound.tree, *sources.trees]
+        trees = [bound.tree, *sources.tables.trees]
         catalog.preload(trees)
         for tree in trees:
             carry_order(tree, catalog)
         constants = Constants(conn, catalog)
         constants.load(trees, "\n".join((bound.canonical_sql, *sources.texts)))
         lowering = Lowering(
+            FORMS,
             conn,
             catalog,
             constants,
-            bound.position,
-            partial(position.find, request.query),
+            (bound.position, partial(position.find, request.query)),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
-        bound_plan = Binder(lowering, sources).bind(bound.tree)
+        bound_plan = Binder(lowering, sources.tables).bind(bound.tree)
         logical = decorrelate(bound_plan, lowering)
         columns = _columns(catalog, bound)
         rewritten = optimise(logical)
         fulljoins.require_executable(conn, lowering, bound_plan, rewritten)
         optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
         builder = Builder(lowering, request.recursions)
-        placed = each(optimised, partial(place_singles, lowering=lowering))
+        placed = each(optimised, partial(place_singles, context=lowering))
         physical = builder.build(placed, columns)
-        physical = _proven(conn, lowering, constants, builder, physical)
-        functions_in_from.prove(conn, lowering, constants, builder.sets, plain)
+        physical = _proven(lowering, builder, physical)
+        functions_in_from.prove(lowering, builder.sets)
         return Planned(
             columns=columns,
             canonical_sql=bound.canonical_sql,
@@ -115,9 +118,9 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
                 },
                 sources,
             ),
-            tables=sources.refs(),
+            tables=sources.tables.refs(),
             settings=_kept(settings, catalog),
-            functions=catalog.user_functions(),
+            functions=catalog.functions.of_users(),
             types=frozenset(catalog.mentioned),
             others=frozenset(catalog.others),
             relations=frozenset(sources.relations),
@@ -125,7 +128,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
             views=frozenset(sources.views),
             results=frozenset(sources.results),
             named=_named(conn, sources, catalog, settings),
-            generated=frozenset(sources.generated),
+            generated=frozenset(sources.tables.generated),
         )
 
 
@@ -150,7 +153,7 @@ def _shown(stages: dict[str, str], sources: Sources) -> dict[str, str]:
 def _named(
     conn: Connection, sources: Sources, catalog: Catalog, settings: dict[str, str]
 ) -> tuple[dict[str, Any], ...]:
-    functions = catalog.user_functions()
+    functions = catalog.functions.of_users()
     return tuple(
         names(
             conn,
@@ -165,7 +168,7 @@ def _named(
 
 def _kept(settings: dict[str, str], catalog: Catalog) -> dict[str, str]:
     """The settings that the view needs."""
-    if catalog.user_functions():
+    if catalog.functions.of_users():
         return settings
     return {name: value for name, value in settings.items() if name != FUNCTION_PATH}
 
@@ -182,14 +185,14 @@ def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
         )
     out = []
     for name, oid, declared, collation in bound.columns:
-        kind, typmod = catalog.type(oid), declared
+        kind, typmod = catalog.types[oid], declared
         while kind.kind == "d":
-            typmod, kind = kind.base_typmod, catalog.type(kind.base)
+            typmod, kind = kind.base_typmod, catalog.types[kind.base]
         if kind.kind == "p" or kind.oid == UNKNOWN:
             raise UnsupportedError(
                 f'column "{name}" of type {kind.name} is not supported'
             )
-        if not catalog.writable(kind.oid):
+        if not catalog.provenance.writable(kind.oid):
             raise UnsupportedError(
                 f'column "{name}" of type {kind.name} is not supported',
                 detail="Writing its values could run code of the type's owner with the"
@@ -205,19 +208,15 @@ def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
 
 
 def _proven(
-    conn: Connection,
-    lowering: Lowering,
-    constants: Constants,
-    builder: Builder,
-    physical: PhysicalPlan,
+    lowering: Lowering, builder: Builder, physical: PhysicalPlan
 ) -> PhysicalPlan:
     """``physical`` if Postgres will evaluate what we mean, without what only spares it work."""
     try:
-        _prove(conn, lowering, constants, [*builder.remotes, *builder.pushed])
+        _prove(lowering, [*builder.remotes, *builder.pushed])
     except UnsupportedError:
         if not builder.pushed:
             raise
-        _prove(conn, lowering, constants, builder.remotes)
+        _prove(lowering, builder.remotes)
         nodes = (
             replace(n, pushdown=()) if isinstance(n, Source) else n
             for n in physical.nodes
@@ -226,9 +225,7 @@ def _proven(
     return physical
 
 
-def _prove(
-    conn: Connection, lowering: Lowering, constants: Constants, remotes: list[Expr]
-) -> None:
+def _prove(lowering: Lowering, remotes: list[Expr]) -> None:
     """Postgres must understand our SQL of every remote expression as it did the query.
 
     The SQL is analysed once more, over columns of the same types, and lowered again: the
@@ -238,12 +235,11 @@ def _prove(
     for start in range(0, len(unique), _PROOF_CHUNK):
         chunk = unique[start : start + _PROOF_CHUNK]
         refs = list({r.id: r for e in chunk for r in references(e)}.values())
-        query, tree = _analyse_again(conn, lowering, chunk, refs)
-        constants.load([tree], query)
+        tree = _analysed_again(lowering, chunk, refs)
         scope = Scope(partial(_nth, refs))
         for expr, target in zip(chunk, tree.nodes("targetList"), strict=True):
             again = lowering.lower(target.child("expr"), scope)
-            if plain(again) != plain(lowering.folded(expr)):
+            if plain(again) != plain(build.folded(lowering, expr)):
                 raise UnsupportedError(
                     f"expression {show(expr)} cannot be reproduced exactly"
                     " and is not supported"
@@ -254,10 +250,8 @@ def _nth(refs: list[Ref], _: int, attno: int) -> Ref:
     return refs[attno - 1]
 
 
-def _analyse_again(
-    conn: Connection, lowering: Lowering, exprs: list[Expr], refs: list[Ref]
-) -> tuple[str, Tree]:
-    """Our SQL of ``exprs`` over columns typed as ``refs``, and its tree."""
+def _analysed_again(lowering: Lowering, exprs: list[Expr], refs: list[Ref]) -> Tree:
+    """The tree of our SQL of ``exprs`` over columns typed as ``refs``."""
     places = {ref.id: place for place, ref in enumerate(refs, 1)}
     targets = ", ".join(
         f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}"
@@ -270,8 +264,7 @@ def _analyse_again(
     # Both lists are our own text over names that are quoted where they come from.
     query = f"SELECT {targets} FROM (SELECT {inputs}) s"  # noqa: S608
     try:
-        with conn.transaction(force_rollback=True):
-            return query, session.made_view(conn, query, "headrace_proof").tree
+        return lowering.analysed(query, literals=True)
     except psycopg.ProgrammingError as error:
         raise UnsupportedError(
             "an expression of the query cannot be written down for evaluation",

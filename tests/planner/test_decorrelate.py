@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from headrace.planner import PlanRequest
-from headrace.planner.logical import renumber
-from headrace.planner.logical.named import named
+from headrace.planner.logical import repeats
+from headrace.planner.logical.repeats import named
 from headrace.planner.plan import plan
 from tests.differential.subqueries import DDL, Maker
 from tests.planner.plan_sql import FUNCTIONS, texts, walk
@@ -234,8 +234,8 @@ def data(planner_dsn):
 def again(request, monkeypatch):
     """Whether plans that are needed again are copied, or named: deep queries do both."""
     if request.param == "named":
-        monkeypatch.setattr(renumber, "COPIED_MAX", 0)
-        monkeypatch.setattr(renumber, "SMALL", 0)
+        monkeypatch.setattr(repeats, "COPIED_MAX", 0)
+        monkeypatch.setattr(repeats, "SMALL", 0)
 
 
 @pytest.mark.usefixtures("again")
@@ -350,8 +350,8 @@ def test_what_is_named_stands_in_the_plan_once(data, monkeypatch):
     query = f"SELECT id, (SELECT sum(q.x) FROM ({arms}) q) AS v FROM da"
     copied = plan(data, PlanRequest(query, settings=PUBLIC))
     assert "Again" not in copied.explain["optimised"]
-    monkeypatch.setattr(renumber, "COPIED_MAX", 0)
-    monkeypatch.setattr(renumber, "SMALL", 0)
+    monkeypatch.setattr(repeats, "COPIED_MAX", 0)
+    monkeypatch.setattr(repeats, "SMALL", 0)
     planned = plan(data, PlanRequest(query, settings=PUBLIC))
     lines = [line.strip() for line in planned.explain["optimised"].splitlines()]
     names = [line for line in lines if line.startswith("Again")]

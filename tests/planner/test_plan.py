@@ -16,7 +16,7 @@ from headrace.errors import (
 from headrace.expressions import ir
 from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner import PlanRequest, plan
-from headrace.planner.logical import renumber
+from headrace.planner.logical import repeats
 from tests.planner.test_words import JARGON
 
 
@@ -187,7 +187,7 @@ def test_unsupported(conn, query, word, at):
 
 
 def test_copies_without_end_are_refused(conn, monkeypatch):
-    monkeypatch.setattr(renumber, "_IDS_MAX", 100)
+    monkeypatch.setattr(repeats, "_IDS_MAX", 100)
     inner = "x.k"
     for depth in range(4):
         inner = (

@@ -123,7 +123,7 @@ def test_stable_functions_are_allowed_or_refused_with_a_reason(swept):
         " AND pronamespace = 'pg_catalog'::regnamespace AND proname !~ '(recv|send|in|out|sel)$'"
         " AND proname !~ '^pg_|typanalyze|validator|transfn|finalfn'"
     ).fetchall()
-    reasons = [functions.refusal(catalog.function(oid)) for (oid,) in rows]
+    reasons = [functions.refusal(catalog.functions[oid]) for (oid,) in rows]
     assert reasons.count(None) > 50
     found = {m[1] for r in reasons if r is not None and (m := GENERIC.search(r))}
     assert found <= CLOCK

@@ -20,7 +20,7 @@ from psycopg import sql
 
 from headrace.errors import UnsupportedError
 from headrace.expressions.session import FUNCTION_PATH
-from headrace.planner.analyse.catalog import Connection
+from headrace.postgres.connect import Connection
 
 TOKEN: Final = re.compile(
     r"""E'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d][\w$]*|\s+|.""",

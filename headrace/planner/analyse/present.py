@@ -21,8 +21,8 @@ from psycopg import sql
 
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse import objects
-from headrace.planner.analyse.catalog import Connection
 from headrace.planner.analyse.objects import KEYWORD, NAME, TOKEN, plain
+from headrace.postgres.connect import Connection
 
 _Write = Callable[[str, Sequence[str]], str]
 """SQL of an occurrence of a relation, by its alias and the columns that this names."""

@@ -36,9 +36,10 @@ from headrace.errors import (
 )
 from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import literals
-from headrace.planner.analyse.catalog import Connection, mentioned
+from headrace.planner.analyse.catalog import mentioned
 from headrace.planner.analyse.nodetree import Node, read_nodes
 from headrace.postgres import acting, failures
+from headrace.postgres.connect import Connection
 from headrace.types import PINNED_SETTINGS
 
 _VIEW: Final = "headrace_bind"

@@ -13,7 +13,8 @@ from typing import Any, Final
 from psycopg import sql
 
 from headrace.errors import PrerequisiteError, UnsupportedError
-from headrace.planner.analyse.catalog import Catalog, Connection
+from headrace.planner.analyse.catalog import Catalog
+from headrace.postgres.connect import Connection
 from headrace.types import FIRST_USER_OID
 
 
@@ -166,17 +167,17 @@ def load_columns(
 ) -> tuple[TableColumn, ...]:
     """The columns of the relation of that OID, in order."""
     rows = conn.execute(_COLUMNS, (oid,)).fetchall()
-    catalog.load_types({row[2] for row in rows})
+    catalog.types.load({row[2] for row in rows})
     return tuple(_column(catalog, row) for row in rows)
 
 
 def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
     attnum, name, oid, typmod, collation, *flags = row
-    found = catalog.type(oid)
+    found = catalog.types[oid]
     while found.kind == "d":
         # A domain over varchar(5) keeps the length; collations are the column's own.
         typmod = found.base_typmod
-        found = catalog.type(found.base)
+        found = catalog.types[found.base]
     return TableColumn(attnum, name, found.oid, typmod, collation, *flags)
 
 

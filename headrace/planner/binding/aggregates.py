@@ -21,8 +21,8 @@ from headrace import types as t
 from headrace.errors import UnsupportedError
 from headrace.expressions import keys
 from headrace.expressions.placeholders import substitute
-from headrace.planner.analyse.catalog import Function
 from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.alignment import shows_order
 from headrace.planner.logical.nodes import Agg, Col
 from headrace.planner.logical.scalar import (
@@ -34,8 +34,9 @@ from headrace.planner.logical.scalar import (
     show,
     trusted,
 )
-from headrace.planner.scalars import functions
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars import build, functions
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
 from headrace.planner.scalars.typekeys import key_class
 
 NewColumn = Callable[[str, Expr], Col]
@@ -100,7 +101,7 @@ class Calls:
         call = self._lower(node, scope)
         result = Const(
             None,
-            self._lowering.catalog.base(node.number("aggtype")),
+            self._lowering.catalog.types.base(node.number("aggtype")),
             -1,
             node.number("aggcollid"),
         )
@@ -121,7 +122,7 @@ class Calls:
             expr = lowering.lower(entry.child("expr"), scope)
             if filter_ is not None and raises(expr) and not self._inline(expr):
                 # Postgres looks at the filter first.
-                expr = lowering.guarded(filter_, expr)
+                expr = build.guarded(lowering, filter_, expr)
             by_ref[entry.number("ressortgroupref")] = expr
             if not entry.flag("resjunk"):
                 args.append(expr)
@@ -150,10 +151,10 @@ class Calls:
     def _function(self, node: Tree) -> Function:
         """The aggregate, if each of its support functions may be called."""
         lowering = self._lowering
-        function = lowering.catalog.function(node.number("aggfnoid"))
+        function = lowering.catalog.functions[node.number("aggfnoid")]
         if not function.builtin:
-            for part in lowering.catalog.aggregate_support(function.oid):
-                support = lowering.catalog.function(part)
+            for part in lowering.catalog.functions.aggregate_support(function.oid):
+                support = lowering.catalog.functions[part]
                 if (reason := functions.refusal(support)) is not None:
                     lowering.refuse(
                         f'aggregate function "{function.name}" is not supported:'
@@ -171,8 +172,8 @@ class Calls:
 
     def _operator(self, oid: int, node: Tree) -> str:
         catalog = self._lowering.catalog
-        operator = catalog.operator(oid)
-        reason = functions.refusal(catalog.function(operator.function))
+        operator = catalog.operators[oid]
+        reason = functions.refusal(catalog.functions[operator.function])
         if reason is not None:
             self._lowering.refuse(reason, node)
         return operator.quoted
@@ -180,7 +181,7 @@ class Calls:
     def _operators_trusted(self, node: Tree) -> bool:
         clauses = [*node.nodes("aggorder"), *node.nodes("aggdistinct")]
         oids = {c.number(name) for c in clauses for name in ("eqop", "sortop")} - {0}
-        return all(self._lowering.catalog.operator(oid).builtin for oid in oids)
+        return all(self._lowering.catalog.operators[oid].builtin for oid in oids)
 
     # -- native
 
@@ -222,8 +223,8 @@ class Calls:
         if name in ("sum", "avg"):
             return name if argument.oid in _NUMBERS else ""
         if name in ("min", "max"):
-            bytewise = catalog.bytewise(collation)
-            known = catalog.deterministic(collation) and keys.order_native(
+            bytewise = catalog.collations.bytewise(collation)
+            known = catalog.collations.deterministic(collation) and keys.order_native(
                 argument.oid, bytewise=bytewise
             )
             return name if known else ""
@@ -238,7 +239,7 @@ class Calls:
 
     def _remote(self, call: _Call, column: Col, node: Tree) -> Agg:
         lowering = self._lowering
-        if lowering.catalog.type(column.oid).kind == "p":
+        if lowering.catalog.types[column.oid].kind == "p":
             kind = lowering.type_name(column.oid)
             lowering.refuse(
                 f'aggregate function "{call.name}" with a result of type {kind}', node
@@ -278,7 +279,7 @@ class Calls:
 
     def _inline(self, expr: Expr) -> bool:
         """Whether ``expr`` is a row, which is built inside of the aggregate's SQL."""
-        kind = self._lowering.catalog.type(expr.oid).kind
+        kind = self._lowering.catalog.types[expr.oid].kind
         return kind in ("p", "c") and isinstance(expr, Call)
 
     def _write(self, expr: Expr, inputs: _Inputs, node: Tree) -> str:
@@ -287,7 +288,7 @@ class Calls:
             return lowering.sql(expr, lambda _: "")
         if self._inline(expr):
             return lowering.sql(expr, inputs.place)
-        kind = lowering.catalog.type(expr.oid)
+        kind = lowering.catalog.types[expr.oid]
         if kind.kind == "p":
             lowering.refuse(f"an aggregate over type {kind.name}", node)
         if functions.is_reg_type(expr.oid):
@@ -295,7 +296,7 @@ class Calls:
         return inputs.place(expr)
 
     def _plain_type(self, oid: int) -> bool:
-        kind = self._lowering.catalog.type(oid)
+        kind = self._lowering.catalog.types[oid]
         return self._lowering.plain_type(kind.element or oid)
 
     def _prove(self, node: Tree, agg: Agg) -> None:
@@ -305,7 +306,7 @@ class Calls:
         columns = []
         for place, expr in enumerate(exprs, 1):
             value = quote(None, lowering.type_name(expr.oid))
-            found = lowering.catalog.collation(expr.collation)
+            found = lowering.catalog.collations.get(expr.collation)
             if found is not None:
                 value = f"({value}) COLLATE {found.quoted}"
             columns.append(f"{value} AS a{place}")

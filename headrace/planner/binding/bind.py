@@ -26,8 +26,8 @@ from headrace.planner.binding.functions_in_from import TargetSets
 from headrace.planner.binding.grouping import Grouping
 from headrace.planner.binding.ordering import Ordering
 from headrace.planner.binding.recursion import Recursions
+from headrace.planner.binding.relations import Relations
 from headrace.planner.binding.setops import SetOperations, value_rows
-from headrace.planner.binding.sources import Sources
 from headrace.planner.binding.subqueries import Subqueries, conjunct_trees, has_subquery
 from headrace.planner.binding.windows import Windows
 from headrace.planner.logical.alignment import aligned
@@ -42,8 +42,8 @@ from headrace.planner.logical.nodes import (
     ids,
 )
 from headrace.planner.logical.scalar import Const, Expr, Ref, conjuncts, show
-from headrace.planner.logical.sites import UNIT, Site, joined
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import UNIT, Scope, Site, joined
 from headrace.planner.scalars.typekeys import key_value, require_keys
 from headrace.planner.scalars.wholerow import MARK, needs_mark, whole_row
 
@@ -84,10 +84,10 @@ class Level:
 class Binder:
     """Binds one query; column ids are unique within it."""
 
-    def __init__(self, lowering: Lowering, sources: Sources) -> None:
+    def __init__(self, lowering: Lowering, tables: Relations) -> None:
         self._lowering = lowering
         self._catalog: Catalog = lowering.catalog
-        self._sources = sources
+        self._tables = tables
         self._ids = itertools.count(1)
         self._recursions = Recursions(lowering, self.column)
 
@@ -331,7 +331,7 @@ class Binder:
         )
 
     def _scan(self, index: int, entry: Tree, alias: str, level: Level) -> Node:
-        node, columns = self._sources.scan(self._lowering, self.column, entry, alias)
+        node, columns = self._tables.scan(self._lowering, self.column, entry, alias)
         level.columns.update(
             {(index, number): expr for number, expr in columns.items()}
         )
@@ -363,7 +363,7 @@ class Binder:
             inner = entry.items("groupexprs")[attno - 1]
             scope = level.below or scope
         elif kind == RELATION:
-            self._sources.refuse(entry, attno)
+            self._tables.refuse(entry, attno)
         elif kind == CTE:
             self._lowering.refuse(
                 "the path or order column of a CYCLE or SEARCH clause"

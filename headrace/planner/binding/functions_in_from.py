@@ -15,9 +15,9 @@ from typing import Final
 import psycopg
 
 from headrace.errors import UnsupportedError
-from headrace.planner.analyse.catalog import Catalog, Connection, Function
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
-from headrace.planner.analyse.session import made_view
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.nodes import Col, Functions, Node, Project
 from headrace.planner.logical.scalar import (
     ARG,
@@ -26,14 +26,15 @@ from headrace.planner.logical.scalar import (
     Const,
     Expr,
     Ref,
+    plain,
     quote,
     references,
     show,
 )
-from headrace.planner.logical.sites import Site
-from headrace.planner.scalars import functions
-from headrace.planner.scalars.constants import Constants
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars import casts, functions
+from headrace.planner.scalars.calls import arguments, require_constant_defaults
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope, Site
 from headrace.types import INT8, TEXT
 
 NewColumn = Callable[[str, Expr], Col]
@@ -60,14 +61,14 @@ def lower_call(lowering: Lowering, node: Tree, scope: Scope, columns: str = "") 
     """A function in FROM or a set-returning one; ``columns`` is its definition list as SQL."""
     if node.kind != "FUNCEXPR":
         lowering.refuse("this expression in FROM", node)
-    function = lowering.catalog.function(node.number("funcid"))
+    function = lowering.catalog.functions[node.number("funcid")]
     if (reason := _refusal(function)) is not None:
         lowering.refuse(reason, node)
-    args, names = lowering.arguments(node.nodes("args"), scope)
+    args, names = arguments(lowering, node.nodes("args"), scope)
     if len(args) < function.arguments:
-        lowering.require_constant_defaults(function, node)
+        require_constant_defaults(lowering, function, node)
     for argument in args:
-        if lowering.catalog.type(argument.oid).kind == "p":
+        if lowering.catalog.types[argument.oid].kind == "p":
             name = lowering.type_name(argument.oid)
             lowering.refuse(f"an argument of pseudo-type {name} in FROM", node)
     oid = node.number("funcresulttype")
@@ -131,11 +132,11 @@ def bind_functions(
     shown: list[tuple[Col, Expr]] = []
     for number, (name, oid, typmod, collation) in enumerate(shapes):
         label = names[number] if number < len(names) else name
-        made = Const(None, lowering.catalog.base(oid), typmod, collation)
+        made = Const(None, lowering.catalog.types.base(oid), typmod, collation)
         outputs.append(column(label, made))
         shown.append((outputs[-1], outputs[-1].ref))
         if dated[number]:
-            cast = lowering.cast(outputs[-1].ref, dated[number], -1, 0)
+            cast = casts.cast(lowering, outputs[-1].ref, dated[number], -1, 0)
             shown[-1] = (column(label, cast), cast)
     ordinality = None
     if entry.flag("funcordinality"):
@@ -153,7 +154,7 @@ def _dated(lowering: Lowering, item: Tree) -> list[int]:
     A text in JSON may stand for the current time.  So it comes as a text, and is cast as texts are.
     """
     tree = item.child("funcexpr")
-    if lowering.catalog.function(tree.number("funcid")).name not in _RECORDS:
+    if lowering.catalog.functions[tree.number("funcid")].name not in _RECORDS:
         return []
     types = zip(item.numbers("funccoltypes"), item.items("funccoltypmods"), strict=True)
     return [
@@ -164,7 +165,7 @@ def _dated(lowering: Lowering, item: Tree) -> list[int]:
 
 def _refuse_clock(lowering: Lowering, tree: Tree, oids: list[int]) -> None:
     """Refuse 'now' and kin, which JSON may hold, in a column that would take it."""
-    function = lowering.catalog.function(tree.number("funcid"))
+    function = lowering.catalog.functions[tree.number("funcid")]
     if function.name not in _RECORDS:
         return
     for oid in oids:
@@ -211,10 +212,10 @@ def _definitions(lowering: Lowering, item: Tree) -> str:
         _dated(lowering, item) or [0] * len(names),
         strict=True,
     ):
-        found = lowering.catalog.collation(collation)
-        own = lowering.catalog.type(oid).collation
+        found = lowering.catalog.collations.get(collation)
+        own = lowering.catalog.types[oid].collation
         declared = TEXT if dated else oid
-        text = lowering.catalog.declaration(declared, int(str(typmod)))
+        text = lowering.catalog.types.declaration(declared, int(str(typmod)))
         if found is not None and collation != own:
             text += f" COLLATE {found.quoted}"
         quoted = str(name).replace('"', '""')
@@ -259,22 +260,11 @@ def _query(
     return f"SELECT {targets} FROM {source}ROWS FROM ({sqls}) f", found  # noqa: S608
 
 
-def prove(
-    conn: Connection,
-    lowering: Lowering,
-    constants: Constants,
-    sets: list[tuple[Call, ...]],
-    plain: Callable[[Expr], Expr],
-) -> None:
-    """Postgres must understand our SQL of every call in FROM as it did the query.
-
-    ``plain`` takes away what a column of our own making does not have.
-    """
+def prove(lowering: Lowering, sets: list[tuple[Call, ...]]) -> None:
+    """Postgres must understand our SQL of every call in FROM as it did the query."""
     for calls in dict.fromkeys(sets):
         query, found = _query(lowering, "1 AS one", calls)
-        with conn.transaction(force_rollback=True):
-            tree = made_view(conn, query, "headrace_proof").tree
-        constants.load([tree], query)
+        tree = lowering.analysed(query, literals=True)
         # Up to Postgres 15 a view's own old and new rows are entries, too.
         entry = next(e for e in tree.nodes("rtable") if e.nodes("functions"))
         scope = Scope(_numbered(found))
@@ -363,8 +353,8 @@ class TargetSets:
                     "a set-returning function of composite type in the select list",
                     target,
                 )
-        function = self._lowering.catalog.function(target.number("funcid"))
-        made = Const(None, self._lowering.catalog.base(oid), -1, collation)
+        function = self._lowering.catalog.functions[target.number("funcid")]
+        made = Const(None, self._lowering.catalog.types.base(oid), -1, collation)
         column = self._column(function.name, made)
         self._lowering.known[id(tree)] = column.ref
         mine.append(_SetCall(target, column, field, inner, level))
@@ -409,7 +399,7 @@ class TargetSets:
                 for number, (name, oid, typmod, collation) in enumerate(
                     _shape(self._lowering, expr), 1
                 ):
-                    base = self._lowering.catalog.base(oid)
+                    base = self._lowering.catalog.types.base(oid)
                     made = self._column(name, Const(None, base, typmod, collation))
                     outputs.append(call.column if number == call.field else made)
             node = Functions(node, tuple(e for _, e in mine), tuple(outputs))
@@ -423,7 +413,7 @@ def _grouped(query: Tree) -> set[int]:
 
 def _composite(catalog: Catalog, oid: int) -> bool:
     """Whether values of the type are rows."""
-    return catalog.type(catalog.base(oid)).kind in ("c", "p")
+    return catalog.types[catalog.types.base(oid)].kind in ("c", "p")
 
 
 def _parts(tree: Tree) -> Iterator[Tree]:

@@ -8,7 +8,6 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys
-from headrace.expressions.native import TypeRef, resolve
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
 from headrace.planner.binding.aggregates import Calls, NewColumn
@@ -23,9 +22,10 @@ from headrace.planner.logical.nodes import (
     Project,
     ids,
 )
-from headrace.planner.logical.scalar import ARG, Call, Const, Expr, Ref, show
-from headrace.planner.logical.sites import LateSite, Site
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.logical.scalar import Call, Const, Expr, Ref, show
+from headrace.planner.scalars import build
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import LateSite, Scope, Site
 from headrace.planner.scalars.typekeys import key_value
 
 SETS_MAX: Final = 4096
@@ -264,28 +264,11 @@ class Grouping:
         for place, constant in enumerate(constants[:-1]):
             args += [self._is(number, place), constant]
         args.append(constants[-1])
-        whens = f" WHEN {ARG} THEN {ARG}" * (len(constants) - 1)
-        sql = f"CASE{whens} ELSE {ARG} END"
-        return self._lowering.call(
-            "case",
-            tuple(args),
-            (t.INT4, -1, 0),
-            f"({sql})",
-            sql,
-            native=resolve("case", [TypeRef(a.oid) for a in args]),
-            remote_raises=False,
-        )
+        return build.choice(self._lowering, tuple(args), (t.INT4, -1, 0))
 
     def _is(self, number: Ref, place: int) -> Expr:
-        return self._lowering.call(
-            "=",
-            (number, Const(str(place), t.INT4)),
-            (t.BOOL, -1, 0),
-            f"({ARG} OPERATOR(pg_catalog.=) {ARG})",
-            f"{ARG} = {ARG}",
-            native=resolve("=", [TypeRef(t.INT4), TypeRef(t.INT4)]),
-            remote_raises=False,
-        )
+        wanted = Const(str(place), t.INT4)
+        return build.comparison(self._lowering, "=", number, wanted, 0)
 
     def _add(self, agg: Agg) -> Ref:
         key = (agg.function, agg.sql, agg.inputs, agg.filter, agg.distinct, agg.direct)

@@ -77,7 +77,7 @@ def _shows_order(call: Node, catalog: Catalog) -> bool:
     plain = call.text("aggkind") == "n" and call.nodes("args")
     if not plain or call.nodes("aggorder") or call.nodes("aggdistinct"):
         return False
-    return alignment.shows_order(catalog.function(call.number("aggfnoid")))
+    return alignment.shows_order(catalog.functions[call.number("aggfnoid")])
 
 
 def _input(query: Node, env: Env) -> tuple[int, Node, Env] | None:
@@ -153,7 +153,7 @@ def _refused(entry: Node, catalog: Catalog) -> bool:
         if node.kind == "SQLVALUEFUNCTION":
             return True
         oid = node.number("funcid") or node.number("opfuncid")
-        if oid and functions.refusal(catalog.function(oid)) is not None:
+        if oid and functions.refusal(catalog.functions[oid]) is not None:
             return True
     return False
 

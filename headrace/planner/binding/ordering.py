@@ -33,10 +33,9 @@ from headrace.planner.logical.nodes import (
     WindowCall,
 )
 from headrace.planner.logical.scalar import Const, Expr, Ref
-from headrace.planner.logical.sites import Site
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.rowtypes import RECORD
-from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars.scope import Scope, Site
 from headrace.types import INT8
 
 _WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
@@ -236,7 +235,7 @@ def orders(
     """ORDER BY items; ``by_ref`` has the columns (of ``sorted_by``) by sort group reference."""
     out: list[Order] = []
     for clause in clauses:
-        operator = lowering.catalog.operator(clause.number("sortop"))
+        operator = lowering.catalog.operators[clause.number("sortop")]
         descending = operator.builtin and operator.name == ">"
         nulls_first = clause.flag("nulls_first")
         for ref in by_ref[clause.number("tleSortGroupRef")]:
@@ -245,7 +244,7 @@ def orders(
                 continue  # a field that was sorted by before
             if operator.oid in _ROW_ORDERS and ref.oid != RECORD:
                 nulls_first = descending
-                found = lowering.catalog.operator(_order_of(lowering, ref, descending))
+                found = lowering.catalog.operators[_order_of(lowering, ref, descending)]
             out.append(Order(ref, found.quoted, descending, nulls_first))
     return tuple(out)
 

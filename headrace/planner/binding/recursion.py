@@ -54,7 +54,10 @@ from headrace.planner.logical.nodes import (
 )
 from headrace.planner.logical.scalar import Call, Const, Expr, quote, raises, refs
 from headrace.planner.logical.words import construct
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars import build
+from headrace.planner.scalars.context import QueryContext
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
 from headrace.planner.scalars.typekeys import require_key
 
 _REFUSED: Final = "in the recursive term of WITH RECURSIVE"
@@ -104,7 +107,8 @@ class Recursions:
 
     def work_table(self, cte: Tree) -> Node:
         """The reference of ``cte`` to itself."""
-        types = [self._lowering.catalog.base(o) for o in cte.numbers("ctecoltypes")]
+        base = self._lowering.catalog.types.base
+        types = [base(oid) for oid in cte.numbers("ctecoltypes")]
         columns = tuple(
             self._column(str(name), Const(None, oid, int(str(typmod)), collation))
             for name, oid, typmod, collation in zip(
@@ -147,7 +151,7 @@ class _Cycle:
     def _made(self) -> tuple[Col, ...]:
         mark = Const(
             None,
-            self._lowering.catalog.base(self._clause.number("cycle_mark_type")),
+            self._lowering.catalog.types.base(self._clause.number("cycle_mark_type")),
             self._clause.number("cycle_mark_typmod", -1),
             self._clause.number("cycle_mark_collation"),
         )
@@ -235,7 +239,7 @@ def reads(node: Node, name: str) -> bool:
     return any(reads(child, name) for child in children(node))
 
 
-def step_of(lowering: Lowering, node: Recursive) -> tuple[Node, WorkTable]:
+def step_of(context: QueryContext, node: Recursive) -> tuple[Node, WorkTable]:
     """The step with the number of the iteration as its last column, and its work table's shape.
 
     Raises:
@@ -248,8 +252,8 @@ def step_of(lowering: Lowering, node: Recursive) -> tuple[Node, WorkTable]:
         return (Col(next(numbers), ITERATION, t.INT4),)
 
     if not reads(node.step, node.name):
-        lowering.refuse(f"no recursive reference {_REFUSED}")
-    step, number = Carrier(lowering, node.name, fresh).carried(node.step)
+        context.refuse(f"no recursive reference {_REFUSED}")
+    step, number = Carrier(context, node.name, fresh).carried(node.step)
     work = next(w for w in _work_tables(step) if w.name == node.name)
     return Project(step, _items((*node.step.columns, *number))), work
 
@@ -274,7 +278,7 @@ class Carrier:
     and the conditions that join it.
     """
 
-    lowering: Lowering
+    context: QueryContext
     name: str
     fresh: Callable[[], tuple[Col, ...]]
     alone: bool = False
@@ -326,7 +330,7 @@ class Carrier:
         if left:
             new_left, mine = self.carried(join.left)
             same = tuple(
-                self.lowering.comparison("=", a.ref, b.ref, 0)
+                build.comparison(self.context, "=", a.ref, b.ref, 0)
                 for a, b in zip(mine, columns, strict=False)
             )
             columns = mine
@@ -337,7 +341,7 @@ class Carrier:
                 new_left, new_right = (new_left, found) if left else (found, new_right)
         late = tuple(p for p in join.condition if raises(p) and not _separates(join, p))
         if late and join.kind != "inner":
-            self.lowering.refuse(
+            self.context.refuse(
                 f"a condition of an outer join that may fail {_REFUSED}"
             )
         rest = tuple(p for p in join.condition if p not in late)
@@ -391,7 +395,7 @@ class Carrier:
 
     def _refuse(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
         where = "beside CYCLE" if self.alone else _REFUSED
-        return self.lowering.refuse(
+        return self.context.refuse(
             f"{construct(node)} over the recursive reference {where}", hint=_FLAT
         )
 

@@ -9,6 +9,7 @@ from typing import Final
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.logical.nodes import Col, Node, Project, SetOp, Union, Values
 from headrace.planner.logical.scalar import Const, Expr
+from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
 
 _KINDS: Final = {
@@ -81,12 +82,13 @@ class SetOperations:
                 seen.add(col.id)
                 items.append((col, col.ref))
             else:
-                expr = self.lowering.convert(col.ref, oid, collation)
+                expr = convert(self.lowering, col.ref, oid, collation)
                 items.append((self.column(col.name, expr), expr))
         return Project(arm, tuple(items))
 
     def _types(self, tree: Tree) -> list[int]:
-        return [self.lowering.catalog.base(oid) for oid in tree.numbers("colTypes")]
+        base = self.lowering.catalog.types.base
+        return [base(oid) for oid in tree.numbers("colTypes")]
 
 
 def value_rows(

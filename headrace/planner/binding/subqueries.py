@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from headrace import types as t
-from headrace.expressions.native import resolve
 from headrace.planner.analyse.nodetree import Node as Tree
-from headrace.planner.logical import uniqueness
-from headrace.planner.logical.failing import serious
+from headrace.planner.logical import facts
+from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
     Agg,
     Aggregate,
@@ -44,8 +43,9 @@ from headrace.planner.logical.scalar import (
     conjuncts,
     refs,
 )
-from headrace.planner.logical.sites import Site, home
-from headrace.planner.scalars.lower import Lowering, Scope
+from headrace.planner.scalars import build
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope, Site, home
 
 EXISTS, ALL, ANY, ROWCOMPARE, EXPR, MULTIEXPR, ARRAY = 0, 1, 2, 3, 4, 5, 6
 """SubLinkType."""
@@ -54,7 +54,6 @@ _TRUE: Final = Const("t", t.BOOL)
 _FALSE: Final = Const("f", t.BOOL)
 _UNKNOWN: Final = Const(None, t.BOOL)
 _ZERO: Final = Const("0", t.INT8)
-_BOOL: Final = (t.BOOL, -1, 0)
 
 
 class Subqueries:
@@ -116,15 +115,15 @@ class Subqueries:
                     hint="Compute the function in a subquery in FROM.",
                 )
             if symbol == "is_null":
-                tests.append(self._lowering.null_test(symbol, above))
+                tests.append(build.null_test(self._lowering, symbol, above))
             else:
-                tests.append(self._lowering.boolean_test(symbol, above))
+                tests.append(build.boolean_test(self._lowering, symbol, above))
         return tuple(tests)
 
     def _one(self, node: Tree, scope: Scope) -> list[Expr]:
         """The columns of the subquery's only row; NULL where there is none."""
         right = self._bind(node.child("subselect"), scope)
-        if uniqueness.at_most_one(right):
+        if facts.at_most_one(right):
             self._hang(scope, right)
             return [c.ref for c in right.columns]
         count = self._column("count(*)", _ZERO)
@@ -145,8 +144,8 @@ class Subqueries:
         lowering = self._lowering
         right, order = self._bind_sorted(node.child("subselect"), scope)
         value = right.columns[0]
-        oid = lowering.catalog.array_of(value.oid)
-        if not oid or lowering.catalog.type(value.oid).kind in ("c", "p"):
+        oid = lowering.catalog.types.array_of(value.oid)
+        if not oid or lowering.catalog.types[value.oid].kind in ("c", "p"):
             lowering.refuse(f"an array of type {lowering.type_name(value.oid)}", node)
         more = tuple(dict.fromkeys(o.column for o in order if o.column != value.ref))
         places: dict[Ref, int] = {ref: n for n, ref in enumerate((value.ref, *more), 1)}
@@ -171,16 +170,8 @@ class Subqueries:
 
     def _or_empty(self, array: Ref) -> Expr:
         args = (array, Const("{}", array.oid, -1, array.collation))
-        text = f"COALESCE({ARG}, {ARG})"
-        return self._lowering.call(
-            "coalesce",
-            args,
-            (array.oid, -1, array.collation),
-            text,
-            text,
-            native=resolve("coalesce", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        result = (array.oid, -1, array.collation)
+        return build.coalesce(self._lowering, args, result)
 
     def _count(self, node: Tree, scope: Scope) -> Ref:
         right = self._bind(node.child("subselect"), scope)
@@ -219,17 +210,17 @@ class Subqueries:
         self, node: Tree, scope: Scope, outer: Expr, inner: Ref, right: Node
     ) -> Expr | None:
         """When ``outer = ANY (…)`` is unknown for a row without an equal one; None: never."""
-        sure_inner = uniqueness.not_null(right, inner.id)
+        sure_inner = facts.not_null(right, inner.id)
         sure_outer = self._sure(scope, outer)
         if sure_inner and sure_outer:
             return None
         again = self._bind(node.child("subselect"), scope)
         place = [c.id for c in right.columns].index(inner.id)
-        nulls = self._lowering.null_test("is_null", again.columns[place].ref)
+        nulls = build.null_test(self._lowering, "is_null", again.columns[place].ref)
         total, unknown = self._counts(scope, again, [None, nulls])
-        null = self._lowering.null_test("is_null", outer)
-        empty = self._lowering.logic("and", (null, self._positive(total)))
-        return self._lowering.logic("or", (empty, self._positive(unknown)))
+        null = build.null_test(self._lowering, "is_null", outer)
+        empty = build.logic(self._lowering, "and", (null, self._positive(total)))
+        return build.logic(self._lowering, "or", (empty, self._positive(unknown)))
 
     def _sure(self, scope: Scope, outer: Expr) -> bool:
         """Whether ``outer`` is known not to be NULL."""
@@ -237,7 +228,7 @@ class Subqueries:
             return outer.text is not None
         nodes = [s.node for s in scope.sites if isinstance(s, Site)]
         return isinstance(outer, Ref) and any(
-            outer.id in ids(n) and uniqueness.not_null(n, outer.id) for n in nodes
+            outer.id in ids(n) and facts.not_null(n, outer.id) for n in nodes
         )
 
     def _all(self, node: Tree, scope: Scope) -> Expr:
@@ -250,31 +241,13 @@ class Subqueries:
 
     def _choose(self, count: Ref, found: Const, unknown: Expr, other: Const) -> Expr:
         args = (self._positive(count), found, unknown, _UNKNOWN, other)
-        sql = f"CASE WHEN {ARG} THEN {ARG} WHEN {ARG} THEN {ARG} ELSE {ARG} END"
-        return self._lowering.call(
-            "case",
-            args,
-            _BOOL,
-            f"({sql})",
-            sql,
-            native=resolve("case", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        return build.choice(self._lowering, args, build.BOOLEAN)
 
     def _positive(self, count: Ref) -> Expr:
-        args = (count, _ZERO)
-        return self._lowering.call(
-            ">",
-            args,
-            _BOOL,
-            f"({ARG} OPERATOR(pg_catalog.>) {ARG})",
-            f"{ARG} > {ARG}",
-            native=resolve(">", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        return build.comparison(self._lowering, ">", count, _ZERO, 0)
 
     def _is(self, symbol: str, test: Expr) -> Expr:
-        return self._lowering.boolean_test(symbol, test)
+        return build.boolean_test(self._lowering, symbol, test)
 
     def _test(self, node: Tree, scope: Scope, columns: list[Expr]) -> Expr:
         """The comparison of the left-hand side with ``columns`` of the subquery."""
@@ -334,16 +307,8 @@ class Subqueries:
         """``x = y`` of ``x <> y``."""
         if not isinstance(test, Call) or test.symbol != "<>" or test.native is None:
             return None
-        return self._lowering.call(
-            "=",
-            test.args,
-            _BOOL,
-            f"({ARG} OPERATOR(pg_catalog.=) {ARG})",
-            f"{ARG} = {ARG}",
-            native=resolve("=", self._lowering.types(test.args, test.input_collation)),
-            remote_raises=False,
-            input_collation=test.input_collation,
-        )
+        left, right = test.args
+        return build.comparison(self._lowering, "=", left, right, test.input_collation)
 
     def _not_any(self, part: Tree, scope: Scope, right: Node, test: Expr) -> None:
         """NOT IN: no equal row; none with NULL; a NULL on the left only beside no row."""
@@ -354,7 +319,7 @@ class Subqueries:
         doubtful = [
             (outer, inner)
             for outer, inner in known
-            if not (uniqueness.not_null(right, inner.id) and self._sure(scope, outer))
+            if not (facts.not_null(right, inner.id) and self._sure(scope, outer))
         ]
         if len(known) < len(pairs) or (doubtful and len(pairs) > 1):
             site.hang(right, (self._is("is_not_false", test),), "anti")
@@ -362,13 +327,15 @@ class Subqueries:
         site.hang(right, tuple(tests), "anti")
         for outer, inner in doubtful:
             place = [c.id for c in right.columns].index(inner.id)
-            if not uniqueness.not_null(right, inner.id):
+            if not facts.not_null(right, inner.id):
                 again = self._bind(part.child("subselect"), scope)
-                null = self._lowering.null_test("is_null", again.columns[place].ref)
+                null = build.null_test(
+                    self._lowering, "is_null", again.columns[place].ref
+                )
                 site.hang(Filter(again, (null,)), (), "anti")
             if not self._sure(scope, outer):
                 again = self._bind(part.child("subselect"), scope)
-                null = self._lowering.null_test("is_null", outer)
+                null = build.null_test(self._lowering, "is_null", outer)
                 site.hang(again, (null,), "anti")
 
 

@@ -22,9 +22,9 @@ from headrace.collections.plan import Running
 from headrace.errors import BugError, UnsupportedError
 from headrace.expressions import placeholders
 from headrace.expressions.keys import order_native
-from headrace.planner.analyse.catalog import Function
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.binding.ordering import KeyOf, orders, sorted_by
 from headrace.planner.logical.nodes import Col, Node, Project, Window, WindowCall
 from headrace.planner.logical.scalar import (
@@ -41,6 +41,7 @@ from headrace.planner.logical.scalar import (
     substitute,
     trusted,
 )
+from headrace.planner.scalars import build
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 from headrace.types import INT2, INT4, INT8, NUMERIC
@@ -184,11 +185,11 @@ class Windows:
         place = self._add([condition]).start if condition is not None else None
         result = Const(
             None,
-            self._lowering.catalog.base(node.number("wintype")),
+            self._lowering.catalog.types.base(node.number("wintype")),
             -1,
             node.number("wincollid"),
         )
-        name = self._lowering.catalog.function(node.number("winfnoid")).name
+        name = self._lowering.catalog.functions[node.number("winfnoid")].name
         call = _Call(node, self._column(name, result), args, place, clause)
         self._calls.append(call)
         definition.calls.append(call)
@@ -216,7 +217,7 @@ class Windows:
 
     def _frameless(self, call: _Call) -> bool:
         """Whether the frame has no meaning for the call: one with offsets may fail."""
-        function = self._lowering.catalog.function(call.tree.number("winfnoid"))
+        function = self._lowering.catalog.functions[call.tree.number("winfnoid")]
         offsets = any(call.clause.node(name) for name in _OFFSETS)
         return function.builtin and function.name in _FRAMELESS and not offsets
 
@@ -252,7 +253,7 @@ class Windows:
     ) -> tuple[WindowCall, list[Expr]]:
         """The call, and its arguments and filter as its SQL has them."""
         lowering = self._lowering
-        function = lowering.catalog.function(call.tree.number("winfnoid"))
+        function = lowering.catalog.functions[call.tree.number("winfnoid")]
         self._require_function(function, call.tree)
         if call.tree.fields.get("ignore_nulls") not in (None, "0"):
             lowering.refuse("IGNORE NULLS", call.tree)
@@ -327,7 +328,7 @@ class Windows:
                 )
             guarded = expr
             if condition is not None and expr is not condition:
-                guarded = self._lowering.guarded(condition, expr)
+                guarded = build.guarded(self._lowering, condition, expr)
             out.append(below.column(guarded))
         return out
 
@@ -335,7 +336,7 @@ class Windows:
         self, call: _Call, parts: list[Expr], used: list[Ref], frame: str
     ) -> Running | None:
         """The call for the collection that needs no Postgres, if it can be."""
-        function = self._lowering.catalog.function(call.tree.number("winfnoid"))
+        function = self._lowering.catalog.functions[call.tree.number("winfnoid")]
         name, condition = function.name, None
         if not function.builtin or not all(isinstance(e, Ref | Const) for e in parts):
             return None
@@ -365,7 +366,9 @@ class Windows:
             return True
         if name == "sum":
             return argument.oid in (INT2, INT4, INT8, NUMERIC)
-        bytewise = self._lowering.catalog.bytewise(tree.number("inputcollid"))
+        bytewise = self._lowering.catalog.collations.bytewise(
+            tree.number("inputcollid")
+        )
         return name in ("min", "max") and order_native(argument.oid, bytewise=bytewise)
 
     def _require_function(self, function: Function, node: Tree) -> None:
@@ -374,7 +377,7 @@ class Windows:
             return
         if function.kind != "a":
             self._lowering.refuse(f"window {label} is not supported", node)
-        if self._lowering.catalog.aggregate_volatility(function.oid) != "i":
+        if self._lowering.catalog.functions.aggregate_volatility(function.oid) != "i":
             self._lowering.refuse(
                 f"aggregate {label} is not supported because it is not immutable", node
             )
@@ -475,7 +478,7 @@ class Windows:
             return clause.number("frameOptions") & ~_BETWEEN
 
         order = [
-            (catalog.operator(c.number("sortop")).quoted, c.flag("nulls_first"))
+            (catalog.operators[c.number("sortop")].quoted, c.flag("nulls_first"))
             for c in one.nodes("orderClause")
         ]
         return (

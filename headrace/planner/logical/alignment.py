@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from headrace.planner.analyse.catalog import Function
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.nodes import Agg
 from headrace.planner.logical.scalar import Expr
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Final
 
-from headrace.planner.logical.facts import column_equalities
+from headrace.planner.logical.facts import at_most_one, column_equalities, not_null
 from headrace.planner.logical.nodes import (
     Aggregate,
     Col,
@@ -27,7 +27,6 @@ from headrace.planner.logical.nodes import (
     ids,
 )
 from headrace.planner.logical.scalar import Ref
-from headrace.planner.logical.uniqueness import at_most_one, not_null
 from headrace.types import FIRST_USER_OID
 
 Key = frozenset[int]

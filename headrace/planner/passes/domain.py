@@ -23,13 +23,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from headrace import types as t
 from headrace.expressions import keys as key_types
-from headrace.expressions.native import resolve
 from headrace.planner.binding.recursion import Carrier
 from headrace.planner.logical.alignment import aligned
-from headrace.planner.logical.failing import serious
+from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
     Again,
@@ -49,10 +49,11 @@ from headrace.planner.logical.nodes import (
     Union,
     Window,
 )
-from headrace.planner.logical.renumber import Copies, defined, is_local, mapped
-from headrace.planner.logical.scalar import ARG, Const, Expr, Ref, raises, refs, show
+from headrace.planner.logical.repeats import Copies, defined, is_local, mapped
+from headrace.planner.logical.scalar import Const, Expr, Ref, raises, refs, show
 from headrace.planner.logical.words import construct
-from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars import build, casts
+from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.typekeys import is_key
 
 
@@ -84,9 +85,9 @@ class Push:
     """Pushes domains into plans."""
 
     def __init__(
-        self, lowering: Lowering, numbers: Iterator[int], copies: Copies
+        self, context: QueryContext, numbers: Iterator[int], copies: Copies
     ) -> None:
-        self._lowering = lowering
+        self._context = context
         self._ids = numbers
         self._copies = copies
 
@@ -133,24 +134,26 @@ class Push:
 
     def equal(self, left: Expr, right: Expr) -> Expr:
         """``left IS NOT DISTINCT FROM right``."""
-        return self._lowering.logic("not", (self._lowering.distinct(left, right),))
+        return build.logic(
+            self._context, "not", (build.distinct(self._context, left, right),)
+        )
 
     def renamed(self, node: Node, mapping: Mapping[int, int]) -> Node:
         """``node`` reading other columns."""
         return mapped(node, mapping)
 
     def _plain(self, column: Col) -> bool:
-        catalog = self._lowering.catalog
+        catalog = self._context.catalog
         known = is_key(catalog, column.oid, column.collation)
         return known and key_types.is_canonical(column.oid)
 
     def _text(self, ref: Ref) -> Expr:
         """The exact look of a value."""
         if ref.oid == t.BPCHAR and ref.typmod == -1:
-            self._lowering.refuse(
+            self._context.refuse(
                 "a correlated subquery that computes with a value of type bpchar"
             )
-        return self._lowering.cast(ref, t.TEXT, -1, _COLLATION_C)
+        return casts.cast(self._context, ref, t.TEXT, -1, _COLLATION_C)
 
     def _column(self, name: str, expr: Expr) -> Col:
         return Col(next(self._ids), name, expr.oid, expr.typmod, expr.collation)
@@ -200,7 +203,7 @@ class Push:
             case Again():
                 return self._named(domain, node)
             case _:
-                return self._lowering.refuse(
+                return self._context.refuse(
                     f"a correlated subquery with {construct(node)}"
                 )
 
@@ -271,17 +274,8 @@ class Push:
         return Project(joined, items + tuple((c, c.ref) for c in node.columns))
 
     def _first(self, left: Ref, right: Ref) -> Expr:
-        args = (left, right)
-        text = f"COALESCE({ARG}, {ARG})"
-        return self._lowering.call(
-            "coalesce",
-            args,
-            (left.oid, left.typmod, left.collation),
-            text,
-            text,
-            native=resolve("coalesce", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        result = (left.oid, left.typmod, left.collation)
+        return build.coalesce(self._context, (left, right), result)
 
     def _aggregate(self, domain: Domain, node: Aggregate) -> Node:
         keys: tuple[tuple[Col, Expr], ...] = tuple((c, c.ref) for c in domain.keys)
@@ -302,7 +296,7 @@ class Push:
         mapping = {
             c.id: n.id for c, n in zip(domain.columns, other.columns, strict=True)
         }
-        there = self._lowering.null_test("is_not_null", mark.ref)
+        there = build.null_test(self._context, "is_not_null", mark.ref)
         aggs = tuple(self._where(there, agg) for agg in mapped(node.aggs, mapping))
         joined = Join(domain.node, marked, self._both(domain, other), "left")
         return self._grouped(
@@ -339,7 +333,7 @@ class Push:
                 absent.append(Const(text, column.oid, -1, column.collation))
             absent += [Const(None, c.oid, -1, c.collation) for c in inputs]
             arms.append(self._items(other.node, [*absent, unknown]))
-        present = self._lowering.null_test("is_not_null", mark.ref)
+        present = build.null_test(self._context, "is_not_null", mark.ref)
         grouped = dataclasses.replace(
             node,
             keys=tuple((k, c.ref) for (k, _), c in zip(node.keys, made, strict=True)),
@@ -355,7 +349,7 @@ class Push:
 
     def _where(self, there: Expr, agg: Agg) -> Agg:
         """``agg`` over the rows that are there."""
-        guarded = self._lowering.guarded
+        guarded = partial(build.guarded, self._context)
 
         def safe(expr: Expr) -> Expr:
             return guarded(there, expr) if raises(expr) else expr
@@ -442,9 +436,9 @@ class Push:
     def _recursive(self, domain: Domain, node: Recursive) -> Node:
         """D's columns go along from the base through every iteration."""
         if domain.carried:
-            self._lowering.refuse(
+            self._context.refuse(
                 "WITH RECURSIVE in a subquery that reads columns of type"
-                f" {self._lowering.type_name(domain.carried[0].oid)} of an outer query"
+                f" {self._context.type_name(domain.carried[0].oid)} of an outer query"
             )
         first, mine = self._again(domain, node.base)
         base = Project(
@@ -465,7 +459,7 @@ class Push:
             )
             return self.push(copy, reading), same
 
-        carrier = Carrier(self._lowering, node.name, lambda: inside, outside=outside)
+        carrier = Carrier(self._context, node.name, lambda: inside, outside=outside)
         step, _ = carrier.carried(mapped(node.step, mapping))
         columns = tuple((c, c.ref) for c in (*node.step.columns, *inside))
         return dataclasses.replace(

@@ -13,9 +13,8 @@ import psycopg
 
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse import session
-from headrace.planner.analyse.catalog import Connection
-from headrace.planner.logical.named import named
 from headrace.planner.logical.nodes import Join, Node, children, ids
+from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import (
     quote,
     reads_clock,
@@ -23,13 +22,14 @@ from headrace.planner.logical.scalar import (
     refs,
     trusted,
 )
-from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.context import QueryContext
+from headrace.postgres.connect import Connection
 
 _WORDS = r"\bfull\s+(outer\s+)?join\b"
 
 
 def require_executable(
-    conn: Connection, lowering: Lowering, bound: Node, optimised: Node
+    conn: Connection, context: QueryContext, bound: Node, optimised: Node
 ) -> None:
     """Refuse full joins of ``bound`` that are still in ``optimised`` and that Postgres refuses."""
     left = [
@@ -43,12 +43,12 @@ def require_executable(
             continue
         try:
             with conn.transaction(force_rollback=True):
-                session.execute(conn, _query(lowering, join))
+                session.execute(conn, _query(context, join))
         except psycopg.errors.FeatureNotSupported as error:
             raise UnsupportedError(
                 error.diag.message_primary or "this FULL JOIN is not supported",
                 hint="Postgres refuses this query too.",
-                position=lowering.find(_WORDS),
+                position=context.find(_WORDS),
             ) from error
         except psycopg.Error:
             continue  # a type that cannot be shown so: not known
@@ -69,20 +69,20 @@ def _known(join: Join) -> bool:
     )
 
 
-def _query(lowering: Lowering, join: Join) -> str:
+def _query(context: QueryContext, join: Join) -> str:
     """The join over columns of the same types."""
     read = list({r.id: r for e in join.condition for r in references(e)}.values())
 
     def side(node: Node) -> str:
         shown = [
-            f"{quote(None, lowering.type_name(r.oid))} AS a{r.id}"
+            f"{quote(None, context.type_name(r.oid))} AS a{r.id}"
             for r in read
             if r.id in ids(node)
         ]
         # OFFSET keeps Postgres from seeing that the columns are constants.
         return f"(SELECT {', '.join(shown)} OFFSET 0)"
 
-    tests = [lowering.sql(e, lambda ref: f"a{ref.id}") for e in join.condition]
+    tests = [context.sql(e, lambda ref: f"a{ref.id}") for e in join.condition]
     return (
         f"EXPLAIN SELECT FROM {side(join.left)} l FULL JOIN {side(join.right)} r"
         f" ON {' AND '.join(tests) or 'true'}"

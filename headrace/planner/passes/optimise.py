@@ -15,8 +15,8 @@ from typing import Final
 import structlog
 
 from headrace.errors import BugError
-from headrace.planner.logical.named import linked, named
 from headrace.planner.logical.nodes import Node, children, with_children
+from headrace.planner.logical.repeats import linked, named
 from headrace.planner.rules import (
     infer_predicates,
     join_not_null,

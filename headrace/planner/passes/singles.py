@@ -16,7 +16,6 @@ import itertools
 from collections.abc import Iterator
 
 from headrace import types as t
-from headrace.expressions.native import resolve
 from headrace.planner.logical.nodes import (
     Aggregate,
     Col,
@@ -29,9 +28,8 @@ from headrace.planner.logical.nodes import (
     over,
     with_children,
 )
-from headrace.planner.logical.renumber import defined
+from headrace.planner.logical.repeats import defined
 from headrace.planner.logical.scalar import (
-    ARG,
     SINGLE,
     Call,
     Const,
@@ -39,12 +37,13 @@ from headrace.planner.logical.scalar import (
     any_call,
     native,
 )
-from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars import build
+from headrace.planner.scalars.context import QueryContext
 
 
-def place_singles(plan: Node, lowering: Lowering) -> Node:
+def place_singles(plan: Node, context: QueryContext) -> Node:
     """``plan`` with every ``single`` where kernels compute it, and only if it is asked for."""
-    return _Placing(lowering, itertools.count(max(defined(plan), default=0) + 1)).run(
+    return _Placing(context, itertools.count(max(defined(plan), default=0) + 1)).run(
         plan
     )
 
@@ -54,8 +53,8 @@ def _stray(expr: Expr) -> bool:
 
 
 class _Placing:
-    def __init__(self, lowering: Lowering, numbers: Iterator[int]) -> None:
-        self._lowering = lowering
+    def __init__(self, context: QueryContext, numbers: Iterator[int]) -> None:
+        self._context = context
         self._ids = numbers
         self._below: Node
 
@@ -81,7 +80,7 @@ class _Placing:
             case Aggregate():
                 return self._aggregate(node)
             case _:
-                return self._lowering.refuse("a scalar subquery in this condition")
+                return self._context.refuse("a scalar subquery in this condition")
 
     def _filter(self, node: Filter) -> Node:
         """Each test on the survivors of those before it, as ever."""
@@ -136,7 +135,7 @@ class _Placing:
             test = self._extract(expr.args[place], when)
             value = self._extract(expr.args[place + 1], (*when, test))
             args += [test, value]
-            when = (*when, self._lowering.boolean_test("is_not_true", test))
+            when = (*when, build.boolean_test(self._context, "is_not_true", test))
         args.append(self._extract(expr.args[-1], when))
         return dataclasses.replace(expr, args=tuple(args))
 
@@ -146,22 +145,13 @@ class _Placing:
         for arg in expr.args:
             args.append(self._extract(arg, when))
             if expr.symbol == "coalesce":
-                more = self._lowering.null_test("is_null", args[-1])
+                more = build.null_test(self._context, "is_null", args[-1])
             else:
                 decided = "is_not_false" if expr.symbol == "and" else "is_not_true"
-                more = self._lowering.boolean_test(decided, args[-1])
+                more = build.boolean_test(self._context, decided, args[-1])
             when = (*when, more)
         return dataclasses.replace(expr, args=tuple(args))
 
     def _if(self, test: Expr, count: Expr) -> Expr:
         args = (test, count, Const("0", t.INT8))
-        sql = f"CASE WHEN {ARG} THEN {ARG} ELSE {ARG} END"
-        return self._lowering.call(
-            "case",
-            args,
-            (t.INT8, -1, 0),
-            f"({sql})",
-            sql,
-            native=resolve("case", self._lowering.types(args, 0)),
-            remote_raises=False,
-        )
+        return build.choice(self._context, args, (t.INT8, -1, 0))

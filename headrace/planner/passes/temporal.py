@@ -40,6 +40,7 @@ from headrace.planner.logical.scalar import (
     show,
 )
 from headrace.planner.logical.words import construct
+from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
 
 _ORDER: Final = {"=", "<>", "<", "<=", ">", ">="}
@@ -255,7 +256,7 @@ class _Extraction:
         ordered = row.oid in _TIMES and clock.oid in _TIMES
         if ordered and row.oid != clock.oid:
             wanted = max(row.oid, clock.oid, key=_TIMES.index)
-            row, clock = (self._lowering.convert(e, wanted, 0) for e in (row, clock))
+            row, clock = (convert(self._lowering, e, wanted, 0) for e in (row, clock))
         if not ordered and not self._equated(expr, row, clock):
             return None
         column = lg.Col(0, "when", t.BOOL)
@@ -269,8 +270,8 @@ class _Extraction:
         """Whether only rows equal to one of two values of the clock can change."""
         if expr.symbol not in _EQUAL or row.oid != clock.oid:
             return False
-        kind = self._catalog.type(row.oid).kind
-        sharp = self._catalog.deterministic(expr.input_collation)
+        kind = self._catalog.types[row.oid].kind
+        sharp = self._catalog.collations.deterministic(expr.input_collation)
         return keys.key_class(row.oid, kind=kind, deterministic=sharp) is not None
 
     def _difference(self, clock: Expr, other: Expr) -> tuple[Expr, Expr, int] | None:

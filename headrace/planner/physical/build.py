@@ -12,7 +12,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from headrace import types as t
 from headrace.collections import plan as p
 from headrace.errors import UnsupportedError
 from headrace.expressions import ir
@@ -25,34 +24,28 @@ from headrace.planner.logical.estimates import Estimates, Size, table_size
 from headrace.planner.logical.scalar import (
     CLOCK,
     Call,
-    Const,
     Expr,
     Ref,
-    core,
-    native,
-    raises,
-    refs,
     trusted,
 )
 from headrace.planner.logical.words import construct
 from headrace.planner.physical import extraction
+from headrace.planner.physical.columns import (
+    field_of,
+    key_column,
+    place,
+    schema,
+    source_column,
+)
+from headrace.planner.physical.expressions import Expressions
+from headrace.planner.physical.joinkeys import join_keys
 from headrace.planner.physical.sharing import shared
 from headrace.planner.request import RECURSIONS
-from headrace.planner.scalars.lower import RECORDS, Lowering
-from headrace.planner.scalars.typekeys import identifies, is_key
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.typekeys import identifies
 from headrace.types import Field, Schema
 
 _PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
-_COMMON: Final = (
-    ((t.INT2, t.INT4, t.INT8), t.INT8),
-    ((t.FLOAT4, t.FLOAT8), t.FLOAT8),
-    ((t.NAME, t.TEXT), t.TEXT),
-    ((t.DATE, t.TIMESTAMP), t.TIMESTAMP),
-    ((t.DATE, t.TIMESTAMPTZ), t.TIMESTAMPTZ),
-    ((t.TIMESTAMP, t.TIMESTAMPTZ), t.TIMESTAMPTZ),
-)
-_LAST_DAY: Final = "294276-12-31"
-"""Of timestamps; dates go on for longer."""
 
 
 @dataclass(slots=True)
@@ -79,15 +72,6 @@ class _Step:
     """Ids of the nodes outside that it reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """Two expressions that are equal where a pair of rows is."""
-
-    left: Expr
-    right: Expr
-    null_safe: bool = False
-
-
 class Builder:
     """Builds one physical plan."""
 
@@ -104,7 +88,8 @@ class Builder:
         self.sizes: dict[str, Size] = {}
         """Per node what its rows are expected to be, where that is known."""
         self._estimates = Estimates()
-        self.remotes: list[Expr] = []
+        self._expressions = Expressions(lowering)
+        self.remotes = self._expressions.remotes
         """Every expression that Postgres will evaluate."""
         self.pushed: list[Expr] = []
         """What extractions are narrowed by, as Postgres will evaluate it."""
@@ -129,41 +114,6 @@ class Builder:
 
     def _id(self, kind: str) -> str:
         return f"{kind}_{next(self._counts[kind])}"
-
-    # -- expressions
-
-    def _expr(self, expr: Expr, columns: tuple[lg.Col, ...]) -> ir.Expr:
-        places = {c.id: i for i, c in enumerate(columns)}
-        if native(expr):
-            return self._native(expr, places)
-        if expr.oid in RECORDS:
-            self._lowering.refuse(
-                "a column of type record",
-                hint="Cast the row to a composite type: ROW(...)::type.",
-            )
-        self.remotes.append(expr)
-        order: list[Ref] = []
-        sql = self._lowering.sql(expr, lambda ref: f"${_place(order, ref)}")
-        args = tuple(_column(ref, places) for ref in order)
-        assert isinstance(expr, Call), "a leaf is native"
-        return ir.Remote(
-            sql, args, expr.oid, expr.typmod, expr.collation, trusted(expr)
-        )
-
-    def _native(self, expr: Expr, places: dict[int, int]) -> ir.Expr:
-        match expr:
-            case Ref():
-                return _column(expr, places)
-            case Const():
-                return ir.Literal(expr.text, expr.oid, expr.typmod, expr.collation)
-            case Call():
-                assert expr.native is not None, "asked by native()"
-                args = tuple(self._native(a, places) for a in expr.args)
-                if expr.symbol == "collate":
-                    return args[0]
-                return ir.Native(
-                    expr.native, args, expr.oid, expr.typmod, expr.collation
-                )
 
     # -- chains
 
@@ -238,11 +188,11 @@ class Builder:
 
     def _filter(self, chain: _Chain, predicates: tuple[Expr, ...]) -> None:
         if predicates:
-            exprs = tuple(self._expr(e, chain.columns) for e in predicates)
+            exprs = tuple(self._expressions.over(e, chain.columns) for e in predicates)
             chain.steps.append(p.Filter("", "", exprs, schema(chain.columns)))
 
     def _map(self, chain: _Chain, items: tuple[tuple[lg.Col, Expr], ...]) -> None:
-        exprs = tuple(self._expr(e, chain.columns) for _, e in items)
+        exprs = tuple(self._expressions.over(e, chain.columns) for _, e in items)
         columns = tuple(c for c, _ in items)
         chain.columns = columns
         identity = len(exprs) == len(_schema_before(chain)) and all(
@@ -286,8 +236,8 @@ class Builder:
         needed = {f.attnum for s in scans for _, f in (*s.fields, *s.hidden)}
         fields = tuple(c for c in table.columns if c.attnum in needed)
         node_id = self._id("source")
-        columns = tuple(_source_column(f) for f in fields)
-        key = tuple(_source_column(table.column(number)) for number in table.key)
+        columns = tuple(source_column(f) for f in fields)
+        key = tuple(source_column(table.column(number)) for number in table.key)
         for column in key:
             if not identifies(self._lowering.catalog, column.oid, column.collation):
                 name = self._lowering.type_name(column.oid)
@@ -313,7 +263,7 @@ class Builder:
                     Field(f.name, f.oid, f.typmod, f.collation) for f in fields
                 ),
                 pushdown=extraction.pushdown(tests, places, self._lowering),
-                wanted=tuple(self._native(e, places) for e in tests),
+                wanted=tuple(self._expressions.native(e, places) for e in tests),
             )
         )
         self._sources[table.oid] = (node_id, fields)
@@ -345,7 +295,7 @@ class Builder:
         self.sets.append(calls)
         order: list[Ref] = []
         sqls = tuple(
-            self._lowering.sql(c, lambda ref: f"${_place(order, ref)}") for c in calls
+            self._lowering.sql(c, lambda ref: f"${place(order, ref)}") for c in calls
         )
         places = {c.id: i for i, c in enumerate(chain.columns)}
         new = node.columns[len(node.input.columns) :]
@@ -406,7 +356,7 @@ class Builder:
 
     def _join(self, node: lg.Join) -> _Chain:
         sides = (self._chain(node.left), self._chain(node.right))
-        keys, residual = self._keys(node)
+        keys, residual = join_keys(self._lowering, node)
         left_keys = self._key_columns(sides[0], [key.left for key in keys])
         right_keys = self._key_columns(sides[1], [key.right for key in keys])
         left, right = (self._close(chain) for chain in sides)
@@ -421,7 +371,7 @@ class Builder:
                 right,
                 left_keys,
                 right_keys,
-                residual=tuple(self._expr(e, both) for e in residual),
+                residual=tuple(self._expressions.over(e, both) for e in residual),
                 schema=schema(columns),
                 op=node.kind,
                 null_safe=safe if any(safe) else (),
@@ -431,72 +381,6 @@ class Builder:
         if [c.id for c in columns] != [c.id for c in node.columns]:
             self._map(chain, tuple((c, c.ref) for c in node.columns))
         return chain
-
-    def _keys(self, node: lg.Join) -> tuple[list[_Key], list[Expr]]:
-        """Keys of one type, and what remains to be checked.
-
-        A side that may fail becomes a key only if there is no other: as a key it is
-        computed for every row of its side.
-        """
-        found: list[tuple[_Key, Expr]] = []
-        residual: list[Expr] = []
-        left, right = lg.ids(node.left), lg.ids(node.right)
-        for predicate in node.condition:
-            if isinstance(predicate, Const) and predicate.text == "t":
-                continue
-            key = self._pair(predicate, left, right)
-            if key is None and node.kind != "inner" and not raises(predicate):
-                key = _one_sided(predicate, left, right)
-            if key is None:
-                residual.append(predicate)
-            else:
-                found.append((key, predicate))
-        safe = [q for q in found if not (raises(q[0].left) or raises(q[0].right))]
-        chosen = safe or found[:1]
-        residual += [q[1] for q in found if q not in chosen]
-        order = {id(e): i for i, e in enumerate(node.condition)}
-        residual.sort(key=lambda e: order[id(e)])
-        return [q[0] for q in chosen], residual
-
-    def _pair(
-        self, predicate: Expr, left: frozenset[int], right: frozenset[int]
-    ) -> _Key | None:
-        null_safe = False
-        if isinstance(predicate, Call) and predicate.symbol == "not":
-            [predicate] = predicate.args
-            null_safe = True
-        symbol = "is_distinct_from" if null_safe else "="
-        if not isinstance(predicate, Call) or predicate.symbol != symbol:
-            return None
-        first, second = predicate.args
-        if not (refs(first) and refs(second)):
-            return None
-        if refs(first) <= right and refs(second) <= left:
-            first, second = second, first
-        if not (refs(first) <= left and refs(second) <= right):
-            return None
-        if not null_safe and "OPERATOR(pg_catalog.=)" not in predicate.sql:
-            return None
-        if null_safe and t.DATE in (first.oid, second.oid) and first.oid != second.oid:
-            return None  # a date beyond all timestamps is no NULL
-        sides = self._unified(predicate, first, second)
-        return None if sides is None else _Key(*sides, null_safe)
-
-    def _unified(
-        self, predicate: Call, first: Expr, second: Expr
-    ) -> tuple[Expr, Expr] | None:
-        """Both sides in one type, if our keys decide this equality."""
-        lowering = self._lowering
-        if core(first).oid == core(second).oid:
-            first, second = core(first), core(second)
-        if first.oid != second.oid:
-            common = _common(first.oid, second.oid)
-            if common is None:
-                return None
-            first, second = (_in_type(lowering, e, common) for e in (first, second))
-        if not is_key(lowering.catalog, first.oid, predicate.input_collation):
-            return None
-        return first, second
 
     def _key_columns(self, chain: _Chain, exprs: list[Expr]) -> tuple[int, ...]:
         """Positions of ``exprs`` in the output of ``chain``, computed there if need be."""
@@ -510,7 +394,7 @@ class Builder:
                 continue
             if expr not in computed:
                 computed[expr] = len(items)
-                items.append((_made(len(items), expr), expr))
+                items.append((key_column(len(items), expr), expr))
             positions.append(computed[expr])
         if computed:
             self._map(chain, tuple(items))
@@ -546,7 +430,7 @@ class Builder:
             p.WindowCall(
                 c.sql,
                 tuple(places[ref.id] for ref in c.args),
-                _field(c.column),
+                field_of(c.column),
                 c.trusted,
                 _running(c, places),
                 c.frame,
@@ -578,7 +462,8 @@ class Builder:
                 item.nulls_first,
                 item.operator in _PLAIN_ORDERS
                 and order_native(
-                    item.column.oid, bytewise=catalog.bytewise(item.column.collation)
+                    item.column.oid,
+                    bytewise=catalog.collations.bytewise(item.column.collation),
                 ),
                 item.operator in _PLAIN_ORDERS
                 and self._lowering.plain_type(item.column.oid),
@@ -606,9 +491,9 @@ class Builder:
         now = lg.Col(CLOCK.id, "now()", CLOCK.oid)
         tests = tuple(
             p.TimeTest(
-                self._expr(x.test, (*chain.columns, now)),
-                self._expr(x.key, chain.columns),
-                self._expr(x.bound, (now,)),
+                self._expressions.over(x.test, (*chain.columns, now)),
+                self._expressions.over(x.key, chain.columns),
+                self._expressions.over(x.bound, (now,)),
                 x.key.oid,
                 x.shift,
                 x.ordered,
@@ -631,7 +516,9 @@ class Builder:
         for expr in _reduce_inputs(node):
             wanted.setdefault(expr, len(wanted))
         if wanted:
-            items = tuple((_made(place, expr), expr) for expr, place in wanted.items())
+            items = tuple(
+                (key_column(place, expr), expr) for expr, place in wanted.items()
+            )
             self._map(chain, items)
         below = self._close(chain)
         keys = tuple(wanted[e] for _, e in node.keys)
@@ -640,7 +527,7 @@ class Builder:
                 function=a.function,
                 argument=None if a.argument is None else wanted[a.argument],
                 filter=None if a.filter is None else wanted[a.filter],
-                result=_field(a.column),
+                result=field_of(a.column),
                 sql=a.sql,
                 distinct=a.distinct,
                 more=tuple(wanted[e] for e in a.more),
@@ -672,18 +559,6 @@ class Builder:
         return _Chain(node_id, columns, columns)
 
 
-_TRUE: Final = Const("t", t.BOOL)
-
-
-def _one_sided(
-    predicate: Expr, left: frozenset[int], right: frozenset[int]
-) -> _Key | None:
-    """A predicate on one side as a key that equals true: so the join needs no residual."""
-    if refs(predicate) <= left:
-        return _Key(predicate, _TRUE)
-    return _Key(_TRUE, predicate) if refs(predicate) <= right else None
-
-
 def _running(call: lg.WindowCall, places: dict[int, int]) -> p.Running | None:
     spec = call.running
     if spec is None:
@@ -702,59 +577,5 @@ def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:
     return exprs
 
 
-def _common(first: int, second: int) -> int | None:
-    """The type in which Postgres compares values of two types for equality."""
-    for types, common in _COMMON:
-        if first in types and second in types:
-            return common
-    return None
-
-
-def _in_type(lowering: Lowering, expr: Expr, oid: int) -> Expr:
-    """``expr`` as a value of the type, NULL where no value of the type can be equal."""
-    if expr.oid == oid:
-        return expr
-    if expr.oid == t.NAME:
-        return lowering.cast(expr, oid, -1, expr.collation)
-    value = lowering.convert(expr, oid, 0)
-    if expr.oid != t.DATE:
-        return value
-    bounds = (("<=", Const(_LAST_DAY, t.DATE)), ("=", Const("infinity", t.DATE)))
-    tests = tuple(lowering.comparison(op, expr, day, 0) for op, day in bounds)
-    return lowering.guarded(lowering.logic("or", tests), value)
-
-
-def _made(place: int, expr: Expr) -> lg.Col:
-    """A column that only this node knows; its id is outside of the binder's."""
-    return lg.Col(
-        -100_000 - place, f"key_{place}", expr.oid, expr.typmod, expr.collation
-    )
-
-
-def _place(order: list[Ref], ref: Ref) -> int:
-    if ref not in order:
-        order.append(ref)
-    return order.index(ref) + 1
-
-
-def _column(ref: Ref, places: dict[int, int]) -> ir.Column:
-    return ir.Column(places[ref.id], ref.oid, ref.typmod, ref.collation)
-
-
-def _field(column: lg.Col) -> Field:
-    return Field(column.name, column.oid, column.typmod, column.collation)
-
-
-def schema(columns: tuple[lg.Col, ...]) -> Schema:
-    """Fields of ``columns``."""
-    return tuple(_field(c) for c in columns)
-
-
 def _schema_before(chain: _Chain) -> Schema:
     return chain.steps[-1].schema if chain.steps else schema(chain.base_columns)
-
-
-def _source_column(column: TableColumn) -> p.SourceColumn:
-    return p.SourceColumn(
-        column.attnum, column.name, column.oid, column.typmod, column.collation
-    )

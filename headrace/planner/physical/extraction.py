@@ -18,10 +18,11 @@ from collections import defaultdict
 from dataclasses import replace
 
 from headrace.planner.analyse.tables import Table
-from headrace.planner.logical.named import named
 from headrace.planner.logical.nodes import Node, Scan, children
+from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import Call, Expr, native, raises, substitute
-from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars import build
+from headrace.planner.scalars.context import QueryContext
 
 
 def by_table(plan: Node) -> dict[int, list[Scan]]:
@@ -44,7 +45,7 @@ def own(table: Table, attnum: int) -> int:
     return -(table.oid << 16) - attnum
 
 
-def wanted(scans: list[Scan], lowering: Lowering) -> tuple[Expr, ...]:
+def wanted(scans: list[Scan], context: QueryContext) -> tuple[Expr, ...]:
     """What is true of all rows that any of ``scans``, of one table, shows; over columns ``own``."""
     arms: dict[tuple[Expr, ...], None] = {}
     for scan in scans:
@@ -58,12 +59,12 @@ def wanted(scans: list[Scan], lowering: Lowering) -> tuple[Expr, ...]:
         arms[tuple(substitute(p, names) for p in mine)] = None
     if len(arms) == 1:
         return next(iter(arms))
-    each = [lowering.logic("and", a) if len(a) > 1 else a[0] for a in arms]
-    return (lowering.logic("or", tuple(each)),)
+    each = [build.logic(context, "and", a) if len(a) > 1 else a[0] for a in arms]
+    return (build.logic(context, "or", tuple(each)),)
 
 
 def pushdown(
-    tests: tuple[Expr, ...], places: dict[int, int], lowering: Lowering
+    tests: tuple[Expr, ...], places: dict[int, int], context: QueryContext
 ) -> tuple[str, ...]:
     """``tests`` as SQL: text, place of a column (``places``: by id), text and so on."""
     if not tests:
@@ -71,7 +72,7 @@ def pushdown(
 
     def text(mark: str) -> str:
         return " AND ".join(
-            lowering.sql(e, lambda ref: mark.format(places[ref.id])) for e in tests
+            context.sql(e, lambda ref: mark.format(places[ref.id])) for e in tests
         )
 
     plain = text("")

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from headrace.planner.logical.alignment import aligned
-from headrace.planner.logical.named import leaves
 from headrace.planner.logical.nodes import (
     Again,
     Aggregate,
@@ -39,6 +38,7 @@ from headrace.planner.logical.nodes import (
     ids,
     with_children,
 )
+from headrace.planner.logical.repeats import leaves
 from headrace.planner.logical.scalar import Expr, refs, show
 
 

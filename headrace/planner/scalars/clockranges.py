@@ -9,14 +9,13 @@ part NULL and the others true, as it should.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace import types as t
-from headrace.planner.analyse.catalog import Function
-from headrace.planner.logical.scalar import ARG, Expr, reads_clock, refs
-
-if TYPE_CHECKING:
-    from headrace.planner.scalars.lower import Lowering
+from headrace.planner.analyse.pg_functions import Function
+from headrace.planner.logical.scalar import Expr, reads_clock, refs
+from headrace.planner.scalars import build
+from headrace.planner.scalars.context import QueryContext
 
 _CONTAINS: Final = {3858: (0, 1), 3860: (1, 0)}
 """range_contains_elem, elem_contained_by_range: where the range stands, and the element."""
@@ -25,7 +24,7 @@ _BOUNDS: Final = {3908: t.TIMESTAMP, 3910: t.TIMESTAMPTZ, 3912: t.DATE}
 
 
 def contains(
-    lowering: Lowering, function: Function, args: tuple[Expr, ...]
+    context: QueryContext, function: Function, args: tuple[Expr, ...]
 ) -> Expr | None:
     """The comparisons, if ``function`` asks whether a range contains the clock."""
     places = _CONTAINS.get(function.oid)
@@ -39,32 +38,23 @@ def contains(
         return None
 
     def call(number: int, result: int) -> Expr:
-        found = lowering.catalog.function(number)
-        return lowering.call(
-            found.quoted,
-            (range_,),
-            (result, -1, 0),
-            f"{found.quoted}({ARG})",
-            f"{found.name}({ARG})",
-            native=None,
-            remote_raises=False,
-            function=found,
-        )
+        return build.function_of(context, number, range_, (result, -1, 0))
 
     def side(bound: Expr, inclusive: Expr, *, lower: bool) -> Expr:
         pair = (bound, clock) if lower else (clock, bound)
-        at_it = (inclusive, lowering.comparison("=", bound, clock, 0))
+        at_it = (inclusive, build.comparison(context, "=", bound, clock, 0))
         choices = (
-            lowering.null_test("is_null", bound),
-            lowering.comparison("<", *pair, 0),
-            lowering.logic("and", at_it),
+            build.null_test(context, "is_null", bound),
+            build.comparison(context, "<", *pair, 0),
+            build.logic(context, "and", at_it),
         )
-        return lowering.logic("or", choices)
+        return build.logic(context, "or", choices)
 
-    return lowering.logic(
+    return build.logic(
+        context,
         "and",
         (
-            lowering.logic("not", (call(_ISEMPTY, t.BOOL),)),
+            build.logic(context, "not", (call(_ISEMPTY, t.BOOL),)),
             side(call(_LOWER, oid), call(_LOWER_INC, t.BOOL), lower=True),
             side(call(_UPPER, oid), call(_UPPER_INC, t.BOOL), lower=False),
         ),

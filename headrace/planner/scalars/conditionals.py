@@ -1,21 +1,19 @@
-"""AND, OR, CASE, COALESCE and kin: expressions of which not every part is always evaluated.
+"""AND, OR, CASE, COALESCE and kin, and tests of one value.
 
-A part is lowered in a scope that knows when it is evaluated (``Scope.only``).
+Where not every part is always evaluated, a part is lowered in a scope that knows when it is evaluated (``Scope.only``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.expressions.native import resolve
 from headrace.planner.analyse.nodetree import Node
-from headrace.planner.logical.scalar import ARG, Const, Expr
+from headrace.planner.logical.scalar import ARG, Call, Const, Expr
+from headrace.planner.scalars import build, rowtypes
+from headrace.planner.scalars.lower import Form, Lowering
 from headrace.planner.scalars.scope import Scope
-
-if TYPE_CHECKING:
-    from headrace.planner.scalars.lower import Lowering
 
 
 def _in_turn(
@@ -32,7 +30,8 @@ def _in_turn(
 def _logic(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     symbol = node.text("boolop") or ""
     more = "is_not_false" if symbol == "and" else "is_not_true"
-    return lowering.logic(symbol, _in_turn(lowering, node.nodes("args"), scope, more))
+    args = _in_turn(lowering, node.nodes("args"), scope, more)
+    return build.logic(lowering, symbol, args)
 
 
 def _case(lowering: Lowering, node: Node, scope: Scope) -> Expr:
@@ -52,7 +51,7 @@ def _case(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         args.append(Const(None, *result))
     else:
         args.append(lowering.lower(default, scope))
-    return lowering.choice(tuple(args), result)
+    return build.choice(lowering, tuple(args), result)
 
 
 def _case_value(lowering: Lowering, node: Node, scope: Scope) -> Expr:
@@ -63,39 +62,47 @@ def _case_value(lowering: Lowering, node: Node, scope: Scope) -> Expr:
 
 def _coalesce(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     args = _in_turn(lowering, node.nodes("args"), scope, "is_null")
-    text = f"COALESCE({', '.join([ARG] * len(args))})"
-    return lowering.call(
-        "coalesce",
-        args,
-        lowering.result(node, "coalescetype", "coalescecollid"),
-        text,
-        text,
-        native=resolve("coalesce", lowering.types(args, 0)),
-        remote_raises=False,
-    )
+    result = lowering.result(node, "coalescetype", "coalescecollid")
+    return build.coalesce(lowering, args, result)
 
 
 def _min_max(lowering: Lowering, node: Node, scope: Scope) -> Expr:
-    args = tuple(lowering.lower(n, scope) for n in node.nodes("args"))
+    args = lowering.all(node.nodes("args"), scope)
     collation = node.number("inputcollid")
     word = "LEAST" if node.text("op") in ("1", "IS_LEAST") else "GREATEST"
-    text = f"{word}({', '.join([ARG] * len(args))})"
-    return lowering.call(
+    return build.call(
+        lowering,
         word.lower(),
         args,
         lowering.result(node, "minmaxtype", "minmaxcollid"),
-        text,
-        text,
-        native=resolve(word.lower(), lowering.types(args, collation)),
-        remote_raises=False,
-        input_collation=collation,
+        build.same(f"{word}({', '.join([ARG] * len(args))})"),
+        resolve(word.lower(), lowering.types(args, collation)),
+        build.Conduct(collation=collation),
     )
 
 
-HANDLERS: Final[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
+def _null_test(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    arg = lowering.lower(node.child("arg"), scope)
+    symbol = "is_not_null" if node.number("nulltesttype") else "is_null"
+    if isinstance(arg, Call) and rowtypes.is_row(arg):
+        expanded = rowtypes.null_test(lowering, symbol, arg)
+        if expanded is not None:
+            return expanded
+    return build.null_test(lowering, symbol, arg, row=node.flag("argisrow"))
+
+
+def _boolean_test(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    arg = lowering.lower(node.child("arg"), scope)
+    symbol = list(build.BOOLEAN_TESTS)[node.number("booltesttype")]
+    return build.boolean_test(lowering, symbol, arg)
+
+
+FORMS: Final[dict[str, Form]] = {
     "BOOLEXPR": _logic,
     "CASEEXPR": _case,
     "CASETESTEXPR": _case_value,
     "COALESCEEXPR": _coalesce,
     "MINMAXEXPR": _min_max,
+    "NULLTEST": _null_test,
+    "BOOLEANTEST": _boolean_test,
 }

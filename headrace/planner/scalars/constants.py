@@ -19,11 +19,12 @@ from uuid import UUID
 import psycopg
 
 from headrace import types as t
-from headrace.planner.analyse.catalog import Catalog, Connection
+from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.analyse.session import made_view, output_texts
 from headrace.planner.logical.scalar import quote
 from headrace.planner.scalars.functions import REG_TYPES
+from headrace.postgres.connect import Connection
 
 Key = tuple[int, bytes]
 _LITERAL: Final = r"(E?)'((?:[^']|'')*)'"
@@ -182,13 +183,13 @@ class Constants:
         for start in range(0, len(wanted), _CHUNK):
             self._prove(wanted[start : start + _CHUNK])
         for oid in sorted({oid for oid, _ in unread}):
-            if not self._catalog.writable(oid):
+            if not self._catalog.provenance.writable(oid):
                 continue  # reading a literal could run code of the type's owner
             self._search(oid, {k for k in unread if k[0] == oid}, text)
 
     def _search(self, oid: int, unread: set[Key], text: str) -> None:
         """Find constants of one type among the literals of ``text``."""
-        name = re.escape(self._catalog.type(oid).name)
+        name = re.escape(self._catalog.types[oid].name)
         cast = re.findall(_LITERAL + rf"::{name}", text)
         # A path inside JSON_VALUE and the like stands without its type.
         for escape, body in dict.fromkeys([*cast, *re.findall(_LITERAL, text)]):
@@ -210,7 +211,7 @@ class Constants:
 
     def _prove(self, wanted: list[tuple[Key, str]]) -> None:
         items = [
-            quote(text, self._catalog.type(_proven_as(oid)).name)
+            quote(text, self._catalog.types[_proven_as(oid)].name)
             for (oid, _), text in wanted
         ]
         query = "SELECT " + ", ".join(f"{x} AS c{i}" for i, x in enumerate(items))
@@ -251,9 +252,9 @@ class Constants:
             return data[:1].rstrip(b"\0").decode("ascii")
         if oid in _FIXED:
             return _FIXED[oid](data)
-        kind = self._catalog.type(oid)
+        kind = self._catalog.types[oid]
         if kind.kind == "e":
-            return self._catalog.enum_label(int.from_bytes(data[:4], "little"))
+            return self._catalog.types.enum_label(int.from_bytes(data[:4], "little"))
         if kind.length != -1 or data[0] & 3:
             return None
         if oid in _VARLENA:
@@ -269,7 +270,7 @@ class Constants:
         if dimensions > 1:
             return None
         length, lower = struct.unpack_from("<ii", data, 16)
-        kind = self._catalog.type(element)
+        kind = self._catalog.types[element]
         nulls = data[24:] if offset else None
         at = offset or 24
         parts = []

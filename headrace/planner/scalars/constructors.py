@@ -7,17 +7,17 @@ again, is the same expression) covers what a version may add.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from headrace import types as t
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.logical.scalar import ARG, Const, Expr
+from headrace.planner.scalars import build
+from headrace.planner.scalars.context import QueryContext
+from headrace.planner.scalars.lower import Form, Lowering
 from headrace.planner.scalars.rowtypes import quote_name
-
-if TYPE_CHECKING:
-    from headrace.planner.scalars.lower import Lowering
-    from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars.scope import Scope
 
 _STANDALONE: Final = {
     "0": ", STANDALONE YES",
@@ -29,18 +29,17 @@ _STANDALONE: Final = {
 
 
 def _make(
-    lowering: Lowering,
+    context: QueryContext,
     symbol: str,
     args: Sequence[Expr],
-    result: tuple[int, int, int],
+    result: build.Result,
     sql: str,
     *,
     raises: bool = True,
 ) -> Expr:
-    return lowering.call(
-        symbol, tuple(args), result, f"({sql})", sql, native=None, remote_raises=raises,
-        stable=True,  # how a value looks inside of XML or JSON depends on settings
-    )  # fmt: skip
+    # How a value looks inside of XML or JSON depends on settings.
+    conduct = build.Conduct(raises=raises, stable=True)
+    return build.call(context, symbol, args, result, build.enclosed(sql), None, conduct)
 
 
 # -- XML
@@ -48,8 +47,8 @@ def _make(
 
 def _xml(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     operation = node.number("op")
-    named = [lowering.lower(n, scope) for n in node.nodes("named_args")]
-    args = [lowering.lower(n, scope) for n in node.nodes("args")]
+    named = lowering.all(node.nodes("named_args"), scope)
+    args = list(lowering.all(node.nodes("args"), scope))
     names = [n for n in node.items("arg_names") if isinstance(n, str)]
     result = (t.XML, -1, 0)
     word = "CONTENT" if node.number("xmloption") else "DOCUMENT"
@@ -82,7 +81,7 @@ def _xml(lowering: Lowering, node: Node, scope: Scope) -> Expr:
             sql = f"XMLROOT({ARG}, VERSION {'NO VALUE' if absent else ARG}{ending})"
         case 6:
             oid, typmod = node.number("type"), node.number("typmod", -1)
-            kind = lowering.catalog.type_with_modifier(oid, typmod)
+            kind = lowering.catalog.types.with_modifier(oid, typmod)
             indent = " INDENT" if node.flag("indent") else ""
             sql = f"XMLSERIALIZE({word} {ARG} AS {kind}{indent})"
             result = (oid, typmod, 0)
@@ -119,16 +118,16 @@ _ITEMS: Final = {0: "", 1: " OBJECT", 2: " ARRAY", 3: " SCALAR"}
 _ENCODINGS: Final = {0: "", 1: " ENCODING UTF8", 2: " ENCODING UTF16", 3: " ENCODING UTF32"}  # fmt: skip
 
 
-def _returning(lowering: Lowering, node: Node) -> tuple[str, tuple[int, int, int]]:
+def _returning(context: QueryContext, node: Node) -> tuple[str, build.Result]:
     returning = node.child("returning")
     oid, typmod = returning.number("typid"), returning.number("typmod", -1)
-    name = lowering.catalog.type_with_modifier(oid, typmod)
+    name = context.catalog.types.with_modifier(oid, typmod)
     form = returning.node("format")
     encoding = _ENCODINGS[form.number("encoding")] if form is not None else ""
     format_type = form.number("format_type") if form is not None else 0
     words = f" FORMAT JSON{encoding}" if format_type == 1 and encoding else ""
-    base = lowering.catalog.base(oid)
-    collation = lowering.catalog.type(base).collation
+    base = context.catalog.types.base(oid)
+    collation = context.catalog.types[base].collation
     return f" RETURNING {name}{words}", (base, typmod, collation)
 
 
@@ -210,7 +209,7 @@ def _json_query(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     sql = f"{('JSON_EXISTS', 'JSON_QUERY', 'JSON_VALUE')[operation]}(({ARG}), ({ARG})"
     names = [n for n in node.items("passing_names") if isinstance(n, str)]
     if names:
-        args += [lowering.lower(n, scope) for n in node.nodes("passing_values")]
+        args += lowering.all(node.nodes("passing_values"), scope)
         sql += " PASSING " + ", ".join(f"({ARG}) AS {quote_name(n)}" for n in names)
     returning, result = _returning(lowering, node)
     if operation != _EXISTS:
@@ -233,7 +232,7 @@ def _json_query(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     return _make(lowering, f"json query {operation}", args, result, f"{sql})")
 
 
-HANDLERS: Final[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
+FORMS: Final[dict[str, Form]] = {
     "XMLEXPR": _xml,
     "JSONCONSTRUCTOREXPR": _json_constructor,
     "JSONISPREDICATE": _is_json,

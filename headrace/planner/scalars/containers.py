@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.logical.scalar import (
@@ -16,11 +15,10 @@ from headrace.planner.logical.scalar import (
     raises,
     trusted,
 )
-from headrace.planner.scalars import functions, rowtypes
-
-if TYPE_CHECKING:
-    from headrace.planner.scalars.lower import Lowering
-    from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars import build, casts, functions, rowtypes
+from headrace.planner.scalars.build import Conduct, Spelling
+from headrace.planner.scalars.lower import Form, Lowering
+from headrace.planner.scalars.scope import Scope
 
 
 def _array(lowering: Lowering, node: Node, scope: Scope) -> Expr:
@@ -29,22 +27,16 @@ def _array(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         rowtypes.without_domain(lowering, lowering.lower(n, scope), declared)
         for n in node.nodes("elements")
     )
-    checked = lowering.catalog.type(declared).kind == "d"
+    checked = lowering.catalog.types[declared].kind == "d"
     result = lowering.result(node, "array_typeid", "array_collid")
     text = f"ARRAY[{', '.join([ARG] * len(args))}]"
     name = lowering.type_name(result[0])
-    return lowering.call(
-        "array",
-        args,
-        result,
-        # With its type, a cast around it is one of the array, as Postgres has made it;
-        # a cast of a bare constructor would become one of each element.
-        f"({text}::{name})",
-        text,
-        native=None,
-        # Inner arrays must have the same size, elements fit their domain.
-        remote_raises=node.flag("multidims") or checked,
-    )
+    # With its type, a cast around it is one of the array, as Postgres has made it;
+    # a cast of a bare constructor would become one of each element.
+    spelling = Spelling(f"({text}::{name})", text)
+    # Inner arrays must have the same size, elements fit their domain.
+    conduct = Conduct(raises=node.flag("multidims") or checked)
+    return build.call(lowering, "array", args, result, spelling, None, conduct)
 
 
 def elements(
@@ -69,7 +61,7 @@ def elements(
         nodes = node.nodes("elements")
         if not 0 < len(nodes) <= most:
             return None
-        made = tuple(lowering.lower(n, scope) for n in nodes)
+        made = lowering.all(nodes, scope)
     else:
         return None
     return None if any(map(raises, made)) else made
@@ -80,8 +72,9 @@ def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     arg = lowering.lower(node.child("arg"), scope)
     oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
     typmod = node.number("resulttypmod", -1)
-    element = lowering.catalog.type(arg.oid).element
-    probe = Ref(0, lowering.catalog.base(element)) if element else Const(None, arg.oid)
+    element = lowering.catalog.types[arg.oid].element
+    base = lowering.catalog.types.base
+    probe = Ref(0, base(element)) if element else Const(None, arg.oid)
     inner = dataclasses.replace(scope, case_value=probe)
     through_text = any(n.kind == "COERCEVIAIO" for n in node.child("elemexpr").walk())
     if through_text and functions.reads_clock(lowering.catalog, oid):
@@ -91,18 +84,11 @@ def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
             node,
         )
     each = lowering.lower(node.child("elemexpr"), inner)
-    name = lowering.catalog.type_with_modifier(oid, typmod)
-    return lowering.call(
-        f"cast {name}",
-        (arg,),
-        (oid, typmod, collation),
-        f"(({ARG})::{name})",
-        f"{ARG}::{name}",
-        native=None,
-        remote_raises=True,
-        stable=not immutable(each),
-        untrusted=not trusted(each),
+    name = lowering.catalog.types.with_modifier(oid, typmod)
+    conduct = Conduct(
+        raises=True, stable=not immutable(each), untrusted=not trusted(each)
     )
+    return casts.whole(lowering, arg, name, (oid, typmod, collation), conduct)
 
 
 def _subscript(lowering: Lowering, node: Node, scope: Scope) -> Expr:
@@ -118,19 +104,14 @@ def _subscript(lowering: Lowering, node: Node, scope: Scope) -> Expr:
                 args.append(lowering.lower(bound, scope))
             words.append(ARG if isinstance(bound, Node) else "")
         sql += f"[{':'.join(words)}]"
-    return lowering.call(
-        "subscript",
-        tuple(args),
-        lowering.result(node, "refrestype", "refcollid"),
-        sql,
-        sql.replace(f"({ARG})", ARG, 1),
-        native=None,
-        # A type of an extension has a handler of its own.
-        remote_raises=not lowering.catalog.type(args[0].oid).builtin,
-    )
+    result = lowering.result(node, "refrestype", "refcollid")
+    spelling = Spelling(sql, sql.replace(f"({ARG})", ARG, 1))
+    # A type of an extension has a handler of its own.
+    conduct = Conduct(raises=not lowering.catalog.types[args[0].oid].builtin)
+    return build.call(lowering, "subscript", args, result, spelling, None, conduct)
 
 
-HANDLERS: Final[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
+FORMS: Final[dict[str, Form]] = {
     "ARRAYEXPR": _array,
     "ARRAYCOERCEEXPR": _cast,
     "SUBSCRIPTINGREF": _subscript,

@@ -11,7 +11,8 @@ import re
 from typing import Final
 
 from headrace import types as t
-from headrace.planner.analyse.catalog import Catalog, Function
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.scalar import Const, Expr
 
 _STABLE: Final = frozenset(
@@ -65,26 +66,9 @@ _CLOCK_RANGES: Final = frozenset({3908, 3910, 3912, 4533, 4534, 4535})
 _SAFE: Final = frozenset(
     {
         *("lower", "upper", "initcap", "length", "char_length", "character_length"),
-        *(
-            "octet_length",
-            "bit_length",
-            "btrim",
-            "ltrim",
-            "rtrim",
-            "left",
-            "right",
-            "md5",
-        ),
-        *(
-            "reverse",
-            "strpos",
-            "position",
-            "starts_with",
-            "ascii",
-            "replace",
-            "translate",
-        ),
-        *("isfinite", "text", "hashtext", "cardinality"),
+        *("octet_length", "bit_length", "btrim", "ltrim", "rtrim", "left", "right"),
+        *("md5", "reverse", "strpos", "position", "starts_with", "ascii"),
+        *("replace", "translate", "isfinite", "text", "hashtext", "cardinality"),
         *("array_length", "array_lower", "array_upper", "array_ndims", "jsonb_typeof"),
         *("jsonb_object_field", "jsonb_object_field_text", "jsonb_exists"),
         *("jsonb_contains", "jsonb_contained", "arraycontains", "arraycontained"),
@@ -153,23 +137,23 @@ def io_refusal(
     """
     for oid in (source, target):
         if oid in REG_TYPES:
-            return f"cast from or to type {catalog.type(oid).name} is not supported"
-    into = catalog.type(target)
+            return f"cast from or to type {catalog.types[oid].name} is not supported"
+    into = catalog.types[target]
     if not guarded and reads_clock(catalog, target):
         return (
-            f"cast of {catalog.type(source).name} to {into.name} is not supported"
+            f"cast of {catalog.types[source].name} to {into.name} is not supported"
             " because its result may depend on the current time"
         )
-    for oid in (catalog.type(source).output, into.input):
-        if catalog.function(oid).volatility == "v":
-            return f"cast from {catalog.type(source).name} to {into.name} is volatile"
+    for oid in (catalog.types[source].output, into.input):
+        if catalog.functions[oid].volatility == "v":
+            return f"cast from {catalog.types[source].name} to {into.name} is volatile"
     return None
 
 
 def reads_clock(catalog: Catalog, oid: int) -> bool:
     """Whether the input of the type takes 'now', 'today' and so on, also inside of it."""
-    oid = catalog.base(oid)
-    kind = catalog.type(oid)
+    oid = catalog.types.base(oid)
+    kind = catalog.types[oid]
     if oid in _CLOCK_INPUT or oid in _CLOCK_RANGES:
         return True
     if kind.element:
@@ -177,14 +161,14 @@ def reads_clock(catalog: Catalog, oid: int) -> bool:
     if oid < t.FIRST_USER_OID or kind.kind == "e":
         return False
     # What a user's base type reads is not looked into.
-    parts = catalog.parts(oid)
+    parts = catalog.types.parts(oid)
     return not parts or any(reads_clock(catalog, part) for part in parts)
 
 
 def io_immutable(catalog: Catalog, source: int, target: int) -> bool:
     """Whether a cast through text depends on no setting."""
-    functions = (catalog.type(source).output, catalog.type(target).input)
-    return all(catalog.function(oid).volatility == "i" for oid in functions)
+    functions = (catalog.types[source].output, catalog.types[target].input)
+    return all(catalog.functions[oid].volatility == "i" for oid in functions)
 
 
 def is_reg_type(oid: int) -> bool:

@@ -16,18 +16,18 @@ again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
-from headrace import types as t
 from headrace.expressions.native import resolve
-from headrace.planner.analyse.catalog import Attribute
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.pg_types import Attribute
 from headrace.planner.logical.scalar import ARG, Call, Const, Expr
-
-if TYPE_CHECKING:
-    from headrace.planner.scalars.lower import Lowering
-    from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars import build, casts
+from headrace.planner.scalars.build import Conduct, Spelling, enclosed
+from headrace.planner.scalars.context import QueryContext
+from headrace.planner.scalars.lower import Form, Lowering
+from headrace.planner.scalars.scope import Scope
 
 RECORD: Final = 2249
 ROW_SYMBOL: Final = "row"
@@ -43,7 +43,7 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def record(lowering: Lowering, args: Sequence[Expr], names: Sequence[str]) -> Expr:
+def record(context: QueryContext, args: Sequence[Expr], names: Sequence[str]) -> Expr:
     """An anonymous record with fields of these names."""
     plain = [f"f{i}" for i in range(1, len(args) + 1)]
     if list(names) == plain or not args:
@@ -53,28 +53,25 @@ def record(lowering: Lowering, args: Sequence[Expr], names: Sequence[str]) -> Ex
         # Names are quoted, the rest is ours.
         sql = f"(SELECT {_ALIAS} FROM (SELECT {fields}) {_ALIAS})"  # noqa: S608
     show = f"ROW({', '.join([ARG] * len(args))})"
-    return _row(lowering, args, (RECORD, -1, 0), sql, show)
+    return _row(context, args, (RECORD, -1, 0), Spelling(sql, show))
 
 
-def composite(lowering: Lowering, oid: int, args: Sequence[Expr]) -> Expr:
+def composite(context: QueryContext, oid: int, args: Sequence[Expr]) -> Expr:
     """A value of composite type ``oid`` from its columns (dropped ones are left out)."""
-    attributes = lowering.catalog.attributes(oid)
-    bare = [_bare(lowering, a, f) for a, f in zip(args, attributes, strict=True)]
+    attributes = context.catalog.types.attributes(oid)
+    bare = [_bare(context, a, f) for a, f in zip(args, attributes, strict=True)]
     marks = ", ".join([ARG] * len(bare))
-    sql = f"ROW({marks})::{lowering.type_name(oid)}"
-    return _row(lowering, bare, (oid, -1, 0), f"({sql})", sql)
+    sql = f"ROW({marks})::{context.type_name(oid)}"
+    return _row(context, bare, (oid, -1, 0), enclosed(sql))
 
 
 def _row(
-    lowering: Lowering,
+    context: QueryContext,
     args: Sequence[Expr],
-    result: tuple[int, int, int],
-    sql: str,
-    show: str,
+    result: build.Result,
+    spelling: Spelling,
 ) -> Expr:
-    return lowering.call(
-        ROW_SYMBOL, tuple(args), result, sql, show, native=None, remote_raises=False
-    )
+    return build.call(context, ROW_SYMBOL, args, result, spelling, None)
 
 
 def is_row(expr: Expr) -> bool:
@@ -82,45 +79,45 @@ def is_row(expr: Expr) -> bool:
     return isinstance(expr, Call) and expr.symbol == ROW_SYMBOL
 
 
-def _bare(lowering: Lowering, expr: Expr, attribute: Attribute) -> Expr:
+def _bare(context: QueryContext, expr: Expr, attribute: Attribute) -> Expr:
     """``expr`` without the coercion to its column that ``ROW(…)::type`` makes again."""
-    kind = lowering.catalog.type(attribute.oid)
+    kind = context.catalog.types[attribute.oid]
     if kind.kind == "d":
-        return without_domain(lowering, expr, kind.oid)
-    return without_length(lowering, expr, kind.oid, attribute.typmod)
+        return without_domain(context, expr, kind.oid)
+    return without_length(context, expr, kind.oid, attribute.typmod)
 
 
-def without_domain(lowering: Lowering, expr: Expr, oid: int) -> Expr:
+def without_domain(context: QueryContext, expr: Expr, oid: int) -> Expr:
     """``expr`` without the coercion to type ``oid`` at its top, if that is a domain.
 
     An array or a row of the domain makes it again.
     """
-    kind = lowering.catalog.type(oid)
+    kind = context.catalog.types[oid]
     if kind.kind != "d":
         return expr
     if isinstance(expr, Call) and expr.symbol == f"domain {kind.name}":
         [expr] = expr.args
-    base = lowering.catalog.base(oid)
-    return without_length(lowering, expr, base, kind.base_typmod)
+    base = context.catalog.types.base(oid)
+    return without_length(context, expr, base, kind.base_typmod)
 
 
-def without_length(lowering: Lowering, expr: Expr, oid: int, typmod: int) -> Expr:
+def without_length(context: QueryContext, expr: Expr, oid: int, typmod: int) -> Expr:
     """``expr`` without the explicit coercion to a length or precision at its top."""
     if isinstance(expr, Call) and expr.symbol == "collate":
         # Postgres moves COLLATE above the coercion.
-        inner = without_length(lowering, expr.args[0], oid, typmod)
+        inner = without_length(context, expr.args[0], oid, typmod)
         if inner == expr.args[0]:
             return expr
-        return lowering.collate(inner, expr.collation)
+        return build.collate(context, inner, expr.collation)
     if typmod == -1 or not isinstance(expr, Call) or expr.oid != oid:
         return expr
-    cast = lowering.catalog.cast(oid, oid)
+    cast = context.catalog.operators.cast(oid, oid)
     if cast is None or not cast[0] or len(expr.args) < 2:
         return expr
     value, length, *explicit = expr.args
-    relabelled = lowering.catalog.cast(value.oid, oid)
+    relabelled = context.catalog.operators.cast(value.oid, oid)
     same = (
-        expr.symbol == lowering.catalog.function(cast[0]).quoted
+        expr.symbol == context.catalog.functions[cast[0]].quoted
         and (value.oid == oid or (relabelled is not None and relabelled[1] == "b"))
         and isinstance(length, Const)
         and length.text == str(typmod)
@@ -129,7 +126,7 @@ def without_length(lowering: Lowering, expr: Expr, oid: int, typmod: int) -> Exp
     return value if same else expr
 
 
-# -- handlers
+# -- forms
 
 
 def _row_expr(lowering: Lowering, node: Node, scope: Scope) -> Expr:
@@ -137,9 +134,9 @@ def _row_expr(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     args = node.nodes("args")
     if declared == RECORD:
         names = [n for n in node.items("colnames") if isinstance(n, str)]
-        return record(lowering, [lowering.lower(a, scope) for a in args], names)
-    oid = lowering.catalog.base(declared)
-    numbers = [a.number - 1 for a in lowering.catalog.attributes(oid)]
+        return record(lowering, lowering.all(args, scope), names)
+    oid = lowering.catalog.types.base(declared)
+    numbers = [a.number - 1 for a in lowering.catalog.types.attributes(oid)]
     exprs = [lowering.lower(args[n], scope) for n in numbers]
     return composite(lowering, oid, exprs)
 
@@ -151,59 +148,47 @@ def _field_select(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         if isinstance(arg, Call) and is_row(arg):
             return arg.args[number - 1]
         lowering.refuse("selection of a field of a record", node)
-    found = [a for a in lowering.catalog.attributes(arg.oid) if a.number == number]
+    found = [
+        a for a in lowering.catalog.types.attributes(arg.oid) if a.number == number
+    ]
     name = quote_name(found[0].name)
-    return lowering.call(
-        f"field {name}",
-        (arg,),
-        lowering.result(node, "resulttype", "resultcollid"),
-        f"(({ARG}).{name})",
-        f"({ARG}).{name}",
-        native=None,
-        remote_raises=False,
-    )
+    result = lowering.result(node, "resulttype", "resultcollid")
+    spelling = enclosed(f"({ARG}).{name}")
+    return build.call(lowering, f"field {name}", (arg,), result, spelling, None)
 
 
 def _convert_row_type(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     arg = lowering.lower(node.child("arg"), scope)
-    oid = lowering.catalog.base(node.number("resulttype"))
-    name = lowering.type_name(oid)
-    return lowering.call(
-        f"cast {name}",
-        (arg,),
-        (oid, -1, 0),
-        f"(({ARG})::{name})",
-        f"{ARG}::{name}",
-        native=None,
-        remote_raises=False,
-    )
+    oid = lowering.catalog.types.base(node.number("resulttype"))
+    return casts.whole(lowering, arg, lowering.type_name(oid), (oid, -1, 0))
 
 
 def _domain(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     declared = node.number("resulttype")
-    kind = lowering.catalog.type(declared)
-    oid = lowering.catalog.base(declared)
+    kind = lowering.catalog.types[declared]
+    oid = lowering.catalog.types.base(declared)
     arg = lowering.lower(node.child("arg"), scope)
-    arg = without_length(lowering, arg, oid, lowering.catalog.base_typmod(declared))
-    return lowering.call(
+    arg = without_length(
+        lowering, arg, oid, lowering.catalog.types.base_typmod(declared)
+    )
+    return build.call(
+        lowering,
         f"domain {kind.name}",
         (arg,),
         (oid, node.number("resulttypmod", -1), node.number("resultcollid")),
-        f"(({ARG})::{kind.name})",
-        f"{ARG}::{kind.name}",
-        native=None,
-        remote_raises=True,
-        declared=declared,
+        Spelling(f"(({ARG})::{kind.name})", f"{ARG}::{kind.name}"),
+        None,
+        Conduct(raises=True, declared=declared),
     )
 
 
 def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     """``(a, b) < (c, d)`` is ``a < c OR a = c AND b < d``; NULLs fall out the same."""
     symbol = _ROW_OPERATORS[node.number("rctype") or node.number("cmptype")]
-    left = [lowering.lower(n, scope) for n in node.nodes("largs")]
-    right = [lowering.lower(n, scope) for n in node.nodes("rargs")]
+    left = lowering.all(node.nodes("largs"), scope)
+    right = lowering.all(node.nodes("rargs"), scope)
     collations = node.numbers("inputcollids")
-    operators = [lowering.catalog.operator(o) for o in node.numbers("opnos")]
+    operators = [lowering.catalog.operators[o] for o in node.numbers("opnos")]
     for operator in operators:
         lowering.function(operator.function, node)
     pairs = list(zip(left, right, collations, operators, strict=True))
@@ -214,48 +199,55 @@ def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         lowering.refuse("a row comparison with several operators", node)
     names = ", ".join([ARG] * len(left))
     [word] = quoted
-    return lowering.call(
+    functions = (lowering.catalog.functions[o.function] for o in operators)
+    return build.call(
+        lowering,
         f"row {symbol}",
         (*left, *right),
-        (t.BOOL, -1, 0),
-        f"(ROW({names}) {word} ROW({names}))",
-        f"ROW({names}) {symbol} ROW({names})",
-        native=None,
-        remote_raises=not all(o.builtin for o in operators),
-        input_collation=next((c for c in collations if c), 0),
-        more=[lowering.catalog.function(o.function) for o in operators],
+        build.BOOLEAN,
+        Spelling(
+            f"(ROW({names}) {word} ROW({names}))",
+            f"ROW({names}) {symbol} ROW({names})",
+        ),
+        None,
+        Conduct(
+            raises=not all(o.builtin for o in operators),
+            collation=next((c for c in collations if c), 0),
+            functions=tuple(functions),
+        ),
     )
 
 
-def _native_comparison(lowering: Lowering, a: Expr, b: Expr, collation: int) -> bool:
-    types = lowering.types((a, b), collation)
+def _native_comparison(context: QueryContext, a: Expr, b: Expr, collation: int) -> bool:
+    types = context.types((a, b), collation)
     return resolve("<", types) is not None and resolve("=", types) is not None
 
 
 def _lexicographic(
-    lowering: Lowering, symbol: str, pairs: list[tuple[Expr, Expr, int]]
+    context: QueryContext, symbol: str, pairs: list[tuple[Expr, Expr, int]]
 ) -> Expr:
     strict = symbol[0]
     (left, right, collation), *rest = pairs
     if not rest:
-        return lowering.comparison(symbol, left, right, collation)
-    less = lowering.comparison(strict, left, right, collation)
-    equal = lowering.comparison("=", left, right, collation)
-    tail = _lexicographic(lowering, symbol, rest)
-    return lowering.logic("or", (less, lowering.logic("and", (equal, tail))))
+        return build.comparison(context, symbol, left, right, collation)
+    less = build.comparison(context, strict, left, right, collation)
+    equal = build.comparison(context, "=", left, right, collation)
+    tail = _lexicographic(context, symbol, rest)
+    both = build.logic(context, "and", (equal, tail))
+    return build.logic(context, "or", (less, both))
 
 
-def null_test(lowering: Lowering, symbol: str, row: Call) -> Expr | None:
+def null_test(context: QueryContext, symbol: str, row: Call) -> Expr | None:
     """``ROW(a, b) IS [NOT] NULL``: so is each field.
 
     None where a field is itself a row: it is asked whether it is there, not whether its fields
     are, and SQL has no words for that.
     """
-    kinds = [lowering.catalog.type(a.oid).kind for a in row.args]
+    kinds = [context.catalog.types[a.oid].kind for a in row.args]
     if not row.args or any(k in ("c", "p") for k in kinds):
         return None
-    tests = tuple(lowering.null_test(symbol, a) for a in row.args)
-    return tests[0] if len(tests) == 1 else lowering.logic("and", tests)
+    tests = tuple(build.null_test(context, symbol, a) for a in row.args)
+    return tests[0] if len(tests) == 1 else build.logic(context, "and", tests)
 
 
 def named_record(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
@@ -277,7 +269,7 @@ def named_record(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
     return record(lowering, args, [f.text("resname") or "" for f in fields])
 
 
-HANDLERS: Final[dict[str, Callable[[Lowering, Node, Scope], Expr]]] = {
+FORMS: Final[dict[str, Form]] = {
     "ROWEXPR": _row_expr,
     "FIELDSELECT": _field_select,
     "CONVERTROWTYPEEXPR": _convert_row_type,

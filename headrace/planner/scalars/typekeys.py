@@ -15,7 +15,7 @@ from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.logical.nodes import Node
 from headrace.planner.logical.scalar import Expr
 from headrace.planner.scalars import citext
-from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.context import QueryContext
 from headrace.types import UNKNOWN
 
 _EXACT: Final = frozenset({"hstore", "ltree"})
@@ -28,19 +28,19 @@ _HINT: Final = (
 
 def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
     """How values of type ``oid`` become keys, or None if they may not."""
-    kind = catalog.type(oid)
-    deterministic = catalog.deterministic(collation)
+    kind = catalog.types[oid]
+    deterministic = catalog.collations.deterministic(collation)
     known = keys.key_class(oid, kind=kind.kind, deterministic=deterministic)
     if known is not None or oid == UNKNOWN:
         return known if oid != UNKNOWN else None
-    if catalog.extension_of(kind) in _EXACT:
+    if catalog.provenance.extension_of(kind) in _EXACT:
         return KeyClass.TEXT
     if kind.element:
         parts = [(kind.element, collation)]
     elif kind.kind == "c":
-        parts = [(a.oid, a.collation) for a in catalog.attributes(oid)]
-    elif kind.kind in ("r", "m") and catalog.plain(oid):
-        parts = [catalog.subtype(oid)]
+        parts = [(a.oid, a.collation) for a in catalog.types.attributes(oid)]
+    elif kind.kind in ("r", "m") and catalog.provenance.plain(oid):
+        parts = [catalog.types.subtype(oid)]
     else:
         return None
     return KeyClass.TEXT if all(_plain(catalog, *part) for part in parts) else None
@@ -48,7 +48,7 @@ def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
 
 def _plain(catalog: Catalog, oid: int, collation: int) -> bool:
     """Whether values of a part are equal exactly if their texts are."""
-    base = catalog.base(oid)
+    base = catalog.types.base(oid)
     found = key_class(catalog, base, collation)
     return found is not None and keys.is_canonical(base)
 
@@ -71,25 +71,25 @@ def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
     )
 
 
-def key_value(lowering: Lowering, expr: Expr, construct: str) -> Expr:
+def key_value(context: QueryContext, expr: Expr, construct: str) -> Expr:
     """What decides whether values of ``expr`` are equal in ``construct``: itself, or a value made of it."""
-    if citext.is_citext(lowering.catalog, expr.oid):
-        return citext.key(lowering, expr)
-    require_key(lowering, expr, construct)
+    if citext.is_citext(context.catalog, expr.oid):
+        return citext.key(context, expr)
+    require_key(context, expr, construct)
     return expr
 
 
-def require_keys(lowering: Lowering, node: Node, construct: str) -> None:
+def require_keys(context: QueryContext, node: Node, construct: str) -> None:
     """Refuse ``construct`` over ``node`` unless each column is a key as it is."""
     for column in node.columns:
-        require_key(lowering, column.ref, construct)
+        require_key(context, column.ref, construct)
 
 
-def require_key(lowering: Lowering, expr: Expr, construct: str) -> None:
+def require_key(context: QueryContext, expr: Expr, construct: str) -> None:
     """Refuse ``expr`` as a key of ``construct`` unless its type allows that."""
-    if not is_key(lowering.catalog, expr.oid, expr.collation):
-        name = lowering.type_name(expr.oid)
-        found = lowering.catalog.collation(expr.collation)
+    if not is_key(context.catalog, expr.oid, expr.collation):
+        name = context.type_name(expr.oid)
+        found = context.catalog.collations.get(expr.collation)
         if found is not None and not found.deterministic:
             name += " with a nondeterministic collation"
-        lowering.refuse(f"{construct} over type {name}", hint=_HINT)
+        context.refuse(f"{construct} over type {name}", hint=_HINT)

@@ -8,34 +8,32 @@ then nothing is said.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace import types as t
+from headrace.planner.analyse.nodetree import Node
 from headrace.planner.logical.scalar import Const, Expr, raises
-
-if TYPE_CHECKING:
-    from headrace.planner.analyse.nodetree import Node
-    from headrace.planner.scalars.lower import Lowering
-    from headrace.planner.scalars.scope import Scope
+from headrace.planner.scalars.context import QueryContext
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
 
 REGTYPE: Final = 2206
-_TYPEOF, _FORMAT_TYPE = 1619, 1081
 _TYPES: Final = {
     **{"VAR": "vartype", "CONST": "consttype", "FUNCEXPR": "funcresulttype"},
     **{"OPEXPR": "opresulttype", "NULLIFEXPR": "opresulttype", "AGGREF": "aggtype"},
+    **{"WINDOWFUNC": "wintype", "RELABELTYPE": "resulttype"},
     **{
-        "WINDOWFUNC": "wintype",
-        "RELABELTYPE": "resulttype",
         "COERCEVIAIO": "resulttype",
+        "ARRAYCOERCEEXPR": "resulttype",
+        "COERCETODOMAIN": "resulttype",
     },
-    **{"ARRAYCOERCEEXPR": "resulttype", "COERCETODOMAIN": "resulttype"},
     **{"FIELDSELECT": "resulttype", "SUBSCRIPTINGREF": "refrestype"},
+    **{"CASEEXPR": "casetype", "COALESCEEXPR": "coalescetype"},
     **{
-        "CASEEXPR": "casetype",
-        "COALESCEEXPR": "coalescetype",
         "MINMAXEXPR": "minmaxtype",
+        "ARRAYEXPR": "array_typeid",
+        "SQLVALUEFUNCTION": "type",
     },
-    **{"ARRAYEXPR": "array_typeid", "SQLVALUEFUNCTION": "type"},
 }
 """Where a node of the tree says its type."""
 _BOOLEANS: Final = frozenset(
@@ -49,18 +47,19 @@ _FORMAT: Final = """
     SELECT format_type((a ->> 0)::oid, (a ->> 1)::int4) FROM (SELECT %s::json AS a) s"""
 
 
-def constant(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
-    """What a call of these functions is, if it is the same for ever."""
-    if node.number("funcid") == _TYPEOF:
-        [arg] = node.nodes("args")
-        oid = _type_of(arg)
-        # Postgres computes the argument, which therefore may not fail.
-        if oid is None or raises(lowering.lower(arg, scope)):
-            return None
-        return _regtype(lowering, oid)
-    if node.number("funcid") != _FORMAT_TYPE:
+def type_of_value(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
+    """What a call of ``pg_typeof`` is, if it is the same for ever."""
+    [arg] = node.nodes("args")
+    oid = _type_of(arg)
+    # Postgres computes the argument, which therefore may not fail.
+    if oid is None or raises(lowering.lower(arg, scope)):
         return None
-    args = [lowering.lower(a, scope) for a in node.nodes("args")]
+    return _regtype(lowering, oid)
+
+
+def formatted(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
+    """What a call of ``format_type`` is, if it is the same for ever."""
+    args = lowering.all(node.nodes("args"), scope)
     if not all(isinstance(a, Const) for a in args):
         return None
     oid, typmod = (
@@ -74,17 +73,17 @@ def constant(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
     return Const(text, t.TEXT, -1, _DEFAULT_COLLATION)
 
 
-def name(lowering: Lowering, expr: Expr) -> str | None:
+def name(context: QueryContext, expr: Expr) -> str | None:
     """The text of a constant of type regtype, if it is always the same."""
     if not isinstance(expr, Const) or expr.oid != REGTYPE or expr.text is None:
         return None
-    found: str | None = lowering.fetch(_NAME, expr.text)
+    found: str | None = context.fetch(_NAME, expr.text)
     return found
 
 
-def _regtype(lowering: Lowering, oid: int) -> Const | None:
+def _regtype(context: QueryContext, oid: int) -> Const | None:
     const = Const(str(oid), REGTYPE)
-    return const if name(lowering, const) is not None else None
+    return const if name(context, const) is not None else None
 
 
 def _type_of(node: Node) -> int | None:

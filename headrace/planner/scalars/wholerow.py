@@ -12,7 +12,8 @@ from typing import Final
 
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.logical.scalar import Const, Expr
-from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars import build
+from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.rowtypes import RECORD, composite, record
 
 MARK: Final = 0
@@ -26,32 +27,35 @@ _INNER, _LEFT, _FULL, _RIGHT = range(4)
 
 
 def whole_row(
-    lowering: Lowering, query: Tree, resolve: Resolve, varno: int, declared: int
+    context: QueryContext, query: Tree, resolve: Resolve, varno: int, declared: int
 ) -> Expr:
     """The whole row of range-table entry ``varno`` of ``query`` as type ``declared``."""
     entry = query.nodes("rtable")[varno - 1]
-    oid = lowering.catalog.base(declared)
-    kind = lowering.catalog.type(oid).kind
+    oid = context.catalog.types.base(declared)
+    kind = context.catalog.types[oid].kind
     if kind not in ("c", "p"):
         # A function that gives one value per row: so is its whole row.
         return resolve(varno, 1)
     if oid != RECORD:
-        exprs = [resolve(varno, a.number) for a in lowering.catalog.attributes(oid)]
-        row = composite(lowering, oid, exprs)
+        exprs = [
+            resolve(varno, a.number) for a in context.catalog.types.attributes(oid)
+        ]
+        row = composite(context, oid, exprs)
     else:
         names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
         numbers = list(_columns(entry, len(names)))
         exprs = [resolve(varno, n) for n in numbers]
-        row = record(lowering, exprs, [names[n - 1] for n in numbers])
+        row = record(context, exprs, [names[n - 1] for n in numbers])
     if varno not in _nullable(query.child("jointree")):
         return row
     if entry.number("rtekind") == _JOIN:
         alias = entry.child("eref").text("aliasname")
-        lowering.refuse(
+        context.refuse(
             f'a whole-row reference to join "{alias}" on the nullable side of a join'
         )
-    present = lowering.null_test("is_not_null", resolve(varno, MARK))
-    return lowering.choice((present, row, Const(None, row.oid)), (row.oid, -1, 0))
+    present = build.null_test(context, "is_not_null", resolve(varno, MARK))
+    args = (present, row, Const(None, row.oid))
+    return build.choice(context, args, (row.oid, -1, 0))
 
 
 def needs_mark(query: Tree, varno: int) -> bool:

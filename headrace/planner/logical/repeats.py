@@ -1,19 +1,23 @@
-"""Copies of plans with other column ids: ids are unique in a plan, also where parts repeat.
+"""Plans that are needed again: copied with other column ids, or named once.
 
-Copies of copies grow exponentially with the depth of a query.  So only so much is copied; after that
-a plan that is needed again gets a name instead (``logical.Again``).  Copies have the better plans:
-each is optimised for its own reader, and those that end up alike are computed once in any case.
+Column ids are unique in a plan, also where parts repeat.  Copies have the better plans: each is optimised
+for its own reader, and those that end up alike are computed once in any case.  But copies of copies grow
+exponentially with the depth of a query, so only so much is copied; after that a plan gets a name
+(``logical.Again``), and the whole is a graph.
+
+A plan that is named is a plan of its own: passes see its readers as leaves, and it as a root.  Its
+number is greater than those of the plans that it reads itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse.tables import Table, TableColumn
-from headrace.planner.logical.failing import serious
+from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
     Again,
     Col,
@@ -26,8 +30,50 @@ from headrace.planner.logical.nodes import (
     children,
     expressions,
     free,
+    with_children,
 )
 from headrace.planner.logical.scalar import Const, Ref, reads_clock, references
+
+
+def leaves(plan: Node) -> Iterator[Again]:
+    """The places in ``plan`` itself where it reads named plans."""
+    if isinstance(plan, Again):
+        yield plan
+    for child in children(plan):
+        yield from leaves(child)
+
+
+def named(plan: Node) -> dict[int, Node]:
+    """All plans that ``plan`` and what it reads name, by number: readers first."""
+    found: dict[int, Node] = {}
+    rest = [plan]
+    while rest:
+        for leaf in leaves(rest.pop()):
+            if leaf.number not in found:
+                found[leaf.number] = leaf.plan
+                rest.append(leaf.plan)
+    return dict(sorted(found.items(), reverse=True))
+
+
+def each(plan: Node, change: Callable[[Node], Node]) -> Node:
+    """``plan`` with ``change`` made to it and once to every plan that it names."""
+    plans = {number: change(node) for number, node in named(plan).items()}
+    return linked(change(plan), plans)
+
+
+def linked(plan: Node, plans: Mapping[int, Node]) -> Node:
+    """``plan`` over ``plans`` instead of those that it names."""
+    made: dict[int, Node] = {}
+    for number in sorted(plans):
+        made[number] = _over(plans[number], made)
+    return _over(plan, made)
+
+
+def _over(node: Node, plans: Mapping[int, Node]) -> Node:
+    if isinstance(node, Again):
+        return dataclasses.replace(node, plan=plans[node.number])
+    return with_children(node, tuple(_over(c, plans) for c in children(node)))
+
 
 T = TypeVar("T")
 COPIED_MAX = 1_000

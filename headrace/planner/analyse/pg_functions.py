@@ -1,0 +1,95 @@
+"""Functions and aggregates, each looked up once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.planner.analyse.lookup import rows
+from headrace.planner.analyse.nodetree import Node, read_nodes
+from headrace.postgres.connect import Connection
+from headrace.types import FIRST_USER_OID
+
+_FUNCTION: Final = """
+SELECT p.oid, n.nspname, p.proname, p.provolatile::text, p.prokind::text, p.proretset,
+       p.pronargs, format('%%I.%%I', n.nspname, p.proname)
+  FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.oid = ANY (%s)"""
+_AGGREGATE: Final = """
+SELECT max(p.provolatile::text)
+  FROM pg_aggregate a, pg_proc p WHERE a.aggfnoid = %s AND p.oid IN (
+       aggtransfn, aggfinalfn, aggcombinefn, aggserialfn, aggdeserialfn, aggmtransfn,
+       aggminvtransfn, aggmfinalfn)"""
+_SUPPORT: Final = """
+SELECT aggtransfn::oid, aggfinalfn::oid FROM pg_aggregate WHERE aggfnoid = %s"""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A row of pg_proc."""
+
+    oid: int
+    schema: str
+    name: str
+    volatility: str
+    kind: str
+    returns_set: bool
+    arguments: int
+    quoted: str
+    """Qualified name as SQL."""
+
+    @property
+    def builtin(self) -> bool:
+        """Whether it came with Postgres and lives in pg_catalog."""
+        return self.oid < FIRST_USER_OID and self.schema == "pg_catalog"
+
+
+class FunctionFacts:
+    """Functions by OID."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._known: dict[int, Function] = {}
+
+    def __getitem__(self, oid: int) -> Function:
+        """The function of that OID."""
+        if oid not in self._known:
+            self.load({oid})
+        return self._known[oid]
+
+    def load(self, oids: set[int]) -> None:
+        """Fetch functions that will be asked for at one go."""
+        for row in rows(self._conn, _FUNCTION, oids - self._known.keys()):
+            self._known[row[0]] = Function(*row)
+
+    def of_users(self) -> frozenset[int]:
+        """OIDs of the functions met so far that are not built in."""
+        return frozenset(f.oid for f in self._known.values() if not f.builtin)
+
+    def constant_defaults(self, oid: int) -> bool:
+        """Whether the arguments of a function that may be left out have constants as defaults."""
+        row = self._conn.execute(
+            "SELECT proargdefaults::text FROM pg_proc WHERE oid = %s", (oid,)
+        ).fetchone()
+        if row is None or row[0] is None:
+            return False
+        return all(
+            self._constant(node) for root in read_nodes(row[0]) for node in root.walk()
+        )
+
+    def _constant(self, node: Node) -> bool:
+        if node.kind == "FUNCEXPR":
+            function = self[node.number("funcid")]
+            return function.builtin and function.volatility == "i"
+        return node.kind in ("CONST", "RELABELTYPE")
+
+    def aggregate_volatility(self, oid: int) -> str:
+        """The worst volatility of the functions of an aggregate; its own says nothing."""
+        row = self._conn.execute(_AGGREGATE, (oid,)).fetchone()
+        assert row is not None, "an aggregate has a transition function"
+        found: str = row[0]
+        return found
+
+    def aggregate_support(self, oid: int) -> tuple[int, ...]:
+        """Functions that an aggregate is made of: transition, final."""
+        row = self._conn.execute(_SUPPORT, (oid,)).fetchone()
+        return tuple(f for f in row or () if f)

@@ -1,0 +1,153 @@
+"""Types, each looked up once: what they are, and what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import UnsupportedError
+from headrace.planner.analyse.lookup import rows
+from headrace.postgres.connect import Connection
+from headrace.types import FIRST_USER_OID
+
+_TYPE: Final = """
+SELECT t.oid, n.nspname, format_type(t.oid, -1), t.typtype::text, t.typbasetype,
+       t.typtypmod, CASE WHEN t.typcategory = 'A' AND t.typsubscript::oid
+       = 'pg_catalog.array_subscript_handler'::regproc THEN t.typelem ELSE 0 END,
+       t.typcollation, t.typinput::oid, t.typoutput::oid, t.typlen, t.typalign::text,
+       t.typcategory::text, t.typtype = 'e' OR t.typtype = 'b' AND t.typelem = 0 AND EXISTS (
+         SELECT FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod
+          WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype
+                IN (t.oid, CASE t.oid WHEN 1043 THEN 25 WHEN 650 THEN 869 END))
+  FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.oid = ANY (%s)"""
+_ATTRIBUTES: Final = """
+SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation
+  FROM pg_attribute a JOIN pg_type t ON t.typrelid = a.attrelid
+ WHERE t.oid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+_SUBTYPE: Final = """
+SELECT rngsubtype, rngcollation FROM pg_range WHERE %(t)s IN (rngtypid, rngmultitypid)"""
+_PARTS: Final = """
+SELECT ARRAY(
+    SELECT a.atttypid FROM pg_attribute a
+     WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL SELECT t.typelem WHERE t.typelem <> 0
+    UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
+    UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid))
+  FROM pg_type t WHERE t.oid = %s"""
+_ARRAY: Final = "SELECT typarray::int8 FROM pg_type WHERE oid = ANY (%s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A row of pg_type; ``name`` is SQL for it without modifier."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    base: int
+    base_typmod: int
+    element: int
+    """Element type of a true array, else 0."""
+    collation: int
+    input: int
+    output: int
+    length: int
+    alignment: str
+    category: str
+    comparable: bool
+    """Whether it is a base or enum type with a default btree operator class."""
+
+    @property
+    def builtin(self) -> bool:
+        """Whether it came with Postgres."""
+        return self.oid < FIRST_USER_OID
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column of a composite type; ``oid`` may be a domain."""
+
+    number: int
+    name: str
+    oid: int
+    typmod: int
+    collation: int
+
+
+class TypeFacts:
+    """Types by OID."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._known: dict[int, Type] = {}
+        self._attributes: dict[int, tuple[Attribute, ...]] = {}
+
+    def __getitem__(self, oid: int) -> Type:
+        """The type of that OID."""
+        if oid not in self._known:
+            self.load({oid})
+        if oid not in self._known:
+            raise UnsupportedError(f"type with OID {oid} is not supported")
+        return self._known[oid]
+
+    def load(self, oids: set[int]) -> None:
+        """Fetch types that will be asked for, and what they consist of, at one go."""
+        while missing := oids - self._known.keys() - {0}:
+            found = [Type(*row) for row in rows(self._conn, _TYPE, missing)]
+            self._known.update((t.oid, t) for t in found)
+            oids = {o for t in found for o in (t.base, t.element)}
+
+    def base(self, oid: int) -> int:
+        """``oid`` with domains resolved."""
+        found = self[oid]
+        return self.base(found.base) if found.kind == "d" else oid
+
+    def base_typmod(self, oid: int) -> int:
+        """Modifier that domain ``oid`` gives its base type; -1 if it is no domain."""
+        found, typmod = self[oid], -1
+        while found.kind == "d":
+            typmod = found.base_typmod
+            found = self[found.base]
+        return typmod
+
+    def with_modifier(self, oid: int, typmod: int) -> str:
+        """SQL for the type with its modifier, or without one."""
+        return self[oid].name if typmod == -1 else self.declaration(oid, typmod)
+
+    def declaration(self, oid: int, typmod: int) -> str:
+        """SQL for the type with its modifier."""
+        row = self._conn.execute("SELECT format_type(%s, %s)", (oid, typmod)).fetchone()
+        assert row is not None, "functions give a row"
+        return str(row[0])
+
+    def attributes(self, oid: int) -> tuple[Attribute, ...]:
+        """Columns of a composite type, in order; dropped ones are left out."""
+        if oid not in self._attributes:
+            rows = self._conn.execute(_ATTRIBUTES, (oid,)).fetchall()
+            self._attributes[oid] = tuple(Attribute(*row) for row in rows)
+        return self._attributes[oid]
+
+    def parts(self, oid: int) -> tuple[int, ...]:
+        """Types that a value of type ``oid`` is made of: columns, elements, bounds, base."""
+        row = self._conn.execute(_PARTS, (oid,)).fetchone()
+        return tuple(row[0]) if row else ()
+
+    def subtype(self, oid: int) -> tuple[int, int]:
+        """Type and collation of the bounds of a range or multirange."""
+        row = self._conn.execute(_SUBTYPE, {"t": oid}).fetchone()
+        assert row is not None, "every range has a subtype"
+        return int(row[0]), int(row[1])
+
+    def array_of(self, oid: int) -> int:
+        """The type of an array of values of the type; an array of arrays has the same type."""
+        if self[oid].element:
+            return oid
+        [row] = rows(self._conn, _ARRAY, {oid})
+        return int(row[0])
+
+    def enum_label(self, oid: int) -> str | None:
+        """Label of an enum value by its own OID."""
+        query = "SELECT enumlabel FROM pg_enum WHERE oid = %s"
+        row = self._conn.execute(query, (oid,)).fetchone()
+        return row[0] if row else None

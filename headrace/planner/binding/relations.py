@@ -1,0 +1,300 @@
+"""Tables in FROM: with children by their members, generated columns by what computes them.
+
+*Partitions and inheritance.*  A table that is read with its children is the union of all members
+that have rows of their own; each is a table of its own in the stream.  Children have the columns
+by name, at numbers of their own.
+
+*Generated columns* are computed from the other columns: the stream does not carry them.  Stored
+ones only over built-in functions, whose values of then are those of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from psycopg import sql
+
+from headrace.errors import PrerequisiteError, UnsupportedError
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.nodetree import read_node
+from headrace.planner.analyse.pg_functions import Function
+from headrace.planner.analyse.tables import (
+    Table,
+    TableColumn,
+    load_columns,
+    load_table,
+    refuse_system,
+)
+from headrace.planner.logical.nodes import Col, Node, Project, Scan, Union, Values
+from headrace.planner.logical.scalar import Expr, Ref
+from headrace.planner.request import TableRef
+from headrace.planner.scalars.lower import Lowering
+from headrace.planner.scalars.scope import Scope
+from headrace.postgres.connect import Connection
+
+SELECTED: Final = "headrace_selected"
+"""Field of a range-table entry: numbers of the columns that the query names, 0 for all."""
+FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
+"""Where nodes of a tree name a function."""
+_LOCATIONS: Final = ("location", "stmt_location")
+_MEMBERS: Final = """
+WITH RECURSIVE m (oid) AS (
+  SELECT %s::oid
+  UNION SELECT i.inhrelid FROM m JOIN pg_inherits i ON i.inhparent = m.oid
+   WHERE NOT i.inhdetachpending)
+SELECT c.oid::bigint, c.relkind::text FROM m JOIN pg_class c ON c.oid = m.oid
+ ORDER BY c.oid"""
+_GENERATED: Final = """
+SELECT d.adnum, d.adbin::text, pg_get_expr(d.adbin, d.adrelid), a.attgenerated::text
+  FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+ WHERE d.adrelid = %s AND a.attgenerated <> '' AND NOT a.attisdropped"""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """How a generated column is computed."""
+
+    tree: Tree
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A relation as it is named in FROM, with or without its children."""
+
+    oid: int
+    name: str
+    columns: tuple[TableColumn, ...]
+    members: tuple[Table, ...]
+    """Tables whose own rows it has."""
+
+
+class Relations:
+    """The tables that one query reads."""
+
+    def __init__(self, conn: Connection, catalog: Catalog) -> None:
+        self._conn = conn
+        self._catalog = catalog
+        self._sources: dict[tuple[int, bool], Source] = {}
+        self._tables: dict[int, Table] = {}
+        self._generated: dict[int, dict[int, Generation]] = {}
+        self._refused: dict[tuple[int, int], UnsupportedError] = {}
+        self.texts: list[str] = []
+        """SQL of generated columns, in which their constants are written out."""
+        self.generated: set[tuple[int, int]] = set()
+        """(table, attnum) of the generated columns that are computed."""
+
+    @property
+    def trees(self) -> list[Tree]:
+        """The expressions of generated columns."""
+        return [
+            found.tree
+            for columns in self._generated.values()
+            for found in columns.values()
+        ]
+
+    def refs(self) -> tuple[TableRef, ...]:
+        """What others need to know of the tables, in order of their names."""
+        return tuple(
+            TableRef(x.oid, x.schema, x.name, "full" if x.full else "key")
+            for x in sorted(self._tables.values(), key=lambda x: (x.schema, x.name))
+        )
+
+    # -- loading
+
+    def load(self, oid: int, *, inherits: bool) -> None:
+        """Load a table as it is named, with its children or without."""
+        if (oid, inherits) in self._sources:
+            return
+        rows = self._conn.execute(_MEMBERS, (oid,)).fetchall()
+        kinds = {int(member): kind for member, kind in rows}
+        if not inherits:
+            kinds = {oid: kinds[oid]}
+        members = tuple(self._table(m) for m, kind in kinds.items() if kind != "p")
+        row: Any = self._conn.execute(
+            "SELECT n.nspname, c.relname FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
+            (oid,),
+        ).fetchone()
+        refuse_system(oid, row[0], row[1], None)
+        columns = load_columns(self._conn, self._catalog, oid)
+        self._sources[oid, inherits] = Source(oid, row[1], columns, members)
+
+    def _table(self, oid: int) -> Table:
+        if oid not in self._tables:
+            self._tables[oid] = load_table(self._conn, self._catalog, oid, None)
+            self._generated[oid] = {}
+            for number, tree, text, kind in self._conn.execute(
+                _GENERATED, (oid,)
+            ).fetchall():
+                self.texts.append(text)
+                found = Generation(placeless(read_node(tree)), kind == "s")
+                self._generated[oid][number] = found
+        return self._tables[oid]
+
+    def require_own_rights(self) -> None:
+        """Refuse tables that the engine, which reads them itself, may not read."""
+        for table in self._tables.values():
+            self._require_own_right(table)
+
+    def _require_own_right(self, table: Table) -> None:
+        row = self._conn.execute(
+            "SELECT has_table_privilege(%s::oid, 'SELECT')"
+            " AND has_schema_privilege(%s, 'USAGE'), current_user",
+            (table.oid, table.schema),
+        ).fetchone()
+        assert row is not None, "functions give a row"
+        if not row[0]:
+            grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {}; GRANT SELECT ON {} TO {};")
+            role = sql.Identifier(row[1])
+            hint = grant.format(
+                sql.Identifier(table.schema),
+                role,
+                sql.Identifier(table.schema, table.name),
+                role,
+            ).as_string(self._conn)
+            raise PrerequisiteError(
+                f'Headrace may not read table "{table.name}"', hint=f"Run: {hint}"
+            )
+
+    # -- binding
+
+    def scan(
+        self,
+        lowering: Lowering,
+        column: Callable[[str, Expr, str], Col],
+        entry: Tree,
+        alias: str,
+    ) -> tuple[Node, dict[int, Expr]]:
+        """The rows of a range-table entry, and its columns by number.
+
+        ``column(name, expr, qualifier)`` makes a column with an id of its own.  A generated
+        column that cannot be computed is left out: ``refuse`` says why when it is asked for.
+        """
+        source = self._sources[entry.number("relid"), entry.flag("inh")]
+        selected = set(entry.numbers(SELECTED))
+        wanted = [
+            c
+            for c in source.columns
+            if not c.generated or 0 in selected or c.attnum in selected
+        ]
+        arms = [
+            self._member(lowering, column, source, table, wanted, alias)
+            for table in source.members
+        ]
+        present = [c for c in wanted if (source.oid, c.attnum) not in self._refused]
+        if len(arms) == 1:
+            [(node, cols)] = arms
+            return node, {c.attnum: cols[c.attnum].ref for c in present}
+        outputs = {
+            c.attnum: column(c.name, Ref(0, c.oid, c.typmod, c.collation), alias)
+            for c in present
+        }
+        whole = tuple(outputs.values())
+        refs: dict[int, Expr] = {number: col.ref for number, col in outputs.items()}
+        if not arms:
+            return Values(whole, ()), refs
+        inputs = []
+        for node, cols in arms:
+            arm = tuple(cols[c.attnum] for c in present)
+            same = node.columns == arm
+            inputs.append(
+                node if same else Project(node, tuple((c, c.ref) for c in arm))
+            )
+        return Union(tuple(inputs), whole), refs
+
+    def _member(
+        self,
+        lowering: Lowering,
+        column: Callable[[str, Expr, str], Col],
+        source: Source,
+        table: Table,
+        wanted: list[TableColumn],
+        alias: str,
+    ) -> tuple[Node, dict[int, Col]]:
+        """The rows of one member, and its columns by their numbers in ``source``."""
+        mine = {c.name: c for c in table.columns}
+        needed = {c.name for c in wanted}
+        generated = [c for c in table.columns if c.generated and c.name in needed]
+        # Every stored column may be part of a generated one; what is not read is pruned.
+        stored = [
+            (column(c.name, Ref(0, c.oid, c.typmod, c.collation), alias), c)
+            for c in table.columns
+            if not c.generated and (generated or c.name in needed)
+        ]
+        node: Node = Scan(table, alias, tuple(stored))
+        by_number: dict[int, Col] = {c.attnum: col for col, c in stored}
+        if generated:
+            items: list[tuple[Col, Expr]] = [(col, col.ref) for col, _ in stored]
+            scope = Scope(lambda _, number: by_number[number].ref)
+            for c in generated:
+                number = next(s.attnum for s in source.columns if s.name == c.name)
+                try:
+                    expr = self._compute(lowering, table, c, scope)
+                except UnsupportedError as error:
+                    self._refused[source.oid, number] = error
+                    continue
+                col = column(c.name, Ref(0, c.oid, c.typmod, c.collation), alias)
+                by_number[c.attnum] = col
+                items.append((col, expr))
+                self.generated.add((table.oid, c.attnum))
+            node = Project(node, tuple(items))
+        return node, {
+            c.attnum: by_number[mine[c.name].attnum]
+            for c in wanted
+            if mine[c.name].attnum in by_number
+        }
+
+    def _compute(
+        self, lowering: Lowering, table: Table, column: TableColumn, scope: Scope
+    ) -> Expr:
+        generation = self._generated[table.oid][column.attnum]
+        what = f'generated column "{column.name}" of table "{table.name}"'
+        if generation.stored:
+            for node in generation.tree.walk():
+                for function in functions_of(self._catalog, node):
+                    if not function.builtin:
+                        raise UnsupportedError(
+                            f'{what} over function "{function.name}" is not supported',
+                            detail="The function may have been another one when the"
+                            " values were stored.",
+                        )
+        try:
+            expr = lowering.lower(generation.tree, scope)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"{what} is not supported", detail=error.message
+            ) from error
+        if expr.oid != column.oid:
+            raise UnsupportedError(f"{what} is not supported: it has another type")
+        return expr
+
+    def refuse(self, entry: Tree, attnum: int) -> NoReturn:
+        """Say why a column that ``scan`` left out cannot be read."""
+        error = self._refused.get((entry.number("relid"), attnum))
+        if error is not None:
+            raise error
+        names = entry.child("eref").items("colnames")
+        raise UnsupportedError(f'column "{names[attnum - 1]}" is not supported')
+
+
+def functions_of(catalog: Catalog, node: Tree) -> Iterator[Function]:
+    """The functions that ``node`` itself runs."""
+    for field in FUNCTION_FIELDS:
+        if node.number(field):
+            yield catalog.functions[node.number(field)]
+    if node.number("opno"):
+        operator = catalog.operators[node.number("opno")]
+        yield catalog.functions[operator.function]
+
+
+def placeless(tree: Tree) -> Tree:
+    """``tree`` without locations: they are of another text than the user's query."""
+    for node in tree.walk():
+        for field in _LOCATIONS:
+            if field in node.fields:
+                node.fields[field] = "-1"
+    return tree

@@ -1,0 +1,46 @@
+"""Columns of logical plans as positions and fields of physical ones."""
+
+from __future__ import annotations
+
+from headrace.collections import plan as p
+from headrace.expressions import ir
+from headrace.planner.analyse.tables import TableColumn
+from headrace.planner.logical import nodes as lg
+from headrace.planner.logical.scalar import Expr, Ref
+from headrace.types import Field, Schema
+
+
+def key_column(place: int, expr: Expr) -> lg.Col:
+    """A column that only this node knows; its id is outside of the binder's."""
+    return lg.Col(
+        -100_000 - place, f"key_{place}", expr.oid, expr.typmod, expr.collation
+    )
+
+
+def place(order: list[Ref], ref: Ref) -> int:
+    """The number of ``ref`` among the parameters ``order``, which it joins if it is new."""
+    if ref not in order:
+        order.append(ref)
+    return order.index(ref) + 1
+
+
+def column(ref: Ref, places: dict[int, int]) -> ir.Column:
+    """The column as an expression over rows in which ``places`` says where each stands."""
+    return ir.Column(places[ref.id], ref.oid, ref.typmod, ref.collation)
+
+
+def field_of(column: lg.Col) -> Field:
+    """The column as it is in a schema."""
+    return Field(column.name, column.oid, column.typmod, column.collation)
+
+
+def schema(columns: tuple[lg.Col, ...]) -> Schema:
+    """Fields of ``columns``."""
+    return tuple(field_of(c) for c in columns)
+
+
+def source_column(column: TableColumn) -> p.SourceColumn:
+    """The column of a table as a source reads it."""
+    return p.SourceColumn(
+        column.attnum, column.name, column.oid, column.typmod, column.collation
+    )

@@ -1,0 +1,318 @@
+"""Constructors of our expressions: how each is spelled in SQL, which kernel computes it, what it may do.
+
+Whoever makes an expression, of a tree or of a plan, makes it here; casts are in ``casts``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from headrace import types as t
+from headrace.expressions.native import NativeOp, resolve
+from headrace.planner.analyse.pg_functions import Function
+from headrace.planner.analyse.pg_operators import Operator
+from headrace.planner.logical.scalar import (
+    ARG,
+    Call,
+    Const,
+    Expr,
+    immutable,
+    refs,
+    trusted,
+)
+from headrace.planner.scalars import functions
+from headrace.planner.scalars.context import QueryContext
+
+COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
+BOOLEAN_TESTS: Final = {
+    "is_true": "IS TRUE",
+    "is_not_true": "IS NOT TRUE",
+    "is_false": "IS FALSE",
+    "is_not_false": "IS NOT FALSE",
+    "is_unknown": "IS UNKNOWN",
+    "is_not_unknown": "IS NOT UNKNOWN",
+}
+"""By BoolTestType, in its order."""
+
+Result = tuple[int, int, int]
+"""Type, modifier, collation."""
+BOOLEAN: Final = (t.BOOL, -1, 0)
+
+
+class Spelling(NamedTuple):
+    """Templates with one ``ARG`` per argument: exact SQL, and text for people."""
+
+    sql: str
+    show: str
+
+
+def same(text: str) -> Spelling:
+    """A text that stands for itself inside of others: that of a function."""
+    return Spelling(text, text)
+
+
+def enclosed(text: str) -> Spelling:
+    """A text that needs parentheses inside of others."""
+    return Spelling(f"({text})", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """What Postgres does where it evaluates a call.
+
+    ``raises``: it can fail on a row.  ``functions`` are what it runs; ``stable`` and ``untrusted``
+    say more than they do.  ``declared`` is the domain that the result is checked against.
+    """
+
+    raises: bool = False
+    collation: int = 0
+    functions: tuple[Function, ...] = ()
+    stable: bool = False
+    untrusted: bool = False
+    declared: int = 0
+
+
+HARMLESS: Final = Conduct()
+
+
+def call(
+    context: QueryContext,
+    symbol: str,
+    args: Sequence[Expr],
+    result: Result,
+    spelling: Spelling,
+    native: NativeOp | None,
+    conduct: Conduct = HARMLESS,
+) -> Expr:
+    """A call, folded when it is constant; a kernel of another result type is no kernel."""
+    oid, typmod, collation = result
+    if native is not None and native.oid != oid:
+        native = None
+    users = [conduct.declared or oid, *(a.oid for a in args)]
+    context.refuse_money(symbol, users)
+    made = Call(
+        symbol=symbol,
+        args=tuple(args),
+        oid=oid,
+        typmod=typmod,
+        collation=collation,
+        sql=spelling.sql,
+        show=spelling.show,
+        native=native.name if native else None,
+        raises=native.may_raise if native else conduct.raises,
+        input_collation=conduct.collation,
+        immutable=not conduct.stable
+        and all(f.volatility == "i" for f in conduct.functions),
+        trusted=not conduct.untrusted
+        and all(f.builtin for f in conduct.functions)
+        and all(context.plain_type(u) for u in users),
+    )
+    return _fold(context, made)
+
+
+def _fold(context: QueryContext, made: Call) -> Expr:
+    if refs(made) or not immutable(made) or not trusted(made):
+        return made
+    if made.symbol == "collate":
+        return made  # a Const says nothing of its collation
+    if context.catalog.types[made.oid].kind in ("c", "p"):
+        return made  # a record has no text to be read back
+    if any(not isinstance(a, Const) for a in made.args):
+        return made  # an argument could not be folded: it raises
+    computed = context.computed(context.sql(made, lambda _: ""))
+    if computed is None:
+        # Fails at run time, if it is ever evaluated; or our SQL of it is refused later.
+        return made
+    return Const(computed[0], made.oid, made.typmod, made.collation)
+
+
+def folded(context: QueryContext, expr: Expr) -> Expr:
+    """``expr`` with constant parts computed: rules put constants in the place of columns."""
+    if not isinstance(expr, Call):
+        return expr
+    args = tuple(folded(context, a) for a in expr.args)
+    return _fold(context, dataclasses.replace(expr, args=args))
+
+
+# -- operators
+
+
+def operate(
+    context: QueryContext,
+    operator: Operator,
+    args: tuple[Expr, ...],
+    result: Result,
+    collation: int,
+) -> Expr:
+    """``operator`` applied to ``args``."""
+    function = context.catalog.functions[operator.function]
+    infix = len(args) == 2
+    return call(
+        context,
+        operator.name,
+        args,
+        result,
+        Spelling(
+            f"({ARG} {operator.quoted} {ARG})"
+            if infix
+            else f"({operator.quoted} {ARG})",
+            f"{ARG} {operator.name} {ARG}" if infix else f"{operator.name} {ARG}",
+        ),
+        kernel(context, operator, operator.name, args, collation),
+        Conduct(
+            raises=_operator_raises(context, operator.name, function, args),
+            collation=collation,
+            functions=(function,),
+        ),
+    )
+
+
+def kernel(
+    context: QueryContext,
+    operator: Operator,
+    name: str,
+    args: tuple[Expr, ...],
+    collation: int,
+) -> NativeOp | None:
+    """The kernel ``name``, if ``operator`` is of Postgres."""
+    return resolve(name, context.types(args, collation)) if operator.builtin else None
+
+
+def _operator_raises(
+    context: QueryContext, name: str, function: Function, args: tuple[Expr, ...]
+) -> bool:
+    if function.builtin and name in COMPARISONS:
+        # Rows and arrays look for the operators of their parts when they run.
+        return any(_open(context, a.oid) for a in args)
+    return functions.may_raise(function, args)
+
+
+def _open(context: QueryContext, oid: int) -> bool:
+    """Whether comparing values of the type may turn out to be impossible."""
+    kind = context.catalog.types[oid]
+    if kind.kind in ("c", "p"):
+        return True
+    return bool(kind.element) and not context.catalog.types[kind.element].comparable
+
+
+def comparison(
+    context: QueryContext, name: str, left: Expr, right: Expr, collation: int
+) -> Expr:
+    """``left name right`` by a built-in operator that kernels compute."""
+    args = (left, right)
+    native = resolve(name, context.types(args, collation))
+    assert native is not None, "asked by the caller"
+    spelling = Spelling(
+        f"({ARG} OPERATOR(pg_catalog.{name}) {ARG})", f"{ARG} {name} {ARG}"
+    )
+    conduct = Conduct(collation=collation)
+    return call(context, name, args, BOOLEAN, spelling, native, conduct)
+
+
+def distinct(context: QueryContext, left: Expr, right: Expr) -> Expr:
+    """``left IS DISTINCT FROM right``, two values of one type."""
+    symbol, args = "is_distinct_from", (left, right)
+    native = resolve(symbol, context.types(args, left.collation))
+    spelling = enclosed(f"{ARG} IS DISTINCT FROM {ARG}")
+    conduct = Conduct(collation=left.collation)
+    return call(context, symbol, args, BOOLEAN, spelling, native, conduct)
+
+
+def logic(context: QueryContext, symbol: str, args: tuple[Expr, ...]) -> Expr:
+    """``and``, ``or`` or ``not`` of ``args``.
+
+    Nested ones of a kind become one: Postgres' grammar does so with our SQL of them.
+    """
+    if symbol != "not":
+        args = tuple(
+            part
+            for a in args
+            for part in (a.args if isinstance(a, Call) and a.symbol == symbol else (a,))
+        )
+    word = symbol.upper()
+    text = f"NOT {ARG}" if symbol == "not" else f" {word} ".join([ARG] * len(args))
+    return _known(context, symbol, args, BOOLEAN, enclosed(text))
+
+
+def null_test(
+    context: QueryContext, symbol: str, arg: Expr, *, row: bool = False
+) -> Expr:
+    """``IS NULL`` or ``IS NOT NULL``."""
+    words = "IS NOT NULL" if symbol == "is_not_null" else "IS NULL"
+    native = None if row else resolve(symbol, context.types((arg,), 0))
+    return call(context, symbol, (arg,), BOOLEAN, enclosed(f"{ARG} {words}"), native)
+
+
+def boolean_test(context: QueryContext, symbol: str, arg: Expr) -> Expr:
+    """``is_true`` and its kin: never NULL."""
+    spelling = enclosed(f"{ARG} {BOOLEAN_TESTS[symbol]}")
+    return _known(context, symbol, (arg,), BOOLEAN, spelling)
+
+
+# -- conditionals
+
+
+def choice(context: QueryContext, args: tuple[Expr, ...], result: Result) -> Expr:
+    """CASE: condition, value, condition, value, …, else."""
+    whens = f" WHEN {ARG} THEN {ARG}" * (len(args) // 2)
+    spelling = enclosed(f"CASE{whens} ELSE {ARG} END")
+    return _known(context, "case", args, result, spelling)
+
+
+def guarded(context: QueryContext, condition: Expr, value: Expr) -> Expr:
+    """``value`` where ``condition`` is true, else NULL; not computed elsewhere."""
+    args = (condition, value, Const(None, value.oid, -1, value.collation))
+    return choice(context, args, (value.oid, value.typmod, value.collation))
+
+
+def coalesce(context: QueryContext, args: tuple[Expr, ...], result: Result) -> Expr:
+    """The first of ``args`` that is not NULL."""
+    spelling = same(f"COALESCE({', '.join([ARG] * len(args))})")
+    return _known(context, "coalesce", args, result, spelling)
+
+
+def _known(
+    context: QueryContext,
+    symbol: str,
+    args: tuple[Expr, ...],
+    result: Result,
+    spelling: Spelling,
+) -> Expr:
+    """A call that fails on no row and to which collations are nothing."""
+    native = resolve(symbol, context.types(args, 0))
+    return call(context, symbol, args, result, spelling, native)
+
+
+def collate(context: QueryContext, arg: Expr, oid: int) -> Expr:
+    """``arg COLLATE`` that collation."""
+    if arg.collation == oid:
+        return arg
+    collation = context.catalog.collations.get(oid)
+    assert collation is not None, "COLLATE names a collation"
+    spelling = enclosed(f"{ARG} COLLATE {collation.quoted}")
+    native = NativeOp("cast", arg.oid, arg.typmod)
+    result = (arg.oid, arg.typmod, oid)
+    return call(context, "collate", (arg,), result, spelling, native)
+
+
+def function_of(
+    context: QueryContext,
+    oid: int,
+    arg: Expr,
+    result: Result,
+    collation: int = 0,
+) -> Expr:
+    """The built-in function ``oid``, which fails on no row, of ``arg``."""
+    function = context.catalog.functions[oid]
+    return call(
+        context,
+        function.quoted,
+        (arg,),
+        result,
+        Spelling(f"{function.quoted}({ARG})", f"{function.name}({ARG})"),
+        resolve(function.name, context.types((arg,), collation)),
+        Conduct(collation=collation, functions=(function,)),
+    )

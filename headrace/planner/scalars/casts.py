@@ -1,0 +1,104 @@
+"""Casts as expressions, also of texts to dates and times that may not read the clock.
+
+``'today'::date`` is another day tomorrow.  A text that comes out of a column is nearly always a
+plain date: it is cast behind a guard that hands every text with one of the four words to the
+type's input function with a prefix that no date has.  The cast fails then, which stops the view
+with that text in the error, instead of freezing a moment::
+
+    (CASE WHEN x ~* 'now|today|tomorrow|yesterday' THEN '…' || x ELSE x END)::date
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from headrace import types as t
+from headrace.expressions.native import TypeRef, resolve_cast
+from headrace.planner.logical.scalar import ARG, Call, Const, Expr
+from headrace.planner.scalars import build, functions, typenames
+from headrace.planner.scalars.build import Conduct
+from headrace.planner.scalars.context import QueryContext
+
+_STRINGS: Final = frozenset({t.TEXT, t.VARCHAR, t.NAME, t.BPCHAR})
+_WORDS: Final = "now|today|tomorrow|yesterday"
+_MESSAGE: Final = "a text that stands for the current time: "
+_MATCHES, _CONCATENATED = 1228, 654
+"""Operators ~* and || over texts."""
+_C: Final = 950
+_DEFAULT: Final = 100
+
+
+def cast(
+    context: QueryContext, arg: Expr, oid: int, typmod: int, collation: int
+) -> Expr:
+    """``arg::type`` where the cast is binary or goes through the text."""
+    stable = False
+    found = context.catalog.operators.cast(arg.oid, oid)
+    through_text = found is None or found[1] == "i"
+    name = typenames.name(context, arg) if oid in _STRINGS else None
+    if name is not None:
+        return Const(name, oid, typmod, collation)
+    if through_text:
+        clock = functions.clock_guarded(oid) and arg.oid in _STRINGS
+        reason = functions.io_refusal(context.catalog, arg.oid, oid, guarded=clock)
+        if reason is not None:
+            context.refuse(reason)
+        if clock:
+            arg = _guarded(context, arg)
+        stable = not functions.io_immutable(context.catalog, arg.oid, oid)
+    source = context.types((arg,), 0)[0]
+    kind = context.type_name(oid)
+    return build.call(
+        context,
+        f"cast {kind}",
+        (arg,),
+        (oid, typmod, collation),
+        build.Spelling(f"({ARG})::{kind}", f"{ARG}::{kind}"),
+        resolve_cast(source, TypeRef(oid)),
+        Conduct(raises=through_text and oid not in _STRINGS, stable=stable),
+    )
+
+
+def whole(
+    context: QueryContext,
+    arg: Expr,
+    name: str,
+    result: build.Result,
+    conduct: Conduct = build.HARMLESS,
+) -> Expr:
+    """``arg::name``, a row or an array, by Postgres."""
+    spelling = build.Spelling(f"(({ARG})::{name})", f"{ARG}::{name}")
+    return build.call(context, f"cast {name}", (arg,), result, spelling, None, conduct)
+
+
+def relabelled(expr: Expr, typmod: int, collation: int) -> Expr:
+    """``expr`` under another modifier and collation."""
+    return dataclasses.replace(expr, typmod=typmod, collation=collation)
+
+
+def _guarded(context: QueryContext, text: Expr) -> Expr:
+    """``text`` where no word in it stands for the current time, else no date at all."""
+    if isinstance(text, Const) or _is_guard(text):
+        return text
+    plain = text if text.oid == t.TEXT else cast(context, text, t.TEXT, -1, _DEFAULT)
+    operators = context.catalog.operators
+    words = (
+        build.collate(context, plain, _C),
+        Const(_WORDS, t.TEXT, -1, _DEFAULT),
+    )
+    matches = build.operate(context, operators[_MATCHES], words, build.BOOLEAN, _C)
+    result = (t.TEXT, -1, plain.collation)
+    marked = (Const(_MESSAGE, t.TEXT, -1, _DEFAULT), plain)
+    named = build.operate(
+        context, operators[_CONCATENATED], marked, result, plain.collation
+    )
+    return build.choice(context, (matches, named, plain), result)
+
+
+def _is_guard(expr: Expr) -> bool:
+    if not isinstance(expr, Call) or expr.symbol != "case":
+        return False
+    named = expr.args[1]
+    first = named.args[0] if isinstance(named, Call) and named.args else None
+    return isinstance(first, Const) and first.text == _MESSAGE

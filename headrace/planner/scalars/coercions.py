@@ -1,0 +1,72 @@
+"""Coercions in a tree: relabelling, casts through text, COLLATE; and conversions that no tree has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace import types as t
+from headrace.errors import UnsupportedError
+from headrace.planner.analyse.nodetree import Node
+from headrace.planner.logical.scalar import Const, Expr, Ref
+from headrace.planner.scalars import build, casts, functions
+from headrace.planner.scalars.lower import Form, Lowering
+from headrace.planner.scalars.scope import Scope
+
+
+def _relabel(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    arg = lowering.lower(node.child("arg"), scope)
+    oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
+    typmod = node.number("resulttypmod", -1)
+    if functions.is_reg_type(oid) or functions.is_reg_type(arg.oid):
+        if isinstance(arg, Const) and oid == t.OID:
+            return Const(arg.text, oid)
+        source = lowering.type_name(arg.oid)
+        lowering.refuse(f"a cast between {source} and an OID", node)
+    if oid == arg.oid:
+        # Only the label changes (a domain to its base, or a modifier given up).
+        return casts.relabelled(arg, typmod, collation)
+    return casts.cast(lowering, arg, oid, typmod, collation)
+
+
+def _through_text(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    arg = lowering.lower(node.child("arg"), scope)
+    oid, _, collation = lowering.result(node, "resulttype", "resultcollid")
+    try:
+        return casts.cast(lowering, arg, oid, -1, collation)
+    except UnsupportedError as error:
+        error.position = error.position or lowering.position(node)
+        raise
+
+
+def _collate(lowering: Lowering, node: Node, scope: Scope) -> Expr:
+    arg = lowering.lower(node.child("arg"), scope)
+    return build.collate(lowering, arg, node.number("collOid"))
+
+
+def convert(lowering: Lowering, arg: Expr, oid: int, collation: int) -> Expr:
+    """``arg`` converted as a cast does it, or UNION silently to the common type."""
+    if arg.oid == oid:
+        return arg
+    made = lowering.lower(_conversion(lowering, arg, oid), Scope(lambda *_: arg))
+    return casts.relabelled(made, -1, collation)
+
+
+def _conversion(lowering: Lowering, arg: Expr, oid: int) -> Node:
+    """What Postgres makes of a cast of a column like ``arg``, as it would read ours."""
+    kind = arg.oid, arg.collation, oid
+    if kind not in lowering.conversions:
+        source, target = lowering.type_name(arg.oid), lowering.type_name(oid)
+        like = Ref(0, arg.oid, -1, arg.collation)
+        column = lowering.sql(like, lambda _: f"NULL::{source}")
+        # Names of types and collations are quoted where they come from.
+        query = f"SELECT s.a::{target} FROM (SELECT {column} AS a) s"  # noqa: S608
+        [entry] = lowering.analysed(query).nodes("targetList")
+        lowering.conversions[kind] = entry.child("expr")
+    return lowering.conversions[kind]
+
+
+FORMS: Final[dict[str, Form]] = {
+    "RELABELTYPE": _relabel,
+    "COERCEVIAIO": _through_text,
+    "COLLATEEXPR": _collate,
+}

@@ -1,0 +1,192 @@
+"""What every part of the planner knows of the query: facts of the catalog, places in its text, its session.
+
+Expressions are made over it (``build``, ``casts``), and refused with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, LiteralString, NoReturn
+
+import psycopg
+
+from headrace import types as t
+from headrace.errors import UnsupportedError
+from headrace.expressions.native import TypeRef
+from headrace.planner.analyse import session
+from headrace.planner.analyse.catalog import Catalog
+from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.pg_functions import Function
+from headrace.planner.logical.scalar import Expr, Ref, constant, to_sql
+from headrace.planner.scalars import functions
+from headrace.planner.scalars.constants import Constants
+from headrace.postgres.connect import Connection
+
+Position = Callable[[int], int | None]
+Find = Callable[[str], int | None]
+
+RECORDS: Final = frozenset({2249, 2287})
+"""record and record[]: inside of expressions only."""
+_QUOTED: Final = re.compile(r'"([^"]+)"')
+_MONEY_ANYWHERE: Final = frozenset(
+    {
+        *("=", "<>", "<", "<=", ">", ">="),
+        *("is_null", "is_not_null", "is_distinct_from", "coalesce", "case"),
+    }
+)
+"""What does not look at the form of a money value; everything is evaluated under C."""
+
+
+class QueryContext:
+    """One query, for those who make expressions of it."""
+
+    def __init__(
+        self,
+        conn: Connection,
+        catalog: Catalog,
+        constants: Constants,
+        places: tuple[Position, Find],
+        *,
+        money_plain: bool = True,
+    ) -> None:
+        """``places``: of a location in the tree, and of a pattern, in the text of the query.
+
+        ``money_plain``: lc_monetary of the query is that of the C locale.
+        """
+        self._conn = conn
+        self.catalog = catalog
+        self.constants = constants
+        self._position, self._find = places
+        self._money_plain = money_plain
+
+    @property
+    def database(self) -> str:
+        """The database of the query."""
+        return self._conn.info.dbname
+
+    # -- what cannot be maintained, and where it stands
+
+    def refuse(
+        self,
+        what: str,
+        node: Node | None = None,
+        *,
+        pattern: str = "",
+        **more: str | None,
+    ) -> NoReturn:
+        """Raise UnsupportedError: ``what`` is not supported, at ``node`` or ``pattern``."""
+        place = self.position(node)
+        if place is None and pattern:
+            place = self._find(pattern)
+        if place is None and (name := _QUOTED.search(what)) is not None:
+            place = self._find(rf"\b{re.escape(name[1])}\b")
+        raise UnsupportedError(
+            what if "not supported" in what else f"{what} is not supported",
+            position=place,
+            **more,
+        )
+
+    def refuse_money(self, symbol: str, oids: Sequence[int]) -> None:
+        """Refuse ``symbol`` over these types if it looks at the form of money."""
+        if t.MONEY in oids and not self._money_plain and symbol not in _MONEY_ANYWHERE:
+            self.refuse(
+                "an expression over type money where lc_monetary is not C or POSIX"
+            )
+
+    def find(self, pattern: str) -> int | None:
+        """Position of the first match of ``pattern`` in the query."""
+        return self._find(pattern)
+
+    def position(self, node: Node | None) -> int | None:
+        """Position of ``node`` in the query, if the server keeps it."""
+        if node is None:
+            return None
+        found = self._position(node.number("location", -1))
+        if found is not None:
+            return found
+        for name in ("arg", "args", "expr", "xpr"):
+            value = node.fields.get(name)
+            inner = value[0] if isinstance(value, list) and value else value
+            if isinstance(inner, Node) and (found := self.position(inner)) is not None:
+                return found
+        return None
+
+    # -- types, and expressions as SQL
+
+    def type_name(self, oid: int) -> str:
+        """SQL for the type, without modifier."""
+        return self.catalog.types[oid].name
+
+    def plain_type(self, oid: int) -> bool:
+        """Whether handling values of the type can run no code of a user."""
+        return self.catalog.provenance.trusted(oid)
+
+    def types(self, args: Sequence[Expr], collation: int) -> list[TypeRef]:
+        """Types of ``args`` under an input collation, for ``native.resolve``."""
+        described = [(a.oid, a.typmod, constant(a)) for a in args]
+        return self.catalog.type_refs(described, collation)
+
+    def function(self, oid: int, node: Node) -> Function:
+        """The function of that OID, if a view may call it."""
+        function = self.catalog.functions[oid]
+        if (reason := functions.refusal(function)) is not None:
+            self.refuse(reason, node, hint=functions.remedy(function))
+        return function
+
+    def result(self, node: Node, field: str, collation: str) -> tuple[int, int, int]:
+        """(type, modifier, collation) of ``node``; a record is fine inside an expression."""
+        oid = self.catalog.types.base(node.number(field))
+        if self.catalog.types[oid].kind == "p" and oid not in RECORDS:
+            self.refuse(f"an expression of pseudo-type {self.type_name(oid)}", node)
+        return oid, -1, node.number(collation)
+
+    def sql(self, expr: Expr, column: Callable[[Ref], str]) -> str:
+        """Exact SQL of ``expr`` over ``column`` names; collations are made explicit."""
+
+        def reference(ref: Ref) -> str:
+            own = self.catalog.types[ref.oid].collation
+            if not ref.collation or ref.collation == own:
+                return column(ref)
+            collation = self.catalog.collations.get(ref.collation)
+            assert collation is not None, "the collation is not 0"
+            return f"({column(ref)} COLLATE {collation.quoted})"
+
+        return to_sql(expr, reference, self.type_name)
+
+    # -- what Postgres says of a text of ours
+
+    def analysed(self, query: str, *, literals: bool = False) -> Node:
+        """The tree of a query of our own making, ready to be lowered.
+
+        ``literals``: constants that are not read from their octets may be written out in it.
+
+        Raises:
+            psycopg.Error: Postgres does not accept it.
+        """
+        with self._conn.transaction(force_rollback=True):
+            tree = session.made_view(self._conn, query, "headrace_proof").tree
+        self.constants.load([tree], query if literals else "")
+        return tree
+
+    def described(self, query: str) -> list[tuple[str, int, int, int]]:
+        """(name, type, typmod, collation) of the columns of a query of our own making."""
+        with self._conn.transaction(force_rollback=True):
+            return session.made_view(self._conn, query, "headrace_shape").columns
+
+    def computed(self, sql: str) -> tuple[str | None] | None:
+        """The value of a constant expression, as text; None if computing it fails."""
+        try:
+            with self._conn.transaction(force_rollback=True):
+                [text] = session.output_texts(self._conn, [sql])
+        except psycopg.Error as error:
+            if (error.sqlstate or "")[:2] not in ("22", "23", "42"):
+                raise
+            return None
+        return (text,)
+
+    def fetch(self, query: LiteralString, argument: str) -> Any:
+        """The one value that ``query`` gives for ``argument`` under the pinned settings."""
+        row = self._conn.execute(query, (argument,)).fetchone()
+        assert row is not None, "a value"
+        return row[0]
