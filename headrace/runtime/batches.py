@@ -34,7 +34,7 @@ from headrace.process.bounds import Bound
 from headrace.runtime import culprit
 from headrace.runtime.columns import Description
 from headrace.runtime.edges import Edge, TableDiffs
-from headrace.runtime.sharing import Shared
+from headrace.runtime.shared import Shared
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
 from headrace.types import Diffs, TimeEnd

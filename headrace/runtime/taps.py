@@ -12,20 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 
 import pyarrow as pa
 import structlog
 
 from headrace import clock
 from headrace.errors import DefiniteFailure, HeadraceError, TransientError
+from headrace.forwarder.stream import Stream
 from headrace.kernels import copytext, text
+from headrace.runtime.book import Book
 from headrace.runtime.views import View
 from headrace.types import format_lsn
-
-if TYPE_CHECKING:
-    from headrace.forwarder.stream import Stream
-    from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
 
@@ -55,8 +53,8 @@ class _Tap:
 class Taps:
     """Taps of one engine, by job; every method runs on the engine's thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, book: Book) -> None:
+        self._book = book
         self._taps: dict[str, _Tap] = {}
         self._told: tuple[Stream | None, bool] = (None, False)
 
@@ -75,15 +73,12 @@ class Taps:
                 detail=view.message,
             )
         self.end(job)
-        folder = self._engine.settings.tmp_dir
+        folder = self._book.settings.tmp_dir
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"tap-{job}.copy"
         until = clock.monotonic() + CUTTING_S_MAX
         self._taps[job] = _Tap(view.id, path, path.open("wb"), until)
         self.check()
-        if view.plan.temporal:
-            # A batch whose instant is known must come before any position asked for.
-            self._engine.ticker.force()
         return path
 
     def passed(
@@ -160,7 +155,7 @@ class Taps:
         """Have the stream cut as the taps want it; each cycle of the engine comes by here."""
         now = clock.monotonic() if self._taps else 0.0
         cutting = any(tap.cutting_until > now for tap in self._taps.values())
-        stream = self._engine.stream
+        stream = self._book.stream
         if stream is not None and self._told != (stream, cutting):
             if cutting or self._told == (stream, True):
                 stream.batcher.single(on=cutting)
