@@ -81,10 +81,10 @@ class Intake:
             record.commit_time_us,
         )
         needed = book.needed(behind)
-        outcome = self._processor.run(behind, frames, txid, attempt, needed)
+        outcome = self._processor.run(behind, frames, needed)
         faults.point(faults.COLLECTIONS_DONE)
         if outcome.failed:
-            self._stop_failed(outcome, frames, txid)
+            self._stop_failed(outcome)
         parts = [
             Part.of(view, outcome.diffs.get(view.id), self._watch.relied_on)
             for view in behind
@@ -133,21 +133,19 @@ class Intake:
                 )
         return out
 
-    def _stop_failed(
-        self, outcome: batches.Outcome, frames: batches.Frames, txid: int
-    ) -> None:
-        """Views that cannot process ``txid`` stop at the one before."""
+    def _stop_failed(self, outcome: batches.Outcome) -> None:
+        """Views that cannot process the batch stop at the one before."""
         book = self._book
         self._drain()
         for unit_id, error in outcome.failed.items():
             shared = book.subplans.get(unit_id)
             if shared is not None:
-                self._stop_all(shared, book.views_of(shared), error, frames, txid)
+                self._stop_all(shared, book.views_of(shared), error, outcome.frames)
         for unit_id, error in outcome.failed.items():
             failed = book.views.get(unit_id)
             # One that is not live could not write an earlier txid, or has just failed.
             if failed is not None and failed.live:
-                self._stop_all(failed, [failed], error, frames, txid)
+                self._stop_all(failed, [failed], error, outcome.frames)
 
     def _stop_all(
         self,
@@ -155,12 +153,11 @@ class Intake:
         views: Sequence[View],
         error: HeadraceError,
         frames: batches.Frames,
-        txid: int,
     ) -> None:
         """``views``, which need ``unit``, stop; interrupted ones are tried again."""
         judged = [self._leaving.judge(view, error) for view in views]
         final = [e for e in judged if not isinstance(e, Interrupted)]
-        known = self._reason(unit, views, final[0] if final else error, frames, txid)
+        known = self._reason(unit, views, final[0] if final else error, frames)
         for view, own in zip(views, judged, strict=True):
             self._leaving.fail(view, own if isinstance(own, Interrupted) else known)
 
@@ -170,13 +167,12 @@ class Intake:
         views: Sequence[View],
         error: HeadraceError,
         frames: batches.Frames,
-        txid: int,
     ) -> HeadraceError:
         """Why ``views`` stop that need ``unit``: what was altered, before a row is blamed."""
         for view in views:
             known = self._watch.cause(view, error)
             # What somebody may not read any more is his own view's reason only.
             if known is not error and not isinstance(known, RightEnded | OwnerGone):
-                unit.back(txid)
+                unit.back(frames.txid)
                 return known
-        return self._processor.blame(unit, error, frames, txid)
+        return self._processor.blame(unit, error, frames)
