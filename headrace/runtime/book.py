@@ -5,13 +5,15 @@ can be read off them; whoever changes one is a part, and says so.
 
 Threads.  The engine's thread owns every field: it alone writes them.  Other threads may read single
 values, which are those of some moment not long ago (status, ``doing``), and copy what they go through.
-Otherwise only
+Besides,
 
-* ``holds``, ``pipeline``, ``suspects`` and ``evaluators``: objects with locks of their own, for any thread
-  (the sink's, the dataflows' and the commander's messages);
-* ``checkpoints``: begun and ended by the engine's thread, written by the thread inside of it;
-* ``owner``: its catalog connection is the engine's, its sink connection the sink thread's;
-* ``stopping``: set by whoever ends the engine.
+* ``holds``, ``pipeline`` and ``evaluators`` have locks of their own, and ``suspects`` marks of each thread: they
+  are for any thread (those of the sink, the dataflows and the control socket);
+* ``checkpoints`` are begun and ended by the engine's thread, and written by the thread inside of it;
+* of ``owner`` the catalog connection is the engine's, the other one the sink thread's;
+* a view's or subplan's store and dataflow are worked with by one thread of the dataflows at a time, while the
+  engine's waits for it, and its store is read by the checkpoint thread as of a committed txid;
+* ``stopping`` is set by whoever ends the engine.
 """
 
 from __future__ import annotations

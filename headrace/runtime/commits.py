@@ -45,21 +45,9 @@ class Commits:
             left = view.id in answer.failed or view.id in answer.gone
             if left or view.processed < job.txid or view.progress is None:
                 continue
-            view.commit(
-                StateMark(
-                    job.txid,
-                    max(job.lsn, view.start_lsn),
-                    min(view.progress.txid, job.txid),
-                )
-            )
-            self._taps.passed(
-                view,
-                job.txid,
-                job.lsn,
-                job.transactions,
-                part.diffs,
-                job.commit_time_us,
-            )
+            lsn = max(job.lsn, view.start_lsn)
+            view.commit(StateMark(job.txid, lsn, min(view.progress.txid, job.txid)))
+            self._taps.passed(view, job, part.diffs)
         for shared_id in job.shared:
             shared = book.subplans.get(shared_id)
             if shared is not None and shared.processed >= job.txid > shared.mark.txid:

@@ -72,13 +72,9 @@ class Intake:
         record = self._record(txid, attempt, batch)
         faults.point(faults.BATCH_RECORDED)
         behind = self._behind(txid)
+        instant = record.commit_time_us
         frames = batches.Frames(
-            batch,
-            self._decoder,
-            txid,
-            attempt,
-            self._watch,
-            record.commit_time_us,
+            batch, self._decoder, txid, attempt, self._watch, instant
         )
         needed = book.needed(behind)
         outcome = self._processor.run(behind, frames, needed)
@@ -94,7 +90,7 @@ class Intake:
         book.pipeline.processed(
             Job(
                 txid, attempt, batch.end_lsn, batch.transactions,
-                record.commit_time_us, tuple(parts),
+                instant, tuple(parts),
                 tuple(shared.id for shared in needed if shared.processed == txid),
             )
         )  # fmt: skip

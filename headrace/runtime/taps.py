@@ -22,6 +22,7 @@ from headrace.errors import DefiniteFailure, HeadraceError, TransientError
 from headrace.forwarder.stream import Stream
 from headrace.kernels import copytext, text
 from headrace.runtime.book import Book
+from headrace.runtime.jobs import Job
 from headrace.runtime.views import View
 from headrace.types import format_lsn
 
@@ -81,22 +82,17 @@ class Taps:
         self.check()
         return path
 
-    def passed(
-        self,
-        view: View,
-        txid: int,
-        end_lsn: int,
-        transactions: int,
-        diffs: pa.RecordBatch | None,
-        instant: int = 0,
-    ) -> None:
-        """``view`` is at ``txid`` and ``instant`` now: ``diffs`` are in its table."""
+    def passed(self, view: View, job: Job, diffs: pa.RecordBatch | None) -> None:
+        """``job`` is done for ``view``: ``diffs`` are in its table."""
+        txid = job.txid
         for tap in self._taps.values():
             # After a rewind a batch comes again, with the same diffs.
             if tap.view_id != view.id or txid in tap.passed or tap.error:
                 continue
             tap.passed.add(txid)
-            tap.batches.append(_Batch(txid, end_lsn, transactions, instant))
+            tap.batches.append(
+                _Batch(txid, job.lsn, job.transactions, job.commit_time_us)
+            )
             if diffs is not None and diffs.num_rows:
                 try:
                     tap.file.write(_lines(view, txid, diffs))
