@@ -34,7 +34,7 @@ from headrace.process.bounds import Bound
 from headrace.runtime import culprit
 from headrace.runtime.columns import Description
 from headrace.runtime.edges import Edge, TableDiffs
-from headrace.runtime.sharing import Shared
+from headrace.runtime.shared import Shared
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
 from headrace.types import Diffs, TimeEnd
@@ -44,20 +44,6 @@ _log = structlog.get_logger(__name__)
 THREADS: Final = max(2, os.cpu_count() or 2)
 LOST_MAX: Final = 3
 """Attempts of a batch that may lose rows on an edge; then it is no accident."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a batch did: diffs per view, and the views that failed."""
-
-    attempt: int
-    diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
-    failed: dict[int, HeadraceError] = field(default_factory=dict)
-    """By id, of shared subplans too."""
-    sent: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
-    """Diffs of shared subplans, by id."""
-    forgotten: dict[int, HeadraceError] = field(default_factory=dict)
-    """Shared subplans that cannot tell what they sent; those who ask fail."""
 
 
 Altered = Callable[[Sequence[Unit]], dict[int, HeadraceError]]
@@ -99,8 +85,8 @@ class Frames:
         """Transactions by the LSN that their rows have."""
         self._batch = batch
         self._decoder = decoder
-        self._txid = txid
-        self._attempt = attempt
+        self.txid: Final = txid
+        self.attempt: Final = attempt
         self._kept: list[list[TableDiffs]] | None = None
 
     def __iter__(self) -> Iterator[list[TableDiffs]]:
@@ -122,7 +108,7 @@ class Frames:
             chunk = [
                 TableDiffs(
                     e.relation.oid,
-                    Diffs(self._txid, self._attempt, self._numbered(e)),
+                    Diffs(self.txid, self.attempt, self._numbered(e)),
                 )
                 for e in events
                 if isinstance(e, Changes)
@@ -142,6 +128,22 @@ class Frames:
         if self._batch.spooled or self._kept is None:
             return None
         return [frame for chunk in self._kept for frame in chunk]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a batch did: diffs per view, and the views that failed."""
+
+    frames: Frames
+    touched: set[int] = field(default_factory=set)
+    """Units that have taken part, by id."""
+    diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
+    failed: dict[int, HeadraceError] = field(default_factory=dict)
+    """By id, of shared subplans too."""
+    sent: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    """Diffs of shared subplans, by id."""
+    forgotten: dict[int, HeadraceError] = field(default_factory=dict)
+    """Shared subplans that cannot tell what they sent; those who ask fail."""
 
 
 class Processor:
@@ -175,12 +177,7 @@ class Processor:
         self._pool.shutdown()
 
     def run(
-        self,
-        views: Sequence[View],
-        frames: Frames,
-        txid: int,
-        attempt: int,
-        needed: Sequence[Shared] = (),
+        self, views: Sequence[View], frames: Frames, needed: Sequence[Shared] = ()
     ) -> Outcome:
         """Process one batch for ``views``, each of which has processed the one before.
 
@@ -193,46 +190,40 @@ class Processor:
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
         """
-        outcome = Outcome(attempt)
+        outcome, txid = Outcome(frames), frames.txid
         self._began = clock.monotonic()
-        behind = _behind(needed, txid, outcome)
+        behind = _behind(needed, outcome)
         units: list[Unit] = [*behind, *views]
-        touched: set[int] = set()
-        sent = self._take_in(units, frames, txid, touched, outcome)
+        sent = self._take_in(units, outcome)
         if frames.instant:
             woken = [
                 view
                 for view in views
                 if view.plan.temporal
-                and view.id not in touched
+                and view.id not in outcome.touched
                 and view.id not in outcome.failed
             ]
-            self._enter(woken, touched, txid, frames, outcome)
-        self.edge.put(TimeEnd(txid, attempt, sent))
+            self._enter(woken, outcome)
+        self.edge.put(TimeEnd(txid, frames.attempt, sent))
         for shared in needed:
             if shared in behind:
-                self._end([shared], touched, txid, frames, outcome)
+                self._end([shared], outcome)
             elif shared.id not in outcome.failed:
-                _recall(shared, txid, outcome)
-        self._end(views, touched, txid, frames, outcome)
-        unseen = [u for u in units if u.id in touched and not _will_look(u, outcome)]
+                _recall(shared, outcome)
+        self._end(views, outcome)
+        unseen = [
+            u for u in units if u.id in outcome.touched and not _will_look(u, outcome)
+        ]
         outcome.failed |= self._altered(unseen)
         for unit in units:
             if unit.id not in outcome.failed:
                 unit.processed = txid
         return outcome
 
-    def _take_in(
-        self,
-        units: Sequence[Unit],
-        frames: Frames,
-        txid: int,
-        touched: set[int],
-        outcome: Outcome,
-    ) -> int:
+    def _take_in(self, units: Sequence[Unit], outcome: Outcome) -> int:
         """Have ``units`` ingest the batch's changes; returns the number of rows."""
-        sent = 0
-        self.edge.open((unit.id for unit in units), txid - 1)
+        sent, frames = 0, outcome.frames
+        self.edge.open((unit.id for unit in units), frames.txid - 1)
         for chunk in frames:
             outcome.failed |= _only(frames.stopped, units)
             busy = [
@@ -246,7 +237,7 @@ class Processor:
             for frame in chunk:
                 self.edge.put(frame)
                 sent += frame.diffs.batch.num_rows
-            self._enter(busy, touched, txid, frames, outcome)
+            self._enter(busy, outcome)
             for unit in units:
                 if unit not in busy and unit.id not in outcome.failed:
                     self.edge.pull(unit.id)
@@ -254,51 +245,37 @@ class Processor:
                 self.edge.leave(unit_id)
         return sent
 
-    def _enter(
-        self,
-        units: Sequence[Unit],
-        touched: set[int],
-        txid: int,
-        frames: Frames,
-        outcome: Outcome,
-    ) -> None:
+    def _enter(self, units: Sequence[Unit], outcome: Outcome) -> None:
         """``units`` take part in the batch: they begin it, and take what is on the edge."""
-        new = {unit.id for unit in units} - touched
-        touched |= new
+        new = {unit.id for unit in units} - outcome.touched
+        outcome.touched |= new
         outcome.failed |= self._altered([unit for unit in units if unit.id in new])
         self._each(
             [unit for unit in units if unit.id not in outcome.failed],
-            partial(self._ingest, new, txid, outcome.attempt, frames.instant),
-            txid,
+            partial(self._ingest, new, outcome.frames),
             outcome,
         )
         for unit_id in outcome.failed:
             self.edge.leave(unit_id)
 
-    def _end(
-        self,
-        units: Sequence[Unit],
-        touched: set[int],
-        txid: int,
-        frames: Frames,
-        outcome: Outcome,
-    ) -> None:
+    def _end(self, units: Sequence[Unit], outcome: Outcome) -> None:
         """All that ``units`` read is complete: they end the batch."""
+        frames, touched = outcome.frames, outcome.touched
         fed = {unit.id: _fed(unit, outcome) for unit in units}
         left = [unit for unit in units if unit.id not in outcome.failed]
         woken = [u for u in left if fed[u.id] and u.id not in touched]
         if woken:
-            self._enter(woken, touched, txid, frames, outcome)
+            self._enter(woken, outcome)
 
         def end(unit: Unit) -> None:
             flow = unit.flow(self._settings, self._evaluators)
             self.edge.pull(unit.id)
             for node, diffs in fed[unit.id]:
                 flow.feed(node, diffs)
-            diffs = flow.end(txid, outcome.attempt)
+            diffs = flow.end(frames.txid, frames.attempt)
             if isinstance(unit, Shared):
                 outcome.sent[unit.id] = [diffs]
-                unit.log().add(txid, diffs, unit.least)
+                unit.log().add(frames.txid, diffs, unit.least)
             else:
                 outcome.diffs[unit.id] = diffs
             # Before the sink's commit: what cannot be stored must not appear either.
@@ -306,18 +283,16 @@ class Processor:
             unit.store.prepare()
 
         ending = [u for u in left if u.id in touched and u.id not in outcome.failed]
-        self._each(ending, end, txid, outcome)
+        self._each(ending, end, outcome)
 
     def _reads(self, unit: Unit, frame: TableDiffs) -> bool:
         return any(s.table_oid == frame.table_oid for s in unit.own.sources)
 
-    def _ingest(
-        self, new: set[int], txid: int, attempt: int, instant: int, unit: Unit
-    ) -> None:
+    def _ingest(self, new: set[int], frames: Frames, unit: Unit) -> None:
         flow = unit.flow(self._settings, self._evaluators)
         if unit.id in new:
-            unit.begin(txid)
-            flow.begin(txid, attempt, instant)
+            unit.begin(frames.txid)
+            flow.begin(frames.txid, frames.attempt, frames.instant)
         for frame in self.edge.pull(unit.id):
             if isinstance(frame, TableDiffs):
                 faults.rows(unit.id, frame.diffs.batch)
@@ -327,10 +302,10 @@ class Processor:
         self,
         units: Sequence[Unit],
         work: Callable[[Unit], None],
-        txid: int,
         outcome: Outcome,
     ) -> None:
         """``work`` on every unit, side by side when there are several."""
+        txid = outcome.frames.txid
 
         def one(unit: Unit) -> HeadraceError | None:
             with self._suspects.during(unit.id, txid):
@@ -341,7 +316,7 @@ class Processor:
         else:
             errors = list(self._pool.map(one, units))
         for view, error in zip(units, errors, strict=True):
-            if isinstance(error, RowsLost) and outcome.attempt >= LOST_MAX:
+            if isinstance(error, RowsLost) and outcome.frames.attempt >= LOST_MAX:
                 outcome.failed[view.id] = BugError(
                     f"rows are lost in every attempt: {error.message}"
                 )
@@ -361,20 +336,16 @@ class Processor:
         finally:
             del self._working[unit.id]
 
-    def blame(
-        self, view: Unit, error: HeadraceError, frames: Frames, txid: int
-    ) -> HeadraceError:
+    def blame(self, view: Unit, error: HeadraceError, frames: Frames) -> HeadraceError:
         """``error`` with the source row that causes it, where one can be found.
 
-        What reads shared subplans is not searched.  The state is that before ``txid`` afterwards, or an earlier one.
+        What reads shared subplans is not searched.  The state is that before the batch afterwards, or an earlier one.
         """
-        with self._suspects.during(view.id, txid):
-            return self._blame(view, error, frames, txid)
+        with self._suspects.during(view.id, frames.txid):
+            return self._blame(view, error, frames)
 
-    def _blame(
-        self, view: Unit, error: HeadraceError, frames: Frames, txid: int
-    ) -> HeadraceError:
-        everything = frames.all()
+    def _blame(self, view: Unit, error: HeadraceError, frames: Frames) -> HeadraceError:
+        everything, txid = frames.all(), frames.txid
         by_row = isinstance(error, DefiniteFailure) and not isinstance(
             error, StateDamaged | StructureChanged | LimitExceeded
         )
@@ -426,8 +397,9 @@ def _only(
     return {unit.id: errors[unit.id] for unit in units if unit.id in errors}
 
 
-def _behind(needed: Sequence[Shared], txid: int, outcome: Outcome) -> list[Shared]:
-    """The shared subplans that have not processed ``txid``."""
+def _behind(needed: Sequence[Shared], outcome: Outcome) -> list[Shared]:
+    """The shared subplans that have not processed the batch."""
+    txid = outcome.frames.txid
     out = [shared for shared in needed if shared.processed < txid]
     for shared in out:
         if shared.processed != txid - 1:
@@ -437,10 +409,10 @@ def _behind(needed: Sequence[Shared], txid: int, outcome: Outcome) -> list[Share
     return [shared for shared in out if shared.id not in outcome.failed]
 
 
-def _recall(shared: Shared, txid: int, outcome: Outcome) -> None:
-    """Have what a shared subplan sent when it processed ``txid``."""
+def _recall(shared: Shared, outcome: Outcome) -> None:
+    """Have what a shared subplan sent when it processed the batch."""
     try:
-        outcome.sent[shared.id] = shared.log().read(txid)
+        outcome.sent[shared.id] = shared.log().read(outcome.frames.txid)
     except TransientError:
         raise
     except HeadraceError as error:

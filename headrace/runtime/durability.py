@@ -6,17 +6,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace import clock
+from headrace.forwarder.stream import Stream
 from headrace.process import faults
 from headrace.runtime import positions
+from headrace.runtime.book import Book
 from headrace.runtime.checkpoints import Durable
 from headrace.runtime.positions import Position
-
-if TYPE_CHECKING:
-    from headrace.forwarder.stream import Stream
-    from headrace.runtime.engine import Engine
 
 _CHECK_S: Final = 1.0
 
@@ -24,20 +22,17 @@ _CHECK_S: Final = 1.0
 class Durability:
     """Checkpoints and confirming of one engine; every method runs on its thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.position = Position(0, 0)
-        """What a crash leaves of the engine's position."""
+    def __init__(self, book: Book) -> None:
+        self._book = book
         self._confirm_at = 0.0
         self._check_at = 0.0
         self._asked = 0
 
     def step(self, stream: Stream) -> float:
         """Do what is due; returns when to come by again, on the monotonic clock."""
-        engine = self._engine
         self._confirm_if_due(stream)
         self.end()
-        ahead = engine.confirmable() > engine.confirmed
+        ahead = self._confirmable() > self._book.confirmed
         due = self._due(ahead=ahead)
         if due <= clock.monotonic():
             self._begin()
@@ -46,84 +41,123 @@ class Durability:
 
     def end(self, *, wait: bool = False) -> None:
         """Take note of a checkpoint that was written; ``wait`` until none is under way."""
-        engine = self._engine
-        what = engine.checkpoints.end(engine.db, wait=wait)
+        what = self._book.checkpoints.end(self._book.db, wait=wait)
         if what is not None:
             self._take(what)
 
+    def still(self) -> None:
+        """Wait until no checkpoint is being written."""
+        self.end(wait=True)
+
     def finish(self) -> None:
         """Make everything that is committed durable; the engine ends."""
-        engine = self._engine
         self.end(wait=True)
-        if engine.checkpoints.pending or engine.confirmable() > engine.confirmed:
+        if self._book.checkpoints.pending or self._confirmable() > self._book.confirmed:
             self._begin()
             self.end(wait=True)
 
+    def trim(self) -> None:
+        """Readers of shared subplans need less of what was sent than they did."""
+        for shared in self._book.subplans.values():
+            at = [reader.durable.txid for reader in self._book.readers(shared)]
+            shared.least = min(at, default=shared.least)
+
+    # --- what may be confirmed
+
+    def _confirmable(self) -> int:
+        """The position before which nobody needs the stream any more, were all durable."""
+        return max(self._book.holds.limit(self._needless()), self._confirmed_soon)
+
+    def _promise(self) -> int:
+        """That position, which is about to be confirmed: a hold may come too late for it."""
+        return self._book.holds.promise(
+            Position(self._book.position.txid, self._needless()), self._confirmed_soon
+        )
+
+    @property
+    def _confirmed_soon(self) -> int:
+        """A lower one would be ignored by the server, and mean a lost hold to us."""
+        return max(self._book.confirmed, self._book.checkpoints.confirming)
+
+    def _needless(self) -> int:
+        """The position before which no view needs the stream any more."""
+        book = self._book
+        lsns = [book.position.lsn]
+        lsns += [
+            book.covered(view.mark)
+            for view in book.views.values()
+            if view.owned and view.mark.txid < book.position.txid
+        ]
+        return min(lsns)
+
+    # --- checkpoints
+
     def _due(self, *, ahead: bool) -> float:
-        engine = self._engine
-        return engine.checkpoints.due(ahead=ahead, large=engine.db.checkpoint_due)
+        return self._book.checkpoints.due(
+            ahead=ahead, large=self._book.db.checkpoint_due
+        )
 
     def _begin(self) -> None:
         """Begin a checkpoint of everything that is committed."""
         faults.point(faults.BEFORE_CHECKPOINT)
-        engine = self._engine
-        owned = [view for view in engine.views.values() if view.owned]
-        engine.checkpoints.begin(
-            engine.db,
-            [*owned, *engine.sharing.subplans.values()],
-            engine.position,
-            engine.promise(),
+        book = self._book
+        owned = [view for view in book.views.values() if view.owned]
+        book.checkpoints.begin(
+            book.db,
+            [*owned, *book.subplans.values()],
+            book.position,
+            self._promise(),
         )
 
     def _take(self, what: Durable) -> None:
-        engine = self._engine
+        book = self._book
         for unit_id, mark in what.marks.items():
-            unit = engine.sharing.unit(unit_id)
+            unit = book.unit(unit_id)
             if unit is not None:
                 unit.checkpointed(mark)
-        engine.sharing.trim()
-        self.position = what.position
-        engine.confirmed = max(engine.confirmed, what.confirmed)
-        self._trim()
+        self.trim()
+        book.durable = what.position
+        book.confirmed = max(book.confirmed, what.confirmed)
+        self._forget()
         faults.point(faults.CHECKPOINT_WRITTEN)
-        if engine.stream is not None:
-            self._confirm(engine.stream)
+        if book.stream is not None:
+            self._confirm(book.stream)
 
-    def _trim(self) -> None:
+    def _forget(self) -> None:
         """Forget records that nobody can ask for: all but the last before the least state."""
-        engine = self._engine
-        needed = [view.durable.txid for view in engine.views.values() if view.owned]
-        needed += engine.holds.txids()
-        least = min([self.position.txid, *needed])
+        book = self._book
+        needed = [view.durable.txid for view in book.views.values() if view.owned]
+        needed += book.holds.txids()
+        least = min([book.durable.txid, *needed])
         meta: positions.Meta = {}
-        engine.records.trim(meta, least)
+        book.records.trim(meta, least)
         if meta:
-            engine.db.put_meta(meta, sync=False)
-        engine.pipeline.durable(least)
+            book.db.put_meta(meta, sync=False)
+        book.pipeline.durable(least)
 
     def _confirm_if_due(self, stream: Stream) -> None:
-        engine = self._engine
+        book = self._book
         now = clock.monotonic()
         asked = stream.asked != self._asked
         if now < self._confirm_at and not asked:
             return
         self._asked = stream.asked
-        self._confirm_at = now + engine.settings.feedback_interval_ms / 1000
+        self._confirm_at = now + book.settings.feedback_interval_ms / 1000
         self._confirm(stream)
         if not asked or stream.confirmed >= stream.received:
             return
         # A server that stops waits for us to confirm everything.
-        if engine.confirmable() > engine.confirmed and not engine.checkpoints.underway:
+        if self._confirmable() > book.confirmed and not book.checkpoints.underway:
             self._begin()
         if now >= self._check_at:
             # If we cannot (a hold, a blocked view), ending the stream lets it go.  Its other
             # connections are gone then.
             self._check_at = now + _CHECK_S
-            engine.owner.conn.execute("SELECT 1")
+            book.owner.conn.execute("SELECT 1")
 
     def _confirm(self, stream: Stream) -> None:
         """Tell the source what is durable."""
-        confirmed = self._engine.confirmed
+        confirmed = self._book.confirmed
         if confirmed > stream.confirmed:
             stream.confirm(confirmed)
             faults.point(faults.FEEDBACK_SENT)

@@ -11,55 +11,52 @@ however the way to it was divided.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import structlog
 
 from headrace.errors import ContinuityLost
 from headrace.forwarder.batcher import Cut
 from headrace.runtime import positions
+from headrace.runtime.book import Book
 from headrace.runtime.positions import Position, Record
 from headrace.types import format_lsn, parse_lsn
-
-if TYPE_CHECKING:
-    from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
 
 
-def plan(engine: Engine) -> tuple[list[Cut], Position]:
+def plan(book: Book) -> tuple[list[Cut], Position]:
     """Recorded batches that some live view lacks, and where the stream must start.
 
-    The engine's position moves over recorded batches that nobody lacks.
+    The book's position moves over recorded batches that nobody lacks.
 
     Raises:
         ContinuityLost: the source has not come so far: it was restored.
     """
-    _check_age(engine)
-    ends = {txid: record.end_lsn for txid, record in engine.records.items()}
-    for view in engine.views.values():
+    _check_age(book)
+    ends = {txid: record.end_lsn for txid, record in book.records.items()}
+    for view in book.views.values():
         progress = view.progress
         if view.owned and progress is not None and progress.txid > view.mark.txid:
             ends.setdefault(progress.txid, progress.lsn)
-    live = [v.mark for v in engine.views.values() if v.live]
-    last = max([engine.position.txid, *ends])
+    live = [v.mark for v in book.views.values() if v.live]
+    last = max([book.position.txid, *ends])
     behind = [mark for mark in live if mark.txid < last]
     base = min((mark.txid for mark in behind), default=last)
-    lsn = min(map(engine.covered, behind), default=engine.position.lsn)
-    if not behind and last > engine.position.txid:
-        lsn = max(engine.position.lsn, ends[last])
-        engine.position = Position(last, lsn)
+    lsn = min(map(book.covered, behind), default=book.position.lsn)
+    if not behind and last > book.position.txid:
+        lsn = max(book.position.lsn, ends[last])
+        book.position = Position(last, lsn)
     start = Position(base, lsn)
-    return _cuts(engine, ends, start, last), start
+    return _cuts(book, ends, start, last), start
 
 
-def _check_age(engine: Engine) -> None:
+def _check_age(book: Book) -> None:
     """Nobody would be told of what a source writes where it has once been."""
-    row = engine.owner.conn.execute(
+    row = book.owner.conn.execute(
         "SELECT pg_catalog.pg_current_wal_flush_lsn()::text"
     ).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
-    ours = engine.position.lsn
+    ours = book.position.lsn
     if parse_lsn(row[0]) < ours:
         raise ContinuityLost(
             "the source is older than the state of the views: it was restored",
@@ -67,21 +64,19 @@ def _check_age(engine: Engine) -> None:
         )
 
 
-def _cuts(
-    engine: Engine, ends: Mapping[int, int], start: Position, last: int
-) -> list[Cut]:
+def _cuts(book: Book, ends: Mapping[int, int], start: Position, last: int) -> list[Cut]:
     """The batches after ``start``, all recorded; a lost one ends where the one before does."""
     cuts = []
     meta: positions.Meta = {}
     end = start.lsn
     for txid in range(start.txid + 1, last + 1):
         begin, end = end, ends.get(txid, end)
-        if txid not in engine.records:
-            engine.records[txid] = Record(txid, begin, end, 0)
-            positions.put_record(meta, engine.records[txid])
+        if txid not in book.records:
+            book.records[txid] = Record(txid, begin, end, 0)
+            positions.put_record(meta, book.records[txid])
         cuts.append(Cut(txid, end))
-    engine.records.last = max(engine.records.last, last)
+    book.records.last = max(book.records.last, last)
     if meta:
         _log.warning("records of batches were lost", batches=len(meta))
-        engine.db.put_meta(meta, sync=False)
+        book.db.put_meta(meta, sync=False)
     return cuts

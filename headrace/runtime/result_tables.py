@@ -7,17 +7,19 @@ what users have made of the table is written down (sink/kept.py), in case that i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import psycopg
 import structlog
+from psycopg import sql
 
 from headrace import clock
+from headrace.errors import RESYNC, HeadraceError, SinkBlocked, SinkTableError
 from headrace.postgres import failures
-from headrace.sink import kept
-
-if TYPE_CHECKING:
-    from headrace.runtime.lifecycle import Lifecycle
+from headrace.runtime.book import Book
+from headrace.runtime.views import Connection, View
+from headrace.sink import kept, table, trouble
 
 _log = structlog.get_logger(__name__)
 _SIGNS: Final = """
@@ -29,23 +31,54 @@ SELECT v.id, ROW(c.xmin, pg_catalog.to_regclass(
  WHERE v.id = ANY (%s)"""
 
 
+def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
+    """Why a result table cannot be written; ``lock``: also whether it is locked now."""
+    conn, shown = book.owner.conn, view.target.shown
+    try:
+        with conn.transaction():
+            if lock:
+                conn.execute(
+                    sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE NOWAIT").format(
+                        view.target.identifier
+                    )
+                )
+            table.check(conn, view.target, book.settings.publication_name)
+    except SinkTableError as error:
+        return error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return SinkTableError(f"result table {shown} was dropped", hint=RESYNC)
+    except psycopg.errors.LockNotAvailable:
+        # The system catalog, where no lock was asked for: whoever asks comes again.
+        if not lock:
+            raise
+        return SinkBlocked(f"result table {shown} is locked")
+    except psycopg.Error as error:
+        if failures.is_lost(error) or failures.is_transient(error):
+            raise
+        return trouble.of_view(view.target, error)
+    return None
+
+
 class ResultTables:
     """Those of one engine's views; every method runs on the engine's thread."""
 
-    def __init__(self, lifecycle: Lifecycle, poll_ms: int) -> None:
-        self._lifecycle = lifecycle
-        self._every_s = poll_ms / 1000
+    def __init__(self, book: Book, fail: Callable[[View, HeadraceError], None]) -> None:
+        """``fail`` stops a view."""
+        self._book = book
+        self._fail = fail
         self._signs: dict[int, str] = {}
         self.due = 0.0
         """When to look next, on the monotonic clock."""
 
-    def poll(self, conn: psycopg.Connection[Any]) -> None:
+    def poll(self) -> None:
         """Look, if it is time to."""
+        book = self._book
+        conn = book.owner.conn
         now = clock.monotonic()
         if now < self.due:
             return
-        self.due = now + self._every_s
-        live = {view.id: view for view in self._lifecycle.live_views()}
+        self.due = now + book.settings.catalog_poll_ms / 1000
+        live = {view.id: view for view in book.views.values() if view.live}
         if not live:
             return
         rows = conn.execute(_SIGNS, (list(live),)).fetchall()
@@ -55,18 +88,18 @@ class ResultTables:
         sound = []
         for view_id, sign in new.items():
             try:
-                wrong = self._lifecycle.table_trouble(live[view_id])
+                wrong = unwritable(book, live[view_id])
             except psycopg.errors.LockNotAvailable:
                 continue
             if wrong is not None:
-                self._lifecycle.fail(live[view_id], wrong)
+                self._fail(live[view_id], wrong)
                 continue
             self._signs[view_id] = sign
             sound.append(view_id)
         if sound:
             self._note(conn, sound)
 
-    def _note(self, conn: psycopg.Connection[Any], views: list[int]) -> None:
+    def _note(self, conn: Connection, views: list[int]) -> None:
         try:
             kept.note(conn, views)
         except psycopg.Error as error:

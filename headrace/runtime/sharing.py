@@ -17,7 +17,7 @@ view that meets a shared subplan joins it likewise, once it has caught up.  Shar
 others.
 
 Those who stand still.  A view that is paused, or whose table is locked, stops at its txid; the shared
-subplan goes on with the others.  What it sends is therefore kept in its state (``_Log``) until
+subplan goes on with the others.  What it sends is therefore kept in its state (``shared.py``) until
 everybody who reads it is durably beyond; a view that goes on is fed from there.
 
 * Invariant 1: the mark of a shared subplan is never behind that of anybody who reads it, in memory and
@@ -35,145 +35,46 @@ are kept out by their option ``sharing``, all of them by the setting of that nam
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import pyarrow as pa
 import structlog
 
 from headrace import clock
 from headrace.collections import plan, subplans
-from headrace.collections.base import cut
 from headrace.collections.plan import PhysicalPlan
-from headrace.errors import RESYNC, BugError, StateDamaged
+from headrace.errors import RESYNC, StateDamaged
 from headrace.process import faults
 from headrace.runtime import positions
+from headrace.runtime import shared as records
+from headrace.runtime.book import Book
+from headrace.runtime.durability import Durability
 from headrace.runtime.positions import Meta, StateMark
+from headrace.runtime.shared import LOG, Shared
 from headrace.runtime.views import Unit, View
-from headrace.state.contract import MapState
-from headrace.types import arrow_schema
-
-if TYPE_CHECKING:
-    from headrace.runtime.engine import Engine
-    from headrace.state.rocks import RocksDatabase
+from headrace.runtime.watch import Watch
 
 _log = structlog.get_logger(__name__)
 
-_SUBPLAN: Final = b"subplan/"
-_FEEDS: Final = b"feeds/"
-_LOG: Final = "~sent"
-"""State of a shared subplan besides those of its nodes."""
 _PER_VIEW_MAX: Final = 64
 _RETRY_S: Final = 1.0
-_TRIM_MAX: Final = 256
-"""Txids that are forgotten at one."""
-_KEY: Final = struct.Struct(">QI")
-_COUNT: Final = struct.Struct(">I")
-_TXID: Final = struct.Struct(">Q")
-_FLOOR: Final = b"floor"
-
-
-class _Log:
-    """What a shared subplan sent, by txid, as a part of its state.
-
-    (txid, 0) -> number of pieces, first piece; (txid, n) -> piece n; ``floor`` -> the last txid
-    that was forgotten.  A txid without pieces changed nothing.
-    """
-
-    def __init__(self, state: MapState, schema: pa.Schema, first: int) -> None:
-        """``first``: the txid that the subplan began with."""
-        self._state = state
-        self._schema = schema
-        self._first = first
-
-    @property
-    def floor(self) -> int:
-        """What was sent up to this txid is forgotten."""
-        [value] = self._state.get_many([_FLOOR])
-        return self._first if value is None else int(_TXID.unpack(value)[0])
-
-    def add(self, txid: int, diffs: pa.RecordBatch, least: int) -> None:
-        """``diffs`` were sent at ``txid``; nobody needs those up to ``least`` any more."""
-        keys: list[bytes] = []
-        values: list[bytes | None] = []
-        pieces = [piece.serialize().to_pybytes() for piece in cut(diffs)]
-        for number, piece in enumerate(pieces):
-            keys.append(_KEY.pack(txid, number))
-            values.append(_COUNT.pack(len(pieces)) + piece if number == 0 else piece)
-        floor = self.floor
-        last = min(least, txid - 1, floor + _TRIM_MAX)
-        if last > floor:
-            gone = list(self._keys(range(floor + 1, last + 1)))
-            keys += [*gone, _FLOOR]
-            values += [*(None for _ in gone), _TXID.pack(last)]
-        if keys:
-            self._state.put_many(keys, values)
-
-    def read(self, txid: int) -> list[pa.RecordBatch]:
-        """What was sent at ``txid``.
-
-        Raises:
-            BugError: it was forgotten.
-        """
-        if txid <= self.floor:
-            raise BugError(f"txid {txid} of a shared subplan was forgotten")
-        pieces = self._state.get_many(list(self._keys([txid])))
-        out = []
-        for number, piece in enumerate(pieces):
-            if piece is None:
-                raise BugError(f"a piece of txid {txid} is missing")
-            data = piece[_COUNT.size :] if number == 0 else piece
-            out.append(pa.ipc.read_record_batch(pa.py_buffer(data), self._schema))
-        return out
-
-    def _keys(self, txids: Iterable[int]) -> Iterator[bytes]:
-        heads = {txid: _KEY.pack(txid, 0) for txid in txids}
-        found = self._state.get_many(list(heads.values()))
-        for (txid, head), value in zip(heads.items(), found, strict=True):
-            if value is None:
-                continue
-            yield head
-            for number in range(1, _COUNT.unpack_from(value)[0]):
-                yield _KEY.pack(txid, number)
-
-
-@dataclass(slots=True)
-class Shared(Unit):
-    """A shared subplan; its id is negative."""
-
-    signature: str
-    """Of the node whose rows it sends."""
-    first: int
-    """The txid that its state began with."""
-    least: int = 0
-    """Everybody who reads it is durably beyond this txid."""
-
-    @property
-    def shown(self) -> str:
-        """What its last node does, in words."""
-        return type(self.plan.node(self.plan.sink.input)).__name__.lower()
-
-    def log(self) -> _Log:
-        """What it sent; REQUIRES: it has its state."""
-        assert self.store is not None, "it was restored"
-        schema = arrow_schema(self.plan.sink.schema)
-        return _Log(self.store.map(_LOG), schema, self.first)
-
-    def keeps(self, state: str) -> bool:
-        """Whether a state of its store is needed."""
-        return state == _LOG or subplans.keeps(self.own, state)
 
 
 class Sharing:
     """The shared subplans of one engine; every method runs on the engine's thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.subplans: dict[int, Shared] = {}
+    def __init__(
+        self,
+        book: Book,
+        durability: Durability,
+        watch: Watch,
+        drain: Callable[[], None],
+    ) -> None:
+        self._book = book
+        self._durability = durability
+        self._watch = watch
+        self._drain = drain
         self._feeds: dict[int, dict[str, int]] = {}
         """What each unit reads, as the state database has it."""
         self._signed: dict[int, tuple[PhysicalPlan, dict[str, str]]] = {}
@@ -183,30 +84,17 @@ class Sharing:
 
     # --- from and to the state database
 
-    def read(self, db: RocksDatabase) -> None:
+    def read(self) -> None:
         """Take over what an earlier run has left.
 
         Raises:
             StateDamaged: it cannot be read.
         """
-        self.subplans.clear()
+        book = self._book
+        book.subplans.clear()
         self._joining.clear()
-        marks = positions.views(db)
-        try:
-            self._feeds = {
-                int(key[len(_FEEDS) :]): json.loads(value)
-                for key, value in db.scan_meta(_FEEDS)
-            }
-            for key, value in db.scan_meta(_SUBPLAN):
-                made = _of_json(int(key[len(_SUBPLAN) :]), json.loads(value))
-                made.feed_on(self._feeds.get(made.id, {}))
-                mark = marks[made.id]
-                made.restore(db.view(made.id, mark.txid), mark)
-                self.subplans[made.id] = made
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateDamaged(
-                "the record of shared subplans is damaged", detail=f"{error!r}."
-            ) from error
+        self._feeds, found = records.read(book.db)
+        book.subplans.update({made.id: made for made in found})
 
     def restore(self, view: View) -> None:
         """Have a view, whose mark is known, read what it has read before.
@@ -216,7 +104,7 @@ class Sharing:
         """
         feeds = self._feeds.get(view.id, {})
         for feeder in feeds.values():
-            if feeder not in self.subplans:
+            if feeder not in self._book.subplans:
                 raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
 
@@ -228,7 +116,7 @@ class Sharing:
         ``runs`` have its states, of which it must keep those of its own part only.  Who reads what
         is added to ``meta``, which must be written before ``divided``.
         """
-        db = self._engine.db
+        db = self._book.db
         made: list[Shared] = []
         feeds: dict[str, int] = {}
         for node in self._common(view):
@@ -243,20 +131,18 @@ class Sharing:
             db.ingest(shared.id, runs, shared.keeps)
             made.append(shared)
             feeds[node] = shared.id
-            meta[_SUBPLAN + str(shared.id).encode()] = json.dumps(
-                _to_json(shared)
-            ).encode()
+            records.put(meta, shared)
             positions.put_view(meta, shared.id, mark)
         if feeds:
-            _put_feeds(meta, view.id, feeds)
+            records.put_feeds(meta, view.id, feeds)
         view.feed_on(feeds)
         return made
 
     def divided(self, view: View, made: list[Shared], mark: StateMark) -> None:
         """What ``divide`` has made is durable."""
         for shared in made:
-            shared.restore(self._engine.db.view(shared.id, mark.txid), mark)
-            self.subplans[shared.id] = shared
+            shared.restore(self._book.db.view(shared.id, mark.txid), mark)
+            self._book.subplans[shared.id] = shared
             _log.info(
                 "subplan shared", view=view.id, subplan=shared.id, of=shared.shown
             )
@@ -269,7 +155,7 @@ class Sharing:
         if not self._may(view):
             return []
         mine = self._signatures(view)
-        outputs = {shared.signature for shared in self.subplans.values()}
+        outputs = {shared.signature for shared in self._book.subplans.values()}
         kept: set[str] = set()
         for unit in self._units():
             # One that this view replaces will be gone in a moment.
@@ -285,40 +171,6 @@ class Sharing:
 
     # --- who reads what
 
-    def unit(self, unit_id: int) -> Unit | None:
-        """The view or shared subplan of that id."""
-        return self.subplans.get(unit_id) or self._engine.views.get(unit_id)
-
-    def readers(self, shared: Shared) -> list[Unit]:
-        """Those who read it directly."""
-        units: list[Unit] = [*self._engine.views.values(), *self.subplans.values()]
-        return [u for u in units if shared.id in u.feeds.values()]
-
-    def views_of(self, shared: Shared) -> list[View]:
-        """The views that need it."""
-        out: dict[int, View] = {}
-        for reader in self.readers(shared):
-            if isinstance(reader, View):
-                out[reader.id] = reader
-            elif isinstance(reader, Shared):
-                out |= {view.id: view for view in self.views_of(reader)}
-        return list(out.values())
-
-    def needed(self, views: Iterable[View]) -> list[Shared]:
-        """What ``views`` need, each after those that it reads itself."""
-        out: dict[int, Shared] = {}
-
-        def add(unit: Unit) -> None:
-            for feeder in unit.feeds.values():
-                if feeder not in out:
-                    shared = self.subplans[feeder]
-                    add(shared)
-                    out[feeder] = shared
-
-        for view in views:
-            add(view)
-        return list(out.values())
-
     def told(self, view: View) -> dict[str, list[str]]:
         """Nodes whose rows a view shares, each with the views that need them too.
 
@@ -326,17 +178,11 @@ class Sharing:
         """
         out = {}
         for node, feeder in dict(view.feeds).items():
-            shared = self.subplans.get(feeder)
+            shared = self._book.subplans.get(feeder)
             if shared is not None:
-                views = self.views_of(shared)
+                views = self._book.views_of(shared)
                 out[node] = [v.target.shown for v in views if v.id != view.id]
         return out
-
-    def trim(self) -> None:
-        """A checkpoint is durable: readers need less of what was sent."""
-        for shared in self.subplans.values():
-            at = [reader.durable.txid for reader in self.readers(shared)]
-            shared.least = min(at, default=shared.least)
 
     # --- joining and leaving
 
@@ -344,7 +190,7 @@ class Sharing:
         """Find out who could read more than it does; after a view has come or gone."""
         self._joining = {}
         self._retry_at = 0.0
-        ids = {s.signature: s.id for s in self.subplans.values()}
+        ids = {s.signature: s.id for s in self._book.subplans.values()}
         for unit in self._units():
             signed = self._signatures(unit)
             other = {
@@ -353,7 +199,7 @@ class Sharing:
             found = {n: other[n] for n in _largest(unit.plan, other)}
             if found != unit.feeds:
                 self._joining[unit.id] = found
-        self.trim()
+        self._durability.trim()
 
     def settle(self) -> None:
         """Let units join that can, when the time has come; each cycle comes by here."""
@@ -361,13 +207,12 @@ class Sharing:
             return
         if not any(self._together(*pair) for pair in self._joining.items()):
             return
-        engine = self._engine
         self._retry_at = clock.monotonic() + _RETRY_S
-        engine.drain()
-        engine.durability.finish()
+        self._drain()
+        self._durability.finish()
         # Last those that leave a subplan for a larger one: the larger one may read it by then.
         for unit_id, feeds in sorted(self._joining.items(), key=self._leaves):
-            unit = self.unit(unit_id)
+            unit = self._book.unit(unit_id)
             if unit is not None and self._durably_together(unit, feeds):
                 self._join(unit, feeds)
         self._drop_unread()
@@ -375,49 +220,42 @@ class Sharing:
 
     def _together(self, unit_id: int, feeds: Mapping[str, int]) -> bool:
         """Whether a unit is where those that it would read are."""
-        unit = self.unit(unit_id)
-        if unit is None or any(not v.live for v in self._concerned(unit)):
+        unit = self._book.unit(unit_id)
+        if unit is None or any(not v.live for v in self._book.views_of(unit)):
             return False
-        if not self.subplans.keys() >= set(feeds.values()):
+        if not self._book.subplans.keys() >= set(feeds.values()):
             return False
-        units = [unit, *(self.subplans[f] for f in feeds.values())]
+        units = [unit, *(self._book.subplans[f] for f in feeds.values())]
         # Before that, a snapshot has shown what later txids will bring.
-        begun = max(u.start_lsn for u in units) <= self._engine.position.lsn
+        begun = max(u.start_lsn for u in units) <= self._book.position.lsn
         return begun and len({u.processed for u in units}) == 1
 
     def _leaves(self, joining: tuple[int, Mapping[str, int]]) -> bool:
-        unit = self.unit(joining[0])
+        unit = self._book.unit(joining[0])
         now = set(unit.feeds.values()) if unit is not None else set()
         return not now <= set(joining[1].values())
 
     def _durably_together(self, unit: Unit, feeds: Mapping[str, int]) -> bool:
         if not self._together(unit.id, feeds):
             return False
-        units = [unit, *(self.subplans[f] for f in feeds.values())]
+        units = [unit, *(self._book.subplans[f] for f in feeds.values())]
         at = {u.processed for u in units}
         at |= {txid for u in units for txid in (u.mark.txid, u.durable.txid)}
-        if at != {self._engine.position.txid}:
+        if at != {self._book.position.txid}:
             return False
         # A view of before a change of the catalog, which it was not told of, must not join.
-        views = {v.id: v for u in units for v in self._concerned(u)}
-        return not self._engine.watch.check(v for v in views.values() if v.owned)
-
-    def _concerned(self, unit: Unit) -> list[View]:
-        if isinstance(unit, Shared):
-            return self.views_of(unit)
-        assert isinstance(unit, View), "the other kind of unit"
-        return [unit]
+        views = {v.id: v for u in units for v in self._book.views_of(u)}
+        return not self._watch.check(v for v in views.values() if v.owned)
 
     def _join(self, unit: Unit, feeds: dict[str, int]) -> None:
         """Drop what ``unit`` keeps of subplans that are shared now, and read them."""
-        engine = self._engine
         own = subplans.over_feeds(unit.plan, feeds)
         meta: Meta = {}
-        _put_feeds(meta, unit.id, feeds)
+        records.put_feeds(meta, unit.id, feeds)
         faults.point(faults.BEFORE_JOIN)
-        engine.db.drop_states(
+        self._book.db.drop_states(
             unit.id,
-            lambda state: state == _LOG or subplans.keeps(own, state),
+            lambda state: state == LOG or subplans.keeps(own, state),
             meta,
         )
         faults.point(faults.JOINED)
@@ -429,22 +267,22 @@ class Sharing:
 
     def left(self, unit_id: int) -> None:
         """A view is gone, or has stopped for good: it reads nothing any more."""
-        view = self._engine.views.get(unit_id)
+        view = self._book.views.get(unit_id)
         if view is not None:
             view.feed_on({})
             view.dataflow = None
         self._signed.pop(unit_id, None)
         if self._feeds.pop(unit_id, None) is not None:
             meta: Meta = {}
-            _put_feeds(meta, unit_id, {})
-            self._engine.db.put_meta(meta, sync=False)
+            records.put_feeds(meta, unit_id, {})
+            self._book.db.put_meta(meta, sync=False)
         self._drop_unread()
         self.look()
 
     def prune(self) -> None:
         """Forget what nobody reads: all views that should run are known."""
         for unit_id in [i for i in self._feeds if i > 0]:
-            view = self._engine.views.get(unit_id)
+            view = self._book.views.get(unit_id)
             if view is None or not view.owned:
                 self.left(unit_id)
         self._drop_unread()
@@ -453,40 +291,40 @@ class Sharing:
     def _drop_unread(self) -> None:
         while True:
             read = {f for feeds in self._feeds.values() for f in feeds.values()}
-            unread = [s for s in self.subplans.values() if s.id not in read]
+            unread = [s for s in self._book.subplans.values() if s.id not in read]
             if not unread:
                 return
             for shared in unread:
                 self._drop(shared)
 
     def _drop(self, shared: Shared) -> None:
-        engine = self._engine
-        engine.still()
+        book = self._book
+        self._durability.still()
         shared.release()
-        meta: Meta = {_SUBPLAN + str(shared.id).encode(): None}
-        _put_feeds(meta, shared.id, {})
+        meta: Meta = {}
+        records.drop(meta, shared)
         positions.put_view(meta, shared.id, None)
         # That its readers have left it, too, must be on disk before its state is gone from there.
-        engine.db.put_meta(meta, sync=True)
-        del self.subplans[shared.id]
+        book.db.put_meta(meta, sync=True)
+        del book.subplans[shared.id]
         self._feeds.pop(shared.id, None)
         self._signed.pop(shared.id, None)
-        engine.db.drop_view(shared.id)
+        book.db.drop_view(shared.id)
         _log.info("subplan dropped", subplan=shared.id)
 
     # --- inside
 
     def _may(self, view: View) -> bool:
-        return view.shares and self._engine.settings.sharing
+        return view.shares and self._book.settings.sharing
 
     def _units(self) -> list[Unit]:
         """Everything that may share."""
         views = [
             v
-            for v in self._engine.views.values()
+            for v in self._book.views.values()
             if v.owned and v.store is not None and self._may(v)
         ]
-        return [*views, *self.subplans.values()]
+        return [*views, *self._book.subplans.values()]
 
     def _signatures(self, unit: Unit) -> dict[str, str]:
         known = self._signed.get(unit.id)
@@ -511,32 +349,3 @@ def _largest(whole: PhysicalPlan, wanted: Container[str]) -> list[str]:
         else:
             left.extend(plan.inputs(whole.node(name)))
     return found
-
-
-def _put_feeds(meta: Meta, unit_id: int, feeds: Mapping[str, int]) -> None:
-    key = _FEEDS + str(unit_id).encode()
-    meta[key] = json.dumps(dict(feeds)).encode() if feeds else None
-
-
-def _to_json(shared: Shared) -> dict[str, Any]:
-    return {
-        "plan": plan.to_json(shared.plan),
-        "settings": shared.settings,
-        "start_lsn": shared.start_lsn,
-        "signature": shared.signature,
-        "first": shared.first,
-    }
-
-
-def _of_json(unit_id: int, data: Mapping[str, Any]) -> Shared:
-    rebuilt = plan.from_json(data["plan"])
-    if not isinstance(rebuilt, PhysicalPlan):
-        raise TypeError("no physical plan")
-    return Shared(
-        unit_id,
-        rebuilt,
-        {str(k): str(v) for k, v in data["settings"].items()},
-        int(data["start_lsn"]),
-        str(data["signature"]),
-        int(data["first"]),
-    )

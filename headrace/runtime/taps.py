@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 
 import pyarrow as pa
 import structlog
 
 from headrace import clock
 from headrace.errors import DefiniteFailure, HeadraceError, TransientError
+from headrace.forwarder.stream import Stream
 from headrace.kernels import copytext, text
+from headrace.runtime.book import Book
+from headrace.runtime.jobs import Job
 from headrace.runtime.views import View
 from headrace.types import format_lsn
-
-if TYPE_CHECKING:
-    from headrace.forwarder.stream import Stream
-    from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
 
@@ -55,8 +54,8 @@ class _Tap:
 class Taps:
     """Taps of one engine, by job; every method runs on the engine's thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, book: Book) -> None:
+        self._book = book
         self._taps: dict[str, _Tap] = {}
         self._told: tuple[Stream | None, bool] = (None, False)
 
@@ -75,33 +74,25 @@ class Taps:
                 detail=view.message,
             )
         self.end(job)
-        folder = self._engine.settings.tmp_dir
+        folder = self._book.settings.tmp_dir
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"tap-{job}.copy"
         until = clock.monotonic() + CUTTING_S_MAX
         self._taps[job] = _Tap(view.id, path, path.open("wb"), until)
         self.check()
-        if view.plan.temporal:
-            # A batch whose instant is known must come before any position asked for.
-            self._engine.ticker.force()
         return path
 
-    def passed(
-        self,
-        view: View,
-        txid: int,
-        end_lsn: int,
-        transactions: int,
-        diffs: pa.RecordBatch | None,
-        instant: int = 0,
-    ) -> None:
-        """``view`` is at ``txid`` and ``instant`` now: ``diffs`` are in its table."""
+    def passed(self, view: View, job: Job, diffs: pa.RecordBatch | None) -> None:
+        """``job`` is done for ``view``: ``diffs`` are in its table."""
+        txid = job.txid
         for tap in self._taps.values():
             # After a rewind a batch comes again, with the same diffs.
             if tap.view_id != view.id or txid in tap.passed or tap.error:
                 continue
             tap.passed.add(txid)
-            tap.batches.append(_Batch(txid, end_lsn, transactions, instant))
+            tap.batches.append(
+                _Batch(txid, job.lsn, job.transactions, job.commit_time_us)
+            )
             if diffs is not None and diffs.num_rows:
                 try:
                     tap.file.write(_lines(view, txid, diffs))
@@ -160,7 +151,7 @@ class Taps:
         """Have the stream cut as the taps want it; each cycle of the engine comes by here."""
         now = clock.monotonic() if self._taps else 0.0
         cutting = any(tap.cutting_until > now for tap in self._taps.values())
-        stream = self._engine.stream
+        stream = self._book.stream
         if stream is not None and self._told != (stream, cutting):
             if cutting or self._told == (stream, True):
                 stream.batcher.single(on=cutting)

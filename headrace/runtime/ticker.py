@@ -15,17 +15,15 @@ change no more than ``_ROWS_MAX`` rows, unless so many have their time at one in
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
 from headrace import clock
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import DefiniteFailure
-
-if TYPE_CHECKING:
-    from headrace.runtime.engine import Engine
-    from headrace.runtime.views import View
+from headrace.runtime.book import Book
+from headrace.runtime.views import View
 
 _log = structlog.get_logger(__name__)
 
@@ -40,19 +38,16 @@ _NOW_US: Final = """
 class Ticker:
     """The clock of one engine; every method runs on its thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, book: Book, pass_time: Callable[[int], None]) -> None:
+        """``pass_time`` makes a batch of nothing but an instant."""
+        self._book = book
+        self._pass_time = pass_time
         self._next = 0.0
         self._forced = False
 
     def force(self) -> None:
         """Make a batch at once, whether anything changes or not."""
         self._next, self._forced = 0.0, True
-
-    @property
-    def needed(self) -> bool:
-        """Whether some view's rows change as time passes."""
-        return any(v.plan.temporal for v in self._engine.views.values() if v.owned)
 
     @property
     def due(self) -> float:
@@ -63,28 +58,26 @@ class Ticker:
         """Let time pass to now, if it is time to look and some row's time has come."""
         if clock.monotonic() < self.due:
             return
-        settings = self._engine.settings
+        settings = self._book.settings
         self._next = clock.monotonic() + settings.clock_interval_ms / 1000
-        row = self._engine.owner.conn.execute(_NOW_US).fetchone()
+        row = self._book.owner.conn.execute(_NOW_US).fetchone()
         assert row is not None, "the time is a row"
         now = int(row[0])
         if self._sum(now, Dataflow.near) > _ROWS_MAX:
             # One step, then the engine looks at its other work, then at once the next step.
-            self._engine.pass_time(self._step(now))
+            self._pass_time(self._step(now))
             self._next = 0.0
         elif self._forced or self._sum(now, Dataflow.crossing):
             self._forced = False
-            self._engine.pass_time(now)
+            self._pass_time(now)
 
     def catch_up(self, instant: int) -> None:
         """Let time pass until few rows are left to change at ``instant``, or the engine stops."""
-        while (
-            self._sum(instant, Dataflow.near) > _ROWS_MAX and not self._engine.stopping
-        ):
+        while self._sum(instant, Dataflow.near) > _ROWS_MAX and not self._book.stopping:
             step = self._step(instant)
             if step >= instant:
                 return
-            self._engine.pass_time(step)
+            self._pass_time(step)
 
     def _step(self, instant: int) -> int:
         """An instant up to which few rows change, but some do."""
@@ -103,10 +96,10 @@ class Ticker:
         return low if self._sum(low, Dataflow.near) else high
 
     def _views(self) -> list[View]:
-        return [v for v in self._engine.views.values() if v.live and v.plan.temporal]
+        return [v for v in self._book.views.values() if v.live and v.plan.temporal]
 
     def _flow(self, view: View) -> Dataflow:
-        return view.flow(self._engine.settings, self._engine.evaluators)
+        return view.flow(self._book.settings, self._book.evaluators)
 
     def _sum(self, instant: int, count: Callable[[Dataflow, int], int]) -> int:
         total = 0

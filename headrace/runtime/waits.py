@@ -12,15 +12,12 @@ import heapq
 import itertools
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from headrace.errors import DefiniteFailure, HeadraceError, UndefinedError
+from headrace.forwarder.stream import Stream
 from headrace.runtime import views
+from headrace.runtime.book import Book
 from headrace.runtime.views import ERROR, PAUSED, View
-
-if TYPE_CHECKING:
-    from headrace.forwarder.stream import Stream
-    from headrace.runtime.engine import Engine
 
 
 @dataclass(order=True, slots=True)
@@ -30,11 +27,19 @@ class _Waiter:
     future: Future[None] = field(compare=False)
 
 
+@dataclass(slots=True)
+class _Adopted:
+    view_id: int
+    txid: int
+    future: Future[None]
+
+
 class Waits:
     """Waiters of one engine; every method runs on the engine's thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._adopted: list[_Adopted] = []
         self._heaps: dict[int, list[_Waiter]] = {}
         self._numbers = itertools.count()
         self._hurried: tuple[Stream | None, int] = (None, 0)
@@ -45,8 +50,9 @@ class Waits:
         Raises:
             UndefinedError: there is no such view.
         """
-        engine = self._engine
-        if view_id not in engine.views and not views.exists(engine.owner.conn, view_id):
+        if view_id not in self._book.views and not views.exists(
+            self._book.owner.conn, view_id
+        ):
             raise UndefinedError("the view was dropped", sqlstate="42P01")
         future: Future[None] = Future()
         waiter = _Waiter(lsn, next(self._numbers), future)
@@ -54,14 +60,38 @@ class Waits:
         self.check()
         return future
 
+    def adopted(self, view_id: int, txid: int) -> Future[None]:
+        """A future that is done once the view, which was taken over, has ``txid``."""
+        future: Future[None] = Future()
+        self._adopted.append(_Adopted(view_id, txid, future))
+        return future
+
+    def caught_up(self) -> None:
+        """Answer all whose view has come as far as they wait for, or never will."""
+        left = []
+        for waiting in self._adopted:
+            view = self._book.views.get(waiting.view_id)
+            if view is None:
+                waiting.future.set_exception(DefiniteFailure("the view was dropped"))
+            elif not view.owned:
+                waiting.future.set_exception(
+                    DefiniteFailure(view.message or "the view has stopped")
+                )
+            elif view.mark.txid >= waiting.txid or view.status == PAUSED:
+                waiting.future.set_result(None)
+            else:
+                left.append(waiting)
+        self._adopted = left
+        self.check()
+
     def check(self) -> None:
-        """Answer those whose view has come far enough, or never will."""
+        """Answer those who wait for a position; each cycle of the engine comes by here."""
         for view_id, heap in list(self._heaps.items()):
-            view = self._engine.views.get(view_id)
+            view = self._book.views.get(view_id)
             if view is None:
                 continue  # it is about to be adopted
             error = _stopped(view)
-            covered = self._engine.covered(view.mark)
+            covered = self._book.covered(view.mark)
             while heap and (
                 error is not None
                 or heap[0].lsn <= covered
@@ -79,15 +109,18 @@ class Waits:
 
     def give_up(self, error: HeadraceError) -> None:
         """The engine ends."""
+        for waiting in self._adopted:
+            waiting.future.set_exception(error)
+        self._adopted = []
         for view_id in list(self._heaps):
             self.forget(view_id, error)
 
     def _hurry(self) -> None:
-        position = self._engine.position.lsn
+        position = self._book.position.lsn
         least = min(
             (h[0].lsn for h in self._heaps.values() if h[0].lsn > position), default=0
         )
-        stream = self._engine.stream
+        stream = self._book.stream
         if stream is not None and self._hurried != (stream, least):
             stream.hurry(least)
         self._hurried = (stream, least)

@@ -19,8 +19,8 @@ change in one transaction, and they must not add up over years.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
@@ -45,11 +45,9 @@ from headrace.postgres.definitions import Definitions
 from headrace.postgres.fingerprint import Facts
 from headrace.postgres.numbering import Observation, Snapshot
 from headrace.postgres.privileges import Right
+from headrace.runtime.book import Book
 from headrace.runtime.columns import Columns, Description
 from headrace.runtime.views import ERROR, Unit, View, reconsider, set_status
-
-if TYPE_CHECKING:
-    from headrace.runtime.engine import Engine
 
 _log = structlog.get_logger(__name__)
 _STOPPED: Final = """
@@ -71,8 +69,8 @@ _LOOK_S: Final = 0.005
 class Watch:
     """What the views of one engine rely on; every method runs on the engine's thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, book: Book) -> None:
+        self._book = book
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
@@ -82,8 +80,8 @@ class Watch:
         self.due = 0.0
         """When to poll next, on the monotonic clock."""
 
-    def poll(self) -> None:
-        """Look at everything if it is time to; stop the views that cannot go on.
+    def poll(self, fail: Callable[[View, HeadraceError], None]) -> None:
+        """Look at everything if it is time to; ``fail`` the views that cannot go on.
 
         Raises:
             ContinuityLost: the publication is not the one that fed the views.
@@ -91,13 +89,13 @@ class Watch:
         now = clock.monotonic()
         if now < self.due:
             return
-        self.due = now + self._engine.settings.catalog_poll_ms / 1000
-        errors = self.check([v for v in self._engine.views.values() if v.owned])
+        self.due = now + self._book.settings.catalog_poll_ms / 1000
+        errors = self.check([v for v in self._book.views.values() if v.owned])
         lost = [e for e in errors.values() if isinstance(e, ContinuityLost)]
         if lost and self.publication_replaced():
             raise lost[0]
         for view_id, error in errors.items():
-            self._engine.lifecycle.fail(self._engine.views[view_id], error)
+            fail(self._book.views[view_id], error)
         self._reconsider()
 
     def _reconsider(self) -> None:
@@ -112,7 +110,7 @@ class Watch:
         found = fingerprint.read(
             self._conn,
             [row[1] for row in stopped],
-            self._engine.settings.publication_name,
+            self._book.settings.publication_name,
         )
         for (view_id, before, due, final), now in zip(stopped, found, strict=True):
             error = fingerprint.difference(before, now)
@@ -142,9 +140,8 @@ class Watch:
         """The views among ``units``, or that read them, that cannot go on: a quick look."""
         views: dict[int, View] = {}
         for unit in units:
-            shared = self._engine.sharing.subplans.get(unit.id)
-            for view in self._engine.sharing.views_of(shared) if shared else [unit]:
-                if isinstance(view, View) and self.definitions(view):
+            for view in self._book.views_of(unit):
+                if self.definitions(view):
                     views[view.id] = view
         if not views:
             return {}
@@ -200,7 +197,7 @@ class Watch:
     def _readers(self, tables: set[int]) -> list[View]:
         return [
             v
-            for v in self._engine.views.values()
+            for v in self._book.views.values()
             if v.owned and any(s.table_oid in tables for s in v.plan.sources)
         ]
 
@@ -239,18 +236,18 @@ class Watch:
         """Whether the publication is gone, or another one than a view's that still runs."""
         row = self._conn.execute(
             "SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s",
-            (self._engine.settings.publication_name,),
+            (self._book.settings.publication_name,),
         ).fetchone()
         known = [
             self._facts[v.id]["publication"]
-            for v in self._engine.views.values()
+            for v in self._book.views.values()
             if v.owned and v.plan.sources and v.id in self._facts
         ]
         return any(p is not None and (row is None or p["oid"] != row[0]) for p in known)
 
     @property
     def _conn(self) -> psycopg.Connection[Any]:
-        return self._engine.owner.conn
+        return self._book.owner.conn
 
     def _check(self, views: Iterable[View]) -> dict[int, HeadraceError]:
         done = {view.id: self._done(view) for view in views}
@@ -267,7 +264,7 @@ class Watch:
         if not known:
             return errors
         found = fingerprint.read(
-            self._conn, known.values(), self._engine.settings.publication_name
+            self._conn, known.values(), self._book.settings.publication_name
         )
         for (view_id, before), now in zip(known.items(), found, strict=True):
             self._now[view_id] = now
@@ -289,14 +286,14 @@ class Watch:
 
     def _done(self, view: View) -> frozenset[tuple[int, int]] | None:
         """What has been done for a view, by unit; None: something is under way."""
-        units: list[Unit] = [view, *self._engine.sharing.needed([view])]
+        units: list[Unit] = [view, *self._book.needed([view])]
         if any(unit.busy for unit in units):
             return None
         return frozenset((unit.id, unit.works) for unit in units)
 
     def _load(self, wanted: list[int]) -> None:
         """Have the facts of ``wanted``, and of no view that is gone."""
-        for view_id in self._facts.keys() - self._engine.views.keys():
+        for view_id in self._facts.keys() - self._book.views.keys():
             if view_id not in wanted:
                 del self._facts[view_id]
                 self._now.pop(view_id, None)

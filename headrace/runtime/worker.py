@@ -91,7 +91,7 @@ class Worker:
             self._engine.run()
         except Exception as caught:  # noqa: BLE001  the process ends with it, in main
             error = caught
-            _log.exception("engine ended", story=self._engine.story.tell())
+            _log.exception("engine ended", story=self._engine.book.story.tell())
         with contextlib.suppress(RuntimeError):  # the loop has ended before us
             self._loop.call_soon_threadsafe(self._ended, error)
 
@@ -116,7 +116,7 @@ class Worker:
         return self._summary()
 
     async def _hold(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
-        job, holds = _job(_need(params, "job")), self._engine.holds
+        job, holds = _job(_need(params, "job")), self._engine.book.holds
         while not holds.open:  # noqa: ASYNC110  rare, and the engine knows no loop
             await asyncio.sleep(_POLL_S)
         # On its way to disk, but not behind a batch.
@@ -131,7 +131,7 @@ class Worker:
             )
             self._suspending.discard(job)
             return
-        holds = self._engine.holds
+        holds = self._engine.book.holds
         await self._loop.run_in_executor(self._beside, holds.release, job)
 
     async def _adopt(
@@ -142,7 +142,7 @@ class Worker:
             lambda: self._engine.lifecycle.adopt(view_id), progress=progress
         )
         await self._told(asyncio.wrap_future(future), progress)
-        view = self._engine.views.get(view_id)
+        view = self._engine.book.views.get(view_id)
         return {"txid": view.mark.txid if view else 0}
 
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
@@ -173,7 +173,7 @@ class Worker:
 
     async def _wait(self, params: dict[str, Any], _: Progress) -> None:
         view_id, lsn = int(_need(params, "view_id")), int(_need(params, "lsn"))
-        waits = self._engine.lifecycle.waits
+        waits = self._engine.waits
         future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         await asyncio.wrap_future(future)
 
@@ -190,7 +190,7 @@ class Worker:
     ) -> dict[str, Any] | None:
         """The last txid before ``lsn``; None: the view is not there yet, ask again."""
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
-        waits, taps = self._engine.lifecycle.waits, self._engine.lifecycle.taps
+        waits, taps = self._engine.waits, self._engine.taps
         view_id = await self._on_engine(lambda: taps.stop_cutting(job))
         future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         try:
@@ -204,7 +204,7 @@ class Worker:
 
     async def _untap(self, params: dict[str, Any], _: Progress) -> None:
         job = _job(_need(params, "job"))
-        await self._soon(lambda: self._engine.lifecycle.taps.end(job))
+        await self._soon(lambda: self._engine.taps.end(job))
 
     async def _fail_batch(self, params: dict[str, Any], _: Progress) -> None:
         txid, caller = int(_need(params, "txid")), _need(params, "caller")
@@ -213,8 +213,8 @@ class Worker:
         )
 
     async def _status(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
-        engine = self._engine
-        stream = engine.stream
+        book = self._engine.book
+        stream = book.stream
         return self._summary() | {
             "views": [
                 {
@@ -224,35 +224,35 @@ class Worker:
                     "message": view.message,
                     "txid": view.mark.txid,
                     "lsn": format_lsn(view.mark.lsn),
-                    "shares": engine.sharing.told(view),
+                    "shares": self._engine.sharing.told(view),
                     "collections": view.dataflow.metrics()
                     if params.get("metrics") and view.dataflow
                     else None,
                 }
-                for view in list(engine.views.values())
+                for view in list(book.views.values())
             ],
-            "holds": {j: format_lsn(h.lsn) for j, h in engine.holds.jobs().items()},
+            "holds": {j: format_lsn(h.lsn) for j, h in book.holds.jobs().items()},
             "stream": stream.batcher.statistics() if stream else None,
             "in_flight": [
                 {"txid": f.txid, "attempt": f.attempt, "state": f.state.value}
-                for f in engine.pipeline.flights()
+                for f in book.pipeline.flights()
             ],
-            "checkpoints": engine.checkpoints.statistics(),
+            "checkpoints": book.checkpoints.statistics(),
         }
 
     async def _stop(self, params: dict[str, Any], _: Progress) -> None:
         self._engine.stop()
 
     def _summary(self) -> dict[str, Any]:
-        engine = self._engine
-        error = engine.error or engine.checkpoints.error
+        book = self._engine.book
+        error = book.error or book.checkpoints.error
         return {
-            "running": engine.stream is not None,
-            "txid": engine.position.txid,
-            "lsn": format_lsn(engine.position.lsn),
-            "confirmed": format_lsn(engine.confirmed),
-            "batches": engine.batches,
-            "reconnects": engine.reconnects,
+            "running": book.stream is not None,
+            "txid": book.position.txid,
+            "lsn": format_lsn(book.position.lsn),
+            "confirmed": format_lsn(book.confirmed),
+            "batches": book.batches,
+            "reconnects": book.reconnects,
             "error": error.fields() if error else None,
         }
 

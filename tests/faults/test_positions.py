@@ -117,8 +117,8 @@ def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
         source.execute("UPDATE items SET price = price + 1 WHERE id < 5")
         settle(running, source)
         # Where it began to lack something; the server may not have heard of all before that.
-        mark = running.engine.views[view_id].mark
-        held = running.on(lambda: running.engine.covered(mark))
+        mark = running.book.views[view_id].mark
+        held = running.on(lambda: running.book.covered(mark))
         source.execute("UPDATE items SET price = price + 1 WHERE id < 9")
         settle(running, source)
         assert slot(source, name)[0] <= held, "within the budget it keeps its place"

@@ -47,6 +47,7 @@ class Running:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.engine = Engine(settings)
+        self.book = self.engine.book
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -59,7 +60,7 @@ class Running:
 
     def hold(self, job: str) -> Position:
         """Have the engine keep what a population needs."""
-        return self.engine.holds.grant(job)
+        return self.book.holds.grant(job)
 
     def on(self, work: Callable[[], Any]) -> Any:
         return self.engine.submit(work).result(PATIENCE_S)
@@ -98,7 +99,7 @@ def copy_state(running: Running, to: Path) -> None:
     """Copy the state directory while no checkpoint is being written."""
 
     def copy() -> None:
-        running.engine.still()
+        running.engine.durability.still()
         shutil.copytree(
             running.settings.state_dir, to, ignore=shutil.ignore_patterns("LOCK")
         )
@@ -266,16 +267,16 @@ def settle(
     while True:
         if running.error is not None:
             raise running.error
-        engine = running.engine
-        if engine.position.lsn >= target and all(
-            not v.live or v.mark.txid >= engine.position.txid
-            for v in list(engine.views.values())
+        book = running.book
+        if book.position.lsn >= target and all(
+            not v.live or v.mark.txid >= book.position.txid
+            for v in list(book.views.values())
         ):
             return
         assert time.monotonic() < until, (
-            engine.position,
+            book.position,
             target,
-            engine.error,
-            engine.story.tell(),
+            book.error,
+            book.story.tell(),
         )
         time.sleep(0.002)

@@ -110,7 +110,7 @@ def test_failure_at_every_point_loses_and_doubles_nothing(
             "UPDATE items SET price = price + 1 WHERE id %% 3 = %s", (i % 3,)
         )
         settle(running, source)
-    assert running.engine.reconnects == 1, "the fault must have landed"
+    assert running.book.reconnects == 1, "the fault must have landed"
     assert same(source, "v", QUERY) == []
     assert_consistent(running, source)
 
@@ -126,7 +126,7 @@ def assert_consistent(running, source):
             "SELECT txid, epoch FROM headrace.progress WHERE view_id = %s", (view.id,)
         ).fetchone()
 
-    for view in running.engine.views.values():
+    for view in running.book.views.values():
         wait_until(
             lambda v=view: (
                 written(v) == (v.progress.txid, v.progress.epoch)
@@ -240,7 +240,7 @@ def test_changes_between_snapshot_and_adoption(source, start, database):
     settle(running, source)
     assert same(source, "v", QUERY) == []
     assert same(source, "first", QUERY) == []
-    assert running.engine.holds.jobs() == {}
+    assert running.book.holds.jobs() == {}
 
 
 def test_locked_table_waits_and_others_go_on(source, start, database):
@@ -319,7 +319,7 @@ def test_result_table_changed_behind_our_back(source, start, database, harm):
     ).fetchone()
     assert status == ("error", SinkTableError.sqlstate)
     assert same(source, "b", QUERY) == []
-    wait_until(lambda: running.engine.confirmed >= running.engine.position.lsn)
+    wait_until(lambda: running.book.confirmed >= running.book.position.lsn)
 
 
 def test_failing_row_stops_its_view_and_is_named(source, start, database):
@@ -478,7 +478,7 @@ def test_connections_cut_while_running(source, start, database):
             (["headrace stream", "headrace sink"][i % 2],),
         )
         settle(running, source)
-    assert running.engine.reconnects >= 3
+    assert running.book.reconnects >= 3
     assert same(source, "v", QUERY) == []
 
 
@@ -565,7 +565,6 @@ def test_never_confirms_what_is_not_durable(
 ):  # H14
     running = start(feedback_interval_ms=1)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    engine = running.engine
     seen = []
     for i in range(30):
         source.execute(
@@ -575,7 +574,7 @@ def test_never_confirms_what_is_not_durable(
             "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
             (running.settings.slot_name,),
         ).fetchone()[0]
-        durable = running.on(lambda: positions.get_confirmed(engine.db))
+        durable = running.on(lambda: positions.get_confirmed(running.book.db))
         seen.append(parse_lsn(confirmed) <= durable)
     assert all(seen)
 

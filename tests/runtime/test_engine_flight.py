@@ -82,7 +82,7 @@ def gate(monkeypatch):
 
 def fill(running, source, count: int = 4) -> None:
     """Commit changes until ``count`` batches are in flight (the gate must be shut)."""
-    flights = running.engine.pipeline.flights
+    flights = running.book.pipeline.flights
     number = 0
     while True:
         held = len(flights())
@@ -145,21 +145,21 @@ def test_processing_goes_on_while_the_sink_writes(source, start, database, gate)
     log_moves(source)
     gate.open.clear()
     fill(running, source)
-    flights = running.engine.pipeline.flights()
+    flights = running.book.pipeline.flights()
     assert len(flights) == 4
     wait_until(
         lambda: (
-            [f.state for f in running.engine.pipeline.flights()]
+            [f.state for f in running.book.pipeline.flights()]
             == [State.COMMITTING] + [State.PROCESSED] * 3
         ),
         "all four are processed",
     )
     first = flights[0].txid
     assert [f.txid for f in flights] == list(range(first, first + 4))
-    assert running.engine.position.txid < first, "nothing is committed"
+    assert running.book.position.txid < first, "nothing is committed"
     # More changes wait in the stream: the window is full.
     source.execute("DELETE FROM items WHERE id = 3")
-    assert len(running.engine.pipeline.flights()) == 4
+    assert len(running.book.pipeline.flights()) == 4
     gate.open.set()
     settle(running, source, LONG_S)
     assert same(source, "v", QUERY) == []
@@ -175,14 +175,14 @@ def test_failure_of_n_takes_back_all_later_ones(source, start, database, gate):
     log_moves(source)
     gate.open.clear()
     fill(running, source)
-    flights = {f.txid: f.attempt for f in running.engine.pipeline.flights()}
+    flights = {f.txid: f.attempt for f in running.book.pipeline.flights()}
     source.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
         " application_name = 'headrace sink' AND datname = current_database()"
     )
     gate.open.set()
     settle(running, source, LONG_S)
-    assert running.engine.reconnects >= 1
+    assert running.book.reconnects >= 1
     written = dict(gate.written)
     assert all(written[txid] > attempt for txid, attempt in flights.items())
     assert same(source, "v", QUERY) == []
@@ -318,7 +318,7 @@ def test_view_dropped_with_txids_in_flight(source, start, database, gate):
     source.execute("DROP TABLE a")
     gate.open.set()
     settle(running, source, LONG_S)
-    wait_until(lambda: a not in running.engine.views, "it is forgotten")
+    wait_until(lambda: a not in running.book.views, "it is forgotten")
     assert same(source, "b", QUERY) == []
     assert running.error is None
 
@@ -424,20 +424,20 @@ def test_machine_lost_with_everything_that_was_not_synced(
     lag(source, running)
     source.execute("UPDATE items SET name = 'paused' WHERE id = 1")
     settle(running, source, LONG_S)
-    a = next(v.id for v in running.engine.views.values() if v.target.table_name == "a")
+    a = next(v.id for v in running.book.views.values() if v.target.table_name == "a")
     running.on(lambda: running.engine.lifecycle.pause(a))
     lag_after = source.execute("SELECT count(*) FROM items").fetchone()
     source.execute("UPDATE items SET price = 0 WHERE id % 3 = 0")
     settle(running, source, LONG_S)
-    stood = running.engine.position.txid
+    stood = running.book.position.txid
     # What a machine's end leaves: the last synced checkpoint.
-    running.engine.checkpoints.begin = None  # type: ignore[assignment]  # no last word
+    running.book.checkpoints.begin = None  # type: ignore[assignment]  # no last word
     running.engine._finish = running.engine.rewind_soon
     running.stop()
     shutil.rmtree(folder / "state")
     shutil.copytree(folder / "synced", folder / "state")
     running = start(**NEVER)
-    assert running.engine.position.txid <= stood
+    assert running.book.position.txid <= stood
     settle(running, source, LONG_S)
     assert same(source, "b", QUERY) == []
     assert same(source, "c", "SELECT * FROM others") == []
@@ -473,14 +473,14 @@ def test_commits_go_on_while_a_checkpoint_is_written(
     going.clear()
     source.execute("UPDATE items SET price = price + 1")
     assert reached.wait(LONG_S)
-    held = running.engine.confirmed
+    held = running.book.confirmed
     for i in range(5):
         source.execute("INSERT INTO items VALUES (%s, 'y', 2)", (500 + i,))
         settle(running, source, LONG_S)
     assert same(source, "v", QUERY) == []
-    assert running.engine.confirmed == held, "nothing of it is durable"
+    assert running.book.confirmed == held, "nothing of it is durable"
     going.set()
-    wait_until(lambda: running.engine.confirmed > held, "it is confirmed")
+    wait_until(lambda: running.book.confirmed > held, "it is confirmed")
     assert_consistent(running, source)
 
 
@@ -502,16 +502,16 @@ def test_checkpoint_that_cannot_be_written_is_tried_again(
 
     monkeypatch.setattr(rocks.Checkpoint, "write", full)
     source.execute("UPDATE items SET price = price + 1")
-    wait_until(lambda: running.engine.checkpoints.error, "it is noticed")
-    assert running.engine.checkpoints.error.code == "53100"
+    wait_until(lambda: running.book.checkpoints.error, "it is noticed")
+    assert running.book.checkpoints.error.code == "53100"
     source.execute("DELETE FROM items WHERE id = 2")
     settle(running, source, LONG_S)
     assert same(source, "v", QUERY) == []
-    target = running.engine.position.lsn
-    wait_until(lambda: running.engine.confirmed >= target, "it is written at last")
+    target = running.book.position.lsn
+    wait_until(lambda: running.book.confirmed >= target, "it is written at last")
     assert len(failures) == 3
-    assert running.engine.checkpoints.error is None
-    assert running.engine.reconnects == 0
+    assert running.book.checkpoints.error is None
+    assert running.book.reconnects == 0
     running.stop()
     running = start()
     settle(running, source, LONG_S)
@@ -523,7 +523,7 @@ def test_clean_stop_checkpoints_everything(source, start, database):
     running = start(**NEVER)
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
     lag(source, running, 4)
-    last = running.engine.position.txid
+    last = running.book.position.txid
     running.stop()
     files = RocksDatabase(running.settings.state_dir)
     assert positions.views(files)[view_id].txid == last
@@ -535,10 +535,10 @@ def test_clean_stop_checkpoints_everything(source, start, database):
 def test_checkpoints_come_after_so_many_txids(source, start, database):
     running = start(checkpoint_txids=3, checkpoint_interval_ms=1_000_000)
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    before = running.engine.checkpoints.written
+    before = running.book.checkpoints.written
     lag(source, running, 9)
-    wait_until(lambda: running.engine.checkpoints.written > before, "a checkpoint")
-    view = running.engine.views[view_id]
+    wait_until(lambda: running.book.checkpoints.written > before, "a checkpoint")
+    view = running.book.views[view_id]
     assert view.mark.txid - view.durable.txid <= 9
     assert_consistent(running, source)
 

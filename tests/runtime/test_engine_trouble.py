@@ -55,13 +55,13 @@ def test_a_bug_stops_its_view_only(
     running, source, database, monkeypatch, error, place
 ):
     two_views(running, source, database)
-    victim = running.on(lambda: min(running.engine.views))
+    victim = running.on(lambda: min(running.book.views))
     if place == "dataflow":
         begin = Dataflow.ingest
         flows = []
 
         def ingest(self, *args):
-            if self is running.engine.views[victim].dataflow:
+            if self is running.book.views[victim].dataflow:
                 flows.append(self)
                 raise error
             return begin(self, *args)
@@ -136,7 +136,7 @@ def test_rights_that_end_while_a_view_is_blocked(running, source, database):
 
 def test_a_message_that_no_text_can_hold(running, source, database, monkeypatch):
     two_views(running, source, database)
-    victim = running.on(lambda: min(running.engine.views))
+    victim = running.on(lambda: min(running.book.views))
     insert = SinkWriter._insert
 
     def broken(self, target, *args):

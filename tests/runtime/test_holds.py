@@ -136,13 +136,13 @@ def test_a_hold_is_granted_and_kept_while_the_engine_is_busy(
         go_on = threading.Event()
         busy = running.engine.submit(lambda: go_on.wait(PATIENCE_S))
         wait_until(busy.running, "the engine's thread is busy")
-        hold = running.engine.holds.grant("job")
+        hold = running.book.holds.grant("job")
         assert not busy.done()
         go_on.set()
         for number in range(3):
             change(running, source, number)
         txids = running.on(
-            lambda: (running.engine.position.txid, list(running.engine.records))
+            lambda: (running.book.position.txid, list(running.book.records))
         )
         assert txids[0] > hold.txid
         assert set(range(hold.txid + 1, txids[0] + 1)) <= set(txids[1])
@@ -150,7 +150,7 @@ def test_a_hold_is_granted_and_kept_while_the_engine_is_busy(
         running.stop()
         # It outlives the worker, and is somebody's until the builder says otherwise.
         running = start(feedback_interval_ms=20)
-        assert running.engine.holds.jobs() == {"job": hold}
+        assert running.book.holds.jobs() == {"job": hold}
         before = change(running, source, 4)
         assert confirmed(source, running) <= hold.lsn
         running.on(lambda: running.engine.lifecycle.keep_holds(set()))

@@ -65,7 +65,7 @@ def test_T_1_T_4_a_count_counts_every_word_once(source, start, database, point):
     log_commits(source)
     faults.arm(f"{point}:raise:1")
     write(source, *["man"] * 5)
-    wait_until(lambda: running.engine.reconnects, "the fault must land")
+    wait_until(lambda: running.book.reconnects, "the fault must land")
     settle(running, source)
     after = stored(source, "v")
     assert (before[0], after[0]) == (10, 15)
@@ -147,7 +147,7 @@ def test_T_13_failures_are_found_without_anybody_telling(source, start, database
             (f"headrace {role}",),
         )
     settle(running, source, LONG_S)
-    assert running.engine.reconnects >= 1
+    assert running.book.reconnects >= 1
     assert same(source, "v", QUERY) == []
     assert_in_order(source)
 
@@ -159,11 +159,11 @@ def test_T_17_a_replay_keeps_its_txid_and_has_a_new_attempt(source, start, datab
     faults.arm("cp13:raise:1")
     write(source, "man")
     settle(running, source, LONG_S)
-    assert running.engine.reconnects == 1
+    assert running.book.reconnects == 1
     txid, attempt = source.execute(
         "SELECT txid, attempt FROM headrace.progress"
     ).fetchone()
-    recorded = running.on(lambda: positions.records(running.engine.db)[txid])
+    recorded = running.on(lambda: positions.records(running.book.db)[txid])
     assert (attempt, recorded.attempt) == (1, 1)
     assert source.execute(query).fetchone() == source.execute("TABLE v").fetchone()
 
@@ -180,8 +180,8 @@ def test_T_11_T_26_batches_are_recorded_and_forgotten(source, start, database):
     running = start()
 
     def kept() -> tuple[list[int], int]:
-        records = positions.records(running.engine.db)
-        return list(records), running.engine.position.txid
+        records = positions.records(running.book.db)
+        return list(records), running.book.position.txid
 
     records, last = running.on(kept)
     assert records == [last], "of what all views have, only the last is kept"
@@ -214,7 +214,7 @@ def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypat
     running = start()
     write(source, "last")
     settle(running, source, LONG_S)
-    assert running.engine.stream.batcher.duplicates >= 6
+    assert running.book.stream.batcher.duplicates >= 6
     assert same(source, "v", QUERY) == []
 
 
@@ -258,7 +258,7 @@ def test_T_29_a_row_lost_between_collections(source, start, database, monkeypatc
     write(source, "man", "man", "dog")
     settle(running, source, LONG_S)
     assert lost
-    assert running.engine.reconnects == 1
+    assert running.book.reconnects == 1
     assert source.execute("TABLE v").fetchall() == [("man", 2)]
 
 
@@ -269,7 +269,7 @@ def test_T_29_a_row_lost_on_the_way_to_the_dataflows(
     running = start()
     for name in ("a", "b"):
         create_view(running, database, name, source_plan(source, "words"), QUERY)
-    first = min(running.engine.views)
+    first = min(running.book.views)
     pull = Edge.pull
 
     def lossy(self, successor):
@@ -290,7 +290,7 @@ def test_T_29_a_row_lost_on_the_way_to_the_dataflows(
         "the view stops",
     )
     settle(running, source, LONG_S)
-    assert running.engine.reconnects == LOST_MAX
+    assert running.book.reconnects == LOST_MAX
     assert source.execute("TABLE a").fetchall() == []
     assert same(source, "b", QUERY) == []
 
@@ -309,7 +309,7 @@ def test_T_16_frames_carry_the_attempt_that_processes_them(
     for i in range(4):
         write(source, str(i))
         settle(running, source, LONG_S)
-    assert running.engine.reconnects == 2
+    assert running.book.reconnects == 2
     pairs = [(f.diffs if isinstance(f, TableDiffs) else f) for f in seen]
     pairs = [(f.txid, f.attempt) for f in pairs]
     assert {a for _, a in pairs} >= {0, 1}

@@ -157,9 +157,7 @@ def test_T_4_T_9_T_25_sink_compare_and_set(sink):
 
 def in_commit(running) -> int | None:
     """The txid that is being committed."""
-    found = [
-        f for f in running.engine.pipeline.flights() if f.state is State.COMMITTING
-    ]
+    found = [f for f in running.book.pipeline.flights() if f.state is State.COMMITTING]
     return found[0].txid if found else None
 
 
@@ -177,7 +175,7 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
         work.result(LONG_S)
 
     with pytest.raises(PrerequisiteError, match="not in flight"):
-        fail(running.engine.position.txid)
+        fail(running.book.position.txid)
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE v IN SHARE MODE")
         write(source, "stuck")
@@ -220,7 +218,7 @@ def gate(monkeypatch):
 
 
 def states(running) -> list[tuple[int, int, str]]:
-    flights = running.engine.pipeline.flights()
+    flights = running.book.pipeline.flights()
     return [(f.txid, f.attempt, f.state.value) for f in flights]
 
 
@@ -269,11 +267,11 @@ def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(
     faults.arm(f"{point}:raise:1")
     write(source, "man", "man")
     gate.set()
-    wait_until(lambda: running.engine.reconnects, "the fault must land")
+    wait_until(lambda: running.book.reconnects, "the fault must land")
     settle(running, source, LONG_S)
     write(source, "man")
     settle(running, source, LONG_S)
-    assert running.engine.reconnects == 1
+    assert running.book.reconnects == 1
     assert same(source, "v", query) == same(source, "w", QUERY) == []
     assert_in_order(source)
 
@@ -300,9 +298,9 @@ def test_T_30_fail_batch_leaves_earlier_ones_alone(source, start, database, gate
     assert same(source, "v", QUERY) == []
     moves = source.execute("SELECT txid, attempt > 0 FROM moves ORDER BY n").fetchall()
     assert moves == list(zip(txids, [False, False, True, True], strict=True))
-    attempts = {t: r.attempt for t, r in running.engine.records.items()}
+    attempts = {t: r.attempt for t, r in running.book.records.items()}
     assert [attempts.get(t, 0) > 0 for t in txids] == [False, False, True, True]
-    assert running.engine.reconnects == 0, "no connection was lost for it"
+    assert running.book.reconnects == 0, "no connection was lost for it"
 
 
 # --- T-1: everything at once
@@ -340,7 +338,7 @@ def test_T_1_exactly_once_whatever_fails(source, start, database, seed):
                 " datname = current_database() AND application_name = %s",
                 (f"headrace {dice.choice(['stream', 'sink', 'catalog'])}",),
             )
-        elif what == "fail" and (flying := engine.pipeline.flights()):
+        elif what == "fail" and (flying := running.book.pipeline.flights()):
             txid = dice.choice(flying).txid
             work = engine.submit(
                 lambda txid=txid: engine.fail_batch(txid, None), quiet=False

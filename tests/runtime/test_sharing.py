@@ -95,7 +95,7 @@ def joined(running, count: int = 1) -> list[Shared]:
     """The shared subplans, once everybody who can has joined."""
     sharing = running.engine.sharing
     wait_until(lambda: not sharing._joining, "nobody is left to join")
-    found = list(sharing.subplans.values())
+    found = list(running.book.subplans.values())
     assert len(found) == count
     return found
 
@@ -108,9 +108,8 @@ def states(running, view_id: int) -> set[str]:
     """Names of the states of a view (or shared subplan) on disk and in memory."""
 
     def read() -> set[str]:
-        engine = running.engine
-        engine.durability.finish()
-        unit = engine.sharing.unit(view_id)
+        running.engine.durability.finish()
+        unit = running.book.unit(view_id)
         return {name for name, pairs in unit.store.dump().items() if pairs}
 
     return running.on(read)
@@ -127,7 +126,7 @@ def test_a_join_of_two_views_is_kept_once(source, database, start):
     assert states(running, one) == set()
     assert all(name.startswith("reduce") for name in states(running, two))
     assert any("join" in name for name in states(running, shared.id))
-    flow = running.engine.views[one].flow(running.settings, running.engine.evaluators)
+    flow = running.book.views[one].flow(running.settings, running.book.evaluators)
     assert not any("join" in name for name in flow.metrics())
     # A third one joins what is there.
     three = create(running, database, "three", MOST)
@@ -171,8 +170,8 @@ def test_a_shared_subplan_reads_another(source, database, start):
     check(running, source, two=OVER, three=WIDE)
     running.on(lambda: running.engine.lifecycle.drop(ids["three"]))
     running.on(lambda: running.engine.lifecycle.drop(ids["two"]))
-    assert running.on(lambda: running.engine.sharing.subplans) == {}
-    assert running.on(running.engine.db.views) == set()
+    assert running.on(lambda: running.book.subplans) == {}
+    assert running.on(running.book.db.views) == set()
 
 
 @pytest.mark.parametrize("dropped", ["one", "two"])
@@ -197,7 +196,7 @@ def test_dropping_a_view_leaves_the_other(source, database, start, dropped):
     [name] = left
     source.execute("DELETE FROM headrace.views WHERE id = %s", (ids[name],))
     running.on(lambda: running.engine.lifecycle.drop(ids[name]))
-    assert running.engine.sharing.subplans == {}
+    assert running.book.subplans == {}
 
 
 def test_a_paused_view_is_fed_what_it_missed(source, database, start):
@@ -236,10 +235,10 @@ class Stopped:
 
     def __init__(self, running) -> None:
         self.settings = running.settings
-        self.engine = running.engine
+        self.engine, self.book = running.engine, running.book
 
     def hold(self, job) -> Position:
-        return self.engine.position
+        return self.book.position
 
 
 def test_nobody_joins_before_the_stream_has_reached_the_snapshot(
@@ -290,7 +289,7 @@ def test_a_row_that_fails_stops_all_who_read_it(source, database, start):
         "three": ROWS,
     }
     ids = {n: create(running, database, n, q) for n, q in queries.items()}
-    joined(running, len(running.engine.sharing.subplans))
+    joined(running, len(running.book.subplans))
     source.execute("UPDATE orders SET n = 0 WHERE id = 6")
     wait_until(lambda: status_of(source, "one")[0] == views.ERROR, "it has stopped")
     wait_until(lambda: status_of(source, "two")[0] == views.ERROR, "it has stopped")
@@ -307,14 +306,14 @@ def test_a_row_that_fails_stops_all_who_read_it(source, database, start):
     running = start()
     change(source, rng, 10)
     check(running, source, three=ROWS)
-    assert all(not s.feeds for s in running.engine.sharing.subplans.values())
+    assert all(not s.feeds for s in running.book.subplans.values())
 
 
 def test_views_that_must_not_share(source, database, start):
     running = start(sharing=False)
     create(running, database, "one", ROWS)
     create(running, database, "two", SUMS)
-    assert running.engine.sharing.subplans == {}
+    assert running.book.subplans == {}
     running.stop()
     running = start()
     assert joined(running, 0) == []
@@ -357,8 +356,8 @@ def test_views_come_and_go_while_rows_change(source, database, start):
     finally:
         stop.set()
         thread.join()
-    joined(running, len(running.engine.sharing.subplans))
-    assert running.engine.sharing.subplans
+    joined(running, len(running.book.subplans))
+    assert running.book.subplans
     check(running, source, **{name: query for name, (_, query) in there.items()})
 
 

@@ -161,7 +161,7 @@ def stopped(conn: psycopg.Connection, name: str, *codes: str) -> str:
 def polled(running: Running) -> None:
     """Return after a look at the catalog that began after the call."""
     running.on(lambda: setattr(running.engine.watch, "due", 0.0))
-    running.on(running.engine.watch.poll)
+    running.on(lambda: running.engine.watch.poll(running.engine.leaving.fail))
 
 
 def test_each_silent_alteration_stops_its_view_only(source, start, database):
@@ -285,7 +285,7 @@ def test_publication_changed(source, start, database, ddl, why):
             "ALTER PUBLICATION headrace"
             " SET (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
         )
-    until(lambda: running.engine.stream is not None, "the stream does not come back")
+    until(lambda: running.book.stream is not None, "the stream does not come back")
     create_view(
         running, database, "w", source_plan(source, "keep"), "SELECT * FROM keep"
     )
@@ -350,7 +350,7 @@ class _Direct:
     def call(self, method, params, job=None, *, cancellable=True):
         running, lifecycle = self._running, self._running.engine.lifecycle
         if method == "hold":
-            hold = running.engine.holds.grant(params["job"])
+            hold = running.book.holds.grant(params["job"])
             return {"txid": hold.txid, "lsn": hold.lsn}
         if method == "adopt":
             running.on(lambda: lifecycle.adopt(params["view_id"])).result(SECONDS)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import Engine
-from headrace.runtime.lifecycle import TRIES_MAX
+from headrace.runtime.leaving import TRIES_MAX
 from tests.databases import Databases
 from tests.faults.helpers import WORKER, same_text, status_of
 from tests.security import servers

@@ -1,0 +1,170 @@
+"""The engine's data: what its parts read and write, and nothing that does something.
+
+Every part of the engine gets the book, and of the others only what it uses.  Here are facts and what
+can be read off them; whoever changes one is a part, and says so.
+
+Threads.  The engine's thread owns every field: it alone writes them.  Other threads may read single
+values, which are those of some moment not long ago (status, ``doing``), and copy what they go through.
+Besides,
+
+* ``holds``, ``pipeline`` and ``evaluators`` have locks of their own, and ``suspects`` marks of each thread: they
+  are for any thread (those of the sink, the dataflows and the control socket);
+* ``checkpoints`` are begun and ended by the engine's thread, and written by the thread inside of it;
+* of ``owner`` the catalog connection is the engine's, the other one the sink thread's;
+* a view's or subplan's store and dataflow are worked with by one thread of the dataflows at a time, while the
+  engine's waits for it, and its store is read by the checkpoint thread as of a committed txid;
+* ``stopping`` is set by whoever ends the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from headrace.config import Settings
+from headrace.errors import HeadraceError, StateDamaged, TransientError
+from headrace.expressions.pool import Pool
+from headrace.forwarder.stream import Identity, Stream
+from headrace.runtime import positions
+from headrace.runtime.checkpoints import Checkpoints
+from headrace.runtime.holds import Holds
+from headrace.runtime.ownership import Owner
+from headrace.runtime.pipeline import Pipeline
+from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.shared import Shared
+from headrace.runtime.story import Story
+from headrace.runtime.suspects import Suspects
+from headrace.runtime.views import Unit, View
+from headrace.state.rocks import RocksDatabase
+
+
+class Book:
+    """What one engine knows; see the module text."""
+
+    def __init__(self, settings: Settings, checkpoints: Checkpoints) -> None:
+        self.settings: Final = settings
+        self.story: Final = Story()
+        self.views: Final[dict[int, View]] = {}
+        self.subplans: Final[dict[int, Shared]] = {}
+        """Subplans that views share, by id."""
+        self.holds: Final = Holds()
+        self.records = positions.Records()
+        """How batches were cut."""
+        self.taken = Position(0, 0)
+        """What is taken from the stream: committed, or in flight."""
+        self.position = Position(0, 0)
+        """What is committed."""
+        self.durable = Position(0, 0)
+        """What a crash leaves of it."""
+        self.confirmed = 0
+        """What the source was told, or may be."""
+        self.batches = 0
+        """How many were committed."""
+        self.reconnects = 0
+        self.error: HeadraceError | None = None
+        """Why the stream does not run now."""
+        self.damage: StateDamaged | None = None
+        """Why the state of earlier runs was set aside, if it was."""
+        self.identity: Identity | None = None
+        """The server that all positions are of."""
+        self.stream: Stream | None = None
+        self.stopping = False
+        """Whether the engine is to end."""
+        self.pipeline: Final = Pipeline(settings.max_inflight_batches)
+        self.checkpoints: Final = checkpoints
+        self.suspects: Final = Suspects(settings.run_dir)
+        self.evaluators: Final = Pool(settings.eval_connections_max)
+        self.opened: RocksDatabase | None = None
+        """The state database, while the engine runs; see ``db``."""
+        self.connections: Owner | None = None
+        """None: there are none now; see ``owner``."""
+        self.last_pid: int | None = None
+        """The server's process of the last ones."""
+
+    @property
+    def db(self) -> RocksDatabase:
+        """The state database."""
+        assert self.opened is not None, "the engine runs"
+        return self.opened
+
+    @property
+    def owner(self) -> Owner:
+        """The connections.
+
+        Raises:
+            TransientError: there are none now.
+        """
+        if self.connections is None:
+            raise TransientError("the source database cannot be reached now")
+        return self.connections
+
+    # --- positions
+
+    @property
+    def next_txid(self) -> int:
+        """The txid of a batch that is not recorded."""
+        return max(self.position.txid, self.records.last) + 1
+
+    @property
+    def start_lsn(self) -> int:
+        """Where the next batch begins."""
+        if self.taken.txid == self.position.txid:
+            # Idle time before a replay counts, the replay has not seen it.
+            return max(self.taken.lsn, self.position.lsn)
+        return self.taken.lsn
+
+    def covered(self, mark: StateMark) -> int:
+        """The position before which a view with this mark lacks nothing.
+
+        Idle time after its last batch counts, for it may have been confirmed: the next batch's
+        record says where that time ended.
+        """
+        if mark.txid >= self.position.txid:
+            return self.position.lsn
+        following = self.records.get(mark.txid + 1)
+        return max(mark.lsn, following.start_lsn) if following else mark.lsn
+
+    # --- views, and the subplans that they share
+
+    @property
+    def units(self) -> list[Unit]:
+        """Both."""
+        return [*self.views.values(), *self.subplans.values()]
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether some view's rows change as time passes."""
+        return any(v.plan.temporal for v in self.views.values() if v.owned)
+
+    def unit(self, unit_id: int) -> Unit | None:
+        """The view or shared subplan of that id."""
+        return self.subplans.get(unit_id) or self.views.get(unit_id)
+
+    def readers(self, shared: Shared) -> list[Unit]:
+        """Those who read it directly."""
+        return [u for u in self.units if shared.id in u.feeds.values()]
+
+    def views_of(self, unit: Unit) -> list[View]:
+        """The views that need it: itself, if it is one."""
+        if isinstance(unit, View):
+            return [unit]
+        assert isinstance(unit, Shared), "the other kind of unit"
+        out: dict[int, View] = {}
+        for reader in self.readers(unit):
+            out |= {view.id: view for view in self.views_of(reader)}
+        return list(out.values())
+
+    def needed(self, views: Iterable[View]) -> list[Shared]:
+        """What ``views`` need, each after those that it reads itself."""
+        out: dict[int, Shared] = {}
+
+        def add(unit: Unit) -> None:
+            for feeder in unit.feeds.values():
+                if feeder not in out:
+                    shared = self.subplans[feeder]
+                    add(shared)
+                    out[feeder] = shared
+
+        for view in views:
+            add(view)
+        return list(out.values())

@@ -1,0 +1,82 @@
+"""What the sink's thread has committed, on the engine's thread: the marks move on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.runtime.book import Book
+from headrace.runtime.jobs import Answer
+from headrace.runtime.leaving import Leaving
+from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.taps import Taps
+from headrace.runtime.waits import Waits
+
+
+@dataclass(slots=True)
+class Commits:
+    """Answers of the pipeline; every method runs on the engine's thread."""
+
+    _book: Book
+    _leaving: Leaving
+    _waits: Waits
+    _taps: Taps
+    taking: bool = field(default=False, init=False)
+    """Whether an answer is being taken in: what follows from it waits for no other."""
+
+    def take(self, wait_s: float = 0.0) -> None:
+        """Take in what has been committed; waits for the first so long."""
+        for answer in self._book.pipeline.answers(wait_s):
+            self.taking = True
+            try:
+                self._answer(answer)
+            finally:
+                self.taking = False
+
+    def _answer(self, answer: Answer) -> None:
+        """Move the marks of the views that have the txid; stop those that could not take it."""
+        book = self._book
+        job = answer.job
+        for part in job.parts:
+            view = book.views.get(part.view_id)
+            if view is None:
+                continue
+            view.progress = answer.progress.get(view.id, view.progress)
+            # One that has failed since, or before, has gone back.
+            left = view.id in answer.failed or view.id in answer.gone
+            if left or view.processed < job.txid or view.progress is None:
+                continue
+            lsn = max(job.lsn, view.start_lsn)
+            view.commit(StateMark(job.txid, lsn, min(view.progress.txid, job.txid)))
+            self._taps.passed(view, job, part.diffs)
+        for shared_id in job.shared:
+            shared = book.subplans.get(shared_id)
+            if shared is not None and shared.processed >= job.txid > shared.mark.txid:
+                lsn = max(job.lsn, shared.start_lsn)
+                shared.commit(StateMark(job.txid, lsn, job.txid))
+        if job.txid > book.position.txid:
+            book.position = Position(job.txid, max(job.lsn, book.position.lsn))
+        self._arrive()
+        book.batches += 1
+        book.checkpoints.count()
+        book.suspects.passed(job.txid)
+        for view_id, error in answer.failed.items():
+            if view_id in book.views:
+                view = book.views[view_id]
+                self._leaving.fail(view, self._leaving.judge(view, error))
+        for view_id in answer.gone:
+            self._leaving.forget(view_id)
+        self._waits.caught_up()
+
+    def idle(self, lsn: int) -> None:
+        """Nothing is left before ``lsn`` when all that was taken is committed."""
+        book = self._book
+        if lsn > book.taken.lsn:
+            book.taken = Position(book.taken.txid, lsn)
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """All that was taken may be committed now: the position counts idle time as well."""
+        book = self._book
+        if book.taken.txid == book.position.txid:
+            lsn = max(book.taken.lsn, book.position.lsn)
+            book.position = Position(book.position.txid, lsn)

@@ -1,0 +1,87 @@
+"""How stopped views go on, on the engine's thread, and when those that stand still are given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace import clock
+from headrace.errors import RESYNC, DefiniteFailure, SinkBlocked
+from headrace.runtime import result_tables, views
+from headrace.runtime.book import Book
+from headrace.runtime.leaving import Leaving
+from headrace.runtime.result_tables import ResultTables
+from headrace.runtime.views import PAUSED, RUNNING, SINK_ERROR, View
+
+
+class Healing:
+    """Views of one engine that stand still; every method runs on the engine's thread."""
+
+    def __init__(
+        self, book: Book, leaving: Leaving, rewind_soon: Callable[[], None]
+    ) -> None:
+        self._book = book
+        self._leaving = leaving
+        self._rewind_soon = rewind_soon
+        self._tables = ResultTables(book, leaving.fail)
+
+    def enforce_budget(self) -> None:
+        """Give up views that stand still, for which more WAL is kept than the budget (P6)."""
+        book = self._book
+        budget = book.settings.wal_budget_bytes
+        for view in list(book.views.values()):
+            still = view.status in (SINK_ERROR, PAUSED)
+            if not still or view.mark.txid >= book.position.txid:
+                continue
+            behind = book.position.lsn - book.covered(view.mark)
+            if not budget or behind <= budget:
+                continue
+            paused = view.status == PAUSED
+            why = "" if paused else f"{view.message or 'Its result table was locked'}; "
+            self._leaving.fail(
+                view,
+                DefiniteFailure(
+                    f"the view needs a resync: it was {'paused' if paused else 'blocked'}"
+                    f" while {behind} bytes of WAL were written",
+                    detail=f"{why}wal_budget_bytes is {budget}.",
+                    hint=RESYNC,
+                    sqlstate="53400",
+                ),
+            )
+
+    def heal(self) -> None:
+        """Let blocked views go on whose table is free again: by a rewind.
+
+        And stop those whose table is gone or altered, though nothing is to be written to it.
+        """
+        book = self._book
+        self._tables.poll()
+        now = clock.monotonic()
+        for view in list(book.views.values()):
+            if view.status != SINK_ERROR or view.suspended or now < view.retry_at:
+                continue
+            view.retry_at = now + book.settings.sink_retry_ms / 1000
+            if not self._free(view):
+                continue
+            view.status = RUNNING
+            view.message = None
+            views.set_status(book.owner.conn, view.id, RUNNING)
+            view.story.add("healed")
+            self._rewind_soon()
+
+    def heal_at(self) -> float:
+        """When to come by again (``heal``), on the monotonic clock."""
+        due = [
+            v.retry_at
+            for v in self._book.views.values()
+            if v.status == SINK_ERROR and not v.suspended
+        ]
+        return min([self._tables.due, *due])
+
+    def _free(self, view: View) -> bool:
+        """Whether the result table can be locked for writing right now."""
+        wrong = result_tables.unwritable(self._book, view, lock=True)
+        if isinstance(wrong, SinkBlocked):
+            return False
+        if wrong is not None:
+            self._leaving.fail(view, wrong)
+        return wrong is None

@@ -1,0 +1,174 @@
+"""What is done with a batch that was taken from the stream: recorded, processed, handed on.
+
+Views that cannot process it stop at the one before; the others do not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace.errors import (
+    BugError,
+    HeadraceError,
+    Interrupted,
+    OwnerGone,
+    RightEnded,
+)
+from headrace.forwarder.batcher import Batch
+from headrace.kernels.pgoutput import Decoder
+from headrace.process import faults
+from headrace.runtime import batches, positions
+from headrace.runtime.book import Book
+from headrace.runtime.commits import Commits
+from headrace.runtime.jobs import Job, Part
+from headrace.runtime.leaving import Leaving
+from headrace.runtime.positions import Position, Record
+from headrace.runtime.views import Unit, View
+from headrace.runtime.watch import Watch
+
+_ROOM_S: Final = 1.0
+
+
+class Intake:
+    """The processing phase; all but ``at_work`` on the engine's thread."""
+
+    def __init__(
+        self,
+        book: Book,
+        watch: Watch,
+        leaving: Leaving,
+        commits: Commits,
+        drain: Callable[[], None],
+    ) -> None:
+        self._book = book
+        self._watch = watch
+        self._leaving = leaving
+        self._commits = commits
+        self._drain = drain
+        self._decoder = Decoder()
+        self._processor = batches.Processor(
+            book.settings, book.suspects, watch.altered, book.evaluators
+        )
+        self.at_work: Final = self._processor.at_work
+        """See there; for any thread."""
+
+    def rewind(self) -> None:
+        """The stream begins anew, and describes its tables again."""
+        self._decoder = Decoder()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._processor.close()
+
+    def process(self, batch: Batch) -> None:
+        """The processing phase: the dataflows; what comes out goes to the sink thread."""
+        book = self._book
+        txid = batch.txid if batch.txid is not None else book.next_txid
+        careful = book.suspects.careful(txid)
+        if careful:
+            self._drain()
+        attempt = book.pipeline.begin(txid)
+        record = self._record(txid, attempt, batch)
+        faults.point(faults.BATCH_RECORDED)
+        behind = self._behind(txid)
+        instant = record.commit_time_us
+        frames = batches.Frames(
+            batch, self._decoder, txid, attempt, self._watch, instant
+        )
+        needed = book.needed(behind)
+        outcome = self._processor.run(behind, frames, needed)
+        faults.point(faults.COLLECTIONS_DONE)
+        if outcome.failed:
+            self._stop_failed(outcome)
+        parts = [
+            Part.of(view, outcome.diffs.get(view.id), self._watch.relied_on)
+            for view in behind
+            if view.processed == txid
+        ]
+        book.taken = Position(txid, max(batch.end_lsn, book.taken.lsn))
+        book.pipeline.processed(
+            Job(
+                txid, attempt, batch.end_lsn, batch.transactions,
+                instant, tuple(parts),
+                tuple(shared.id for shared in needed if shared.processed == txid),
+            )
+        )  # fmt: skip
+        if careful:
+            self._drain()
+
+    def pass_time(self, instant: int) -> None:
+        """A batch in which nothing happens but that it is ``instant`` now."""
+        while not self._book.pipeline.room:
+            self._commits.take(_ROOM_S)
+        self.process(Batch(end_lsn=self._book.start_lsn, commit_time_us=instant))
+
+    def _record(self, txid: int, attempt: int, batch: Batch) -> Record:
+        book = self._book
+        meta: positions.Meta = {}
+        start = book.start_lsn
+        before = book.records.get(txid - 1)
+        # Time never goes back from one batch to the next, whatever the source's clock does.
+        instant = max(batch.commit_time_us, before.commit_time_us if before else 0)
+        record = book.records.record(
+            meta, Record(txid, start, batch.end_lsn, instant, attempt)
+        )
+        if meta:
+            # What a view that reads the clock was shown must be shown again: nothing else
+            # would tell a batch's instant once its record is lost.
+            book.db.put_meta(meta, sync=book.reads_clock)
+        return record
+
+    def _behind(self, txid: int) -> list[View]:
+        """The views that take part in ``txid``."""
+        out = [v for v in self._book.views.values() if v.live and v.processed < txid]
+        for view in out:
+            if view.processed != txid - 1:
+                raise BugError(
+                    f"view {view.id} is at txid {view.processed} when {txid} comes"
+                )
+        return out
+
+    def _stop_failed(self, outcome: batches.Outcome) -> None:
+        """Views that cannot process the batch stop at the one before."""
+        book = self._book
+        self._drain()
+        for unit_id, error in outcome.failed.items():
+            shared = book.subplans.get(unit_id)
+            if shared is not None:
+                self._stop_all(shared, book.views_of(shared), error, outcome.frames)
+        for unit_id, error in outcome.failed.items():
+            failed = book.views.get(unit_id)
+            # One that is not live could not write an earlier txid, or has just failed.
+            if failed is not None and failed.live:
+                self._stop_all(failed, [failed], error, outcome.frames)
+
+    def _stop_all(
+        self,
+        unit: Unit,
+        views: Sequence[View],
+        error: HeadraceError,
+        frames: batches.Frames,
+    ) -> None:
+        """``views``, which need ``unit``, stop; interrupted ones are tried again."""
+        judged = [self._leaving.judge(view, error) for view in views]
+        final = [e for e in judged if not isinstance(e, Interrupted)]
+        known = self._reason(unit, views, final[0] if final else error, frames)
+        for view, own in zip(views, judged, strict=True):
+            self._leaving.fail(view, own if isinstance(own, Interrupted) else known)
+
+    def _reason(
+        self,
+        unit: Unit,
+        views: Sequence[View],
+        error: HeadraceError,
+        frames: batches.Frames,
+    ) -> HeadraceError:
+        """Why ``views`` stop that need ``unit``: what was altered, before a row is blamed."""
+        for view in views:
+            known = self._watch.cause(view, error)
+            # What somebody may not read any more is his own view's reason only.
+            if known is not error and not isinstance(known, RightEnded | OwnerGone):
+                unit.back(frames.txid)
+                return known
+        return self._processor.blame(unit, error, frames)

@@ -1,0 +1,150 @@
+"""How views stop, on the engine's thread: for good, until they can go on, or because they are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from headrace import clock
+from headrace.errors import (
+    RESYNC,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    Interrupted,
+    OutOfReach,
+    OwnerGone,
+    RightEnded,
+    RowError,
+    SinkBlocked,
+    SinkTableError,
+    StateDamaged,
+    UndefinedError,
+)
+from headrace.runtime import positions, views
+from headrace.runtime.book import Book
+from headrace.runtime.durability import Durability
+from headrace.runtime.sharing import Sharing
+from headrace.runtime.views import ERROR, PAUSED, SINK_ERROR, View
+from headrace.runtime.waits import Waits
+from headrace.runtime.watch import Watch
+from headrace.sink import table
+
+_log = structlog.get_logger(__name__)
+
+_DAMAGE: Final = (StateDamaged, ContinuityLost, SinkTableError)
+"""What a view is filled anew after by itself (server/resumer.py)."""
+TRIES_MAX: Final = 5
+"""Interruptions of a view at one place after which it stops."""
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Views of one engine that stop; every method runs on the engine's thread."""
+
+    _book: Book
+    _durability: Durability
+    _watch: Watch
+    _sharing: Sharing
+    _waits: Waits
+    _drain: Callable[[], None]
+
+    def leave(self, view: View) -> None:
+        """Take a view out of what is being processed: its state is that of its last txid."""
+        self._drain()
+        view.reset()
+
+    def forget(self, view_id: int) -> None:
+        """The view is gone from the catalog, or about to be."""
+        book = self._book
+        view = book.views.pop(view_id, None)
+        if view is not None:
+            view.release()
+            view.status = ERROR
+        if book.connections is not None:
+            book.owner.writer.forget(view_id)
+        self.drop_state(view_id)
+        _log.info("view forgotten", view=view_id)
+        self._waits.forget(
+            view_id, UndefinedError("the view was dropped", sqlstate="42P01")
+        )
+        self._waits.caught_up()
+
+    def drop_state(self, view_id: int) -> None:
+        """Forget the state of a view that is gone."""
+        # A checkpoint that is being written may hold the view's mark.
+        self._durability.still()
+        meta: positions.Meta = {}
+        positions.put_view(meta, view_id, None)
+        self._book.db.put_meta(meta, sync=False)
+        self._book.db.drop_view(view_id)
+        self._sharing.left(view_id)
+
+    def judge(self, view: View, error: HeadraceError) -> HeadraceError:
+        """What ``error`` comes to for a view: one that interrupts it again and again is final.
+
+        An SQLSTATE that says "later" may have been raised by code of a user, and need never end.
+        """
+        if not isinstance(error, Interrupted) or isinstance(error, OutOfReach):
+            return error
+        at, times = view.tries
+        times = times + 1 if at == view.mark.txid else 1
+        view.tries = (view.mark.txid, times)
+        if times < TRIES_MAX:
+            return error
+        view.doom = RowError(
+            error.message,
+            detail=error.detail or f"It was tried {times} times.",
+            hint=error.hint,
+            sqlstate=error.code,
+        )
+        return view.doom
+
+    def fail(self, view: View, error: HeadraceError) -> None:
+        """Stop a view: for good, or until it can go on (its table was locked, say)."""
+        book = self._book
+        self.leave(view)
+        if isinstance(error, SinkTableError) and not views.exists(
+            book.owner.conn, view.id
+        ):
+            self.forget(view.id)
+            return
+        error = self._watch.cause(view, error)
+        if view.status == PAUSED and isinstance(error, _DAMAGE):
+            # What would fill it anew by itself would also let it run.
+            error = DefiniteFailure(error.message, detail=error.detail, hint=error.hint)
+        blocked = isinstance(error, SinkBlocked | Interrupted)
+        if not blocked:
+            error = _with_hint(error, view)
+        status = SINK_ERROR if blocked else ERROR
+        if isinstance(error, RightEnded | OwnerGone):
+            self._watch.end(view.id, error)
+        else:
+            views.set_status(book.owner.conn, view.id, status, error)
+        view.status = status
+        view.message = error.message
+        view.doom = None
+        view.retry_at = clock.monotonic() + book.settings.sink_retry_ms / 1000
+        view.story.add(status, reason=error.message, code=error.code)
+        _log.warning("view stopped", view=view.id, status=status, code=error.code)
+        if not blocked:
+            self._sharing.left(view.id)
+        self._waits.caught_up()
+
+
+def _with_hint(error: HeadraceError, view: View) -> HeadraceError:
+    """``error`` with the call that mends ``view`` as its hint, where it had a vague one."""
+    if isinstance(error, RowError) and error.hint is None:
+        hint = views.resync_hint(view, "Mend the row")
+    elif error.hint == table.UNDO:
+        hint = views.resync_hint(view, "Undo that")
+    elif error.hint in (None, RESYNC):
+        hint = views.resync_hint(view)
+    else:
+        return error
+    return type(error)(
+        error.message, detail=error.detail, hint=hint, sqlstate=error.code
+    )

@@ -1,0 +1,265 @@
+"""How views come, on the engine's thread: with their states, and only if they may run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import structlog
+
+from headrace.collections import subplans
+from headrace.errors import (
+    RESYNC,
+    BugError,
+    ContinuityLost,
+    DefiniteFailure,
+    HeadraceError,
+    StateDamaged,
+    StructureChanged,
+)
+from headrace.runtime import positions, result_tables, views
+from headrace.runtime.book import Book
+from headrace.runtime.durability import Durability
+from headrace.runtime.leaving import Leaving
+from headrace.runtime.positions import StateMark
+from headrace.runtime.sharing import Sharing
+from headrace.runtime.suspects import LOADING
+from headrace.runtime.views import PAUSED, RUNNING, View
+from headrace.runtime.watch import Watch
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Loading:
+    """Views of one engine that come; every method runs on the engine's thread."""
+
+    _book: Book
+    _durability: Durability
+    _watch: Watch
+    _sharing: Sharing
+    _leaving: Leaving
+
+    def load(self) -> None:
+        """Own every view that should run: those known already, and those in the catalog."""
+        book = self._book
+        conn = book.owner.conn
+        self._durability.still()  # a checkpoint that is being written moves the marks
+        marks = positions.views(book.db)
+        listed = {view.id: view for view in views.load(conn)}
+        for view_id in [i for i in book.views if i not in listed]:
+            if book.views[view_id].owned or not views.exists(conn, view_id):
+                self._leaving.forget(view_id)
+        for view_id, view in listed.items():
+            known = book.views.get(view_id)
+            if known is not None:
+                known.target = view.target  # it may have been renamed
+            if known is None or not known.owned:
+                book.views[view_id] = view
+                if view_id in book.suspects.guilty:
+                    self._leaving.fail(view, book.suspects.error())
+                    continue
+                with book.suspects.during(view_id, LOADING):
+                    self._restore(view, marks.get(view_id))
+        self._collect_garbage(conn, marks)
+        owned = [v for v in book.views.values() if v.owned and v.store is not None]
+        for view in book.owner.take_over(owned):
+            self._leaving.forget(view.id)
+        for view in owned:
+            if view.id in book.views:
+                self._verify(view)
+        for view in owned:
+            if view.live and view.doom is not None:
+                self._leaving.fail(view, view.doom)
+        self._sentence()
+        self._sharing.prune()
+
+    def _sentence(self) -> None:
+        """Stop the views of which the worker dies."""
+        book = self._book
+        for unit_id in book.suspects.guilty:
+            shared = book.subplans.get(unit_id)
+            for view in book.views_of(shared) if shared is not None else ():
+                if view.owned:
+                    self._leaving.fail(view, book.suspects.error())
+        book.suspects.stopped()
+
+    def take(self, view: View) -> None:
+        """Take over a view that was populated; the engine runs."""
+        book = self._book
+        self._durability.still()
+        mark = positions.views(book.db).get(view.id)
+        with book.suspects.during(view.id, LOADING):
+            if mark is not None:
+                self._take_back(view, mark)
+            elif not self._ingest(view):
+                raise DefiniteFailure("the view has no staged state", hint=RESYNC)
+        for other in list(book.views.values()):
+            # A resync has put this one in its place: two may never write one table.
+            if other.id != view.id and other.target.oid == view.target.oid:
+                self._leaving.forget(other.id)
+        known = book.views.get(view.id)
+        book.views[view.id] = view
+        try:
+            self._own(view, new=mark is None)
+        except BaseException:
+            # One that is taken over by half must not see a batch; the caller asks again.
+            if book.views.pop(view.id, None) is not None and known is not None:
+                book.views[view.id] = known
+            raise
+        self._sharing.look()
+        _log.info("view adopted", view=view.id, txid=view.mark.txid)
+
+    def _own(self, view: View, *, new: bool) -> None:
+        """Become the owner of one view."""
+        if self._book.owner.take_over([view]):
+            self._leaving.forget(view.id)
+            raise BugError(f"view {view.id} has no progress row")
+        if new and view.progress and view.progress.txid > view.mark.txid:
+            # Batches up to there would be taken for written.
+            raise BugError(f"progress of the new view {view.id} is ahead of its state")
+        self._verify(view)
+
+    def _restore(self, view: View, mark: StateMark | None) -> None:
+        try:
+            if mark is not None:
+                self._take_back(view, mark)
+                return
+            if not self._ingest(view):
+                raise self._book.damage or StateDamaged(
+                    "the view's state is not in the data directory", hint=RESYNC
+                )
+        except (DefiniteFailure, OSError) as error:
+            known = (
+                error
+                if isinstance(error, HeadraceError)
+                else StateDamaged(
+                    f"the view's staged state cannot be read: {error}", hint=RESYNC
+                )
+            )
+            self._leaving.fail(view, known)
+
+    def _take_back(self, view: View, mark: StateMark) -> None:
+        """Give a view the state that the state database has."""
+        self._durability.still()
+        self._sharing.restore(view)
+        view.restore(self._book.db.view(view.id, mark.txid), mark)
+        _revive(view)
+
+    def _ingest(self, view: View) -> bool:
+        """Take the state that population has staged; idempotent.  False: there is none."""
+        book = self._book
+        found = views.manifest(book.settings, view.id)
+        if found is None:
+            return False
+        txid = self._txid_before(found.lsn, found.txid)
+        self._durability.still()
+        view.start_lsn = found.lsn
+        mark = StateMark(txid, found.lsn, found.txid)
+        meta: positions.Meta = {}
+        made = self._sharing.divide(view, found.runs, mark, meta)
+        own = view.own
+        book.db.ingest(
+            view.id,
+            found.runs,
+            (lambda state: subplans.keeps(own, state)) if made else None,
+        )
+        positions.put_view(meta, view.id, mark)
+        book.db.put_meta(meta, sync=True)
+        self._sharing.divided(view, made, mark)
+        view.restore(book.db.view(view.id, txid), mark)
+        _revive(view)
+        view.story.add("ingested", txid=txid, lsn=found.lsn)
+        return True
+
+    def _txid_before(self, lsn: int, held_txid: int) -> int:
+        """The last batch that is wholly before ``lsn``, and so in the population.
+
+        ``held_txid`` is known to be, from the hold.
+
+        Raises:
+            ContinuityLost: the batches after it are not kept any more.
+        """
+        book = self._book
+        before = [t for t, r in book.records.items() if r.end_lsn <= lsn]
+        if before:
+            return max(before)
+        if lsn >= book.position.lsn:
+            return book.position.txid
+        # Without records nothing was processed up to the position: unless it is a new one,
+        # because earlier state or the slot was lost.
+        if not book.records and lsn >= book.confirmed:
+            return book.position.txid
+        first = min(book.records, default=0)
+        if held_txid + 1 == first and lsn >= book.confirmed:
+            return held_txid
+        raise ContinuityLost(
+            "the stream has moved on since the view was populated", hint=RESYNC
+        )
+
+    def _verify(self, view: View) -> None:
+        """Let a view run, or stop it."""
+        wrong = self._objection(view)
+        if wrong is not None:
+            self._leaving.fail(view, wrong)
+        elif view.live:
+            views.set_status(self._book.owner.conn, view.id, RUNNING)
+
+    def _objection(self, view: View) -> HeadraceError | None:
+        """What stands against a view's running; None: nothing."""
+        book = self._book
+        assert view.progress is not None, "it was just taken over"
+        if view.progress.txid < view.mark.sink_txid:
+            # Sink commit precedes checkpoint: the database was set back.
+            return ContinuityLost(
+                "the database is older than the view's state: it was restored",
+                hint=RESYNC,
+            )
+        if self._written_by_another(view):
+            return ContinuityLost(
+                "another engine has written the view since this one did",
+                detail="Each batch must be cut by the engine whose state covers it.",
+                hint=RESYNC,
+            )
+        behind = view.mark.txid < book.position.txid
+        if behind and book.covered(view.mark) < book.confirmed:
+            return ContinuityLost(
+                "the stream has moved on since the view was populated", hint=RESYNC
+            )
+        wrong = result_tables.unwritable(book, view)
+        if wrong is not None:
+            return wrong
+        if view.plan.outdated:
+            return StructureChanged(
+                "the view was planned by an earlier version of headrace",
+                detail="Its aggregates saw their rows in different orders.",
+                hint=RESYNC,
+            )
+        return self._watch.check([view]).get(view.id)
+
+    def _written_by_another(self, view: View) -> bool:
+        """Whether progress shows a batch that this engine did not cut so (H21)."""
+        assert view.progress is not None, "it was just taken over"
+        txid, mark = view.progress.txid, view.mark
+        if txid <= mark.txid:
+            # The last txid written is in the state: no crash comes between the two.
+            return txid != mark.sink_txid
+        record = self._book.records.get(txid)
+        return record is not None and record.end_lsn != view.progress.lsn
+
+    def _collect_garbage(
+        self, conn: psycopg.Connection[Any], marks: dict[int, StateMark]
+    ) -> None:
+        """State of views that were dropped while we were not there."""
+        # A worker may have died between forgetting the mark and dropping the states.
+        for view_id in sorted(marks.keys() | self._book.db.views()):
+            known = self._book.unit(view_id)
+            if known is None and not views.exists(conn, view_id):
+                self._leaving.drop_state(view_id)
+
+
+def _revive(view: View) -> None:
+    """The view has its state: it runs, unless somebody has paused it."""
+    if view.status != PAUSED:
+        view.status = RUNNING

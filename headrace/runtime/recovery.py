@@ -1,0 +1,161 @@
+"""How the engine comes to a running stream, at the start and from any trouble; or cannot.
+
+The state database says where we stand, the source must be the one it is of, and views are owned anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from headrace.errors import RESYNC, ContinuityLost, StateDamaged
+from headrace.forwarder.stream import Stream
+from headrace.postgres import slot as setup
+from headrace.runtime import positions, replay
+from headrace.runtime.book import Book
+from headrace.runtime.durability import Durability
+from headrace.runtime.leaving import Leaving
+from headrace.runtime.loading import Loading
+from headrace.runtime.ownership import Owner
+from headrace.runtime.positions import Position
+from headrace.runtime.sharing import Sharing
+from headrace.state.rocks import RocksDatabase
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Recovery:
+    """Of one engine; every method runs on its thread."""
+
+    _book: Book
+    _durability: Durability
+    _sharing: Sharing
+    _loading: Loading
+    _leaving: Leaving
+
+    def open(self) -> None:
+        """Read the state database; one that is damaged is set aside, for a new one."""
+        book = self._book
+        try:
+            self._read_state()
+        except StateDamaged as error:
+            if book.opened is not None:
+                book.opened.close()
+            book.damage = StateDamaged(
+                "the view's state was damaged",
+                detail=error.detail,
+                hint=RESYNC,
+            )
+            aside = _set_aside(book.settings.state_dir)
+            _log.error("state damaged", reason=str(error), set_aside=str(aside))
+            self._read_state()
+
+    def _read_state(self) -> None:
+        book = self._book
+        book.opened = RocksDatabase(
+            book.settings.state_dir, memory_bytes=book.settings.state_memory_bytes
+        )
+        book.records = positions.records(book.db)
+        book.holds.load(book.db)
+        book.confirmed = positions.get_confirmed(book.db)
+        book.position = positions.get_position(book.db) or Position(0, 0)
+        book.durable = book.position
+        self._sharing.read()
+        source = positions.get_source(book.db)
+        if source is not None:
+            book.identity = source[0]
+
+    def stream(self) -> tuple[Position, int]:
+        """From any situation to a running stream at the least position a live view needs.
+
+        Returns where it starts, and how many batches come again.
+        """
+        book = self._book
+        if book.connections is None:
+            self._connect()
+            self._adopt_source()
+            self._loading.load()
+        for unit in book.units:
+            unit.reset()
+        cuts, start = replay.plan(book)
+        stream = book.stream = Stream(
+            book.settings, book.owner.conn, start.lsn, cuts, book.identity
+        )
+        if book.identity is None:
+            book.identity = stream.identity
+            meta: positions.Meta = {}
+            positions.put_source(meta, stream.identity, book.settings.slot_name)
+            book.db.put_meta(meta, sync=True)
+        book.taken = start
+        return start, len(cuts)
+
+    def _connect(self) -> None:
+        book = self._book
+        book.connections = Owner(book.settings, book.last_pid)
+        book.last_pid = book.connections.pid
+
+    def _adopt_source(self) -> None:
+        """Make sure of slot and publication; a new engine starts at the slot's position."""
+        book = self._book
+        state = setup.ensure(book.owner.conn, book.settings)
+        if book.position.lsn == 0:
+            book.position = Position(book.position.txid, state.confirmed)
+            book.confirmed = max(book.confirmed, state.confirmed)
+            # Durable before the first view: an engine that comes back must not take the slot's
+            # position for its own, which another one may have moved on (H21).
+            meta: positions.Meta = {}
+            positions.put_position(meta, book.position)
+            positions.put_confirmed(meta, book.confirmed)
+            book.db.put_meta(meta, sync=True)
+        book.holds.begin(Position(book.position.txid, book.confirmed))
+
+    def lose(self, error: ContinuityLost) -> None:
+        """The stream cannot go on: every view stops, and a new position is found."""
+        book = self._book
+        _log.error("continuity lost", reason=error.message, detail=error.detail)
+        book.story.add("continuity lost", reason=error.message)
+        self._connect()
+        conn = book.owner.conn
+        self._loading.load()
+        for view in list(book.views.values()):
+            if view.owned:
+                self._leaving.fail(
+                    view,
+                    ContinuityLost(error.message, detail=error.detail, hint=RESYNC),
+                )
+        # Nobody can use what it still has, and it may never get over it: a slot cannot
+        # decode what was written while its publication was not there (E12).
+        setup.drop_slot(conn, book.settings.slot_name)
+        state = setup.ensure(conn, book.settings)
+        self._durability.still()
+        book.position = Position(book.next_txid - 1, state.confirmed)
+        book.durable = book.position
+        book.confirmed = state.confirmed
+        book.identity = None
+        meta: positions.Meta = {}
+        for txid in book.records:
+            positions.drop_record(meta, txid)
+        book.holds.lose(book.position)
+        book.records.clear()
+        positions.put_position(meta, book.position)
+        positions.put_confirmed(meta, book.confirmed)
+        book.db.put_meta(meta, sync=True)
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a damaged state database: nothing of it may be used, all of it may be looked at.
+
+    The last two are kept: who mends by itself may not fill the disk with them.
+    """
+    name = f"{path.name}.damaged-"
+    ends = [found.name.removeprefix(name) for found in path.parent.glob(f"{name}*")]
+    numbers = sorted(int(end) for end in ends if end.isdecimal())
+    for number in numbers[:-1]:
+        shutil.rmtree(path.with_name(f"{name}{number}"), ignore_errors=True)
+    aside = path.with_name(f"{name}{max(numbers, default=0) + 1}")
+    path.rename(aside)
+    return aside
