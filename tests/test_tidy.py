@@ -95,7 +95,6 @@ WIDE: dict[str, str] = {
     "views/resync.py": "to be split",
 }
 LONG: dict[str, str] = {
-    "collections/running.py": "to be split",
     "kernels/keys.py": "hot loops of one family",
     "kernels/numeric.py": "hot loops of one family",
     "kernels/text.py": "hot loops of one family",
