@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.collections.by_key import Found, Touched, difference, least
 from headrace.collections.kept import (
     Asked,
     Extreme,
@@ -30,7 +31,7 @@ from headrace.collections.kept import (
 from headrace.collections.plan import Aggregate
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, buffers, distinct, numeric, rows
+from headrace.kernels import aggregate, buffers, numeric, rows
 from headrace.kernels.aggregate import Numbers
 from headrace.state.contract import StateStore
 from headrace.types import (
@@ -336,7 +337,9 @@ class Unique:
         self._name = name
         self._number = number
         self._argument = argument
-        self._before: dict[bytes, tuple[int, bytes | None]] = {}
+        self._touched = Touched(self._forms)
+        self._slots: list[int] = []
+        """Of the keys touched."""
         self._values: Multiset
 
     def open(self, store: StateStore) -> None:
@@ -350,42 +353,24 @@ class Unique:
         found = rows.encode_keys([column], [self._argument.oid], nulls=True)
         whole = [a + b for a, b in zip(keys, found, strict=True) if b is not None]
         slot_of = dict(zip(whole, slots.tolist(), strict=True))
-        new = [key for key in slot_of if key not in self._before]
-        if new:
-            for key, form in zip(new, self._forms(new), strict=True):
-                self._before[key] = (slot_of[key], form)
+        self._slots += [slot_of[key] for key in self._touched.touch(whole)]
         self._values.add(whole, rows.encode_rows([column]), weights)
 
     def settle(self, slot_count: int) -> None:
         """At the end of a txid: pass on what has become different."""
-        if not self._before:
+        keys, before = self._touched.take()
+        if not keys:
             return
         self._values.check()
-        slots: list[int] = []
-        forms: list[bytes] = []
-        weights: list[int] = []
-        after = self._forms(list(self._before))
-        for (slot, old), new in zip(self._before.values(), after, strict=True):
-            if old == new:
-                continue
-            for form, weight in ((old, -1), (new, 1)):
-                if form is not None:
-                    slots.append(slot)
-                    forms.append(form)
-                    weights.append(weight)
-        self._before = {}
-        if slots:
+        at, forms, weights = difference(before, self._forms(keys))
+        slots = np.array(self._slots, np.int64)[at]
+        self._slots = []
+        if forms:
             column = rows.decode_rows(forms, [arrow_type(self._argument.oid)])[0]
-            self.inner.add(
-                np.array(slots, np.int64),
-                column,
-                np.array(weights, np.int64),
-                slot_count,
-            )
+            self.inner.add(slots, column, np.array(weights, np.int64), slot_count)
 
-    def _forms(self, keys: list[bytes]) -> list[bytes | None]:
-        at, found, weights = self._values.scan(keys)
-        return distinct.shown(at, found, weights, len(keys))[0]
+    def _forms(self, keys: list[bytes]) -> Found:
+        return least(self._values.scan(keys), [1] * len(keys))
 
 
 Own = Accumulator | Kept | Unique

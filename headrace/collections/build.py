@@ -6,14 +6,12 @@ from typing import assert_never
 
 from headrace.collections import plan
 from headrace.collections.base import Collection
+from headrace.collections.chain import Filter, Fused, Map
 from headrace.collections.distinct import Distinct
 from headrace.collections.expand import Expand
-from headrace.collections.feed import Feed
-from headrace.collections.filter import Filter
 from headrace.collections.flatmap import FlatMap
-from headrace.collections.fused import Fused
+from headrace.collections.given import Feed, Values
 from headrace.collections.join import Join
-from headrace.collections.map import Map
 from headrace.collections.plan import Node, PhysicalPlan
 from headrace.collections.recursive import Recursive
 from headrace.collections.reduce import Reduce
@@ -24,7 +22,6 @@ from headrace.collections.source import Source
 from headrace.collections.temporal import Temporal
 from headrace.collections.topk import TopK
 from headrace.collections.union import Union
-from headrace.collections.values import Values
 from headrace.collections.window import Window
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.collections import plan
@@ -18,14 +20,15 @@ from headrace.collections.base import (
     encode,
     weights_of,
 )
-from headrace.collections.pairs import pairs
-from headrace.collections.partners import ByKey, ByRow, lone_states
+from headrace.collections.partners import PartnersByKey, PartnersByRow, lone_states
 from headrace.collections.steps import FilterStep
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import rows
 from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
+
+Int64s = npt.NDArray[np.int64]
 
 _LOOKUP_ROWS_MAX: Final = 4096
 """Incoming rows that are looked up at once: bounds the matches held as Python objects."""
@@ -71,8 +74,8 @@ class Join(Collection):
         self._meets = not node.left_only or bool(node.residual)
         """Whether pairs are made at all."""
         self._states: tuple[IndexState, IndexState]
-        self._by_key: dict[int, ByKey] = {}
-        self._by_row: dict[int, ByRow] = {}
+        self._by_key: dict[int, PartnersByKey] = {}
+        self._by_row: dict[int, PartnersByRow] = {}
 
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""
@@ -82,9 +85,9 @@ class Join(Collection):
             own, other = self._states[port], self._states[1 - port]
             if self._node.residual:
                 state = lone_states(store, self.id, port)
-                self._by_row[port] = ByRow(self.id, own, state, lone=lone)
+                self._by_row[port] = PartnersByRow(self.id, own, state, lone=lone)
             else:
-                self._by_key[port] = ByKey(self.id, own, other, lone=lone)
+                self._by_key[port] = PartnersByKey(self.id, own, other, lone=lone)
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
@@ -276,3 +279,28 @@ def _take(columns: list[pa.Array], index: np.ndarray) -> list[pa.Array]:
         return columns
     places = pa.array(index)
     return [column.take(places) for column in columns]
+
+
+def pairs(
+    groups: Int64s, starts: Int64s, counts: Int64s, rows_max: int
+) -> Iterator[tuple[Int64s, Int64s]]:
+    """(incoming position, matched position) of every pair, in pieces of at most ``rows_max``.
+
+    Incoming row ``i`` belongs to key ``groups[i]``, whose matches stand at ``starts[key]`` to
+    ``starts[key] + counts[key] - 1``.  Pairs come in order of incoming rows, then of matches.
+    """
+    each = counts[groups]
+    ends = np.cumsum(each)
+    total = int(ends[-1]) if len(ends) else 0
+    # A pair's number, less the number of its row's first pair, is its place among the matches.
+    firsts = ends - each
+    shift = starts[groups] - firsts
+    for low in range(0, total, rows_max):
+        high = min(low + rows_max, total)
+        first = int(np.searchsorted(ends, low, side="right"))
+        last = int(np.searchsorted(ends, high, side="left"))
+        inside = np.minimum(ends[first : last + 1], high) - np.maximum(
+            firsts[first : last + 1], low
+        )
+        incoming = np.repeat(np.arange(first, last + 1), inside)
+        yield incoming, np.arange(low, high) + shift[incoming]

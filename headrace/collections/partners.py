@@ -21,7 +21,7 @@ Rows = tuple[list[bytes], list[int]]
 """Encoded rows of one side, and their weights."""
 
 
-class ByKey:
+class PartnersByKey:
     """Without residual predicates a row has a partner if its key has rows on the other side.
 
     O(changes), and O(rows of a key) for a key whose last partner went or whose first came.
@@ -101,7 +101,7 @@ class ByKey:
             yield found, [sign * weight for weight in weights]
 
 
-class ByRow:
+class PartnersByRow:
     """With residual predicates a row has a partner if it is in some pair that passes them.
 
     ``pairs`` is key -> row -> the weights of its pairs, summed up: bilinear like the pairs
@@ -131,7 +131,7 @@ class ByRow:
         _sum(self._changed, keys, encoded, weights)
 
     def end(self) -> Iterator[Rows]:
-        """See ``ByKey``."""
+        """See ``PartnersByKey``."""
         self._store_pairs()
         touched = list(dict.fromkeys((*self._rows, *self._changed)))
         out: list[bytes] = []
@@ -169,7 +169,7 @@ def negative(node_id: str) -> BugError:
 
 
 def lone_states(store: StateStore, node_id: str, port: int) -> IndexState:
-    """The state of ``ByRow.pairs`` for one side."""
+    """The state of ``PartnersByRow.pairs`` for one side."""
     return store.index(f"{node_id}.{('left', 'right')[port]}_pairs")
 
 

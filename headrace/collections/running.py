@@ -16,21 +16,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import (
-    Collection,
-    columns_of,
-    cut,
-    encode,
-    keys_of,
-    weights_of,
-)
+from headrace.collections.base import columns_of, cut, encode, keys_of, weights_of
+from headrace.collections.by_key import ByKey, Found, demand_none_negative, nothing
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
 from headrace.kernels import numeric, order, rows, text
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import BPCHAR, INT8, Schema, arrow_type, diff_batch
 
-_PARTITIONS_PER_STEP: Final = 1024
 _PAGE_ROWS: Final = 128
 """Rows read at first from where a partition changed; four times as many each time after."""
 _PAGE_ROWS_MAX: Final = 32_768
@@ -41,7 +34,7 @@ _INT8_MAX: Final = 2**63 - 1
 _NOTHING: Final[Any] = object()
 
 
-class Running(Collection):
+class Running(ByKey):
     """Each row beside the values of window functions that look back (or a few rows ahead).
 
     Meaning: that of ``Window``.
@@ -54,11 +47,11 @@ class Running(Collection):
     """
 
     words = "a window function"
+    step = 1024
 
     def __init__(self, node: plan.Window, in_schema: Schema) -> None:
-        super().__init__(node.id, node.schema)
+        super().__init__(node.id, node.schema, in_schema, node.keys)
         self._node = node
-        self._oids = [in_schema[i].oid for i in node.keys]
         self._in_types = [arrow_type(f.oid) for f in in_schema]
         self._out_types = [arrow_type(c.result.oid) for c in node.calls]
         self._sorter = Sorter(in_schema, node.keys, node.order, None)
@@ -79,7 +72,8 @@ class Running(Collection):
         self._defaults = [
             _default(s, c) for s, c in zip(self._specs, node.calls, strict=True)
         ]
-        self._touched: dict[bytes, tuple[bytes, bytes]] = {}
+        self._ends: dict[bytes, tuple[bytes, bytes]] = {}
+        """Partition -> the first and the last entry that the txid has touched."""
         self._state: IndexState
         self._out: IndexState
 
@@ -98,41 +92,36 @@ class Running(Collection):
         calls = ", ".join(s.function for s in self._specs)
         return f"Window, running, by ({keys}) order ({items}): {calls}"
 
-    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        count = batch.num_rows
-        if count == 0:
-            return []
-        columns = columns_of(batch)
-        keys = keys_of([columns[i] for i in self._node.keys], self._oids, count)
+    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+        """See ``ByKey``."""
+        columns, count = columns_of(batch), batch.num_rows
         entries = order.entries(
             self._sorter.orders(columns, count),
             self._sorter.rests(columns, count),
             encode(columns, count),
         )
         self._state.add_many(keys, entries, weights_of(batch))
-        touched = self._touched
+        ends = self._ends
         for key, entry in zip(keys, entries, strict=True):
-            known = touched.get(key)
+            known = ends.get(key)
             if known is None:
-                touched[key] = (entry, entry)
+                ends[key] = (entry, entry)
             elif entry < known[0]:
-                touched[key] = (entry, known[1])
+                ends[key] = (entry, known[1])
             elif entry > known[1]:
-                touched[key] = (known[0], entry)
-        return []
+                ends[key] = (known[0], entry)
 
-    def time_end(self, txid: int) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        touched = list(self._touched.items())
-        self._touched = {}
+    def before(self, keys: list[bytes]) -> Found:
+        """See ``ByKey``: the state knows what is out."""
+        return nothing()
+
+    def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:
+        """See ``ByKey``."""
         out: list[pa.RecordBatch] = []
-        for low in range(0, len(touched), _PARTITIONS_PER_STEP):
-            step = touched[low : low + _PARTITIONS_PER_STEP]
-            active = self._started([_Part(key, *ends) for key, ends in step])
-            while active:
-                out.extend(self._round(active))
-                active = [part for part in active if not part.done]
+        active = self._started([_Part(key, *self._ends.pop(key)) for key in keys])
+        while active:
+            out.extend(self._round(active))
+            active = [part for part in active if not part.done]
         return out
 
     # -- where to begin
@@ -213,8 +202,7 @@ class Running(Collection):
         at, entries, weights = self._state.first_many(
             keys, size, [p.next for p in parts]
         )
-        if weights and min(weights) < 0:
-            raise BugError(f'a row in state "{self.id}" has a negative weight')
+        demand_none_negative(weights, self.id)
         columns = self._columns(entries)
         orders, _ = order.split(entries)
         pages: list[_Page] = []

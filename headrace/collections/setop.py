@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import (
-    Collection,
-    columns_of,
-    cut,
-    decode,
-    encode,
-    keys_of,
-    weights_of,
-)
-from headrace.errors import BugError
+from headrace.collections.base import columns_of, encode, weights_of
+from headrace.collections.by_key import ByKey, Found, demand_none_negative, least
 from headrace.state.contract import IndexState, StateStore
+
+Int64s = npt.NDArray[np.int64]
 
 _COUNTED = b""
 """The row under which the right side counts: of its rows only their number matters."""
 
 
-class SetOp(Collection):
+class SetOp(ByKey):
     """Rows of the left side that the right side also has (intersect), or has not (except).
 
     Meaning: with l and r the weights of the rows equal to a row on either side, that row comes
@@ -37,11 +33,10 @@ class SetOp(Collection):
     """
 
     def __init__(self, node: plan.SetOp) -> None:
-        super().__init__(node.id, node.schema, 2)
+        places = range(len(node.schema))
+        super().__init__(node.id, node.schema, node.schema, places, ports=2)
         self._kind = node.op
         self._all = node.all
-        self._oids = [field.oid for field in node.schema]
-        self._before: dict[bytes, dict[bytes, int]] = {}
         self._left: IndexState
         self._right: IndexState
 
@@ -55,68 +50,33 @@ class SetOp(Collection):
         more = " all" if self._all else ""
         return f"SetOp ({self._kind}{more})"
 
-    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        columns = columns_of(batch)
-        keys = keys_of(columns, self._oids, batch.num_rows)
-        new = [key for key in dict.fromkeys(keys) if key not in self._before]
-        if new:
-            self._before.update(zip(new, self._shown(new), strict=True))
+    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+        """See ``ByKey``."""
         if port == 0:
-            encoded = encode(columns, batch.num_rows)
+            encoded = encode(columns_of(batch), batch.num_rows)
             self._left.add_many(keys, encoded, weights_of(batch))
         else:
             counted = [_COUNTED] * len(keys)
             self._right.add_many(keys, counted, weights_of(batch))
-        return []
 
-    def time_end(self, txid: int) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        if not self._before:
-            return []
-        touched = list(self._before)
-        out: list[bytes] = []
-        weights: list[int] = []
-        for old, new in zip(
-            self._before.values(), self._shown(touched, final=True), strict=True
-        ):
-            for row in old.keys() | new.keys():
-                if change := new.get(row, 0) - old.get(row, 0):
-                    out.append(row)
-                    weights.append(change)
-        self._before = {}
-        return cut(decode(out, self.schema, weights))
-
-    def _shown(
-        self, keys: list[bytes], *, final: bool = False
-    ) -> list[dict[bytes, int]]:
-        """Per key the rows that are shown, with their weights."""
-        at, found, weights = self._left.scan_many(keys)
+    def shown(self, keys: list[bytes]) -> Found:
+        """See ``ByKey``."""
+        found = self._left.scan_many(keys)
         others = self._right.weight_many(keys, [_COUNTED] * len(keys))
-        if final and (min(weights, default=0) < 0 or min(others, default=0) < 0):
-            raise BugError(f'a row in state "{self.id}" has a negative weight')
-        sides: list[list[tuple[bytes, int]]] = [[] for _ in keys]
-        for place, row, weight in zip(at, found, weights, strict=True):
-            if weight > 0:
-                sides[place].append((row, weight))
-        return [self._choose(s, o) for s, o in zip(sides, others, strict=True)]
+        demand_none_negative(found[2], self.id)
+        demand_none_negative(others, self.id)
+        mine = np.zeros(len(keys), np.int64)
+        np.add.at(mine, np.array(found[0], np.int64), np.array(found[2], np.int64))
+        wanted = self._wanted(mine, np.array(others, np.int64))
+        return least(found, wanted.tolist())
 
-    def _choose(self, side: list[tuple[bytes, int]], others: int) -> dict[bytes, int]:
-        """The rows shown of ``side``, equal to each other and to ``others`` of the right."""
-        wanted = self._number(sum(weight for _, weight in side), max(others, 0))
-        out: dict[bytes, int] = {}
-        for row, weight in sorted(side, key=lambda item: (len(item[0]), item[0])):
-            if wanted <= 0:
-                break
-            out[row] = min(weight, wanted)
-            wanted -= weight
-        return out
-
-    def _number(self, mine: int, others: int) -> int:
-        """How often a row is in the result, from how often it is on either side."""
+    def _wanted(self, mine: Int64s, others: Int64s) -> Int64s:
+        """How often rows are in the result, from how often they are on either side."""
+        if not self._all:
+            mine, others = np.minimum(mine, 1), np.minimum(others, 1)
+        out: Int64s
         if self._kind == "intersect":
-            both = min(mine, others)
-            return both if self._all else min(both, 1)
-        if self._all:
-            return mine - others
-        return int(mine > 0 and others == 0)
+            out = np.minimum(mine, others)
+        else:
+            out = np.maximum(mine - others, 0)
+        return out

@@ -1,4 +1,4 @@
-"""Filter and map as steps over one batch, and the collection that runs a chain of them.
+"""Filter and map as steps over one batch, which ``chain`` runs.
 
 A step whose expression may fail on a row is never tried on a row that no commit ever showed: a
 transaction that changes two tables passes, inside a txid, through combinations of old and new
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.collections import plan
-from headrace.collections.base import Collection, Diffed, columns_of, cut
+from headrace.collections.base import columns_of
 from headrace.errors import RowError
 from headrace.expressions.conditional import may_raise
 from headrace.expressions.evaluate import FailingRow, Program
@@ -107,33 +107,3 @@ def make_step(node: plan.Filter | plan.Map, remote: RemoteEvaluator | None) -> S
     if isinstance(node, plan.Filter):
         return FilterStep(node.predicates, remote)
     return MapStep(node.expressions, node.schema, remote)
-
-
-class Chain(Collection):
-    """A chain of steps: base of ``Filter``, ``Map`` and ``Fused``."""
-
-    def __init__(
-        self, node_id: str, schema: Schema, in_schema: Schema, steps: list[Step]
-    ) -> None:
-        super().__init__(node_id, schema)
-        self._steps = steps
-        self._schema = arrow_schema(schema)
-        self._held = Diffed(in_schema) if any(s.may_raise for s in steps) else None
-
-    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        if self._held is not None and not self.insert_only:
-            self._held.add(batch)
-            return []
-        return self._run(batch)
-
-    def time_end(self, txid: int) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        if self._held is None:
-            return []
-        return [out for batch in self._held.take() for out in self._run(batch)]
-
-    def _run(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        for step in self._steps:
-            batch = step.run(batch)
-        return cut(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))

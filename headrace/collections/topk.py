@@ -9,15 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import (
-    Collection,
-    columns_of,
-    cut,
-    decode,
-    encode,
-    keys_of,
-    weights_of,
-)
+from headrace.collections.base import columns_of, encode, weights_of
+from headrace.collections.by_key import ByKey, Found, difference, nothing
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
@@ -32,7 +25,7 @@ Ordered = Iterable[tuple[bytes, bytes, int]]
 """(sort key, row, weight > 0) of a group, in order."""
 
 
-class TopK(Collection):
+class TopK(ByKey):
     """Of each group the rows from ``offset`` on, ``limit`` of them, in one canonical order.
 
     Meaning: with A's rows of a key in the order of ``sorting`` and each as often as its weight, the
@@ -53,9 +46,8 @@ class TopK(Collection):
     def __init__(
         self, node: plan.TopK, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
-        super().__init__(node.id, node.schema)
+        super().__init__(node.id, node.schema, in_schema, node.keys)
         self._node = node
-        self._oids = [in_schema[i].oid for i in node.keys]
         self._schema = arrow_schema(node.schema)
         window = _Window(node)
         sorter = Sorter(in_schema, node.keys, node.order, remote)
@@ -85,23 +77,24 @@ class TopK(Collection):
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
-        count = batch.num_rows
-        if count == 0:
-            return []
-        columns = columns_of(batch)
-        keys = keys_of([columns[i] for i in self._node.keys], self._oids, count)
-        encoded = encode(columns, count)
-        self._front.add(keys, columns, encoded, weights_of(batch))
-        if self._node.limit is not None:
+        super().apply(port, batch)
+        if self._node.limit is not None or batch.num_rows == 0:
             return []
         return [pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)]
 
-    def time_end(self, txid: int) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        found, weights = self._front.changes()
-        if not weights:
-            return []
-        return cut(decode(found, self.schema, weights))
+    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+        """See ``ByKey``."""
+        columns = columns_of(batch)
+        encoded = encode(columns, batch.num_rows)
+        self._front.add(keys, columns, encoded, weights_of(batch))
+
+    def before(self, keys: list[bytes]) -> Found:
+        """See ``ByKey``."""
+        return self._front.before(keys)
+
+    def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:
+        """See ``ByKey``."""
+        return self.diffs(self._front.advance(keys, before))
 
 
 class _Window:
@@ -142,6 +135,16 @@ class _Window:
             before += weight
         return out, used
 
+    def shown(self, groups: Iterable[Ordered]) -> Found:
+        """What each of the groups shows."""
+        out = nothing()
+        for number, group in enumerate(groups):
+            for row, weight in self.cut(group)[0]:
+                out[0].append(number)
+                out[1].append(row)
+                out[2].append(self.sign * weight)
+        return out
+
     def is_open(self, group: list[tuple[bytes, bytes, int]]) -> bool:
         """Whether entries behind these may count too."""
         return self.cut(group)[1] == len(group)
@@ -162,8 +165,11 @@ class _Front(Protocol):
     ) -> None:
         """Take up diffs."""
 
-    def changes(self) -> tuple[list[bytes], list[int]]:
-        """At the end of a txid: rows and weights by which the result has become different."""
+    def before(self, keys: list[bytes]) -> Found:
+        """See ``ByKey``."""
+
+    def advance(self, keys: list[bytes], before: Found) -> Found:
+        """By what ``keys`` show something different since ``before``."""
 
 
 class _Sorted:
@@ -174,8 +180,6 @@ class _Sorted:
         self._sorter = sorter
         self._window = window
         self._ties = node.ties
-        self._touched: dict[bytes, None] = {}
-        self._diff = rows.Consolidator()
         self._state: IndexState
 
     def open(self, store: StateStore) -> None:
@@ -190,11 +194,6 @@ class _Sorted:
         weights: list[int],
     ) -> None:
         """See ``_Front``."""
-        new = [key for key in dict.fromkeys(keys) if key not in self._touched]
-        if new:
-            # As it was before this txid, which has not come to these groups yet.
-            self._take(new, -self._window.sign)
-            self._touched.update(dict.fromkeys(new))
         count = len(keys)
         entries = order.entries(
             self._sorter.orders(columns, count),
@@ -203,23 +202,13 @@ class _Sorted:
         )
         self._state.add_many(keys, entries, weights)
 
-    def changes(self) -> tuple[list[bytes], list[int]]:
-        """See ``_Front``."""
-        if self._touched:
-            self._take(list(self._touched), self._window.sign)
-        out = self._diff.items()
-        self._touched, self._diff = {}, rows.Consolidator()
-        return out
+    def before(self, keys: list[bytes]) -> Found:
+        """See ``_Front``: what counts in each group."""
+        return self._window.shown(self._heads(keys) if self._window.needed else [])
 
-    def _take(self, keys: list[bytes], sign: int) -> None:
-        """Add what counts in each group, with that sign."""
-        if not self._window.needed:
-            return
-        for group in self._heads(keys):
-            shown, _ = self._window.cut(group)
-            self._diff.add(
-                [row for row, _ in shown], [sign * weight for _, weight in shown]
-            )
+    def advance(self, keys: list[bytes], before: Found) -> Found:
+        """See ``_Front``."""
+        return difference(before, self.before(keys))
 
     def _heads(self, keys: list[bytes]) -> list[list[tuple[bytes, bytes, int]]]:
         """The entries of each group that decide, in order (a few more do no harm)."""
@@ -260,7 +249,7 @@ class _Ranked:
         self._sorter = sorter
         self._window = window
         self._types = [arrow_type(f.oid) for f in node.schema]
-        self._changed: dict[bytes, rows.Consolidator] = {}
+        self._changed: dict[bytes, dict[bytes, int]] = {}
         self._state: IndexState
         self._head: IndexState
 
@@ -279,53 +268,51 @@ class _Ranked:
         """See ``_Front``."""
         self._state.add_many(keys, encoded, weights)
         for key, row, weight in zip(keys, encoded, weights, strict=True):
-            self._changed.setdefault(key, rows.Consolidator()).add([row], [weight])
+            changed = self._changed.setdefault(key, {})
+            changed[row] = changed.get(row, 0) + weight
 
-    def changes(self) -> tuple[list[bytes], list[int]]:
+    def before(self, keys: list[bytes]) -> Found:
+        """See ``_Front``: the first rows of each group are in the state."""
+        return nothing()
+
+    def advance(self, keys: list[bytes], before: Found) -> Found:
         """See ``_Front``."""
-        if not self._changed or not self._window.needed:
-            self._changed = {}
-            return [], []
-        keys = list(self._changed)
-        old = _by_key(self._head.scan_many(keys), len(keys))
-        new = self._candidates(keys, old)
-        self._changed = {}
+        changed = [self._changed.pop(key) for key in keys]
+        if not self._window.needed:
+            return nothing()
+        head = self._head.scan_many(keys)
+        old = _by_key(head, len(keys))
+        new = self._candidates(keys, old, changed)
         ordered = self._ordered(old, new)
-        diff, head = rows.Consolidator(), _Diffs()
-        sign = self._window.sign
-        for key, group, before, after in zip(keys, ordered, old, new, strict=True):
-            for weights, factor in ((before, -1), (after, 1)):
-                present = [(s, r, weights[r]) for s, r in group if r in weights]
-                shown, used = self._window.cut(present)
-                diff.add(
-                    [row for row, _ in shown],
-                    [factor * sign * weight for _, weight in shown],
-                )
-                kept = present[:used] if factor == 1 else present
-                for _, row, weight in kept:
-                    head.add(key, row, factor * weight)
-        self._head.add_many(*head.items())
-        return diff.items()
+        shown = [self._window.shown(_present(ordered, each)) for each in (old, new)]
+        kept = nothing()
+        for number, group in enumerate(_present(ordered, new)):
+            for _, row, weight in group[: self._window.cut(group)[1]]:
+                kept[0].append(number)
+                kept[1].append(row)
+                kept[2].append(weight)
+        at, found, weights = difference(head, kept)
+        self._head.add_many([keys[i] for i in at], found, weights)
+        return difference(*shown)
 
     def _candidates(
-        self, keys: list[bytes], old: list[dict[bytes, int]]
+        self,
+        keys: list[bytes],
+        old: list[dict[bytes, int]],
+        changed: list[dict[bytes, int]],
     ) -> list[dict[bytes, int]]:
-        """Rows of each group among which its first ones are."""
+        """Rows of each group among which its first ones are, from what has changed."""
         out: list[dict[bytes, int]] = []
         whole: list[int] = []
-        for i, (key, head) in enumerate(zip(keys, old, strict=True)):
-            found, weights = self._changed[key].items()
-            lost = any(
-                weight < 0 and row in head
-                for row, weight in zip(found, weights, strict=True)
-            )
+        for i, (head, diff) in enumerate(zip(old, changed, strict=True)):
+            lost = any(weight < 0 and row in head for row, weight in diff.items())
             if lost and sum(head.values()) >= self._window.needed:
                 whole.append(i)
                 out.append({})
                 continue
             merged = dict(head)
             full = sum(head.values()) >= self._window.needed
-            for row, weight in zip(found, weights, strict=True):
+            for row, weight in diff.items():
                 if weight < 0 and full:
                     continue  # behind the first ones, now as before
                 merged[row] = merged.get(row, 0) + weight
@@ -363,21 +350,14 @@ class _Ranked:
         return out
 
 
-class _Diffs:
-    """Diffs of an index, summed up."""
-
-    def __init__(self) -> None:
-        self._weights: dict[tuple[bytes, bytes], int] = {}
-
-    def add(self, key: bytes, row: bytes, weight: int) -> None:
-        """Take up one diff."""
-        place = (key, row)
-        self._weights[place] = self._weights.get(place, 0) + weight
-
-    def items(self) -> tuple[list[bytes], list[bytes], list[int]]:
-        """Keys, rows and weights that are not 0."""
-        kept = [(*place, weight) for place, weight in self._weights.items() if weight]
-        return [k for k, _, _ in kept], [r for _, r, _ in kept], [w for _, _, w in kept]
+def _present(
+    ordered: list[list[tuple[bytes, bytes]]], groups: list[dict[bytes, int]]
+) -> list[list[tuple[bytes, bytes, int]]]:
+    """The rows of each group, in order, that are in it."""
+    return [
+        [(rank, row, weights[row]) for rank, row in order if row in weights]
+        for order, weights in zip(ordered, groups, strict=True)
+    ]
 
 
 def _by_key(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import (
-    Collection,
-    columns_of,
-    cut,
-    encode,
-    keys_of,
-    weights_of,
+from headrace.collections.base import columns_of, encode, weights_of
+from headrace.collections.by_key import (
+    ByKey,
+    Found,
+    demand_none_negative,
+    difference,
+    nothing,
 )
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError
@@ -25,13 +24,10 @@ from headrace.expressions.windows import Over, Sorting
 from headrace.kernels import rows
 from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
-from headrace.types import Schema, arrow_type, diff_batch
-
-_ROWS_PER_STEP: Final = 65_536
-"""Rows of partitions held at once, one partition at least."""
+from headrace.types import Schema, arrow_type
 
 
-class Window(Collection):
+class Window(ByKey):
     """Each row beside the values of window functions.
 
     Meaning: Window(A) = {(row, values of the calls at that row) : each row of A as often as its
@@ -48,14 +44,12 @@ class Window(Collection):
     def __init__(
         self, node: plan.Window, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
-        super().__init__(node.id, node.schema)
+        super().__init__(node.id, node.schema, in_schema, node.keys)
         if remote is None:
             raise BugError("window functions need an evaluator")
         self._node = node
         self._remote = remote
         self._in_types = [arrow_type(f.oid) for f in in_schema]
-        self._out_types = [arrow_type(f.oid) for f in node.schema]
-        self._oids = [in_schema[i].oid for i in node.keys]
         self._sorter = Sorter(in_schema, node.keys, (), None)
         used = [item.column for item in node.order]
         used += [i for call in node.calls for i in call.args]
@@ -73,7 +67,6 @@ class Window(Collection):
             tuple(in_schema[i] for i in self._places),
             tuple(call.result for call in node.calls),
         )
-        self._touched: dict[bytes, None] = {}
         self._state: IndexState
         self._out: IndexState
 
@@ -100,58 +93,29 @@ class Window(Collection):
         calls = ", ".join(f.name for f in self.schema[len(self._in_types) :])
         return f"Window by ({keys}) order ({order}): {calls}"
 
-    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        count = batch.num_rows
-        if count == 0:
-            return []
-        columns = columns_of(batch)
-        keys = keys_of([columns[i] for i in self._node.keys], self._oids, count)
-        self._state.add_many(keys, encode(columns, count), weights_of(batch))
-        self._touched.update(dict.fromkeys(keys))
-        return []
+    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+        """See ``ByKey``."""
+        encoded = encode(columns_of(batch), batch.num_rows)
+        self._state.add_many(keys, encoded, weights_of(batch))
 
-    def time_end(self, txid: int) -> list[pa.RecordBatch]:
-        """See ``Collection``."""
-        keys = list(self._touched)
-        self._touched = {}
-        out: list[pa.RecordBatch] = []
-        for step in self._steps(keys):
-            out.extend(self._advance(step))
-        return out
+    def before(self, keys: list[bytes]) -> Found:
+        """See ``ByKey``: the state knows what is out."""
+        return nothing()
 
-    def _steps(self, keys: list[bytes]) -> list[list[bytes]]:
-        """Partitions that are computed together."""
-        return [
-            keys[low : low + _ROWS_PER_STEP]
-            for low in range(0, len(keys), _ROWS_PER_STEP)
-        ]
+    def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:
+        """See ``ByKey``."""
+        changed = difference(self._out.scan_many(keys), self.shown(keys))
+        at, encoded, weights = changed
+        self._out.add_many([keys[i] for i in at], encoded, weights)
+        return self.diffs(changed)
 
-    def _advance(self, keys: list[bytes]) -> list[pa.RecordBatch]:
-        diff: dict[tuple[bytes, bytes], int] = {}
-        at, old, old_weights = self._out.scan_many(keys)
-        for place, row, weight in zip(at, old, old_weights, strict=True):
-            diff[keys[place], row] = -weight
-        for place, row in self._computed(keys):
-            key = keys[place], row
-            diff[key] = diff.get(key, 0) + 1
-        changed = [(key, row, w) for (key, row), w in diff.items() if w]
-        if not changed:
-            return []
-        encoded = [row for _, row, _ in changed]
-        weights = [weight for _, _, weight in changed]
-        self._out.add_many([key for key, _, _ in changed], encoded, weights)
-        columns = rows.decode_rows(encoded, self._out_types)
-        return cut(diff_batch(self.schema, columns, pa.array(weights, pa.int64())))
-
-    def _computed(self, keys: list[bytes]) -> list[tuple[int, bytes]]:
-        """(position in ``keys``, output row), a row as often as it is there."""
+    def shown(self, keys: list[bytes]) -> Found:
+        """See ``ByKey``."""
         at, found, weights = self._state.scan_many(keys)
         if not found:
-            return []
+            return nothing()
         bounds.expect(self, len(found))
-        if min(weights) < 0:
-            raise BugError(f'a row in state "{self.id}" has a negative weight')
+        demand_none_negative(weights, self.id)
         columns = rows.decode_rows(found, self._in_types)
         rests = self._sorter.rests(columns, len(found))
         order = sorted(range(len(found)), key=lambda i: (at[i], rests[i], found[i]))
@@ -166,7 +130,7 @@ class Window(Collection):
         )
         shown = _take(columns, at_rows.tolist())
         encoded = rows.encode_rows([*shown, *values])
-        return list(zip(places[at_rows].tolist(), encoded, strict=True))
+        return places[at_rows].tolist(), encoded, [1] * len(encoded)
 
 
 def _take(columns: Sequence[pa.Array], places: Sequence[int]) -> list[pa.Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.collections import plan
-from headrace.collections.filter import Filter
+from headrace.collections.chain import Filter
 from headrace.types import BOOL, INT4, TEXT, Field
 from tests.ledger import diffs, lines
 from tests.plans import col, native, number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.collections import plan
-from headrace.collections.fused import Fused
+from headrace.collections.chain import Fused
 from headrace.types import INT4, TEXT, Field
 from tests.ledger import diffs, lines
 from tests.plans import col, native, number

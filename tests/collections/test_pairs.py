@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.collections.pairs import pairs
+from headrace.collections.join import pairs
 
 
 @given(

@@ -226,7 +226,7 @@ def test_errors() -> None:
     made = Running(plan.Window("w", "i", (), (), (big,), (*wide, big.result)), wide)
     made.open(MemoryStore())
     made.apply(0, diffs(wide, f"+{2**33} 2147483647 1"))
-    monstrous = made._touched
+    monstrous = made._ends
     assert monstrous
     other = plan.WindowCall("x", (), Field("s", INT8))
     with pytest.raises(BugError, match="not computed here"):

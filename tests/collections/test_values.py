@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.collections import plan
-from headrace.collections.values import Values
+from headrace.collections.given import Values
 from headrace.errors import BugError
 from headrace.types import BOOL, FLOAT8, INT4, TEXT, Field
 from tests.ledger import diffs, lines

@@ -1,18 +1,18 @@
-"""Constant rows (VALUES, and SELECT without FROM)."""
+"""Rows that no collection here computes: constants, and those of a subplan kept elsewhere."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import Collection, cut
+from headrace.collections.base import Collection, columns_of, cut
 from headrace.errors import BugError
 from headrace.kernels import text
 from headrace.types import diff_batch
 
 
 class Values(Collection):
-    """Constant rows.
+    """Constant rows (VALUES, and SELECT without FROM).
 
     Meaning: the rows of the plan, each with weight 1, from txid 0 on.
     Shape: no input -> the columns of the rows.
@@ -43,3 +43,26 @@ class Values(Collection):
     def describe(self) -> str:
         """See ``Collection``."""
         return f"Values ({len(self._rows)} rows)"
+
+
+class Feed(Collection):
+    """The rows of a shared subplan.
+
+    Meaning: the identity over what the other dataflow sends; only the columns' names are this
+        plan's own.  Negative diffs pass.
+    Shape: columns of the same types -> ``schema``.
+    State: none: the rows are kept where they come from.
+    Time: emits on apply.
+    Errors: none.
+    """
+
+    def __init__(self, node: plan.Feed) -> None:
+        super().__init__(node.id, node.schema)
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        return [diff_batch(self.schema, columns_of(batch), batch.columns[-1])]
+
+    def describe(self) -> str:
+        """See ``Collection``."""
+        return f"Feed ({', '.join(field.name for field in self.schema)})"

@@ -1,0 +1,132 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Hot loops of ``collections/by_key.py``: which keys are new, and how what they show differs.
+
+What keys show is as ``IndexState.scan_many`` gives it: positions of keys, ascending; rows; weights.
+"""
+
+from __future__ import annotations
+
+import cython
+
+Found = tuple[list[int], list[bytes], list[int]]
+
+
+@cython.locals(known=dict, keys=list, new=list)
+def touch(known: dict[bytes, int], keys: list[bytes]) -> list[bytes]:
+    """Number the ``keys`` that are not ``known``; returns these, in order."""
+    new: list[bytes] = []
+    for key in keys:
+        if key not in known:
+            known[key] = len(known)
+            new.append(key)
+    return new
+
+
+@cython.locals(
+    olds=list,
+    old_rows=list,
+    old_weights=list,
+    news=list,
+    new_rows=list,
+    new_weights=list,
+    at=list,
+    rows=list,
+    weights=list,
+    sums=dict,
+    i=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+    low=cython.Py_ssize_t,
+    high=cython.Py_ssize_t,
+    key=cython.Py_ssize_t,
+)
+def difference(before: Found, after: Found) -> Found:
+    """``after`` less ``before``, per key each row once and none with weight 0."""
+    olds, old_rows, old_weights = before
+    news, new_rows, new_weights = after
+    at: list[int] = []
+    rows: list[bytes] = []
+    weights: list[int] = []
+    i = j = 0
+    while i < len(olds) or j < len(news):
+        if j == len(news) or (i < len(olds) and olds[i] <= news[j]):
+            key = olds[i]
+        else:
+            key = news[j]
+        low, high = i, j
+        while low < len(olds) and olds[low] == key:
+            low += 1
+        while high < len(news) and news[high] == key:
+            high += 1
+        # What is alike at the front, as most is, cancels out.
+        while (
+            i < low
+            and j < high
+            and old_weights[i] == new_weights[j]
+            and old_rows[i] == new_rows[j]
+        ):
+            i += 1
+            j += 1
+        if low - i + high - j == 1:
+            at.append(key)
+            rows.append(old_rows[i] if i < low else new_rows[j])
+            weights.append(-old_weights[i] if i < low else new_weights[j])
+            i, j = low, high
+            continue
+        if i == low and j == high:
+            continue
+        sums: dict[bytes, int] = {}
+        while i < low:
+            sums[old_rows[i]] = sums.get(old_rows[i], 0) - old_weights[i]
+            i += 1
+        while j < high:
+            sums[new_rows[j]] = sums.get(new_rows[j], 0) + new_weights[j]
+            j += 1
+        for row, weight in sums.items():
+            if weight:
+                at.append(key)
+                rows.append(row)
+                weights.append(weight)
+    return at, rows, weights
+
+
+@cython.locals(
+    at=list,
+    rows=list,
+    weights=list,
+    wanted=list,
+    i=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    ordered=list,
+    out_at=list,
+    out_rows=list,
+    out_weights=list,
+)
+def least(found: Found, wanted: list[int]) -> Found:
+    """Of the rows of each key so many as are ``wanted``, the least by length, then bytes.
+
+    ``found`` is put in that order.  REQUIRES: no weight is negative.
+    """
+    at, rows, weights = found
+    out_at: list[int] = []
+    out_rows: list[bytes] = []
+    out_weights: list[int] = []
+    i = 0
+    while i < len(at):
+        key, end = at[i], i + 1
+        while end < len(at) and at[end] == key:
+            end += 1
+        if end - i > 1:
+            ordered = [(len(rows[p]), rows[p], weights[p]) for p in range(i, end)]
+            ordered.sort()
+            rows[i:end] = [row for _, row, _ in ordered]
+            weights[i:end] = [weight for _, _, weight in ordered]
+        left = wanted[key]
+        while i < end and left > 0:
+            out_at.append(key)
+            out_rows.append(rows[i])
+            out_weights.append(min(weights[i], left))
+            left -= weights[i]
+            i += 1
+        i = end
+    return out_at, out_rows, out_weights

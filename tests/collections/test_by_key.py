@@ -1,0 +1,158 @@
+"""The driver of touched keys: a difference is that of multisets, whatever is touched when."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.collections import by_key
+from headrace.collections.base import columns_of, encode, weights_of
+from headrace.collections.by_key import (
+    ByKey,
+    Found,
+    Touched,
+    difference,
+    least,
+    nothing,
+)
+from headrace.state.memory import MemoryStore
+from headrace.types import INT4, Field
+from tests.disturbed import WAYS, Disturbed, fitting, line
+from tests.ledger import diffs, lines
+
+SCHEMA = (Field("k", INT4), Field("v", INT4))
+entries = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.sampled_from([b"a", b"b", b"ab"]), st.integers(1, 3)
+    ),
+    max_size=8,
+)
+
+
+def found(chosen) -> Found:
+    out = nothing()
+    for entry in sorted(chosen, key=lambda item: item[0]):
+        for part, value in zip(out, entry, strict=True):
+            part.append(value)
+    return out
+
+
+def counted(shown: Found) -> Counter:
+    out: Counter = Counter()
+    for at, row, weight in zip(*shown, strict=True):
+        out[at, row] += weight
+    return out
+
+
+@given(before=entries, after=entries)
+def test_a_difference_is_that_of_multisets(before, after) -> None:
+    old, new = found(before), found(after)
+    out = difference(old, new)
+    wanted = counted(new)
+    wanted.subtract(counted(old))
+    assert counted(out) == {entry: weight for entry, weight in wanted.items() if weight}
+    assert out[0] == sorted(out[0])
+    assert len(set(zip(out[0], out[1], strict=True))) == len(out[0])
+    assert 0 not in out[2]
+
+
+@given(chosen=entries, wanted=st.lists(st.integers(-1, 4), min_size=3, max_size=3))
+def test_the_least_are_by_length_then_bytes(chosen, wanted) -> None:
+    rows = counted(found(chosen))
+    expected: Counter = Counter()
+    for key, count in enumerate(wanted):
+        mine = [row for (at, row), w in rows.items() if at == key for _ in range(w)]
+        mine.sort(key=lambda row: (len(row), row))
+        expected.update((key, row) for row in mine[: max(count, 0)])
+    assert counted(least(found(chosen), wanted)) == expected
+
+
+def test_a_key_is_asked_about_once_and_before() -> None:
+    asked: list[list[bytes]] = []
+
+    def shown(keys: list[bytes]) -> Found:
+        asked.append(keys)
+        return list(range(len(keys))), keys, [1] * len(keys)
+
+    touched = Touched(shown)
+    assert touched.touch([b"x", b"y", b"x"]) == [b"x", b"y"]
+    assert touched.touch([b"y"]) == []
+    assert touched.touch([b"z", b"x"]) == [b"z"]
+    assert asked == [[b"x", b"y"], [b"z"]]
+    keys = [b"x", b"y", b"z"]
+    assert touched.take() == (keys, ([0, 1, 2], keys, [1, 1, 1]))
+    assert touched.take() == ([], nothing())
+
+
+class Whole(ByKey):
+    """A tactic that shows all rows of a key that has two at least."""
+
+    def __init__(self) -> None:
+        super().__init__("x", SCHEMA, SCHEMA, (0,))
+
+    def open(self, store) -> None:
+        self._state = store.index("x")
+
+    def describe(self) -> str:
+        return "Whole"
+
+    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+        rows = encode(columns_of(batch), batch.num_rows)
+        self._state.add_many(keys, rows, weights_of(batch))
+
+    def shown(self, keys: list[bytes]) -> Found:
+        at, rows, weights = self._state.scan_many(keys)
+        by_key.demand_none_negative(weights, "x")
+        sums = Counter()
+        for key, weight in zip(at, weights, strict=True):
+            sums[key] += weight
+        kept = [i for i, key in enumerate(at) if sums[key] > 1]
+        return (
+            [at[i] for i in kept],
+            [rows[i] for i in kept],
+            [weights[i] for i in kept],
+        )
+
+
+class Stepping(Whole):
+    """The same in steps of two keys."""
+
+    step = 2
+
+
+changes = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(-2, 2)), max_size=12
+)
+
+
+@given(txids=st.lists(st.tuples(changes, st.sampled_from(WAYS)), max_size=4))
+def test_the_driver_sends_what_became_different(txids) -> None:
+    made = Disturbed(Stepping, SCHEMA)
+    whole = Disturbed(Whole, SCHEMA)
+    now: Counter = Counter()
+    shown: Counter = Counter()
+    for txid, (chosen, way) in enumerate(txids):
+        fits = fitting(now, [((k, v), weight) for k, v, weight in chosen])
+        rows = [(0, line(row, weight)) for row, weight in fits]
+        sent = made.txid(txid, rows, way)
+        assert sent == whole.txid(txid, rows, "whole")
+        shown.update(sent)
+        sizes: Counter = Counter()
+        for (key, _), weight in now.items():
+            sizes[key] += weight
+        assert +shown == +Counter({r: w for r, w in now.items() if sizes[r[0]] > 1})
+        assert not -shown
+
+
+def test_nothing_is_sent_for_what_is_as_it_was() -> None:
+    made = Whole()
+    made.open(MemoryStore())
+    made.apply(0, diffs(SCHEMA, "+2 1 1", "+ 2 1"))
+    assert lines(*made.time_end(0)) == ["+2 1 1"]
+    made.apply(0, diffs(SCHEMA, "- 1 1"))
+    made.apply(0, diffs(SCHEMA, "+ 1 1", "+ 3 1"))
+    assert made.time_end(1) == []
+    assert made.time_end(2) == []
