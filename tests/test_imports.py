@@ -19,7 +19,7 @@ def test_first_conversion_does_not_import_pandas() -> None:
     printed = run("""
 import sys
 import numpy, pyarrow
-from headrace import imports
+from headrace.process import imports
 imports.keep_pandas_out()
 pyarrow.array([b"a"]); pyarrow.array(numpy.arange(3)); pyarrow.table({"a": [1]}).to_pylist()
 print("pandas" in sys.modules)
