@@ -45,8 +45,6 @@ SELECT pg_catalog.current_setting('default_text_search_config')::regconfig::oid:
  WHERE EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.oid = ANY (%s::oid[])
    AND p.oid < 16384 AND p.proname ~ '(^ts_headline|to_ts(query|vector))$'
    AND NOT 3734 = ANY (p.proargtypes::oid[]))"""
-_ALWAYS: Final = frozenset({t.BOOL, t.INT4, t.INT8, t.TEXT})
-"""Types of expressions of our own making."""
 
 
 def mentioned(tree: Node) -> set[int]:
@@ -88,7 +86,7 @@ class Catalog:
             self._refer(node)
         self.operators.load(operators)
         functions |= self.operators.functions()
-        self.types.load(types | _ALWAYS)
+        self.types.load(types)
         self.mentioned |= types - {0}
         self.functions.load(functions)
         self.collations.load(collations)

@@ -8,7 +8,7 @@ from typing import Final
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse.lookup import rows
 from headrace.postgres.connect import Connection
-from headrace.types import FIRST_USER_OID
+from headrace.types import BOOL, FIRST_USER_OID, INT4, INT8, TEXT
 
 _TYPE: Final = """
 SELECT t.oid, n.nspname, format_type(t.oid, -1), t.typtype::text, t.typbasetype,
@@ -34,6 +34,8 @@ SELECT ARRAY(
     UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
     UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid))
   FROM pg_type t WHERE t.oid = %s"""
+_OURS: Final = frozenset({BOOL, INT4, INT8, TEXT})
+"""Types of expressions of our own making: they come with the first that are fetched."""
 _ARRAY: Final = "SELECT typarray::int8 FROM pg_type WHERE oid = ANY (%s)"
 
 
@@ -94,6 +96,7 @@ class TypeFacts:
     def load(self, oids: set[int]) -> None:
         """Fetch types that will be asked for, and what they consist of, at one go."""
         while missing := oids - self._known.keys() - {0}:
+            missing |= _OURS - self._known.keys()
             found = [Type(*row) for row in rows(self._conn, _TYPE, missing)]
             self._known.update((t.oid, t) for t in found)
             oids = {o for t in found for o in (t.base, t.element)}

@@ -427,7 +427,7 @@ class Again:
     pairs: tuple[tuple[Col, int], ...]
     """(output column, id of the same in ``plan``)."""
     fails: bool
-    """Whether something in it may fail on a row: ``failing.serious``."""
+    """Whether something in it may fail on a row: ``facts.serious``."""
     outer: tuple[tuple[int, Ref], ...] = ()
     """(id of a free reference in ``plan``, what it is here)."""
 
