@@ -85,11 +85,12 @@ def make_table(
             target.name,
             table.shape(conn, planned.columns),
             columns=[field.name for field in planned.columns],
-            reader=None if kept is not None and kept.known else reader,
             keyed=bool(key),
             fields=planned.columns,
         )
     )
+    if reader is not None and not (kept is not None and kept.known):
+        table.let_read(conn, target.schema, target.name, reader)
     if kept is not None:
         # While it is empty: no code can run in making an index.
         kept.restore(conn, target.schema, target.name)
