@@ -119,8 +119,6 @@ LARGE: dict[str, str] = {
     "state/rocks.py": "to be split",
 }
 WIDE: dict[str, str] = {
-    "expressions/remote.py": "to be split",
-    "sink/table.py": "to be split",
 }
 LONG: dict[str, str] = {
     "kernels/keys.py": "hot loops of one family",

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.collections.plan import Aggregate
 from headrace.errors import BugError, RowError
-from headrace.expressions.remote import RemoteEvaluator
+from headrace.expressions.remote import AggregateCall, RemoteEvaluator
 from headrace.kernels import aggregate, buffers, rows
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Field, Schema, arrow_type
@@ -266,13 +266,14 @@ class Asked:
         if remote is None:
             raise BugError("a remote aggregate needs an evaluator")
         self.result: Final = spec.result
-        self._spec = spec
         self._kept = kept
         self._places = [columns.index(i) for i in spec.columns]
         shared = spec.row and spec.filter is not None
         # Rows of its own are those that take part.
         self._filter = columns.index(spec.filter) if shared else None
-        self._arguments = arguments
+        self._call = AggregateCall(
+            spec.sql, tuple(arguments), spec.result, spec.trusted, spec.direct
+        )
         self._remote = remote
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
@@ -284,15 +285,4 @@ class Asked:
             mask = buffers.values(condition).astype(bool)
             at, weights = at[mask], weights[mask]
             own = [column.filter(condition) for column in own]
-        spec = self._spec
-        return self._remote.aggregate(
-            spec.sql,
-            self._arguments,
-            at,
-            own,
-            weights,
-            len(keys),
-            self.result,
-            spec.trusted,
-            direct=spec.direct,
-        )
+        return self._remote.aggregate(self._call, at, own, weights, len(keys))

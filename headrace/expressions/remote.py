@@ -8,6 +8,7 @@ both directions, through ``kernels.text``; see ``session`` for the settings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,17 @@ _CACHES_MAX: Final = 64
 
 Row = tuple[str | None, ...]
 Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateCall:
+    """An aggregate of arguments ``fields``; of the last ``direct`` ones a group has one value."""
+
+    sql: str
+    fields: tuple[Field, ...]
+    result: Field
+    trusted: bool = True
+    direct: int = 0
 
 
 class _Question:
@@ -178,38 +190,32 @@ class RemoteEvaluator:
 
     def aggregate(
         self,
-        sql: str,
-        arg_fields: Sequence[Field],
+        call: AggregateCall,
         groups: Int64s,
         columns: Sequence[pa.Array],
         weights: Int64s,
         ngroups: int,
-        result: Field,
-        trusted: bool = True,
-        *,
-        direct: int = 0,
     ) -> pa.Array:
-        """Value of the aggregate ``sql`` for each of the groups 0 … ``ngroups`` - 1.
+        """Value of ``call`` for each of the groups 0 … ``ngroups`` - 1.
 
         Row i is ``weights[i]`` (> 0) times the values ``columns[…][i]`` (``$1`` …) of group
         ``groups[i]``; a group's rows are handed over in this order, and ``$0`` is a row's place.
-        Of the last ``direct`` columns a group has one value.  A group without rows gets the
-        aggregate over no rows.  Raises as ``evaluate`` does.
+        A group without rows gets the aggregate over no rows.  Raises as ``evaluate`` does.
         """
-        session = self._session(trusted)
+        session, result = self._session(call.trusted), call.result
         out: list[str | None] = [None] * ngroups
         present, ids = np.unique(groups, return_inverse=True)
         if len(present) < ngroups:
-            nothing = self._over_nothing(session, sql, arg_fields, result, direct)
+            nothing = self._over_nothing(session, call)
             out = [nothing] * ngroups
         order = np.argsort(ids, kind="stable")
         ids = ids[order].astype(np.int64)
         texts = [
             text.render(c, f.oid).take(pa.array(order))
-            for c, f in zip(columns, arg_fields, strict=True)
+            for c, f in zip(columns, call.fields, strict=True)
         ]
         weights = weights[order]
-        statement = _aggregate_statement(session, sql, arg_fields, direct)
+        statement = _aggregate_statement(session, call)
         low = 0
         while low < len(ids):
             # Whole groups only: from row low up to the end of a group.
@@ -244,33 +250,24 @@ class RemoteEvaluator:
         session = self._session(trusted)
         return windows.evaluate(session, over, columns, partitions, weights)
 
-    def _over_nothing(
-        self,
-        session: Session,
-        sql: str,
-        arg_fields: Sequence[Field],
-        result: Field,
-        direct: int,
-    ) -> str | None:
-        key = (session, sql, tuple(arg_fields), result, direct)
+    def _over_nothing(self, session: Session, call: AggregateCall) -> str | None:
+        key, fields = (session, call), call.fields
         if key not in self._empty:
-            source = f"{_repeated(session, arg_fields)} WHERE false"
-            names = session.type_names(f.oid for f in arg_fields)
-            first = len(arg_fields) - direct
+            source = f"{_repeated(session, fields)} WHERE false"
+            names = session.type_names(f.oid for f in fields)
+            first = len(fields) - call.direct
 
             def column(n: int) -> str:
                 # A direct argument stands outside of the rows: here there is none to take it of.
                 known = n <= first
-                return (
-                    _column(n) if known else f"NULL::{names[arg_fields[n - 1].oid][0]}"
-                )
+                return _column(n) if known else f"NULL::{names[fields[n - 1].oid][0]}"
 
-            inner = substitute(sql, column)
+            inner = substitute(call.sql, column)
             # An aggregate over no rows has no column to be ordered by.
             source = f"(SELECT {inner} AS v, 1 AS o FROM {source}) t"  # noqa: S608
             statement = session.statement(source, ["t.v"])
-            params = ["{}"] * (len(arg_fields) + 2)
-            ((value,),) = session.fetch(statement, params, [result])
+            params = ["{}"] * (len(fields) + 2)
+            ((value,),) = session.fetch(statement, params, [call.result])
             self._empty[key] = value
         return self._empty[key]
 
@@ -383,11 +380,9 @@ def _column(n: int) -> str:
     return f"(t.a{n})" if n else "(t.i)"
 
 
-def _aggregate_statement(
-    session: Session, sql: str, fields: Sequence[Field], direct: int
-) -> str:
-    inner = substitute(sql, _column)
-    first = len(fields) - direct
+def _aggregate_statement(session: Session, call: AggregateCall) -> str:
+    inner, fields = substitute(call.sql, _column), call.fields
+    first = len(fields) - call.direct
     keys = ["t.o", *(f"t.a{n}" for n in range(first + 1, len(fields) + 1))]
     source = f"{_repeated(session, fields)} GROUP BY {', '.join(keys)}"
     return session.statement(source, [inner])

@@ -88,11 +88,12 @@ def make_table(job: Job, conn: Connection, wanted: NewTable, staging: Staging) -
             target.name,
             table.shape(conn, wanted.columns),
             columns=[field.name for field in wanted.columns],
-            reader=None if kept is not None and kept.known else wanted.reader,
             keyed=bool(wanted.key),
             fields=wanted.columns,
         )
     )
+    if wanted.reader is not None and not (kept is not None and kept.known):
+        table.let_read(conn, target.schema, target.name, wanted.reader)
     if kept is not None:
         # While it is empty: no code can run in making an index.
         kept.restore(conn, target.schema, target.name)

@@ -62,7 +62,6 @@ def create(
     query: sql.Composable | str,
     *,
     columns: Sequence[str] = (),
-    reader: str | None = None,
     keyed: bool = False,
     fields: Sequence[Field] = (),
 ) -> Oid:
@@ -70,7 +69,7 @@ def create(
 
     Runs in the caller's transaction and under the caller's settings (search_path).  The query
     is analysed with our rights: make it by ``shape``, not of a user's text.
-    ``columns`` renames the columns; ``reader`` gets SELECT WITH GRANT OPTION.
+    ``columns`` renames the columns.
     ``keyed``: it will get a key (keys.py), which finds its rows and is its identity.
     ``fields``: what its columns have to be (``prove_types``).
 
@@ -101,13 +100,16 @@ def create(
         create_hash_index(conn, schema_name, table_name)
         # Without one it could not be written once somebody publishes it, or all tables.
         conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
-    if reader is not None:
-        conn.execute(
-            sql.SQL("GRANT SELECT ON TABLE {} TO {} WITH GRANT OPTION").format(
-                name, sql.Identifier(reader)
-            )
-        )
     return oid
+
+
+def let_read(conn: Connection, schema_name: str, table_name: str, reader: str) -> None:
+    """Give a role SELECT on a result table, to pass on as it likes."""
+    conn.execute(
+        sql.SQL("GRANT SELECT ON TABLE {} TO {} WITH GRANT OPTION").format(
+            sql.Identifier(schema_name, table_name), sql.Identifier(reader)
+        )
+    )
 
 
 def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:

@@ -31,7 +31,7 @@ from headrace.sink import keyed, keys, table, trouble
 from headrace.sink import rows as rows_of
 from headrace.sink.rows import Arrays
 from headrace.sink.table import Target
-from headrace.types import WEIGHT, Oid
+from headrace.types import WEIGHT
 
 Connection = psycopg.Connection[Any]
 
@@ -73,20 +73,6 @@ class SinkWriter:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._statements: dict[int, _Statements] = {}
-
-    def create_table(
-        self,
-        target: Target,
-        query: sql.Composable | str,
-        *,
-        columns: Sequence[str] = (),
-        reader: str | None = None,
-    ) -> Oid:
-        """See ``table.create``; ``target.oid`` is not used."""
-        return table.create(
-            self._conn, target.schema_name, target.table_name, query,
-            columns=columns, reader=reader,
-        )  # fmt: skip
 
     def forget(self, view_id: int) -> None:
         """The view is gone or changed: its statements are made anew when needed."""

@@ -18,7 +18,7 @@ from headrace.expressions.evaluate import Program
 from headrace.expressions.ir import Column, Literal, Native, Remote
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import renumber
-from headrace.expressions.remote import RemoteEvaluator
+from headrace.expressions.remote import AggregateCall, RemoteEvaluator
 from headrace.kernels import text
 from headrace.types import Field
 
@@ -255,9 +255,8 @@ def aggregate(remote, sql, oid, rows, ngroups, result):
     groups = np.array([r[0] for r in rows], np.int64)
     weights = np.array([r[2] for r in rows], np.int64)
     values = column([r[1] for r in rows], oid)
-    out = remote.aggregate(
-        sql, [field(oid)], groups, [values], weights, ngroups, field(result)
-    )
+    call = AggregateCall(sql, (field(oid),), field(result))
+    out = remote.aggregate(call, groups, [values], weights, ngroups)
     return text.render(out, result).to_pylist()
 
 
@@ -281,12 +280,11 @@ def test_aggregates_per_group(postgres, settings):
 def test_aggregates_of_several_columns_see_the_rows_in_order(remote):
     groups, weights = np.array([1, 0, 1, 1]), np.array([1, 2, 1, 3])
     columns = [column(["b", "x", "a", None], TEXT), column(["2", "1", "1", "1"], INT4)]
-    fields = [field(TEXT), field(INT4)]
+    fields = (field(TEXT), field(INT4))
 
     def ask(sql, result=TEXT, direct=0):
-        out = remote.aggregate(
-            sql, fields, groups, columns, weights, 3, field(result), direct=direct
-        )
+        call = AggregateCall(sql, fields, field(result), direct=direct)
+        out = remote.aggregate(call, groups, columns, weights, 3)
         return text.render(out, result).to_pylist()
 
     assert ask("string_agg($1, ',')") == ["x,x", "b,a", None]
@@ -300,16 +298,14 @@ def test_direct_arguments_have_one_value_in_a_group(remote):
         column(["1", "2", "3", "5"], INT4),
         column(["0.5", "1", "1", "1"], FLOAT8),
     ]
-    out = remote.aggregate(
+    call = AggregateCall(
         "percentile_cont($2) WITHIN GROUP (ORDER BY $1)",
-        [field(INT4), field(FLOAT8)],
-        np.array([0, 1, 1, 1]),
-        columns,
-        np.array([3, 1, 1, 1]),
-        3,
+        (field(INT4), field(FLOAT8)),
         field(FLOAT8),
         direct=1,
     )
+    groups, weights = np.array([0, 1, 1, 1]), np.array([3, 1, 1, 1])
+    out = remote.aggregate(call, groups, columns, weights, 3)
     assert out.to_pylist() == [1.0, 5.0, None]
 
 

@@ -228,7 +228,8 @@ def test_check_says_what_was_altered(conn, database, harm, word):
 def test_creator_may_read_and_pass_it_on(conn):
     conn.execute("CREATE ROLE e_reader")
     try:
-        table.create(conn, "public", "r", "SELECT 1 AS a", reader="e_reader")
+        table.create(conn, "public", "r", "SELECT 1 AS a")
+        table.let_read(conn, "public", "r", "e_reader")
         row = conn.execute(
             "SELECT has_table_privilege('e_reader', 'public.r', 'SELECT WITH GRANT OPTION'),"
             " has_table_privilege('e_reader', 'public.r', 'INSERT, UPDATE, DELETE, TRIGGER')"
