@@ -11,6 +11,7 @@ from headrace.collections.base import Collection
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import ContinuityLost
 from headrace.forwarder import stream
+from headrace.postgres.slot import drop_slot
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.runtime.batches import LOST_MAX
@@ -204,7 +205,7 @@ def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypat
     source.execute("UPDATE words SET word = word || '!' WHERE id % 2 = 0")
     settle(running, source)
     running.stop()
-    source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    drop_slot(source, slot)
     source.execute(
         "SELECT pg_copy_logical_replication_slot(%s, %s)", (f"{slot}_old", slot)
     )
@@ -226,7 +227,7 @@ def test_T_28_a_lost_slot_is_not_guessed_over(source, start, database):
     write(source, "kept")
     settle(running, source)
     running.stop()
-    source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    drop_slot(source, slot)
     write(source, "unseen")
     source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
     running = start()
