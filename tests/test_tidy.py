@@ -118,8 +118,7 @@ RECORDS = {
 LARGE: dict[str, str] = {
     "state/rocks.py": "to be split",
 }
-WIDE: dict[str, str] = {
-}
+WIDE: dict[str, str] = {}
 LONG: dict[str, str] = {
     "kernels/keys.py": "hot loops of one family",
     "kernels/numeric.py": "hot loops of one family",
