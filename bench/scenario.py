@@ -12,7 +12,7 @@ from typing import Any, ClassVar, LiteralString
 
 import psycopg
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.process.java import java_home
 
@@ -45,7 +45,7 @@ class Bed:
     """A server with an empty database and an engine that is not started yet."""
 
     server: EmbeddedPostgres
-    engine: Engine
+    engine: EmbeddedEngine
 
     @property
     def source(self) -> str:
@@ -76,7 +76,7 @@ def bed(options: Options, **env: str) -> Iterator[Bed]:
     ):
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
             conn.execute("CREATE DATABASE bench")
-        engine = Engine(
+        engine = EmbeddedEngine(
             server.dsn("bench"),
             Path(home) / "engine",
             env={"JAVA_HOME": java_home()} | env,

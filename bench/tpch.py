@@ -10,7 +10,7 @@ import psycopg
 
 from bench.scenario import Bed, Figures, Options, Scenario, bed
 from bench.tpch_data import Tpch, queries
-from headrace.embedded.shop import View, differing_rows
+from headrace.embedded.shop import ShopView, differing_rows
 from headrace.errors import BugError
 
 _SCALE = 0.1
@@ -71,7 +71,7 @@ class TpchQueries(Scenario):
         begin = time.monotonic()
         conn.execute(query.encode())
         query_s = time.monotonic() - begin
-        _, differing = differing_rows(on.source, View(view, query, ""))
+        _, differing = differing_rows(on.source, ShopView(view, query, ""))
         if differing:
             raise BugError(f"{name}: the view differs by {differing} rows")
         on.drop_view(view)

@@ -11,6 +11,9 @@ POSTGRES_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 monotonic = time.monotonic
 """Seconds from an arbitrary start; never jumps (H40)."""
 
+sleep = time.sleep
+"""Do nothing for so many seconds."""
+
 
 def now() -> datetime:
     """Time of day in UTC, for people to read."""

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from tests.databases import Databases
 from tests.databases import drop_database as drop_database
@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 LOG_LINES_SHOWN = 150
 PATIENT = {"HEADRACE_VIEW_TIME_MS_MAX": "20000"}
 """A busy machine may be ten times slower: there no view is to leave for that."""
-ENGINES = pytest.StashKey[list[Engine]]()
+ENGINES = pytest.StashKey[list[EmbeddedEngine]]()
 """The engines of a test, for its report."""
 
 
@@ -96,11 +96,11 @@ def database(databases: Databases) -> Iterator[str]:
 @pytest.fixture
 def start_engine(
     tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Callable[..., Engine]]:
+) -> Iterator[Callable[..., EmbeddedEngine]]:
     """Function ``(source_dsn, **env) -> Engine``; what it started is stopped at the end."""
-    engines: list[Engine] = request.node.stash.setdefault(ENGINES, [])
+    engines: list[EmbeddedEngine] = request.node.stash.setdefault(ENGINES, [])
 
-    def start(source: str, *args: str, **env: str) -> Engine:
+    def start(source: str, *args: str, **env: str) -> EmbeddedEngine:
         dbname = psycopg.conninfo.conninfo_to_dict(source)["dbname"]
         defaults = {
             # Slots belong to the whole server: one name per database.
@@ -108,7 +108,7 @@ def start_engine(
             "HEADRACE_SPARK_WARM": "false",
             **PATIENT,
         }
-        engine = Engine(
+        engine = EmbeddedEngine(
             source,
             tmp_path / f"engine{len(engines)}",
             env=defaults | env,
@@ -124,7 +124,9 @@ def start_engine(
 
 
 @pytest.fixture
-def engine(database: str, start_engine: Callable[..., Engine]) -> Engine:
+def engine(
+    database: str, start_engine: Callable[..., EmbeddedEngine]
+) -> EmbeddedEngine:
     """A running ``headrace start`` on a fresh database."""
     return start_engine(database)
 
@@ -132,10 +134,10 @@ def engine(database: str, start_engine: Callable[..., Engine]) -> Engine:
 @pytest.fixture(scope="module")
 def running_engine(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+) -> Iterator[EmbeddedEngine]:
     """One engine for a whole module; tests use it through ``shared_engine``."""
     name = databases.take()
-    engine = Engine(
+    engine = EmbeddedEngine(
         make_conninfo(databases.server, dbname=name),
         tmp_path_factory.mktemp("engine") / "data",
         env={
@@ -163,8 +165,8 @@ def dropped(conn: psycopg.Connection, name: str) -> bool:
 
 @pytest.fixture
 def shared_engine(
-    running_engine: Engine, request: pytest.FixtureRequest
-) -> Iterator[Engine]:
+    running_engine: EmbeddedEngine, request: pytest.FixtureRequest
+) -> Iterator[EmbeddedEngine]:
     """The module's engine, left without views and its database without tables.
 
     For tests that harm neither: a module makes it its ``engine`` by a fixture of that name.

@@ -21,7 +21,7 @@ def table(
 def finish(*nodes: Node) -> PhysicalPlan:
     """The nodes and a sink after the last one."""
     last = nodes[-1]
-    return PhysicalPlan((*nodes, plan.Sink("sink", last.id, last.schema)))
+    return PhysicalPlan((*nodes, plan.SinkSpec("sink", last.id, last.schema)))
 
 
 def col(index: int, oid: int = INT4) -> Column:
@@ -45,12 +45,12 @@ def join(
     residual: tuple[Expr, ...] = (),
     op: str = "inner",
     null_safe: tuple[bool, ...] = (),
-) -> plan.Join:
+) -> plan.JoinSpec:
     fields = (*left.schema, *right.schema)
     if op in ("semi", "anti"):
         fields = left.schema
     schema = tuple(Field(f"c{i}", f.oid) for i, f in enumerate(fields))
-    return plan.Join(
+    return plan.JoinSpec(
         node_id,
         left.id,
         right.id,
@@ -63,7 +63,7 @@ def join(
     )
 
 
-def outer_joins(a: Node, b: Node) -> dict[str, plan.Join]:
+def outer_joins(a: Node, b: Node) -> dict[str, plan.JoinSpec]:
     """Every kind of join that shows rows for having a partner or none, in several forms."""
     less = (native("<", col(0), col(4)),)
     fails = (
@@ -91,39 +91,39 @@ def outer_joins(a: Node, b: Node) -> dict[str, plan.Join]:
     return out
 
 
-def project(node_id: str, source: Node, *places: int) -> plan.Map:
+def project(node_id: str, source: Node, *places: int) -> plan.MapSpec:
     schema: Schema = tuple(source.schema[i] for i in places)
-    return plan.Map(
+    return plan.MapSpec(
         node_id, source.id, tuple(col(i, source.schema[i].oid) for i in places), schema
     )
 
 
-def distinct(node_id: str, source: Node) -> plan.Distinct:
-    return plan.Distinct(node_id, source.id, source.schema)
+def distinct(node_id: str, source: Node) -> plan.DistinctSpec:
+    return plan.DistinctSpec(node_id, source.id, source.schema)
 
 
 def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
     """Plans by name; together they use every collection."""
     a, b = one.source("a"), two.source("b")
-    keep = plan.Filter(
+    keep = plan.FilterSpec(
         "keep",
         "a",
         (native(">", col(1), number(0)), native("<>", col(1), number(2))),
         a.schema,
     )
-    double = plan.Map(
+    double = plan.MapSpec(
         "double",
         "keep",
         (native("+", col(0), col(1), oid=INT4), col(2, TEXT)),
         (Field("s", INT4), Field("v", TEXT)),
     )
     # Fails on rows that only a half-done transaction shows: k of b minus k of a is never 0.
-    divide = plan.Fused(
+    divide = plan.FusedSpec(
         "divide",
         "ab",
         (
-            plan.Filter("f", "ab", (native("<>", col(1), col(5)),), ()),
-            plan.Map(
+            plan.FilterSpec("f", "ab", (native("<>", col(1), col(5)),), ()),
+            plan.MapSpec(
                 "m",
                 "f",
                 (
@@ -145,58 +145,62 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         distinct("dn", project("pn", a, 3)),
         distinct("dv", project("pv", b, 2, 3)),
     )
-    both = plan.Union(
+    both = plan.UnionSpec(
         "both", ("pa", "pb", "pa"), (Field("v", TEXT), Field("n", NUMERIC))
     )
-    ones = plan.Values("ones", (("1", "x"), ("1", "x"), (None, None)), double.schema)
-    with_ones = plan.Union("with", ("ones", "double"), double.schema)
-    total = plan.Reduce(
+    ones = plan.ValuesSpec(
+        "ones", (("1", "x"), ("1", "x"), (None, None)), double.schema
+    )
+    with_ones = plan.UnionSpec("with", ("ones", "double"), double.schema)
+    total = plan.ReduceSpec(
         "total",
         "a",
         (1,),
         (
-            plan.Aggregate("count_star", None, None, Field("c", INT8)),
-            plan.Aggregate("max", 0, None, Field("m", INT4)),
+            plan.AggregateSpec("count_star", None, None, Field("c", INT8)),
+            plan.AggregateSpec("max", 0, None, Field("m", INT4)),
         ),
         (Field("k", INT4), Field("c", INT8), Field("m", INT4)),
     )
     both_sets = (Field("k2", INT4), Field("v2", TEXT), Field("set", INT4))
-    sets = plan.Expand("sets", "a", (1, 2), ((0, 1), (1,), ()), a.schema + both_sets)
-    per_set = plan.Reduce(
+    sets = plan.ExpandSpec(
+        "sets", "a", (1, 2), ((0, 1), (1,), ()), a.schema + both_sets
+    )
+    per_set = plan.ReduceSpec(
         "per set",
         "sets",
         (4, 5, 6),
         (
-            plan.Aggregate("count_star", None, None, Field("c", INT8)),
-            plan.Aggregate("sum", 0, None, Field("s", INT8)),
+            plan.AggregateSpec("count_star", None, None, Field("c", INT8)),
+            plan.AggregateSpec("sum", 0, None, Field("s", INT8)),
         ),
         (*both_sets, Field("c", INT8), Field("s", INT8)),
         always=((None, None, "2"),),
     )
     on_total = join("on_total", b, total, (1,), (0,))
     setops = [
-        plan.SetOp("op", "pa", "pb", kind, every, both.schema)
+        plan.SetOpSpec("op", "pa", "pb", kind, every, both.schema)
         for kind in ("intersect", "except")
         for every in (False, True)
     ]
     up = plan.SortKey(3, "<", False, False, True)
     down = plan.SortKey(1, ">", True, True, True)
-    top = plan.TopK("top", "a", (), (down, up), 2, 1, False, a.schema)
-    tied = plan.TopK("tied", "a", (), (down,), 2, 0, True, a.schema)
-    first = plan.TopK("first", "a", (1,), (up,), 1, 0, False, a.schema)
-    behind = plan.TopK("behind", "a", (1,), (up,), None, 2, False, a.schema)
+    top = plan.TopKSpec("top", "a", (), (down, up), 2, 1, False, a.schema)
+    tied = plan.TopKSpec("tied", "a", (), (down,), 2, 0, True, a.schema)
+    first = plan.TopKSpec("first", "a", (1,), (up,), 1, 0, False, a.schema)
+    behind = plan.TopKSpec("behind", "a", (1,), (up,), None, 2, False, a.schema)
     links, hops = project("links", a, 1, 0), project("hops", b, 1, 0)
     pair = links.schema
     work = (*pair, Field(plan.ITERATION, INT4))
-    reach = plan.Recursive(
+    reach = plan.RecursiveSpec(
         "reach",
         "links",
         ("hops",),
         (
-            plan.WorkTable("work", work),
-            plan.Join("onto", "work", "hops", (1,), (0,), (), (*work, *pair)),
-            plan.Distinct("each", "onto", (*work, *pair)),
-            plan.Map("next", "each", (col(0), col(4), col(2)), work),
+            plan.WorkTableSpec("work", work),
+            plan.JoinSpec("onto", "work", "hops", (1,), (0,), (), (*work, *pair)),
+            plan.DistinctSpec("each", "onto", (*work, *pair)),
+            plan.MapSpec("next", "each", (col(0), col(4), col(2)), work),
         ),
         distinct=True,
         iterations_max=100,

@@ -37,51 +37,51 @@ def _node(  # noqa: C901  one case per node
     node: Node, inputs: list[Counter[Row]], schemas: list[Schema], tables: Tables
 ) -> Counter[Row]:
     match node:
-        case plan.Source():
+        case plan.SourceSpec():
             width = len(node.columns)
             assert len(load_columns(node)) >= width
             shown = Counter(row[:width] for row in tables.get(node.table_oid, ()))
             return _filter(node.wanted, shown)
-        case plan.Filter():
+        case plan.FilterSpec():
             return _filter(node.predicates, inputs[0])
-        case plan.Map():
+        case plan.MapSpec():
             return _map(node.expressions, inputs[0])
-        case plan.Fused():
+        case plan.FusedSpec():
             return _fused(node, inputs[0], tables)
-        case plan.Join():
+        case plan.JoinSpec():
             return _join(node, inputs, schemas)
-        case plan.Expand():
+        case plan.ExpandSpec():
             return _expand(node, inputs[0])
-        case plan.Reduce():
+        case plan.ReduceSpec():
             return _reduce(node, inputs[0], schemas[0])
-        case plan.Distinct():
+        case plan.DistinctSpec():
             return _distinct(node, inputs[0])
-        case plan.Union():
+        case plan.UnionSpec():
             return sum(inputs, Counter())
-        case plan.SetOp():
+        case plan.SetOpSpec():
             return _setop(node, inputs)
-        case plan.Recursive():
+        case plan.RecursiveSpec():
             return _recursive(node, inputs, schemas, tables)
-        case plan.Values():
+        case plan.ValuesSpec():
             return Counter(
                 tuple(
                     value(text, f.oid) for text, f in zip(row, node.schema, strict=True)
                 )
                 for row in node.rows
             )
-        case plan.TopK():
+        case plan.TopKSpec():
             return _topk(node, inputs[0])
-        case plan.Sink():
+        case plan.SinkSpec():
             return inputs[0]
 
 
-def _distinct(node: plan.Distinct, rows: Counter[Row]) -> Counter[Row]:
+def _distinct(node: plan.DistinctSpec, rows: Counter[Row]) -> Counter[Row]:
     groups = _group(rows, range(len(node.schema)), node.schema)
     return Counter(min(members, key=_representation) for members in groups.values())
 
 
 def _recursive(
-    node: plan.Recursive,
+    node: plan.RecursiveSpec,
     inputs: list[Counter[Row]],
     schemas: list[Schema],
     tables: Tables,
@@ -109,11 +109,11 @@ def _recursive(
     return total
 
 
-def _once(rows: Counter[Row], node: plan.Recursive) -> Counter[Row]:
+def _once(rows: Counter[Row], node: plan.RecursiveSpec) -> Counter[Row]:
     return Counter(rows.keys()) if node.distinct else rows
 
 
-def _setop(node: plan.SetOp, inputs: list[Counter[Row]]) -> Counter[Row]:
+def _setop(node: plan.SetOpSpec, inputs: list[Counter[Row]]) -> Counter[Row]:
     places = range(len(node.schema))
     left, right = (_group(rows, places, node.schema) for rows in inputs)
     out: Counter[Row] = Counter()
@@ -126,13 +126,13 @@ def _setop(node: plan.SetOp, inputs: list[Counter[Row]]) -> Counter[Row]:
     return out
 
 
-def _fused(node: plan.Fused, rows: Counter[Row], tables: Tables) -> Counter[Row]:
+def _fused(node: plan.FusedSpec, rows: Counter[Row], tables: Tables) -> Counter[Row]:
     for step in node.steps:
         rows = _node(step, [rows], [()], tables)
     return rows
 
 
-def _values(node: plan.Values) -> Counter[Row]:
+def _values(node: plan.ValuesSpec) -> Counter[Row]:
     return Counter(
         tuple(value(text, f.oid) for text, f in zip(row, node.schema, strict=True))
         for row in node.rows
@@ -153,7 +153,7 @@ def _map(expressions: tuple[Expr, ...], rows: Counter[Row]) -> Counter[Row]:
 
 
 def _join(
-    node: plan.Join, inputs: list[Counter[Row]], schemas: list[Schema]
+    node: plan.JoinSpec, inputs: list[Counter[Row]], schemas: list[Schema]
 ) -> Counter[Row]:
     pairs: Counter[Row] = Counter()
     met: tuple[set[Row], set[Row]] = (set(), set())
@@ -195,7 +195,7 @@ def _group(
     return groups
 
 
-def _expand(node: plan.Expand, rows: Counter[Row]) -> Counter[Row]:
+def _expand(node: plan.ExpandSpec, rows: Counter[Row]) -> Counter[Row]:
     out: Counter[Row] = Counter()
     for row, weight in rows.items():
         for number, chosen in enumerate(node.sets):
@@ -204,7 +204,7 @@ def _expand(node: plan.Expand, rows: Counter[Row]) -> Counter[Row]:
     return out
 
 
-def _reduce(node: plan.Reduce, rows: Counter[Row], schema: Schema) -> Counter[Row]:
+def _reduce(node: plan.ReduceSpec, rows: Counter[Row], schema: Schema) -> Counter[Row]:
     groups = _group(rows, node.keys, schema)
     if not node.keys and not groups:
         groups = {(): []}
@@ -223,7 +223,7 @@ def _reduce(node: plan.Reduce, rows: Counter[Row], schema: Schema) -> Counter[Ro
     return out
 
 
-def _topk(node: plan.TopK, rows: Counter[Row]) -> Counter[Row]:
+def _topk(node: plan.TopKSpec, rows: Counter[Row]) -> Counter[Row]:
     """Rows are sorted by ORDER BY, then by their other values, then by their looks."""
     fields = range(len(node.schema))
     used = {item.column for item in node.order} | {*node.keys}
@@ -279,7 +279,7 @@ class _Sortable:
         return self.value < other.value
 
 
-def _aggregate(aggregate: plan.Aggregate, members: list[Row]) -> Any:
+def _aggregate(aggregate: plan.AggregateSpec, members: list[Row]) -> Any:
     if aggregate.filter is not None:
         members = [row for row in members if row[aggregate.filter] is True]
     if aggregate.function == "count_star":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headrace.collections.plan import Source, SourceColumn
+from headrace.collections.plan import SourceColumn, SourceSpec
 from headrace.collections.source import load_columns
 from headrace.expressions.ir import Expr
 from headrace.kernels import text
@@ -50,14 +50,14 @@ class Table:
     wanted: tuple[Expr, ...] = ()
     rows: list[Texts] = field(default_factory=list)
 
-    def source(self, node_id: str) -> Source:
+    def source(self, node_id: str) -> SourceSpec:
         """The plan node that reads it."""
         all_columns = [
             SourceColumn(i + 1, name, oid) for i, (name, oid) in enumerate(self.columns)
         ]
         places = range(len(self.columns)) if self.needed is None else self.needed
         columns = tuple(all_columns[i] for i in places)
-        return Source(
+        return SourceSpec(
             id=node_id,
             table_oid=self.oid,
             schema_name="public",

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config import Settings
 from headrace.errors import Interrupted, LimitExceeded, UserError
-from headrace.population.options import Options
+from headrace.population.options import ViewOptions
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
 
@@ -131,17 +131,17 @@ def test_a_bound_inside_of_another():
 
 def test_options_are_bounded_by_the_settings():
     settings = Settings(view_time_ms_max=1000)
-    options = Options.of({"view_time_ms_max": 10_000, "view_rows_max": 5})
+    options = ViewOptions.of({"view_time_ms_max": 10_000, "view_rows_max": 5})
     options.check(settings)
     assert bounds.of(settings, options.limits) == Limits(
         10_000, settings.view_memory_bytes_max, 5
     )
     with pytest.raises(UserError, match="must be at most 10000"):
-        Options.of({"view_time_ms_max": 10_001}).check(settings)
+        ViewOptions.of({"view_time_ms_max": 10_001}).check(settings)
     with pytest.raises(UserError, match="must be a number from 1"):
-        Options.of({"view_time_ms_max": 0})
+        ViewOptions.of({"view_time_ms_max": 0})
     # One that was made under a higher setting.
     assert bounds.of(settings, {"view_time_ms_max": 90_000}).time_ms == 10_000
     unbounded = Settings(view_time_ms_max=0)
-    Options.of({"view_time_ms_max": 90_000}).check(unbounded)
+    ViewOptions.of({"view_time_ms_max": 90_000}).check(unbounded)
     assert bounds.of(unbounded, {"view_time_ms_max": 90_000}).time_ms == 90_000

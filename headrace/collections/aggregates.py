@@ -23,12 +23,12 @@ from headrace.collections.kept import (
     Asked,
     Extreme,
     First,
-    Kept,
+    KeptValues,
     Multiset,
     Rows,
     Single,
 )
-from headrace.collections.plan import Aggregate
+from headrace.collections.plan import AggregateSpec
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, numeric, rows
@@ -373,19 +373,19 @@ class Unique:
         return least(self._values.scan(keys), [1] * len(keys))
 
 
-Own = Accumulator | Kept | Unique
+Own = Accumulator | KeptValues | Unique
 """What takes up rows, and computes an aggregate of them."""
 Fed = Own | Rows
 Part = Own | Asked
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class PartFeed:
     """``part`` takes up ``columns`` of the rows that take part in one of ``specs``."""
 
     part: Fed
     columns: tuple[int, ...]
-    specs: tuple[Aggregate, ...]
+    specs: tuple[AggregateSpec, ...]
 
     def chosen(
         self, columns: Sequence[pa.Array], count: int
@@ -401,17 +401,17 @@ class Feed:
 
 
 def make(
-    specs: Sequence[Aggregate],
+    specs: Sequence[AggregateSpec],
     name: str,
     fields: Schema,
     remote: RemoteEvaluator | None,
-) -> tuple[list[Part], list[Feed]]:
+) -> tuple[list[Part], list[PartFeed]]:
     """What computes each of ``specs``, the aggregates of one reduce, and what feeds that.
 
     ``name`` is that of the state that all parts share which need one.
     """
     parts: list[Part] = []
-    feeds: list[Feed] = []
+    feeds: list[PartFeed] = []
     shared: dict[tuple[int, ...], Rows] = {}
     for number, spec in enumerate(specs):
         own = spec.row or spec.columns
@@ -419,24 +419,24 @@ def make(
         if spec.function != "remote":
             part = _part(spec, name, number, schema)
             parts.append(part)
-            feeds.append(Feed(part, own, (spec,)))
+            feeds.append(PartFeed(part, own, (spec,)))
             continue
         kept = shared.get(spec.row)
         if kept is None:
             kept = Rows(name, number, schema)
-            readers: tuple[Aggregate, ...] = (spec,)
+            readers: tuple[AggregateSpec, ...] = (spec,)
             if spec.row:
                 shared[spec.row] = kept
                 readers = tuple(
                     s for s in specs if s.function == "remote" and s.row == own
                 )
-            feeds.append(Feed(kept, own, readers))
+            feeds.append(PartFeed(kept, own, readers))
         arguments = tuple(fields[i] for i in spec.columns)
         parts.append(Asked(spec, kept, own, arguments, remote))
     return parts, feeds
 
 
-def _part(spec: Aggregate, name: str, number: int, fields: Schema) -> Own:
+def _part(spec: AggregateSpec, name: str, number: int, fields: Schema) -> Own:
     """``number``: that of the aggregate in its reduce; ``fields``: what it is fed with."""
     function = spec.function
     if function == "count_star":
@@ -470,7 +470,7 @@ def _accumulator(function: str, argument: Field, result: Field) -> Accumulator:
 
 
 def _chosen(
-    spec: Aggregate, columns: Sequence[pa.Array]
+    spec: AggregateSpec, columns: Sequence[pa.Array]
 ) -> npt.NDArray[np.bool_] | None:
     """The rows that take part in ``spec``: FILTER true, argument not NULL; None = all.
 

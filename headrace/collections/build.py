@@ -50,47 +50,47 @@ def _make(  # noqa: C901  one case per node
 ) -> Collection:
     schemas = [whole.node(name).schema for name in plan.inputs(node)]
     match node:
-        case plan.Source():
+        case plan.SourceSpec():
             return Source(node, start_lsn)
-        case plan.Filter():
+        case plan.FilterSpec():
             return Filter(node, schemas[0], remote)
-        case plan.Map():
+        case plan.MapSpec():
             return Map(node, schemas[0], remote)
-        case plan.Fused():
+        case plan.FusedSpec():
             return Fused(node, schemas[0], remote)
-        case plan.Join():
+        case plan.JoinSpec():
             return Join(node, schemas[0], schemas[1], remote)
-        case plan.Expand():
+        case plan.ExpandSpec():
             return Expand(node)
-        case plan.Reduce():
+        case plan.ReduceSpec():
             return Reduce(node, schemas[0], remote)
-        case plan.Distinct():
+        case plan.DistinctSpec():
             return Distinct(node)
-        case plan.TopK():
+        case plan.TopKSpec():
             return TopK(node, schemas[0], remote)
-        case plan.Window():
+        case plan.WindowSpec():
             if node.native:
                 return Running(node, schemas[0])
             return Window(node, schemas[0], remote)
-        case plan.Union():
+        case plan.UnionSpec():
             return Union(node)
-        case plan.SetOp():
+        case plan.SetOpSpec():
             return SetOp(node)
-        case plan.FlatMap():
+        case plan.FlatMapSpec():
             return FlatMap(node, schemas[0], remote)
-        case plan.Recursive():
+        case plan.RecursiveSpec():
             outer = tuple(whole.node(name) for name in node.outer)
             inner = PhysicalPlan((*outer, *node.step))
             return Recursive(node, lambda n: _make(n, inner, remote, start_lsn))
-        case plan.WorkTable():
+        case plan.WorkTableSpec():
             raise BugError("a work table is made by its recursive query")
-        case plan.Values():
+        case plan.ValuesSpec():
             return Values(node)
-        case plan.Temporal():
+        case plan.TemporalSpec():
             return Temporal(node, schemas[0], remote)
-        case plan.Feed():
+        case plan.FeedSpec():
             return Feed(node)
-        case plan.Sink():
+        case plan.SinkSpec():
             return Sink(node)
         case _:
             assert_never(node)

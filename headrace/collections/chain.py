@@ -53,7 +53,7 @@ class Filter(Chain):
     """
 
     def __init__(
-        self, node: plan.Filter, in_schema: Schema, remote: RemoteEvaluator | None
+        self, node: plan.FilterSpec, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
         super().__init__(node.id, node.schema, in_schema, [make_step(node, remote)])
         self._count = len(node.predicates)
@@ -75,7 +75,7 @@ class Map(Chain):
     """
 
     def __init__(
-        self, node: plan.Map, in_schema: Schema, remote: RemoteEvaluator | None
+        self, node: plan.MapSpec, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
         super().__init__(node.id, node.schema, in_schema, [make_step(node, remote)])
 
@@ -95,11 +95,11 @@ class Fused(Chain):
     """
 
     def __init__(
-        self, node: plan.Fused, in_schema: Schema, remote: RemoteEvaluator | None
+        self, node: plan.FusedSpec, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
         steps = [make_step(step, remote) for step in node.steps]
         super().__init__(node.id, node.schema, in_schema, steps)
-        self._kinds = [type(step).__name__ for step in node.steps]
+        self._kinds = [plan.kind(type(step)) for step in node.steps]
 
     def describe(self) -> str:
         """See ``Collection``."""

@@ -51,7 +51,7 @@ class Dataflow:
         self._plan = physical
         self._nodes: dict[str, Collection] = {}
         self._users: dict[str, list[tuple[Collection, int]]] = {}
-        self._sources: dict[int, list[plan.Source]] = {}
+        self._sources: dict[int, list[plan.SourceSpec]] = {}
         self._txid = -1
         self._now = (0, 0)
         self._clocks: list[Temporal] = []
@@ -66,7 +66,7 @@ class Dataflow:
                 self._users[name].append((made, port))
             if isinstance(made, Temporal):
                 self._clocks.append(made)
-            if isinstance(node, plan.Source):
+            if isinstance(node, plan.SourceSpec):
                 self._sources.setdefault(node.table_oid, []).append(node)
 
     @property

@@ -24,7 +24,7 @@ class Distinct(ByKey):
 
     words = "DISTINCT"
 
-    def __init__(self, node: plan.Distinct) -> None:
+    def __init__(self, node: plan.DistinctSpec) -> None:
         super().__init__(node.id, node.schema, node.schema, range(len(node.schema)))
         self._state: IndexState
 

@@ -19,7 +19,7 @@ class Expand(Collection):
     Errors: none.
     """
 
-    def __init__(self, node: plan.Expand) -> None:
+    def __init__(self, node: plan.ExpandSpec) -> None:
         super().__init__(node.id, node.schema)
         self._node = node
 

@@ -31,7 +31,7 @@ class FlatMap(Collection):
     words = "a function that gives rows"
 
     def __init__(
-        self, node: plan.FlatMap, source: Schema, remote: RemoteEvaluator | None
+        self, node: plan.FlatMapSpec, source: Schema, remote: RemoteEvaluator | None
     ) -> None:
         super().__init__(node.id, node.schema)
         if remote is None:

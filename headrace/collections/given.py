@@ -21,7 +21,7 @@ class Values(Collection):
     Errors: none.
     """
 
-    def __init__(self, node: plan.Values) -> None:
+    def __init__(self, node: plan.ValuesSpec) -> None:
         super().__init__(node.id, node.schema)
         self._rows = node.rows
 
@@ -56,7 +56,7 @@ class Feed(Collection):
     Errors: none.
     """
 
-    def __init__(self, node: plan.Feed) -> None:
+    def __init__(self, node: plan.FeedSpec) -> None:
         super().__init__(node.id, node.schema)
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -60,7 +60,7 @@ class Join(Collection):
 
     def __init__(
         self,
-        node: plan.Join,
+        node: plan.JoinSpec,
         left: Schema,
         right: Schema,
         remote: RemoteEvaluator | None,
@@ -249,7 +249,7 @@ class Join(Collection):
 
 
 def keys_of(
-    node: plan.Join, port: int, schema: Schema, batch: pa.RecordBatch
+    node: plan.JoinSpec, port: int, schema: Schema, batch: pa.RecordBatch
 ) -> list[bytes | None]:
     """Key of each row of a batch of ``port``; None where a NULL keeps it from meeting any row."""
     places = node.left_keys if port == 0 else node.right_keys

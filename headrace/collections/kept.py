@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.collections.plan import Aggregate
+from headrace.collections.plan import AggregateSpec
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import AggregateCall, RemoteEvaluator
 from headrace.kernels import aggregate, buffers, rows
@@ -69,7 +69,7 @@ class Multiset:
             raise BugError(f'a value in state "{self._name}" has a negative weight')
 
 
-class Kept(ABC):
+class KeptValues(ABC):
     """An aggregate that keeps its group's values."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Kept(ABC):
         """The aggregate of each group now."""
 
 
-class Extreme(Kept):
+class Extreme(KeptValues):
     """``min``, ``max`` and ``any``: the values in order, in the form in which they came."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Extreme(Kept):
     def add(
         self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
     ) -> None:
-        """See ``Kept``."""
+        """See ``KeptValues``."""
         values = rows.encode_rows(columns)
         orders: list[bytes]
         if self._function == "any":
@@ -129,7 +129,7 @@ class Extreme(Kept):
         self._values.add(keys, aggregate.join_ordered(orders, values), weights)
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """See ``Kept``."""
+        """See ``KeptValues``."""
         last = self._function == "max"
         found = self._values.extremes(keys, last=last)
         values = [_NULL_ROW if r is None else aggregate.ordered_value(r) for r in found]
@@ -140,17 +140,17 @@ _NULL_ROW: Final = b"\x01"
 """What ``kernels.rows.encode_rows`` makes of one NULL."""
 
 
-class Single(Kept):
+class Single(KeptValues):
     """``single``: the value of the only row of the group; NULLs are rows too."""
 
     def add(
         self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
     ) -> None:
-        """See ``Kept``."""
+        """See ``KeptValues``."""
         self._values.add(keys, rows.encode_rows(columns), weights)
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """See ``Kept``; RowError if a group has more than one row."""
+        """See ``KeptValues``; RowError if a group has more than one row."""
         at, found, weights = self._values.scan(keys)
         if len(set(at)) < len(at) or any(weight > 1 for weight in weights):
             raise RowError(
@@ -163,7 +163,7 @@ class Single(Kept):
         return rows.decode_rows(values, self._types)[0]
 
 
-class First(Kept):
+class First(KeptValues):
     """``any`` with a row: the value of the first row, in canonical order, that has one."""
 
     def __init__(
@@ -177,14 +177,14 @@ class First(Kept):
     def add(
         self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
     ) -> None:
-        """See ``Kept``."""
+        """See ``KeptValues``."""
         found = rows.encode_keys(columns, self._oids, nulls=True)
         orders = [key for key in found if key is not None]
         values = rows.encode_rows(columns)
         self._values.add(keys, aggregate.join_ordered(orders, values), weights)
 
     def column(self, keys: Sequence[bytes]) -> pa.Array:
-        """See ``Kept``."""
+        """See ``KeptValues``."""
         found = self._values.extremes(keys, last=False)
         there = [aggregate.ordered_value(row) for row in found if row is not None]
         values = rows.decode_rows(there, self._types)[self._place]
@@ -256,7 +256,7 @@ class Asked:
 
     def __init__(
         self,
-        spec: Aggregate,
+        spec: AggregateSpec,
         kept: Rows,
         columns: Sequence[int],
         arguments: Schema,

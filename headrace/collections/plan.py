@@ -27,7 +27,7 @@ class SourceColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceSpec:
     """The rows of one base table (one node per table of a view, shared by its scans).
 
     ``columns`` are the output; ``key`` are the primary-key (or replica-identity index) columns,
@@ -49,7 +49,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class FilterSpec:
     """Rows for which every predicate is true; predicates run in order on the survivors."""
 
     id: str
@@ -59,7 +59,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class MapSpec:
     """One output column per expression."""
 
     id: str
@@ -69,17 +69,17 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedSpec:
     """A chain of Filter and Map run as one collection on a synchronous edge."""
 
     id: str
     input: str
-    steps: tuple[Filter | Map, ...]
+    steps: tuple[FilterSpec | MapSpec, ...]
     schema: Schema = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinSpec:
     """Pairs of left x right with equal keys and all ``residual`` true, and what ``op`` adds.
 
     ``op``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
@@ -115,7 +115,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregate:
+class AggregateSpec:
     """One aggregate: ``function`` over input column ``argument`` where boolean column ``filter``.
 
     ``function``: ``count_star``, ``count``, ``sum``, ``avg``, ``min``, ``max``, ``any`` (the least
@@ -140,7 +140,7 @@ class Aggregate:
     row: tuple[int, ...] = ()
     """Columns, all it reads among them, that give the order of the group's rows.
 
-    Aggregates of one ``Reduce`` with the same row see its values together: ``remote`` in that order,
+    Aggregates of one ``ReduceSpec`` with the same row see its values together: ``remote`` in that order,
     ``any`` is the first value that is not NULL.  Without: each by ``columns`` of its own.
     """
     shows_order: bool = False
@@ -154,7 +154,7 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class ReduceSpec:
     """Group by input columns ``keys``; output is the keys, then the aggregates.
 
     With no keys there is always exactly one output row, also over no input; so it is for the keys
@@ -164,13 +164,13 @@ class Reduce:
     id: str
     input: str
     keys: tuple[int, ...]
-    aggregates: tuple[Aggregate, ...]
+    aggregates: tuple[AggregateSpec, ...]
     schema: Schema = ()
     always: tuple[tuple[str | None, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Expand:
+class ExpandSpec:
     """Each row once per grouping set.
 
     Output is the input's columns; then a copy of each input column ``keys``, NULL where the set
@@ -201,7 +201,7 @@ class SortKey:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopKSpec:
     """Of each group of rows equal in columns ``keys``, ``limit`` rows from ``offset`` on.
 
     Rows stand in the order of ``order``, then of the canonical key of the other columns, then of
@@ -219,7 +219,7 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningSpec:
     """A window function that needs nobody's help: its value follows from the rows before.
 
     ``function``: ``row_number``, ``rank``, ``dense_rank``, ``lag`` and ``lead`` (by ``distance``, else
@@ -235,23 +235,23 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowCall:
+class WindowCallSpec:
     """One window function: ``sql`` is the call, with ``$n`` for input columns ``args``.
 
     FILTER is part of it, OVER is not.  ``frame`` is the frame clause (empty: the default).
-    ``running``: the same for the collection ``Running``.
+    ``running``: the same for the collection ``RunningSpec``.
     """
 
     sql: str
     args: tuple[int, ...]
     result: Field
     trusted: bool = True
-    running: Running | None = None
+    running: RunningSpec | None = None
     frame: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowSpec:
     """Each row of the input, then the values of ``calls`` over the same partitions and order.
 
     The windows are PARTITION BY columns ``keys`` ORDER BY ``order``, each call with a frame of its
@@ -262,19 +262,19 @@ class Window:
     input: str
     keys: tuple[int, ...]
     order: tuple[SortKey, ...]
-    calls: tuple[WindowCall, ...]
+    calls: tuple[WindowCallSpec, ...]
     schema: Schema = ()
 
     @property
     def native(self) -> bool:
-        """Whether ``Running`` computes it, not Postgres."""
+        """Whether ``RunningSpec`` computes it, not Postgres."""
         return all(c.running is not None for c in self.calls) and all(
             item.native for item in self.order
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct:
+class DistinctSpec:
     """Each distinct row once (equal as Postgres says; shown is the least representation)."""
 
     id: str
@@ -283,7 +283,7 @@ class Distinct:
 
 
 @dataclass(frozen=True, slots=True)
-class Union:
+class UnionSpec:
     """The multiset sum of all inputs (UNION ALL)."""
 
     id: str
@@ -292,10 +292,10 @@ class Union:
 
 
 @dataclass(frozen=True, slots=True)
-class SetOp:
+class SetOpSpec:
     """INTERSECT or EXCEPT (``op``: ``intersect``, ``except``), ``all`` or distinct.
 
-    Rows are equal as in ``Distinct``; shown are the least representations of the left side.
+    Rows are equal as in ``DistinctSpec``; shown are the least representations of the left side.
     """
 
     id: str
@@ -307,7 +307,7 @@ class SetOp:
 
 
 @dataclass(frozen=True, slots=True)
-class FlatMap:
+class FlatMapSpec:
     """Each row beside the rows that set-returning functions give for it.
 
     ``calls`` are SQL over ``$1`` …, the input columns ``arguments``; they run in lockstep
@@ -326,12 +326,12 @@ class FlatMap:
 
 
 ITERATION = "number of the iteration: no identifier of Postgres is as long as that"
-"""Name of the column that the nodes in the step of a ``Recursive`` carry."""
+"""Name of the column that the nodes in the step of a ``RecursiveSpec`` carry."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkTable:
-    """First node in the step of a ``Recursive``: rows of the iteration before.
+class WorkTableSpec:
+    """First node in the step of a ``RecursiveSpec``: rows of the iteration before.
 
     The last column of ``schema``, and some column of all that follows from it, is ``ITERATION``.
     """
@@ -341,10 +341,10 @@ class WorkTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Recursive:
+class RecursiveSpec:
     """WITH RECURSIVE: ``base``, then ``step`` over the rows of the iteration before.
 
-    ``step`` begins with the ``WorkTable`` and ends with the node whose rows, ``ITERATION`` last, are
+    ``step`` begins with the ``WorkTableSpec`` and ends with the node whose rows, ``ITERATION`` last, are
     the next iteration; its nodes read each other and the nodes ``outer`` of the plan.
     ``distinct`` (UNION): a row that an earlier iteration had is not new.
     """
@@ -361,7 +361,7 @@ class Recursive:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class ValuesSpec:
     """Constant rows, each with weight 1 at txid 0; ``rows`` hold Postgres' output text."""
 
     id: str
@@ -370,7 +370,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class FeedSpec:
     """Rows of a subplan that the worker keeps elsewhere: it stands in place of its last node.
 
     Never part of a stored plan (runtime/subplans.py).
@@ -381,7 +381,7 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeTest:
+class TimeTestSpec:
     """A comparison with the clock, which is the column after the input's.
 
     How ``key`` (of the row, type ``oid``) stands to ``bound`` (of the clock alone, its only column)
@@ -402,17 +402,17 @@ class TimeTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Temporal:
+class TemporalSpec:
     """Each row with one boolean column more per test, as of the batch's instant."""
 
     id: str
     input: str
-    tests: tuple[TimeTest, ...]
+    tests: tuple[TimeTestSpec, ...]
     schema: Schema = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
+class SinkSpec:
     """The end: consolidated rows of the view."""
 
     id: str
@@ -421,31 +421,31 @@ class Sink:
 
 
 Node = (
-    Source
-    | Filter
-    | Map
-    | Fused
-    | Join
-    | Expand
-    | Reduce
-    | TopK
-    | Window
-    | Distinct
-    | Union
-    | SetOp
-    | FlatMap
-    | WorkTable
-    | Recursive
-    | Values
-    | Temporal
-    | Feed
-    | Sink
+    SourceSpec
+    | FilterSpec
+    | MapSpec
+    | FusedSpec
+    | JoinSpec
+    | ExpandSpec
+    | ReduceSpec
+    | TopKSpec
+    | WindowSpec
+    | DistinctSpec
+    | UnionSpec
+    | SetOpSpec
+    | FlatMapSpec
+    | WorkTableSpec
+    | RecursiveSpec
+    | ValuesSpec
+    | TemporalSpec
+    | FeedSpec
+    | SinkSpec
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PhysicalPlan:
-    """Nodes in topological order; the last is the ``Sink``."""
+    """Nodes in topological order; the last is the ``SinkSpec``."""
 
     nodes: tuple[Node, ...]
     version: int = 2
@@ -459,14 +459,14 @@ class PhysicalPlan:
         raise KeyError(node_id)
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[SourceSpec, ...]:
         """All source nodes."""
-        return tuple(n for n in self.nodes if isinstance(n, Source))
+        return tuple(n for n in self.nodes if isinstance(n, SourceSpec))
 
     @property
     def temporal(self) -> bool:
         """Whether its rows change as time passes."""
-        return any(isinstance(n, Temporal) for n in self.nodes)
+        return any(isinstance(n, TemporalSpec) for n in self.nodes)
 
     @property
     def outdated(self) -> bool:
@@ -474,18 +474,18 @@ class PhysicalPlan:
         return self.version < 2 and any(map(_apart, self.nodes))
 
     @property
-    def sink(self) -> Sink:
+    def sink(self) -> SinkSpec:
         """The sink node."""
         last = self.nodes[-1]
-        assert isinstance(last, Sink), "the sink is always last"
+        assert isinstance(last, SinkSpec), "the sink is always last"
         return last
 
 
 def _apart(node: Node) -> bool:
     """Whether values may stand in aggregates that each had an order of its own (version 1)."""
-    if isinstance(node, Recursive):
+    if isinstance(node, RecursiveSpec):
         return any(map(_apart, node.step))
-    if not isinstance(node, Reduce):
+    if not isinstance(node, ReduceSpec):
         return False
     kept = [a for a in node.aggregates if a.function in ("remote", "any")]
     return len(kept) > 1
@@ -494,24 +494,29 @@ def _apart(node: Node) -> bool:
 def inputs(node: Node) -> tuple[str, ...]:
     """Ids of the nodes that feed ``node``, in port order."""
     match node:
-        case Source() | Values() | WorkTable() | Feed():
+        case SourceSpec() | ValuesSpec() | WorkTableSpec() | FeedSpec():
             return ()
-        case Recursive():
+        case RecursiveSpec():
             return (node.base, *node.outer)
-        case Join() | SetOp():
+        case JoinSpec() | SetOpSpec():
             return (node.left, node.right)
-        case Union():
+        case UnionSpec():
             return node.inputs
         case _:
             return (node.input,)
 
 
+def kind(part: type) -> str:
+    """What stored plans, and people, call a class of this module."""
+    return part.__name__.removesuffix("Spec")
+
+
 _KINDS: dict[str, type] = {
-    c.__name__: c
+    kind(c): c
     for c in (
-        Field, SourceColumn, Source, Filter, Map, Fused, Join, Aggregate, Expand, Reduce, Distinct, Union, SetOp, FlatMap,
-        WorkTable, Recursive, Temporal, TimeTest,
-        Values, Feed, Sink, SortKey, TopK, Running, WindowCall, Window, PhysicalPlan, Column, Literal, Native, Remote,
+        Field, SourceColumn, SourceSpec, FilterSpec, MapSpec, FusedSpec, JoinSpec, AggregateSpec, ExpandSpec, ReduceSpec, DistinctSpec, UnionSpec, SetOpSpec, FlatMapSpec,
+        WorkTableSpec, RecursiveSpec, TemporalSpec, TimeTestSpec,
+        ValuesSpec, FeedSpec, SinkSpec, SortKey, TopKSpec, RunningSpec, WindowCallSpec, WindowSpec, PhysicalPlan, Column, Literal, Native, Remote,
     )
 }  # fmt: skip
 
@@ -519,7 +524,7 @@ _KINDS: dict[str, type] = {
 def to_json(value: Any) -> Any:
     """``value`` (plan, node, expression) as plain JSON data."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        out: dict[str, Any] = {"kind": type(value).__name__}
+        out: dict[str, Any] = {"kind": kind(type(value))}
         for f in dataclasses.fields(value):
             out[f.name] = to_json(getattr(value, f.name))
         return out
@@ -532,7 +537,7 @@ def from_json(data: Any) -> Any:
     """Inverse of ``to_json``; lists become tuples."""
     if isinstance(data, dict):
         kind = _KINDS[data["kind"]]
-        if kind is Window and "frame" in data:
+        if kind is WindowSpec and "frame" in data:
             data = _frame_per_call(data)
         return kind(**{k: from_json(v) for k, v in data.items() if k != "kind"})
     if isinstance(data, list):

@@ -66,7 +66,7 @@ class Recursive(Collection):
     words = "a recursive query"
 
     def __init__(
-        self, node: plan.Recursive, make: Callable[[plan.Node], Collection]
+        self, node: plan.RecursiveSpec, make: Callable[[plan.Node], Collection]
     ) -> None:
         super().__init__(node.id, node.schema, 1 + len(node.outer))
         self._node = node
@@ -234,7 +234,7 @@ class _Step:
     """
 
     def __init__(
-        self, node: plan.Recursive, made: list[tuple[plan.Node, Collection]]
+        self, node: plan.RecursiveSpec, made: list[tuple[plan.Node, Collection]]
     ) -> None:
         self.waiting: dict[int, list[tuple[str, pa.RecordBatch]]] = {}
         self._now = _OUTSIDE

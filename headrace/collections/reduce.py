@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.collections import aggregates, plan
-from headrace.collections.aggregates import Accumulator, Feed, Part, Unique
+from headrace.collections.aggregates import Accumulator, Part, PartFeed, Unique
 from headrace.collections.base import Collection, columns_of, cut, encode, keys_of
-from headrace.collections.kept import Asked, Kept, Rows
+from headrace.collections.kept import Asked, KeptValues, Rows
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, rows, text
@@ -44,7 +44,7 @@ class Reduce(Collection):
     words = "an aggregate"
 
     def __init__(
-        self, node: plan.Reduce, in_schema: Schema, remote: RemoteEvaluator | None
+        self, node: plan.ReduceSpec, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
         super().__init__(node.id, node.schema)
         self._node = node
@@ -110,7 +110,7 @@ class Reduce(Collection):
 
     def _feed(
         self,
-        feed: Feed,
+        feed: PartFeed,
         columns: Sequence[pa.Array],
         keys: list[bytes],
         slots: Int64s,
@@ -216,7 +216,7 @@ class Reduce(Collection):
             self._parts, self._accumulators, self._result_types, strict=True
         ):
             if accumulator is None:
-                assert isinstance(part, Kept | Asked), "the other kinds of part"
+                assert isinstance(part, KeptValues | Asked), "the other kinds of part"
                 columns.append(part.column(own) if own else pa.array([], kind))
             else:
                 column = next(found)
@@ -263,7 +263,7 @@ class Reduce(Collection):
         return cut(diff_batch(self.schema, columns, pa.array(weights, pa.int64())))
 
 
-def _always(node: plan.Reduce, oids: list[int]) -> dict[bytes, bytes]:
+def _always(node: plan.ReduceSpec, oids: list[int]) -> dict[bytes, bytes]:
     """Group key -> key row of the groups that exist before any input."""
     if not node.keys:
         return {b"": b""}

@@ -49,7 +49,7 @@ class Running(ByKey):
     words = "a window function"
     step = 1024
 
-    def __init__(self, node: plan.Window, in_schema: Schema) -> None:
+    def __init__(self, node: plan.WindowSpec, in_schema: Schema) -> None:
         super().__init__(node.id, node.schema, in_schema, node.keys)
         self._node = node
         self._in_types = [arrow_type(f.oid) for f in in_schema]
@@ -252,7 +252,7 @@ class Running(ByKey):
             out.append(column)
         return out
 
-    def _order_keys(self, spec: plan.Running, column: pa.Array) -> list[bytes]:
+    def _order_keys(self, spec: plan.RunningSpec, column: pa.Array) -> list[bytes]:
         assert spec.argument is not None, "min and max have one"
         oid = self._in_schema[spec.argument].oid
         return keys_of([column], [oid], len(column))
@@ -341,7 +341,7 @@ class Running(ByKey):
         part.sums[number] = total
         return out if by_row else [self._result(number, total)] * len(group)
 
-    def _plus(self, spec: plan.Running, total: Any, value: Any) -> Any:
+    def _plus(self, spec: plan.RunningSpec, total: Any, value: Any) -> Any:
         """What an aggregate keeps after one more value."""
         if spec.function in ("min", "max"):
             if value[1] is None:
@@ -362,7 +362,7 @@ class Running(ByKey):
             return number if total is None else numeric.plus(total, number)
         return value if total is None else total + value
 
-    def _is(self, spec: plan.Running, oid: int) -> bool:
+    def _is(self, spec: plan.RunningSpec, oid: int) -> bool:
         """Whether the argument is of type ``oid``."""
         return spec.argument is not None and self._in_schema[spec.argument].oid == oid
 
@@ -586,7 +586,7 @@ def _run_length(copies: list[int], end: int) -> int:
     return count
 
 
-def _default(spec: plan.Running, call: plan.WindowCall) -> Any:
+def _default(spec: plan.RunningSpec, call: plan.WindowCallSpec) -> Any:
     """What lag and lead show where there is no such row."""
     if spec.default is None:
         return None

@@ -32,7 +32,7 @@ class SetOp(ByKey):
     Errors: BugError on a negative weight at a TimeEnd.
     """
 
-    def __init__(self, node: plan.SetOp) -> None:
+    def __init__(self, node: plan.SetOpSpec) -> None:
         places = range(len(node.schema))
         super().__init__(node.id, node.schema, node.schema, places, ports=2)
         self._kind = node.op

@@ -18,7 +18,7 @@ class Sink(Collection):
     Errors: none.
     """
 
-    def __init__(self, node: plan.Sink) -> None:
+    def __init__(self, node: plan.SinkSpec) -> None:
         super().__init__(node.id, node.schema)
         self._diffs = Diffed(node.schema)
 

@@ -39,13 +39,13 @@ _WHOLE_ROW: Final = 2
 _KEY_ONLY: Final = 1
 
 
-def load_columns(node: plan.Source) -> tuple[SourceColumn, ...]:
+def load_columns(node: plan.SourceSpec) -> tuple[SourceColumn, ...]:
     """Columns that population reads for ``node``: its output, then key columns not in it."""
     have = {column.attnum for column in node.columns}
     return (*node.columns, *(c for c in node.key if c.attnum not in have))
 
 
-def load_batch(node: plan.Source, columns: list[pa.Array]) -> pa.RecordBatch:
+def load_batch(node: plan.SourceSpec, columns: list[pa.Array]) -> pa.RecordBatch:
     """Population rows (in the order of ``load_columns``) as the source takes them."""
     names = [str(position) for position in range(len(load_columns(node)))]
     if not names:
@@ -67,7 +67,7 @@ def _mask(wanted: Program, columns: list[pa.Array], count: int) -> pa.Array:
     return pc.fill_null(mask, fill_value=False)
 
 
-def only_wanted(node: plan.Source, columns: list[pa.Array]) -> list[pa.Array]:
+def only_wanted(node: plan.SourceSpec, columns: list[pa.Array]) -> list[pa.Array]:
     """Population rows (in ``load_columns`` order) without those that ``node`` does not keep."""
     if not node.wanted or not len(columns[0]):
         return columns
@@ -107,7 +107,7 @@ class Source(Collection):
 
     begins = True
 
-    def __init__(self, node: plan.Source, start_lsn: int) -> None:
+    def __init__(self, node: plan.SourceSpec, start_lsn: int) -> None:
         super().__init__(node.id, node.schema)
         self._node = node
         self._start_lsn = start_lsn

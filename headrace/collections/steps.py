@@ -102,8 +102,10 @@ class MapStep:
 Step = FilterStep | MapStep
 
 
-def make_step(node: plan.Filter | plan.Map, remote: RemoteEvaluator | None) -> Step:
+def make_step(
+    node: plan.FilterSpec | plan.MapSpec, remote: RemoteEvaluator | None
+) -> Step:
     """The step a node describes."""
-    if isinstance(node, plan.Filter):
+    if isinstance(node, plan.FilterSpec):
         return FilterStep(node.predicates, remote)
     return MapStep(node.expressions, node.schema, remote)

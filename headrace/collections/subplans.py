@@ -18,13 +18,13 @@ from headrace.errors import BugError
 from headrace.expressions import keys
 
 _STATEFUL: Final = (
-    p.Join,
-    p.Reduce,
-    p.TopK,
-    p.Window,
-    p.Distinct,
-    p.SetOp,
-    p.Recursive,
+    p.JoinSpec,
+    p.ReduceSpec,
+    p.TopKSpec,
+    p.WindowSpec,
+    p.DistinctSpec,
+    p.SetOpSpec,
+    p.RecursiveSpec,
 )
 """Nodes worth sharing: they keep state that is not just a copy of a table's columns."""
 
@@ -32,29 +32,29 @@ _STATEFUL: Final = (
 def over(node: p.Node, names: Mapping[str, str]) -> p.Node:
     """``node`` with the inputs that stand in for its own."""
     wanted = tuple(names.get(name, name) for name in p.inputs(node))
-    if isinstance(node, p.Recursive):
+    if isinstance(node, p.RecursiveSpec):
         # Its step may read one node under two names, which now are one.
         wanted = (wanted[0], *dict.fromkeys(wanted[1:]))
     if wanted == p.inputs(node):
         return node
     new: Any = node
     match node:
-        case p.Union():
+        case p.UnionSpec():
             new = dataclasses.replace(node, inputs=wanted)
-        case p.Fused():
+        case p.FusedSpec():
             steps = (dataclasses.replace(node.steps[0], input=wanted[0]),)
             new = dataclasses.replace(
                 node, input=wanted[0], steps=steps + node.steps[1:]
             )
         case _ if len(wanted) == 1 and hasattr(node, "input"):
             new = dataclasses.replace(new, input=wanted[0])
-        case p.Recursive():
+        case p.RecursiveSpec():
             step = tuple(over(n, names) for n in node.step)
             new = dataclasses.replace(node, base=wanted[0], outer=wanted[1:], step=step)
-        case p.Join() | p.SetOp():
+        case p.JoinSpec() | p.SetOpSpec():
             new = dataclasses.replace(node, left=wanted[0], right=wanted[1])
     if p.inputs(new) != wanted:
-        raise BugError(f"inputs of {type(node).__name__} cannot be exchanged")
+        raise BugError(f"inputs of {p.kind(type(node))} cannot be exchanged")
     made: p.Node = new
     return made
 
@@ -106,12 +106,12 @@ def signatures(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, 
 
 def _depends_on_history(node: p.Node, whole: p.PhysicalPlan) -> bool:
     match node:
-        case p.Temporal() | p.Feed() | p.WorkTable():
+        case p.TemporalSpec() | p.FeedSpec() | p.WorkTableSpec():
             return True
-        case p.Reduce():
+        case p.ReduceSpec():
             schema = whole.node(node.input).schema
             return not all(keys.is_canonical(schema[k].oid) for k in node.keys)
-        case p.Recursive():
+        case p.RecursiveSpec():
             fields = [f for n in node.step for f in n.schema]
             return not all(keys.is_canonical(f.oid) for f in fields)
     return False
@@ -121,7 +121,7 @@ def subplan(whole: p.PhysicalPlan, node_id: str) -> p.PhysicalPlan:
     """The plan whose rows are those of a node."""
     needed = _needed(whole, [node_id], ())
     nodes = tuple(n for n in whole.nodes if n.id in needed)
-    sink = p.Sink(whole.sink.id, node_id, whole.node(node_id).schema)
+    sink = p.SinkSpec(whole.sink.id, node_id, whole.node(node_id).schema)
     return p.PhysicalPlan((*nodes, sink))
 
 
@@ -130,7 +130,7 @@ def over_feeds(whole: p.PhysicalPlan, feeds: Iterable[str]) -> p.PhysicalPlan:
     fed = set(feeds)
     needed = _needed(whole, [whole.sink.id], fed)
     nodes = [
-        p.Feed(n.id, n.schema) if n.id in fed else n
+        p.FeedSpec(n.id, n.schema) if n.id in fed else n
         for n in whole.nodes
         if n.id in needed
     ]
@@ -156,9 +156,9 @@ def keeps(part: p.PhysicalPlan, state: str) -> bool:
     """Whether a state of that name (``id`` or ``id.part``) belongs to a node of ``part``."""
     owner = state.partition(".")[0]
     for node in part.nodes:
-        if isinstance(node, p.Feed):
+        if isinstance(node, p.FeedSpec):
             continue
-        inner = [n.id for n in node.step] if isinstance(node, p.Recursive) else []
+        inner = [n.id for n in node.step] if isinstance(node, p.RecursiveSpec) else []
         if owner == node.id or owner in inner:
             return True
     return False

@@ -68,7 +68,7 @@ class Temporal(Collection):
     begins = True
 
     def __init__(
-        self, node: plan.Temporal, in_schema: Schema, remote: RemoteEvaluator | None
+        self, node: plan.TemporalSpec, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
         super().__init__(node.id, node.schema)
         self.instant = 0
@@ -347,7 +347,7 @@ class Temporal(Collection):
         return list(out.items())
 
 
-def _shifted(value: int | None, test: plan.TimeTest) -> int | None:
+def _shifted(value: int | None, test: plan.TimeTestSpec) -> int | None:
     """``value`` moved by the test's shift; infinity stays."""
     edges = (-(1 << 31), (1 << 31) - 1) if test.oid == DATE else (_LEAST, _MOST)
     if value is None or value in edges:

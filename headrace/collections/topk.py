@@ -44,7 +44,7 @@ class TopK(ByKey):
     words = "ORDER BY with LIMIT"
 
     def __init__(
-        self, node: plan.TopK, in_schema: Schema, remote: RemoteEvaluator | None
+        self, node: plan.TopKSpec, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
         super().__init__(node.id, node.schema, in_schema, node.keys)
         self._node = node
@@ -100,7 +100,7 @@ class TopK(ByKey):
 class _Window:
     """Which rows of an ordered group count."""
 
-    def __init__(self, node: plan.TopK) -> None:
+    def __init__(self, node: plan.TopKSpec) -> None:
         # Without limit the first rows are what is taken off, see ``sign``.
         self._offset = 0 if node.limit is None else node.offset
         self._limit = node.offset if node.limit is None else node.limit
@@ -175,7 +175,7 @@ class _Front(Protocol):
 class _Sorted:
     """Rows in an index that stands in their order."""
 
-    def __init__(self, node: plan.TopK, sorter: Sorter, window: _Window) -> None:
+    def __init__(self, node: plan.TopKSpec, sorter: Sorter, window: _Window) -> None:
         self._id = node.id
         self._sorter = sorter
         self._window = window
@@ -244,7 +244,7 @@ class _Sorted:
 class _Ranked:
     """Rows of groups in no order; Postgres ranks those that may be the first ones."""
 
-    def __init__(self, node: plan.TopK, sorter: Sorter, window: _Window) -> None:
+    def __init__(self, node: plan.TopKSpec, sorter: Sorter, window: _Window) -> None:
         self._id = node.id
         self._sorter = sorter
         self._window = window

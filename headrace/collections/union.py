@@ -19,7 +19,7 @@ class Union(Collection):
     Errors: none.
     """
 
-    def __init__(self, node: plan.Union) -> None:
+    def __init__(self, node: plan.UnionSpec) -> None:
         super().__init__(node.id, node.schema, len(node.inputs))
         self._schema = arrow_schema(node.schema)
 

@@ -42,7 +42,7 @@ class Window(ByKey):
     words = "a window function"
 
     def __init__(
-        self, node: plan.Window, in_schema: Schema, remote: RemoteEvaluator | None
+        self, node: plan.WindowSpec, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
         super().__init__(node.id, node.schema, in_schema, node.keys)
         if remote is None:
@@ -74,7 +74,7 @@ class Window(ByKey):
         """Number of the argument that column ``column`` is."""
         return self._places.index(column) + 1
 
-    def _sql(self, call: plan.WindowCall) -> str:
+    def _sql(self, call: plan.WindowCallSpec) -> str:
         numbers = {n: self._number(column) for n, column in enumerate(call.args, 1)}
         return renumber(call.sql, numbers)
 

@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,9 @@ from typing import Any, Final
 
 import psycopg
 
+from headrace import clock
 from headrace.embedded import shop
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import HeadraceError
 from headrace.process.java import java_home
@@ -38,7 +38,7 @@ _PLAIN: Final = "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """What ``headrace demo`` was asked for."""
 
     once: bool = False
@@ -50,14 +50,14 @@ class Options:
     version: int = 16
 
 
-_DEFAULTS: Final = Options()
+_DEFAULTS: Final = DemoOptions()
 
 
 class Demo:
     """A running demo: server, engine, views, writers and probe."""
 
     def __init__(
-        self, options: Options, server: EmbeddedPostgres, engine: Engine
+        self, options: DemoOptions, server: EmbeddedPostgres, engine: EmbeddedEngine
     ) -> None:
         self.options = options
         self.server = server
@@ -97,11 +97,11 @@ class Demo:
             conn.add_notice_handler(lambda d: say(f"  {d.message_primary}"))
             for view in shop.VIEWS:
                 say(f"creating view {view.name}")
-                begin = time.monotonic()
+                begin = clock.monotonic()
                 conn.execute(
                     "CALL headrace.create_view(%s, %s)", (view.name, view.query)
                 )
-                self.population_s[view.name] = round(time.monotonic() - begin, 2)
+                self.population_s[view.name] = round(clock.monotonic() - begin, 2)
                 say(f"  ready after {self.population_s[view.name]:.1f} s")
 
     def start_writing(self) -> None:
@@ -133,7 +133,7 @@ class Demo:
 
 
 @contextlib.contextmanager
-def running(options: Options) -> Iterator[Demo]:
+def running(options: DemoOptions) -> Iterator[Demo]:
     """A demo with its data loaded and its engine ready; everything ends with the block."""
     with contextlib.ExitStack() as stack:
         home = Path(
@@ -146,7 +146,7 @@ def running(options: Options) -> Iterator[Demo]:
         say(f"loading {options.orders:,} orders")
         shop.load(server.dsn("shop"), options.orders)
         say("starting Headrace")
-        engine = Engine(
+        engine = EmbeddedEngine(
             server.dsn("shop"), home / "engine", env={"JAVA_HOME": java_home()}
         )
         # Kept on failure: the reason is in it.
@@ -160,7 +160,7 @@ def failed() -> bool:
     return isinstance(sys.exception(), Exception)
 
 
-def say_log(engine: Engine) -> None:
+def say_log(engine: EmbeddedEngine) -> None:
     """Show the end of the engine's log."""
     say("--- the end of the engine's log ---")
     say(engine.log[-4000:])
@@ -177,10 +177,10 @@ def show(demo: Demo, began: float) -> None:
     until = began + demo.options.seconds if demo.options.seconds else float("inf")
     seen = (began, 0, 0, 0)
     with psycopg.connect(demo.source, autocommit=True) as conn:
-        while time.monotonic() < until:
-            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+        while clock.monotonic() < until:
+            clock.sleep(min(1.0, max(0.0, until - clock.monotonic())))
             now = (
-                time.monotonic(),
+                clock.monotonic(),
                 demo.transactions,
                 demo.rows,
                 len(demo.probe.latencies_ms),
@@ -238,28 +238,28 @@ def result(demo: Demo, views: list[dict[str, Any]], wrote_s: float) -> dict[str,
     }
 
 
-def run_once(options: Options) -> int:
+def run_once(options: DemoOptions) -> int:
     """Run without a terminal, prove the views, print one JSON line; 0 when all is equal."""
     with running(options) as demo:
         demo.create_views()
         say("writing")
         demo.start_writing()
-        began = time.monotonic()
-        time.sleep(options.seconds or 20.0)
+        began = clock.monotonic()
+        clock.sleep(options.seconds or 20.0)
         demo.stop_writing()
-        wrote_s = time.monotonic() - began
+        wrote_s = clock.monotonic() - began
         say("comparing each view with its query")
         answer = result(demo, demo.verify(), wrote_s)
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0 if answer["ok"] else 1
 
 
-def run_live(options: Options) -> int:
+def run_live(options: DemoOptions) -> int:
     """Run with a display until Ctrl-C or the time is over."""
     with running(options) as demo:
         demo.create_views()
         demo.start_writing()
-        began = time.monotonic()
+        began = clock.monotonic()
         with contextlib.suppress(KeyboardInterrupt):
             show(demo, began)
         say("\nstopping")
@@ -267,7 +267,7 @@ def run_live(options: Options) -> int:
     return 0
 
 
-def run(options: Options) -> int:
+def run(options: DemoOptions) -> int:
     """Run the demo; returns the exit status."""
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -312,9 +312,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(from_arguments(parser.parse_args(argv)))
 
 
-def from_arguments(arguments: argparse.Namespace) -> Options:
+def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
     """Options of parsed ``arguments``."""
-    return Options(
+    return DemoOptions(
         once=arguments.once,
         orders=max(1, arguments.orders),
         seconds=max(0.0, arguments.seconds),

@@ -11,13 +11,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import psycopg.conninfo
 
+from headrace import clock
 from headrace.embedded.watchdog import Watchdog
 from headrace.errors import PrerequisiteError, TransientError
 
@@ -25,7 +25,7 @@ _READY: Final = re.compile(rb"^headrace ready on \S+:(\d+)$", re.MULTILINE)
 _POLL_S: Final = 0.02
 
 
-class Engine:
+class EmbeddedEngine:
     """``headrace start`` on one source database and data directory.
 
     The first start listens on a free port and later ones on the same, so that a DSN stays
@@ -174,8 +174,8 @@ class Engine:
     def _wait_ready(self, begin: int) -> None:
         """Wait for the ready line after byte ``begin`` of the log; sets the port."""
         assert self._process is not None, "launched just before"
-        deadline = time.monotonic() + self._ready_timeout_s
-        while time.monotonic() < deadline:
+        deadline = clock.monotonic() + self._ready_timeout_s
+        while clock.monotonic() < deadline:
             ended = self._process.poll() is not None
             text = self.log_path.read_bytes()[begin:]
             if found := _READY.search(text):
@@ -189,6 +189,6 @@ class Engine:
                     f"headrace did not start (exit status {status})",
                     detail=text[-4000:].decode(errors="replace"),
                 )
-            time.sleep(_POLL_S)
+            clock.sleep(_POLL_S)
         self.kill9()
         raise TransientError("headrace is not ready in time", detail=self.log[-4000:])

@@ -16,11 +16,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
+from headrace import clock
 from headrace.embedded.binaries import Account, account, install_dir
 from headrace.embedded.watchdog import Watchdog
 from headrace.errors import PrerequisiteError, TransientError
@@ -275,8 +275,8 @@ class EmbeddedPostgres:
         """Wait until the server accepts connections; False when it ended instead."""
         assert self._server is not None, "launched just before"
         pid_file = self.data_dir / "postmaster.pid"
-        deadline = time.monotonic() + self._start_timeout_s
-        while time.monotonic() < deadline:
+        deadline = clock.monotonic() + self._start_timeout_s
+        while clock.monotonic() < deadline:
             if self._server.poll() is not None:
                 self._dismiss_watchdog()
                 self._server = None
@@ -290,7 +290,7 @@ class EmbeddedPostgres:
                     and lines[7].strip() == "ready"
                 ):
                     return True
-            time.sleep(_POLL_S)
+            clock.sleep(_POLL_S)
         self.stop("immediate")
         raise TransientError("the embedded Postgres is not ready in time")
 
@@ -329,12 +329,12 @@ def _children(pid: int) -> list[int]:
 
 def _wait_gone(pids: list[int], timeout_s: float = 10.0) -> None:
     """Wait until none of ``pids`` runs: shared memory is theirs until then."""
-    deadline = time.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout_s
     for pid in pids:
         while Path(f"/proc/{pid}").exists() and not _is_zombie(pid):
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 raise TransientError("a process of the killed Postgres is still there")
-            time.sleep(_POLL_S)
+            clock.sleep(_POLL_S)
 
 
 def _is_zombie(pid: int) -> bool:

@@ -7,12 +7,13 @@ does the same.
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import sql
+
+from headrace import clock
 
 CUSTOMERS: Final = 10_000
 PRODUCTS: Final = 1_000
@@ -51,7 +52,7 @@ _TABLES: Final[tuple[LiteralString, ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ShopView:
     """A view of the demo; ``probe`` asks it how many orders of the probe it has seen."""
 
     name: str
@@ -60,7 +61,7 @@ class View:
 
 
 VIEWS: Final = (
-    View(
+    ShopView(
         "sales_by_country",
         """SELECT c.country, p.category, count(*) AS orders, sum(o.quantity) AS units,
     sum(o.amount) AS revenue, avg(o.amount) AS mean_amount, max(o.placed_at) AS latest
@@ -71,7 +72,7 @@ WHERE o.status <> 'cancelled'
 GROUP BY c.country, p.category""",
         "SELECT sum(orders) FROM sales_by_country WHERE country = 'Atlantis'",
     ),
-    View(
+    ShopView(
         "best_customers",
         """SELECT customer_id, count(*) AS orders, sum(amount) AS spent,
     max(amount) AS largest, min(placed_at) AS since
@@ -99,7 +100,7 @@ def load(dsn: str, orders: int) -> None:
             cursor.execute(statement, values if "%(" in statement else None)
 
 
-def differing_rows(dsn: str, view: View) -> tuple[int, int]:
+def differing_rows(dsn: str, view: ShopView) -> tuple[int, int]:
     """(rows in the view, rows by which it differs from its query), in one snapshot.
 
     Rows are compared as text, so that 1.0 and 1.00 differ too.
@@ -119,7 +120,7 @@ def differing_rows(dsn: str, view: View) -> tuple[int, int]:
 
 
 @dataclass(slots=True)
-class Worker:
+class ShopThread:
     """A thread that works until it is told to stop; its error is raised by ``stop``."""
 
     _thread: threading.Thread | None = None
@@ -151,7 +152,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Writer(Worker):
+class Writer(ShopThread):
     """Writes at ``rate`` transactions/s: orders placed, paid, deleted; customers moving."""
 
     dsn: str = ""
@@ -163,10 +164,10 @@ class Writer(Worker):
 
     def run(self) -> None:
         """Write until stopped; late transactions are made up for."""
-        begin = time.monotonic()
+        begin = clock.monotonic()
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             while not self._stopping.is_set():
-                ahead_s = self.transactions / self.rate - (time.monotonic() - begin)
+                ahead_s = self.transactions / self.rate - (clock.monotonic() - begin)
                 if ahead_s > 0 and self._stopping.wait(ahead_s):
                     return
                 self._transact(conn)
@@ -206,11 +207,11 @@ class Writer(Worker):
 
 
 @dataclass(slots=True)
-class Probe(Worker):
+class Probe(ShopThread):
     """Measures freshness: commits an order and looks until the view shows it."""
 
     dsn: str = ""
-    view: View = VIEWS[0]
+    view: ShopView = VIEWS[0]
     pause_s: float = 0.1
     poll_s: float = 0.002
     give_up_s: float = 60.0
@@ -238,9 +239,9 @@ class Probe(Worker):
     def _once(self, conn: psycopg.Connection[Any]) -> float:
         """Seconds from a commit to its being visible in the view."""
         self.send(conn)
-        committed = time.monotonic()
+        committed = clock.monotonic()
         while not probe_seen(conn, self.view, self.sent):
-            waited_s = time.monotonic() - committed
+            waited_s = clock.monotonic() - committed
             if waited_s > self.give_up_s:
                 raise TimeoutError(
                     f'"{self.view.name}" shows nothing after {waited_s:.0f} s'
@@ -248,11 +249,11 @@ class Probe(Worker):
             # Its end must not wait for a view that has stopped.
             if self._stopping.is_set() and waited_s > self.give_up_s / 2:
                 raise TimeoutError(f'"{self.view.name}" does not catch up')
-            time.sleep(self.poll_s)
-        return time.monotonic() - committed
+            clock.sleep(self.poll_s)
+        return clock.monotonic() - committed
 
 
-def probe_seen(conn: psycopg.Connection[Any], view: View, sent: int) -> bool:
+def probe_seen(conn: psycopg.Connection[Any], view: ShopView, sent: int) -> bool:
     """Whether ``view`` shows all ``sent`` orders of the probe."""
     row = conn.execute(view.probe).fetchone()
     return sent == 0 or (row is not None and row[0] is not None and int(row[0]) >= sent)
@@ -267,14 +268,14 @@ def wait_caught_up(dsn: str, probe: Probe, timeout_s: float = 60.0) -> None:
     Raises:
         TimeoutError: when a view does not get there.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout_s
     with psycopg.connect(dsn, autocommit=True) as conn:
         probe.send(conn)
         for view in VIEWS:
             while not probe_seen(conn, view, probe.sent):
-                if time.monotonic() > deadline:
+                if clock.monotonic() > deadline:
                     raise TimeoutError(f'"{view.name}" does not catch up')
-                time.sleep(0.01)
+                clock.sleep(0.01)
 
 
 def percentile(values: list[float], percent: float) -> float:

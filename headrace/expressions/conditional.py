@@ -65,7 +65,7 @@ def runs_in_turn(expr: Native) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ConditionalPart:
     """An argument of a conditional.
 
     Either the step's column ``places[0]``, computed before, or ``program`` over the columns
@@ -91,7 +91,9 @@ class Part:
             raise
 
 
-def logic(op: str, parts: Sequence[Part], columns: Sequence[pa.Array]) -> pa.Array:
+def logic(
+    op: str, parts: Sequence[ConditionalPart], columns: Sequence[pa.Array]
+) -> pa.Array:
     """``and`` or ``or``: NULL where no part decides and one is NULL."""
     decisive = _FALSE if op == "and" else _TRUE
     out = np.full(len(columns[0]), _TRUE - decisive, np.uint8)
@@ -110,7 +112,7 @@ def logic(op: str, parts: Sequence[Part], columns: Sequence[pa.Array]) -> pa.Arr
 
 
 def coalesce(
-    parts: Sequence[Part], columns: Sequence[pa.Array], moved: Moved
+    parts: Sequence[ConditionalPart], columns: Sequence[pa.Array], moved: Moved
 ) -> pa.Array:
     """The first value that is not NULL; ``moved`` as of ``case``."""
     pieces: list[tuple[Rows, pa.Array]] = []
@@ -127,7 +129,9 @@ def coalesce(
     return _together(pieces)
 
 
-def case(parts: Sequence[Part], columns: Sequence[pa.Array], moved: Moved) -> pa.Array:
+def case(
+    parts: Sequence[ConditionalPart], columns: Sequence[pa.Array], moved: Moved
+) -> pa.Array:
     """The value of the first condition that is true, else the last part.
 
     ``moved`` gives a part's values, by its place, in the type of the result.

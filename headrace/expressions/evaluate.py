@@ -188,12 +188,12 @@ def _in_turn(
     for arg in expr.args:
         if not conditional.may_raise(arg):
             place = needed.setdefault(arg, len(needed))
-            parts.append(conditional.Part((place,)))
+            parts.append(conditional.ConditionalPart((place,)))
             continue
         columns = sorted(_columns(arg), key=lambda c: c.index)
         places = tuple(needed.setdefault(c, len(needed)) for c in columns)
         here = remap(arg, {c.index: i for i, c in enumerate(columns)})
-        parts.append(conditional.Part(places, Program([here], remote)))
+        parts.append(conditional.ConditionalPart(places, Program([here], remote)))
     if not needed:
         raise BugError("a conditional that reads nothing is folded, or remote")
     return partial(_run_in_turn, expr, parts), list(needed)
@@ -206,7 +206,7 @@ def _columns(expr: Expr) -> set[Column]:
 
 
 def _run_in_turn(
-    expr: Native, parts: Sequence[conditional.Part], columns: list[pa.Array]
+    expr: Native, parts: Sequence[conditional.ConditionalPart], columns: list[pa.Array]
 ) -> pa.Array:
     if expr.op in kernels.LOGIC:
         return conditional.logic(expr.op, parts, columns)

@@ -20,7 +20,7 @@ from headrace.expressions import windows
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import substitute
 from headrace.expressions.pool import Pool
-from headrace.expressions.session import Session, integers
+from headrace.expressions.session import EvaluatorSession, integers
 from headrace.kernels import copytext, rows, text
 from headrace.types import Field
 
@@ -59,7 +59,7 @@ class _Question:
         self.cache: dict[bytes, Row] = {}
         self._statement: str | None = None
 
-    def statement(self, session: Session) -> str:
+    def statement(self, session: EvaluatorSession) -> str:
         """The SQL text; parameter i holds the arguments ``$i``."""
         if self._statement is None:
             exprs = [substitute(s, lambda n: f"(t.a{n})") for s in self.sqls]
@@ -88,7 +88,7 @@ class _Question:
             del self.cache[key]
 
 
-def unnested(session: Session, fields: Sequence[Field]) -> str:
+def unnested(session: EvaluatorSession, fields: Sequence[Field]) -> str:
     """FROM item ``t`` with columns ``a1`` …, typed and collated as ``fields``, and ``o``."""
     arrays, columns = session.parameters(fields)
     listed = ", ".join(f"a{i}" for i in range(1, len(fields) + 1))
@@ -126,8 +126,8 @@ class RemoteEvaluator:
         for_all = pool or self._own_pool
         assert for_all is not None, "one of both"
 
-        def session(to: str, *, trusted: bool) -> Session:
-            return Session(
+        def session(to: str, *, trusted: bool) -> EvaluatorSession:
+            return EvaluatorSession(
                 to,
                 settings,
                 trusted=trusted,
@@ -250,7 +250,9 @@ class RemoteEvaluator:
         session = self._session(trusted)
         return windows.evaluate(session, over, columns, partitions, weights)
 
-    def _over_nothing(self, session: Session, call: AggregateCall) -> str | None:
+    def _over_nothing(
+        self, session: EvaluatorSession, call: AggregateCall
+    ) -> str | None:
         key, fields = (session, call), call.fields
         if key not in self._empty:
             source = f"{_repeated(session, fields)} WHERE false"
@@ -271,11 +273,11 @@ class RemoteEvaluator:
             self._empty[key] = value
         return self._empty[key]
 
-    def session(self, *, trusted: bool) -> Session:
+    def session(self, *, trusted: bool) -> EvaluatorSession:
         """The connection for expressions of that kind; raises as ``evaluate`` does."""
         return self._session(trusted)
 
-    def _session(self, trusted: bool) -> Session:
+    def _session(self, trusted: bool) -> EvaluatorSession:
         if trusted:
             return self._trusted
         if self._untrusted is None:
@@ -302,7 +304,7 @@ class RemoteEvaluator:
 
     def _look_up(
         self,
-        session: Session,
+        session: EvaluatorSession,
         question: _Question,
         texts: list[pa.StringArray],
         keys: list[bytes],
@@ -326,7 +328,7 @@ class RemoteEvaluator:
 
     def _ask(
         self,
-        session: Session,
+        session: EvaluatorSession,
         question: _Question,
         texts: list[pa.StringArray],
         asked: Int64s,
@@ -359,7 +361,7 @@ def _failing(error: RowError, row: int, fields: Sequence[Field]) -> FailingRow:
     return FailingRow(error.message, row, error.code, detail=detail)
 
 
-def _repeated(session: Session, fields: Sequence[Field]) -> str:
+def _repeated(session: EvaluatorSession, fields: Sequence[Field]) -> str:
     """FROM item ``t``: columns ``a1`` … as often as the weight says, ``o`` the group, ``i`` the place.
 
     It is ordered by ``o`` and ``i``, and so does every aggregate of a group see its rows.
@@ -380,7 +382,7 @@ def _column(n: int) -> str:
     return f"(t.a{n})" if n else "(t.i)"
 
 
-def _aggregate_statement(session: Session, call: AggregateCall) -> str:
+def _aggregate_statement(session: EvaluatorSession, call: AggregateCall) -> str:
     inner, fields = substitute(call.sql, _column), call.fields
     first = len(fields) - call.direct
     keys = ["t.o", *(f"t.a{n}" for n in range(first + 1, len(fields) + 1))]

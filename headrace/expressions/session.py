@@ -60,7 +60,7 @@ _GONE: Final = ("0A", "25", "42", "3D", "3F", "2F", "28")
 """SQLSTATE classes that no row is to blame for."""
 
 
-class Session:
+class EvaluatorSession:
     """Statements of one view over connections of a pool; one user at a time."""
 
     def __init__(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.expressions.placeholders import substitute
-from headrace.expressions.session import Session, integers
+from headrace.expressions.session import EvaluatorSession, integers
 from headrace.kernels import copytext, text
 from headrace.types import INT8, Field
 
@@ -54,7 +54,7 @@ class Over:
 
 
 def evaluate(
-    session: Session,
+    session: EvaluatorSession,
     over: Over,
     columns: Sequence[pa.Array],
     partitions: Int64s,
@@ -105,7 +105,7 @@ def _pieces(partitions: Int64s) -> Iterator[tuple[int, int]]:
         yield low, last
 
 
-def _statement(session: Session, over: Over) -> str:
+def _statement(session: EvaluatorSession, over: Over) -> str:
     arrays, columns = session.parameters(over.fields)
     count = len(over.fields)
     listed = ", ".join([*(f"a{i}" for i in range(1, count + 1)), "g", "w", "o"])

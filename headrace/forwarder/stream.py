@@ -13,7 +13,6 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -217,7 +216,7 @@ class Stream:
                 )
         except psycopg.Error as error:
             raise failures.classify(error) from error
-        time.sleep(min(0.005 * (attempt + 1), 0.2))
+        clock.sleep(min(0.005 * (attempt + 1), 0.2))
 
     def _check_position(self, source: psycopg.Connection[Any]) -> None:
         """Being started further on is silent (E17): look after starting."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.collections.plan import PhysicalPlan, Source
+from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.errors import UnsupportedError
 from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import check, position, session
@@ -34,7 +34,7 @@ from headrace.planner.passes import fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate
 from headrace.planner.passes.optimise import optimise
 from headrace.planner.passes.singles import place_singles
-from headrace.planner.physical.build import Builder
+from headrace.planner.physical.build import PhysicalBuilder
 from headrace.planner.physical.explain import explain_logical, explain_physical
 from headrace.planner.request import Planned, PlanRequest
 from headrace.planner.scalars import build, functions
@@ -97,7 +97,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         rewritten = optimise(logical)
         fulljoins.require_executable(conn, lowering, bound_plan, rewritten)
         optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
-        builder = Builder(lowering, request.recursions)
+        builder = PhysicalBuilder(lowering, request.recursions)
         placed = each(optimised, partial(place_singles, context=lowering))
         physical = builder.build(placed, columns)
         physical = _proven(lowering, builder, physical)
@@ -132,7 +132,9 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         )
 
 
-def _collections(physical: PhysicalPlan, lowering: Lowering, builder: Builder) -> str:
+def _collections(
+    physical: PhysicalPlan, lowering: Lowering, builder: PhysicalBuilder
+) -> str:
     return explain_physical(physical, lowering.type_name, builder.sizes)
 
 
@@ -177,7 +179,7 @@ def _is_c_locale(name: str) -> bool:
     return name in ("C", "POSIX") or name.startswith("C.")
 
 
-def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
+def _columns(catalog: Catalog, bound: session.BoundQuery) -> Schema:
     if not bound.columns:
         raise UnsupportedError(
             "a query without columns is not supported",
@@ -208,7 +210,7 @@ def _columns(catalog: Catalog, bound: session.Bound) -> Schema:
 
 
 def _proven(
-    lowering: Lowering, builder: Builder, physical: PhysicalPlan
+    lowering: Lowering, builder: PhysicalBuilder, physical: PhysicalPlan
 ) -> PhysicalPlan:
     """``physical`` if Postgres will evaluate what we mean, without what only spares it work."""
     try:
@@ -218,7 +220,7 @@ def _proven(
             raise
         _prove(lowering, builder.remotes)
         nodes = (
-            replace(n, pushdown=()) if isinstance(n, Source) else n
+            replace(n, pushdown=()) if isinstance(n, SourceSpec) else n
             for n in physical.nodes
         )
         return replace(physical, nodes=tuple(nodes))

@@ -13,10 +13,10 @@ from psycopg.types.json import Jsonb
 from headrace.collections.plan import to_json
 from headrace.errors import DuplicateError, UndefinedError
 from headrace.planner import Planned, TableRef
-from headrace.population.names import Target
+from headrace.population.names import ViewName
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
-from headrace.sink.kept import Kept
+from headrace.sink.kept import KeptOfTable
 
 POPULATING: Final = "populating"
 
@@ -25,7 +25,7 @@ POPULATING: Final = "populating"
 class NewView:
     """What is known of a view before it is populated."""
 
-    target: Target
+    target: ViewName
     query: str
     caller: str | None
     owner: int
@@ -215,12 +215,12 @@ def set_running(
     )
 
 
-def kept(conn: Connection, view_id: int) -> Kept:
+def kept(conn: Connection, view_id: int) -> KeptOfTable:
     """What users have made of the result table, as far as it is known."""
     row: Any = conn.execute(
         "SELECT kept FROM headrace.views WHERE id = %s", (view_id,)
     ).fetchone()
-    return Kept.of(row[0] if row else None)
+    return KeptOfTable.of(row[0] if row else None)
 
 
 def delete(conn: Connection, view_id: int) -> None:
@@ -228,7 +228,7 @@ def delete(conn: Connection, view_id: int) -> None:
     conn.execute("DELETE FROM headrace.views WHERE id = %s", (view_id,))
 
 
-def delete_stale(conn: Connection, name: Target, live: Collection[int]) -> list[int]:
+def delete_stale(conn: Connection, name: ViewName, live: Collection[int]) -> list[int]:
     """Forget a view of that name whose population died; returns its id."""
     rows = conn.execute(
         "DELETE FROM headrace.views WHERE status IN ('pending', 'populating')"

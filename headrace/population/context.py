@@ -13,10 +13,10 @@ from headrace.population.places import Places
 from headrace.population.shared import Snapshots
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
-from headrace.population.tables import Size
+from headrace.population.tables import TableSize
 
 
-class Worker(Protocol):
+class WorkerProtocol(Protocol):
     """The worker process, as the builder sees it."""
 
     def call(
@@ -45,7 +45,7 @@ class SparkPopulation(Protocol):
         job: Job,
         plan: PhysicalPlan,
         snapshot: Snapshot,
-        sizes: dict[str, Size],
+        sizes: dict[str, TableSize],
         settings: dict[str, str],
         staged: Staging,
     ) -> int:
@@ -53,11 +53,11 @@ class SparkPopulation(Protocol):
 
 
 @dataclass(slots=True)
-class Context:
+class JobContext:
     """What all jobs of one builder share."""
 
     settings: Settings
-    worker: Worker
+    worker: WorkerProtocol
     spark: SparkPopulation
     publication_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held from registering a view's tables to publishing them, and from finding unused

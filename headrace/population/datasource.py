@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from headrace.collections.plan import Source, Values
+from headrace.collections.plan import SourceSpec, ValuesSpec
 from headrace.errors import BugError, HeadraceError
 from headrace.population import reader, segments
 from headrace.population.segments import Exit, Segment, Spec
@@ -85,10 +85,10 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
     def _read(self, spec: Spec, partition: Range) -> Iterator[pa.RecordBatch]:
         node = spec.plan.node(self._table)
         number = partition.number
-        if isinstance(node, Values):
+        if isinstance(node, ValuesSpec):
             yield from segments.run(spec, self._segment, self._exit, str(number), ())
             return
-        if not isinstance(node, Source):
+        if not isinstance(node, SourceSpec):
             raise BugError(f'node "{node.id}" cannot be read')
         blocks = reader.Blocks(partition.first, partition.last)
         with reader.joined(spec.dsn, spec.ref) as conn:

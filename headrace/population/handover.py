@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import Any, Final
 
 import structlog
 
+from headrace import clock
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.population import staging
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.process import faults
 
@@ -23,7 +23,7 @@ class Handover:
     """The worker, for one job."""
 
     def __init__(
-        self, context: Context, job: Job, log: structlog.stdlib.BoundLogger
+        self, context: JobContext, job: Job, log: structlog.stdlib.BoundLogger
     ) -> None:
         self._context = context
         self._job = job
@@ -32,15 +32,15 @@ class Handover:
 
     def call(self, method: str, params: dict[str, Any]) -> Any:
         """A request to the worker, which may be restarting for a moment."""
-        deadline = time.monotonic() + _WORKER_WAIT_S
+        deadline = clock.monotonic() + _WORKER_WAIT_S
         while True:
             self._job.check()
             try:
                 return self._context.worker.call(method, params, self._job)
             except TransientError:
-                if time.monotonic() >= deadline:
+                if clock.monotonic() >= deadline:
                     raise
-                time.sleep(_RETRY_S)
+                clock.sleep(_RETRY_S)
 
     def hold(self) -> dict[str, Any]:
         """Keep the slot from moving on; returns the position it keeps."""
@@ -84,7 +84,7 @@ class Handover:
             self._log.warning("staged files not removed", reason=str(error))
 
     def _have_adopted(self, view_id: int) -> None:
-        deadline = time.monotonic() + _WORKER_WAIT_S
+        deadline = clock.monotonic() + _WORKER_WAIT_S
         adopt = {"view_id": view_id}
         try:
             while True:
@@ -94,11 +94,11 @@ class Handover:
                     )
                     break
                 except TransientError:
-                    if time.monotonic() >= deadline:
+                    if clock.monotonic() >= deadline:
                         # One that starts adopts what it finds staged: keep it.
                         self._log.warning("view adopted later: the worker is down")
                         return
-                    time.sleep(_RETRY_S)
+                    clock.sleep(_RETRY_S)
         finally:
             with contextlib.suppress(HeadraceError):
                 self.release()

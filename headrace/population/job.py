@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -18,6 +17,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
+from headrace import clock
 from headrace.errors import QueryCancelled
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.failures import as_headrace
@@ -120,7 +120,7 @@ class Job:
         """
         self.check()
         self._phase, self._total = name, total
-        self._phase_started = time.monotonic()
+        self._phase_started = clock.monotonic()
         self._send(0, details)
 
     def say(self, message: str) -> None:
@@ -130,7 +130,10 @@ class Job:
     def rows(self, done: int) -> None:
         """So many rows of the phase are done; sent on only a few times a second."""
         self.check()
-        if done == self._done or time.monotonic() - self._reported < _REPORT_INTERVAL_S:
+        if (
+            done == self._done
+            or clock.monotonic() - self._reported < _REPORT_INTERVAL_S
+        ):
             return
         self._send(done, {})
 
@@ -140,7 +143,7 @@ class Job:
         self._send(done, {"percent": 100} if done else {})
 
     def _send(self, done: int, details: dict[str, Any]) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         self._reported = now
         self._done = done
         if done > self._total:

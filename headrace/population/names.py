@@ -22,7 +22,7 @@ _OURS: Final = "headrace"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ViewName:
     """Where a view's result table goes."""
 
     schema: str
@@ -105,7 +105,7 @@ def parse(conn: Connection, text: str) -> tuple[str | None, str]:
 
 def resolve_new(
     conn: Connection, text: str, caller: str | None, settings: dict[str, str]
-) -> Target:
+) -> ViewName:
     """Where a new view called ``text`` goes; every check that needs no plan.
 
     Raises:
@@ -128,7 +128,7 @@ def resolve_new(
     if not may_create:
         raise PrivilegeError(f"permission denied for schema {schema}")
     _check_free(conn, int(oid), schema, name)
-    return Target(schema, name)
+    return ViewName(schema, name)
 
 
 def find(
@@ -242,7 +242,7 @@ def _current_schema(
 
 def _resolve_new_schema(
     conn: Connection, schema: str, name: str, caller: str | None
-) -> Target:
+) -> ViewName:
     row: Any = conn.execute(
         "SELECT has_database_privilege(coalesce(%s, current_user), current_database(),"
         " 'CREATE')",
@@ -250,7 +250,7 @@ def _resolve_new_schema(
     ).fetchone()
     if not row[0]:
         raise UndefinedError(f'schema "{schema}" does not exist', sqlstate="3F000")
-    return Target(schema, name, new_schema=True)
+    return ViewName(schema, name, new_schema=True)
 
 
 def _check_free(conn: Connection, namespace: int, schema: str, name: str) -> None:

@@ -34,7 +34,7 @@ _LIMIT_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ViewOptions:
     """How a view is populated and written."""
 
     population: str = "auto"

@@ -8,7 +8,6 @@ the next begins.  The point of no return is the commit; a cancel after it comes 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -16,7 +15,8 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace.collections.plan import Source
+from headrace import clock
+from headrace.collections.plan import SourceSpec
 from headrace.config import Settings
 from headrace.errors import (
     HeadraceError,
@@ -28,13 +28,13 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
 from headrace.population import catalog, local, reader, rights, staging, tables, uses
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
-from headrace.population.options import Options
+from headrace.population.options import ViewOptions
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
-from headrace.population.tables import Size, TableChanged
+from headrace.population.tables import TableChanged, TableSize
 from headrace.postgres import fingerprint, publication
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.failures import as_headrace
@@ -49,7 +49,7 @@ _RETRY_S: Final = 0.2
 
 
 @contextlib.contextmanager
-def planning(context: Context, job: Job) -> Iterator[Connection]:
+def planning(context: JobContext, job: Job) -> Iterator[Connection]:
     """The phase of that name: the connection it goes over, whose errors are of our tree."""
     with job.connection(context.settings.source, what="builder") as conn:
         job.phase("planning")
@@ -58,7 +58,7 @@ def planning(context: Context, job: Job) -> Iterator[Connection]:
 
 
 def plan_with_facts(
-    conn: Connection, settings: Settings, request: PlanRequest, options: Options
+    conn: Connection, settings: Settings, request: PlanRequest, options: ViewOptions
 ) -> tuple[Planned, Facts]:
     """The plan, and the facts of the catalog that it was made of."""
     with conn.transaction(force_rollback=True):
@@ -82,10 +82,10 @@ class Population:
 
     def __init__(
         self,
-        context: Context,
+        context: JobContext,
         job: Job,
         planned: Planned,
-        options: Options,
+        options: ViewOptions,
         planned_under: Facts,
         name: str,
     ) -> None:
@@ -113,13 +113,13 @@ class Population:
 
     def populate(self) -> int:
         """Everything from the catalog row to the adoption; returns the rows."""
-        started = time.monotonic()
+        started = clock.monotonic()
         with contextlib.closing(self), contextlib.ExitStack() as undo:
             self._register(undo)
             rows = self._populate_attempts(undo)
         self._adopt()
         self._log.info(
-            "view populated", rows=rows, seconds=round(time.monotonic() - started, 3)
+            "view populated", rows=rows, seconds=round(clock.monotonic() - started, 3)
         )
         return rows
 
@@ -229,7 +229,7 @@ class Population:
             place.enter_context(self._context.spark_place.take(self._job))
         place.enter_context(places.take(self._job, places.count if large else 1))
 
-    def _rename(self) -> tuple[Source, ...]:
+    def _rename(self) -> tuple[SourceSpec, ...]:
         """Give the plan the names of now, which rows are read by; its sources."""
         with self._connect() as conn:
             physical = tables.renamed(conn, self._planned.physical)
@@ -269,7 +269,11 @@ class Population:
         return threshold
 
     def _load(
-        self, mode: str, snapshot: Snapshot, sizes: dict[str, Size], staged: Staging
+        self,
+        mode: str,
+        snapshot: Snapshot,
+        sizes: dict[str, TableSize],
+        staged: Staging,
     ) -> int:
         planned = self._planned
         self._log.info("population", mode=mode)
@@ -342,7 +346,7 @@ class Population:
             except (TransientError, psycopg.OperationalError):
                 self._log.warning("the source does not say whether the view was made")
             self._job.check()
-            time.sleep(_RETRY_S)
+            clock.sleep(_RETRY_S)
 
     def _adopt(self) -> None:
         """Have the worker go on with the view."""
@@ -398,7 +402,7 @@ def _answers(conn: Connection) -> bool:
     return not conn.closed
 
 
-def unpublish_unused(context: Context, table_oids: list[int]) -> None:
+def unpublish_unused(context: JobContext, table_oids: list[int]) -> None:
     """Take those tables out of the publication that no view reads any more."""
     with (
         context.publication_lock,

@@ -13,13 +13,13 @@ from headrace.errors import BugError, TransientError
 from headrace.population import names
 from headrace.population.catalog import NewView
 from headrace.population.job import Job
-from headrace.population.names import Target
+from headrace.population.names import ViewName
 from headrace.population.staging import Staging
 from headrace.postgres import statements
 from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sink import keys, table
-from headrace.sink.kept import Kept
+from headrace.sink.kept import KeptOfTable
 from headrace.types import Field, format_lsn
 
 _PIECE_BYTES: Final = 1 << 20
@@ -31,11 +31,11 @@ _SCHEMA_LOCK: Final = 0x4844_5204
 class NewTable:
     """A result table that is to be made."""
 
-    target: Target
+    target: ViewName
     columns: Sequence[Field]
     key: Sequence[str]
     reader: str | None
-    kept: Kept | None = None
+    kept: KeptOfTable | None = None
     """What users had made of the one that it takes the place of."""
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.pq import ExecStatus
 
-from headrace.collections.plan import Source, SourceColumn
+from headrace.collections.plan import SourceColumn, SourceSpec
 from headrace.collections.source import load_columns, only_wanted
 from headrace.errors import BugError, DefiniteFailure, SnapshotLost, TransientError
 from headrace.kernels import copytext, text
@@ -93,7 +93,7 @@ def prove(conn: Connection, ref: SnapshotRef) -> None:
 
 
 def read(
-    conn: Connection, source: Source, blocks: Blocks = WHOLE
+    conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE
 ) -> Iterator[list[pa.Array]]:
     """Typed columns of ``load_columns(source)``, batch by batch.
 
@@ -123,7 +123,7 @@ def read(
 
 
 def copy_statement(
-    source: Source, columns: tuple[SourceColumn, ...], blocks: Blocks
+    source: SourceSpec, columns: tuple[SourceColumn, ...], blocks: Blocks
 ) -> sql.Composed:
     """The COPY that reads ``columns`` of ``source`` in a range of blocks."""
     conditions = []
@@ -145,7 +145,9 @@ def copy_statement(
     )
 
 
-def plain_statement(source: Source, columns: tuple[SourceColumn, ...]) -> sql.Composed:
+def plain_statement(
+    source: SourceSpec, columns: tuple[SourceColumn, ...]
+) -> sql.Composed:
     """The COPY that reads ``columns`` of all rows, for which nothing is planned."""
     return sql.SQL("COPY {} ({}) TO STDOUT").format(
         sql.Identifier(source.schema_name, source.table_name),
@@ -153,7 +155,7 @@ def plain_statement(source: Source, columns: tuple[SourceColumn, ...]) -> sql.Co
     )
 
 
-def _condition(source: Source) -> sql.Composed:
+def _condition(source: SourceSpec) -> sql.Composed:
     """Which rows are wanted, by the names that the columns have now."""
     parts: list[sql.Composable] = []
     for number, part in enumerate(source.pushdown):
@@ -164,7 +166,7 @@ def _condition(source: Source) -> sql.Composed:
     return sql.SQL("({})").format(sql.Composed(parts))
 
 
-def _parse(source: Source, column: SourceColumn, values: pa.Array) -> pa.Array:
+def _parse(source: SourceSpec, column: SourceColumn, values: pa.Array) -> pa.Array:
     try:
         return text.parse(values, column.oid)
     except ValueError as error:

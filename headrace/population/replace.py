@@ -23,7 +23,7 @@ from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sink import keys, table
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.types import FIRST_USER_OID, Field
 
 _NEW: Final = "headrace_new_contents"
@@ -44,7 +44,7 @@ def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
     )
 
 
-def put_right(conn: Connection, target: Target, publication: str) -> bool:
+def put_right(conn: Connection, target: ResultTable, publication: str) -> bool:
     """Lock the result table, and undo what was done to what is ours; in the caller's transaction.
 
     What somebody has added is his, and stands against it.  False: it lacked columns, and was
@@ -85,7 +85,7 @@ def put_right(conn: Connection, target: Target, publication: str) -> bool:
 def replace_rows(
     job: Job,
     conn: Connection,
-    target: Target,
+    target: ResultTable,
     planned: Planned,
     staging: Staging,
     *,
@@ -141,7 +141,7 @@ def replace_rows(
 
 def _replace_keyed(
     conn: Connection,
-    target: Target,
+    target: ResultTable,
     staged: sql.Identifier,
     columns: Sequence[str],
 ) -> Replaced:
@@ -211,7 +211,7 @@ def _difference(
 
 def _fit_columns(
     conn: Connection,
-    target: Target,
+    target: ResultTable,
     staged: sql.Identifier,
     fields: Sequence[Field],
     *,
@@ -252,8 +252,8 @@ def _fit_columns(
 def _retype(
     conn: Connection,
     name: sql.Identifier,
-    old: table.Attribute,
-    new: table.Attribute,
+    old: table.ResultColumn,
+    new: table.ResultColumn,
 ) -> str | None:
     """Alter the type of a column; what stands against it, if something does."""
     column, kind = sql.Identifier(old.name), sql.SQL(new.type_name)

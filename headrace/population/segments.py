@@ -30,7 +30,7 @@ import pyarrow as pa
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, columns_of, decode, encode
 from headrace.collections.join import keys_of as join_keys
-from headrace.collections.plan import Node, PhysicalPlan, Source
+from headrace.collections.plan import Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_batch, load_columns
 from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
@@ -159,7 +159,7 @@ def run_source(
 ) -> Iterator[pa.RecordBatch]:
     """Run ``segment``, whose head is a source, over typed columns as they were read."""
     node = spec.plan.node(segment.head)
-    assert isinstance(node, Source), "a reading segment begins with a source"
+    assert isinstance(node, SourceSpec), "a reading segment begins with a source"
     loads = ((0, load_batch(node, columns)) for columns in batches)
     schema = _schema(spec.plan, segment)
     produced = _drive(spec, segment, loads, lambda: str(number))
@@ -167,7 +167,7 @@ def run_source(
 
 
 def spread_source(
-    source: Source, batches: Iterable[list[pa.Array]]
+    source: SourceSpec, batches: Iterable[list[pa.Array]]
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a table without a key, sent so that equal rows meet in one task."""
     schema = load_schema(source)
@@ -178,7 +178,7 @@ def spread_source(
     assert schema, "a table of no columns is refused by the reader"
 
 
-def load_schema(source: Source) -> Schema:
+def load_schema(source: SourceSpec) -> Schema:
     """What the reader reads, as a schema."""
     return tuple(
         Field(c.name, c.oid, c.typmod, c.collation) for c in load_columns(source)
@@ -188,13 +188,13 @@ def load_schema(source: Source) -> Schema:
 def keys_of(node: Node, port: int) -> tuple[int, ...] | None:
     """Columns of the key by which ``node`` needs its input; None: all columns."""
     match node:
-        case plan.Join():
+        case plan.JoinSpec():
             return node.left_keys if port == 0 else node.right_keys
-        case plan.Reduce() | plan.TopK() | plan.Window():
+        case plan.ReduceSpec() | plan.TopKSpec() | plan.WindowSpec():
             return node.keys
-        case plan.Distinct() | plan.SetOp():
+        case plan.DistinctSpec() | plan.SetOpSpec():
             return None
-        case plan.Recursive():
+        case plan.RecursiveSpec():
             return ()
         case _:
             raise BugError(f'node "{node.id}" needs no keys')
@@ -236,7 +236,7 @@ class _Inputs:
                     schema,
                     piece.column("w").to_numpy(),
                 )
-                if isinstance(source, Source):
+                if isinstance(source, SourceSpec):
                     found = load_batch(source, columns_of(found))
                 yield port, found
 
@@ -245,7 +245,7 @@ class _Inputs:
         if not self.segment.head:
             return [self.plan.node(self.segment.schema_of).schema]
         node = self.plan.node(self.segment.head)
-        if isinstance(node, Source):
+        if isinstance(node, SourceSpec):
             return [load_schema(node)]
         return [self.plan.node(name).schema for name in plan.inputs(node)]
 
@@ -343,7 +343,7 @@ def _keys(
     node: Node, port: int, schema: Schema, batch: pa.RecordBatch
 ) -> list[bytes | None]:
     """Key of each row; None where a NULL keeps it from being of any interest (joins)."""
-    if isinstance(node, plan.Join) and not node.keeps_nulls(port):
+    if isinstance(node, plan.JoinSpec) and not node.keeps_nulls(port):
         return join_keys(node, port, schema, batch)
     places = keys_of(node, port)
     if places is None:
@@ -395,19 +395,19 @@ def saved_error(staging: Staging) -> HeadraceError | None:
 
 
 _KEYED: Final = (
-    plan.Join
-    | plan.Reduce
-    | plan.TopK
-    | plan.Window
-    | plan.Distinct
-    | plan.SetOp
-    | plan.Recursive
+    plan.JoinSpec
+    | plan.ReduceSpec
+    | plan.TopKSpec
+    | plan.WindowSpec
+    | plan.DistinctSpec
+    | plan.SetOpSpec
+    | plan.RecursiveSpec
 )
 
 
 def exchange(node: Node) -> bool:
     """Whether all rows of a key must meet in one task before ``node``."""
-    if isinstance(node, Source):
+    if isinstance(node, SourceSpec):
         return node.full_identity
     return isinstance(node, _KEYED)
 
@@ -415,14 +415,14 @@ def exchange(node: Node) -> bool:
 def single(node: Node) -> bool:
     """Whether all rows at all must meet in one task."""
     match node:
-        case plan.Join():
+        case plan.JoinSpec():
             return not node.left_keys
-        case plan.Reduce():
+        case plan.ReduceSpec():
             # Each task makes the groups that are always there.
             return not node.keys or bool(node.always)
-        case plan.TopK() | plan.Window():
+        case plan.TopKSpec() | plan.WindowSpec():
             return not node.keys
-        case plan.Recursive():
+        case plan.RecursiveSpec():
             return True
         case _:
             return False

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +22,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from headrace import clock
 from headrace.errors import (
     HeadraceError,
     PrerequisiteError,
@@ -223,7 +223,7 @@ class _Lookout:
         self._job = job
         self._conn = conn
         self._dsn = dsn
-        self._deadline = time.monotonic() + seconds
+        self._deadline = clock.monotonic() + seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
 
@@ -238,14 +238,14 @@ class _Lookout:
 
     def _run(self) -> None:
         while True:
-            left = self._deadline - time.monotonic()
+            left = self._deadline - clock.monotonic()
             if self._over.wait(max(min(left, _LOOK_S), 0.0)):
                 return
             with contextlib.suppress(HeadraceError, psycopg.Error):
                 self.blockers = find_blockers(self._dsn)
             if self.blockers:
                 self._job.say(f"waiting for {self.blockers}")
-            if time.monotonic() >= self._deadline:
+            if clock.monotonic() >= self._deadline:
                 self.late = True
                 with contextlib.suppress(psycopg.OperationalError):
                     self._conn.cancel_safe(timeout=5.0)

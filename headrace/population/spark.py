@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ import psycopg
 import pyarrow as pa
 import structlog
 
+from headrace import clock
 from headrace.collections import plan
-from headrace.collections.plan import PhysicalPlan, Source
+from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError
 from headrace.population import segments
@@ -32,7 +32,7 @@ from headrace.population.job import Job
 from headrace.population.segments import Exit, Segment, Spec
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
-from headrace.population.tables import Size
+from headrace.population.tables import TableSize
 from headrace.postgres.failures import as_headrace
 from headrace.process.java import java_home
 
@@ -98,7 +98,7 @@ class Spark:
             return starting
 
     def _run_start(self, starting: Future[Any]) -> None:
-        started = time.monotonic()
+        started = clock.monotonic()
         try:
             session = _start(self._settings)
             # The first query compiles and forks what the next ones find ready.
@@ -114,7 +114,7 @@ class Spark:
             )
         else:
             self.status = "warm"
-            seconds = round(time.monotonic() - started, 1)
+            seconds = round(clock.monotonic() - started, 1)
             _log.info("spark is warm", seconds=seconds)
             starting.set_result(session)
 
@@ -123,7 +123,7 @@ class Spark:
         job: Job,
         physical: PhysicalPlan,
         snapshot: Snapshot,
-        sizes: dict[str, Size],
+        sizes: dict[str, TableSize],
         settings: dict[str, str],
         staged: Staging,
     ) -> int:
@@ -174,7 +174,7 @@ class Spark:
         return int(counted)
 
     def _blocks(
-        self, physical: PhysicalPlan, sizes: dict[str, Size], cores: int
+        self, physical: PhysicalPlan, sizes: dict[str, TableSize], cores: int
     ) -> dict[str, list[list[int | None]]]:
         rows = self._settings.spark_partition_rows
         return {
@@ -196,7 +196,7 @@ class Spark:
 
 
 def split_blocks(
-    size: Size, rows_per_task: int, tasks_min: int
+    size: TableSize, rows_per_task: int, tasks_min: int
 ) -> list[list[int | None]]:
     """[first, last] block ranges of about ``rows_per_task`` rows; the last one is open.
 
@@ -261,49 +261,49 @@ class _Graph:
 
     def _make(self, node: plan.Node) -> _Flow:
         match node:
-            case Source():
+            case SourceSpec():
                 if not node.full_identity:
                     return _Flow(Segment(node.id))
                 scan = self._emit(_Flow(Segment("", (), node.id)), Exit(segments.PLAIN))
                 return _Flow(Segment(node.id), self._shuffled(node, scan))
-            case plan.Values():
+            case plan.ValuesSpec():
                 return _Flow(Segment(node.id))
             case (
-                plan.Filter()
-                | plan.Map()
-                | plan.Fused()
-                | plan.FlatMap()
-                | plan.Expand()
+                plan.FilterSpec()
+                | plan.MapSpec()
+                | plan.FusedSpec()
+                | plan.FlatMapSpec()
+                | plan.ExpandSpec()
             ):
                 flow = self._flow(node.input)
                 return _Flow(flow.segment.then(node.id), flow.frame)
             case (
-                plan.Join()
-                | plan.Reduce()
-                | plan.TopK()
-                | plan.Window()
-                | plan.Distinct()
-                | plan.SetOp()
-                | plan.Recursive()
+                plan.JoinSpec()
+                | plan.ReduceSpec()
+                | plan.TopKSpec()
+                | plan.WindowSpec()
+                | plan.DistinctSpec()
+                | plan.SetOpSpec()
+                | plan.RecursiveSpec()
             ):
                 frames = [
                     self._emit(self._flow(name), Exit(segments.KEYED, node.id, port))
                     for port, name in enumerate(plan.inputs(node))
                 ]
                 return _Flow(Segment(node.id), self._shuffled(node, _union(frames)))
-            case plan.Union():
+            case plan.UnionSpec():
                 frames = [
                     self._emit(self._flow(name), Exit(segments.PLAIN))
                     for name in node.inputs
                 ]
                 return _Flow(Segment("", (), node.id), _union(frames))
-            case plan.WorkTable():
+            case plan.WorkTableSpec():
                 raise BugError("a work table stands inside of its recursive query")
-            case plan.Sink():
+            case plan.SinkSpec():
                 raise BugError("the sink is no input")
-            case plan.Feed():
+            case plan.FeedSpec():
                 raise BugError("a view is populated whole")
-            case plan.Temporal():
+            case plan.TemporalSpec():
                 raise BugError("what reads the clock is populated here")
 
     def _shuffled(self, node: plan.Node, frame: Any) -> Any:

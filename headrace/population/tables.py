@@ -19,7 +19,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from headrace.collections.plan import Node, PhysicalPlan, Source
+from headrace.collections.plan import Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_columns
 from headrace.errors import HeadraceError, TransientError
 from headrace.postgres.connect import Connection
@@ -34,7 +34,7 @@ class TableChanged(TransientError):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TableSize:
     """How much there is to read of one table."""
 
     rows: int
@@ -57,7 +57,7 @@ SELECT pg_relation_size(c.oid), current_setting('block_size')::int, c.reltuples:
        pg_has_role(c.relowner, session_user, 'MEMBER') FROM pg_class c WHERE c.oid = %s"""
 
 
-def may_plan(conn: Connection, source: Source) -> bool:
+def may_plan(conn: Connection, source: SourceSpec) -> bool:
     """Whether what planning a query over the table runs is of somebody who has our rights anyway.
 
     REQUIRES: the table is held; so its owner stays, and nobody else gives it indexes.
@@ -95,7 +95,7 @@ def hold(
         raise otherwise
 
 
-def size(conn: Connection, source: Source) -> Size:
+def size(conn: Connection, source: SourceSpec) -> TableSize:
     """Size of the table of ``source`` now.
 
     Raises:
@@ -107,14 +107,14 @@ def size(conn: Connection, source: Source) -> Size:
     size, block, tuples, pages, width = map(int, row[:5])
     blocks, whole = -(-size // block), not row[5]
     if blocks == 0:
-        return Size(0, 0, whole=whole)
+        return TableSize(0, 0, whole=whole)
     # As the planner has it: rows per page of the last ANALYZE times the pages of today.
     if tuples >= 0 and pages > 0:
-        return Size(round(tuples / pages * blocks), blocks, whole=whole)
-    return Size(blocks * max(block // width, 1), blocks, known=False, whole=whole)
+        return TableSize(round(tuples / pages * blocks), blocks, whole=whole)
+    return TableSize(blocks * max(block // width, 1), blocks, known=False, whole=whole)
 
 
-def expected(sources: Sequence[Source], sizes: Mapping[str, Size]) -> int:
+def expected(sources: Sequence[SourceSpec], sizes: Mapping[str, TableSize]) -> int:
     """How many rows will be read; 0 if that cannot be told with some right."""
     tables = {source.table_oid: source for source in sources}.values()
     if any(s.pushdown or not sizes[s.id].known for s in tables):
@@ -130,7 +130,7 @@ def renamed(conn: Connection, physical: PhysicalPlan) -> PhysicalPlan:
     """
     nodes: list[Node] = []
     for node in physical.nodes:
-        if not isinstance(node, Source):
+        if not isinstance(node, SourceSpec):
             nodes.append(node)
             continue
         row = conn.execute(
@@ -160,7 +160,7 @@ def renamed(conn: Connection, physical: PhysicalPlan) -> PhysicalPlan:
     return replace(physical, nodes=tuple(nodes))
 
 
-def shape(conn: Connection, sources: Sequence[Source]) -> dict[str, Shape]:
+def shape(conn: Connection, sources: Sequence[SourceSpec]) -> dict[str, Shape]:
     """What may not change while the tables are read.
 
     Raises:
@@ -202,7 +202,7 @@ def check_same(before: dict[str, Shape], after: dict[str, Shape]) -> None:
             )
 
 
-def _check_columns(conn: Connection, source: Source) -> None:
+def _check_columns(conn: Connection, source: SourceSpec) -> None:
     rows = conn.execute(
         # A domain's values are those of its base type: that is what the plan knows.
         "WITH RECURSIVE types AS ("
@@ -220,7 +220,7 @@ def _check_columns(conn: Connection, source: Source) -> None:
             raise changed(source)
 
 
-def _labels(conn: Connection, source: Source) -> object:
+def _labels(conn: Connection, source: SourceSpec) -> object:
     """Labels of the enums among the columns: renaming one changes values, silently (E11)."""
     row = conn.execute(
         "SELECT array_agg(e.oid || ':' || e.enumlabel ORDER BY e.oid) FROM pg_enum e"
@@ -231,7 +231,7 @@ def _labels(conn: Connection, source: Source) -> object:
     return tuple(row[0]) if row and row[0] else ()
 
 
-def changed(source: Source) -> TableChanged:
+def changed(source: SourceSpec) -> TableChanged:
     """That the table of ``source`` is not what was planned."""
     return TableChanged(
         f'table "{source.schema_name}"."{source.table_name}" was changed'

@@ -43,7 +43,7 @@ from headrace.errors import (
     StructureChanged,
 )
 from headrace.postgres import definitions, privileges
-from headrace.postgres.numbering import Attribute, Observation, Snapshot
+from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.postgres.widening import widens
 from headrace.types import FIRST_USER_OID
@@ -312,7 +312,8 @@ def observations(facts: Facts, table: int) -> Iterator[Observation]:
     for seen, attributes in (*past, (facts.get("seen"), present)):
         if seen and attributes:
             yield Observation(
-                Snapshot.of(seen), tuple(Attribute(*entry) for entry in attributes)
+                VisibleXids.of(seen),
+                tuple(StreamAttribute(*entry) for entry in attributes),
             )
 
 

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Self
 _EPOCH: Final = 1 << 32
 
 
-class Attribute(NamedTuple):
+class StreamAttribute(NamedTuple):
     """A row of pg_attribute, dropped ones too."""
 
     number: int
@@ -38,7 +38,7 @@ class Attribute(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class VisibleXids:
     """pg_current_snapshot(), with 64-bit transaction numbers."""
 
     next: int
@@ -71,11 +71,11 @@ class Snapshot:
 class Observation:
     """The attributes of a table, by number, as a snapshot shows them."""
 
-    snapshot: Snapshot
-    attributes: tuple[Attribute, ...]
+    snapshot: VisibleXids
+    attributes: tuple[StreamAttribute, ...]
 
     @property
-    def published(self) -> list[Attribute]:
+    def published(self) -> list[StreamAttribute]:
         """What the stream would tell."""
         return [a for a in self.attributes if a.published]
 

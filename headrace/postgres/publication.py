@@ -7,7 +7,6 @@ everything of the application would queue behind it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
 from headrace.postgres import slot as setup
@@ -81,7 +81,7 @@ def _change(
             psycopg.errors.ReadOnlySqlTransaction,
         ):
             _log.info("publication change waits for a lock", attempt=attempt)
-            time.sleep(_PAUSE_S)
+            clock.sleep(_PAUSE_S)
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrerequisiteError(
                 f'could not change publication "{settings.publication_name}":'

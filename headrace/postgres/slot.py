@@ -7,7 +7,6 @@ existed (E12).  It starts empty; ``publication.add_tables`` fills it.
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from headrace import clock
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
 from headrace.postgres import failures
@@ -321,7 +321,7 @@ def drop_slot(conn: Connection, name: str) -> None:
         with contextlib.suppress(psycopg.errors.ObjectInUse):
             conn.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", (name,))
             return
-        time.sleep(_DROP_PAUSE_S)
+        clock.sleep(_DROP_PAUSE_S)
     raise TransientError(f'replication slot "{name}" is in use', sqlstate="55006")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import psycopg
+
+from headrace import clock
 
 _ALONE: Final = """
 SELECT pg_catalog.pg_try_advisory_xact_lock(%(number)s::pg_catalog.int8), EXISTS (
@@ -34,7 +35,7 @@ def alone(conn: psycopg.Connection[Any], number: int) -> None:
         assert row is not None, "functions give a row"
         if row[0] or row[1]:
             return
-        time.sleep(_AGAIN_S)
+        clock.sleep(_AGAIN_S)
 
 
 def quoted(schema: str, name: str) -> str:

@@ -97,7 +97,7 @@ class Marks:
             os.pwrite(self._file, data, at)
 
 
-class Record:
+class DeathRecord:
     """What processes have found out about the deaths before them: JSON in a file."""
 
     def __init__(self, path: Path) -> None:

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
+from headrace import clock
 from headrace.errors import BugError, TransientError
 
 ENV: Final = "HEADRACE_FAULT"
@@ -146,4 +146,4 @@ def _act(name: str, fault: _Fault) -> None:
         case "raise":
             raise TransientError(f"fault point {name}")
         case _:
-            time.sleep(_HANG_S)
+            clock.sleep(_HANG_S)

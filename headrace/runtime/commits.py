@@ -9,7 +9,7 @@ from headrace.runtime.jobs import Answer
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.taps import Taps
-from headrace.runtime.waits import Waits
+from headrace.runtime.waits import PositionWaits
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class Commits:
 
     _book: Book
     _leaving: Leaving
-    _waits: Waits
+    _waits: PositionWaits
     _taps: Taps
     taking: bool = field(default=False, init=False)
     """Whether an answer is being taken in: what follows from it waits for no other."""

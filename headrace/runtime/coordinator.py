@@ -24,7 +24,7 @@ from enum import Enum
 from headrace.errors import BugError
 
 
-class State(Enum):
+class FlightState(Enum):
     """Where a txid is."""
 
     PROCESSING = "processing"
@@ -57,7 +57,7 @@ class Flight:
 
     txid: int
     attempt: int
-    state: State
+    state: FlightState
 
 
 class Coordinator:
@@ -101,7 +101,7 @@ class Coordinator:
                 new = new - 1 if new is not None else None
                 self._emitted = txid
             attempt = self._next_attempt(txid)
-            self._active[txid] = Flight(txid, attempt, State.PROCESSING)
+            self._active[txid] = Flight(txid, attempt, FlightState.PROCESSING)
             out.append(EmitBatch(txid, attempt))
         return out
 
@@ -110,9 +110,9 @@ class Coordinator:
         flight = self._find(txid, attempt)
         if flight is None:
             return []
-        if flight.state is not State.PROCESSING:
+        if flight.state is not FlightState.PROCESSING:
             raise BugError(f"txid {txid} was processed while {flight.state.value}")
-        flight.state = State.PROCESSED
+        flight.state = FlightState.PROCESSED
         return self._commit_next()
 
     def committed(self, txid: int, attempt: int) -> list[Emission]:
@@ -120,7 +120,7 @@ class Coordinator:
         flight = self._find(txid, attempt)
         if flight is None:
             return []
-        if flight.state is not State.COMMITTING:
+        if flight.state is not FlightState.COMMITTING:
             raise BugError(f"txid {txid} was committed while {flight.state.value}")
         del self._active[txid]
         self.current = txid + 1
@@ -154,7 +154,7 @@ class Coordinator:
         flight = self._active.get(txid)
         return flight.attempt if flight else None
 
-    def state(self, txid: int) -> State | None:
+    def state(self, txid: int) -> FlightState | None:
         """Where ``txid`` is; None if it is not in flight."""
         flight = self._active.get(txid)
         return flight.state if flight else None
@@ -194,7 +194,7 @@ class Coordinator:
 
     def _commit_next(self) -> list[Emission]:
         flight = self._active.get(self.current)
-        if flight is None or flight.state is not State.PROCESSED:
+        if flight is None or flight.state is not FlightState.PROCESSED:
             return []
-        flight.state = State.COMMITTING
+        flight.state = FlightState.COMMITTING
         return [EmitCommit(self.current, flight.attempt)]

@@ -49,7 +49,7 @@ from headrace.runtime.recovery import Recovery
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.taps import Taps
 from headrace.runtime.ticker import Ticker
-from headrace.runtime.waits import Waits
+from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.writing import SinkThread
 
@@ -77,7 +77,7 @@ class Engine:
         # From the lowest floor up.
         self.durability: Final = Durability(book)
         self.watch: Final = Watch(book)
-        self.waits: Final = Waits(book)
+        self.waits: Final = PositionWaits(book)
         self.taps: Final = Taps(book)
         self.sharing: Final = Sharing(book, self.durability, self.watch, drain)
         self.leaving: Final = Leaving(

@@ -21,9 +21,9 @@ from headrace.process import faults
 from headrace.runtime import batches, positions
 from headrace.runtime.book import Book
 from headrace.runtime.commits import Commits
-from headrace.runtime.jobs import Job, Part
+from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.leaving import Leaving
-from headrace.runtime.positions import Position, Record
+from headrace.runtime.positions import BatchRecord, Position
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 
@@ -82,13 +82,13 @@ class Intake:
         if outcome.failed:
             self._stop_failed(outcome)
         parts = [
-            Part.of(view, outcome.diffs.get(view.id), self._watch.relied_on)
+            ViewPart.of(view, outcome.diffs.get(view.id), self._watch.relied_on)
             for view in behind
             if view.processed == txid
         ]
         book.taken = Position(txid, max(batch.end_lsn, book.taken.lsn))
         book.pipeline.processed(
-            Job(
+            CommitJob(
                 txid, attempt, batch.end_lsn, batch.transactions,
                 instant, tuple(parts),
                 tuple(shared.id for shared in needed if shared.processed == txid),
@@ -103,7 +103,7 @@ class Intake:
             self._commits.take(_ROOM_S)
         self.process(Batch(end_lsn=self._book.start_lsn, commit_time_us=instant))
 
-    def _record(self, txid: int, attempt: int, batch: Batch) -> Record:
+    def _record(self, txid: int, attempt: int, batch: Batch) -> BatchRecord:
         book = self._book
         meta: positions.Meta = {}
         start = book.start_lsn
@@ -111,7 +111,7 @@ class Intake:
         # Time never goes back from one batch to the next, whatever the source's clock does.
         instant = max(batch.commit_time_us, before.commit_time_us if before else 0)
         record = book.records.record(
-            meta, Record(txid, start, batch.end_lsn, instant, attempt)
+            meta, BatchRecord(txid, start, batch.end_lsn, instant, attempt)
         )
         if meta:
             # What a view that reads the clock was shown must be shown again: nothing else

@@ -13,15 +13,15 @@ from headrace.postgres.definitions import Definitions
 from headrace.postgres.privileges import Right
 from headrace.runtime.views import View
 from headrace.sink.commit import Progress
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ViewPart:
     """What a txid means to one view; everything that writing it needs."""
 
     view_id: int
-    target: Target
+    target: ResultTable
     group: str
     progress: Progress
     """As the engine knows it; its epoch makes us the owner."""
@@ -54,7 +54,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CommitJob:
     """A processed txid, to be committed."""
 
     txid: int
@@ -63,7 +63,7 @@ class Job:
     """Where its last transaction ends."""
     transactions: int
     commit_time_us: int
-    parts: tuple[Part, ...]
+    parts: tuple[ViewPart, ...]
     shared: tuple[int, ...] = ()
     """Ids of the shared subplans that have processed it for their readers."""
 
@@ -72,7 +72,7 @@ class Job:
 class Answer:
     """A committed txid."""
 
-    job: Job
+    job: CommitJob
     progress: dict[int, Progress] = field(default_factory=dict)
     """Where the result tables are now."""
     failed: dict[int, HeadraceError] = field(default_factory=dict)

@@ -29,7 +29,7 @@ from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.views import ERROR, PAUSED, SINK_ERROR, View
-from headrace.runtime.waits import Waits
+from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.sink import table
 
@@ -49,7 +49,7 @@ class Leaving:
     _durability: Durability
     _watch: Watch
     _sharing: Sharing
-    _waits: Waits
+    _waits: PositionWaits
     _drain: Callable[[], None]
 
     def leave(self, view: View) -> None:

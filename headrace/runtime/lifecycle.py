@@ -17,7 +17,7 @@ from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
 from headrace.runtime.taps import Taps
 from headrace.runtime.views import PAUSED, RUNNING, View
-from headrace.runtime.waits import Waits
+from headrace.runtime.waits import PositionWaits
 
 _log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ class Lifecycle:
     _book: Book
     _loading: Loading
     _leaving: Leaving
-    _waits: Waits
+    _waits: PositionWaits
     _taps: Taps
     _tick: Callable[[], None]
     """Has a batch come soon, whether anything changes or not."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -172,7 +171,7 @@ class Owner:
                 )
             if clock.monotonic() > until:
                 raise _another(holder)
-            time.sleep(_PAUSE_S)
+            clock.sleep(_PAUSE_S)
 
 
 def _connect(settings: Settings, name: str, more: dict[str, str]) -> Connection:
@@ -197,7 +196,7 @@ def check_alone(conn: Connection) -> None:
     while (holder := _holder(conn)) is not None:
         if clock.monotonic() > until:
             raise _another(holder)
-        time.sleep(_PAUSE_S)
+        clock.sleep(_PAUSE_S)
 
 
 def _another(holder: int | None) -> PrerequisiteError:

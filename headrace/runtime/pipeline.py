@@ -26,9 +26,9 @@ from headrace.runtime.coordinator import (
     Emission,
     EmitBatch,
     Flight,
-    State,
+    FlightState,
 )
-from headrace.runtime.jobs import Answer, Job
+from headrace.runtime.jobs import Answer, CommitJob
 
 
 class Closed(Exception):
@@ -44,8 +44,8 @@ class Pipeline:
         # Guarded by the condition's lock.
         self._coordinator: Coordinator | None = None
         self._emitted: deque[EmitBatch] = deque()
-        self._processed: dict[int, Job] = {}
-        self._jobs: deque[Job] = deque()
+        self._processed: dict[int, CommitJob] = {}
+        self._jobs: deque[CommitJob] = deque()
         self._begun: dict[int, float] = {}
         """When the txids in flight were taken, on the monotonic clock."""
         self._answers: deque[Answer] = deque()
@@ -88,7 +88,7 @@ class Pipeline:
             self._begun[txid] = clock.monotonic()
             return self._emitted.popleft().attempt
 
-    def processed(self, job: Job) -> None:
+    def processed(self, job: CommitJob) -> None:
         """All diffs of ``job`` are computed: it may be committed in its turn."""
         with self._changed:
             made = self._made()
@@ -167,7 +167,7 @@ class Pipeline:
                 raise PrerequisiteError(
                     f"batch {txid} is not in flight", detail=f"In flight: {told}."
                 )
-            if made.state(txid) is State.COMMITTING and not self._jobs:
+            if made.state(txid) is FlightState.COMMITTING and not self._jobs:
                 self._failure = self._failure or TransientError(
                     f"batch {txid} was failed on request", sqlstate="40001"
                 )
@@ -209,7 +209,7 @@ class Pipeline:
 
     # --- the sink thread's side
 
-    def next_job(self, timeout_s: float) -> Job | None:
+    def next_job(self, timeout_s: float) -> CommitJob | None:
         """The next job to commit; None: nothing for ``timeout_s``, a moment for upkeep.
 
         ``committed``, ``failed`` or ``rested`` must follow.

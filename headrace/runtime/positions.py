@@ -40,7 +40,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class BatchRecord:
     """The recorded range of a batch: commits that end in (start_lsn, end_lsn]."""
 
     txid: int
@@ -96,7 +96,7 @@ def get_source(db: RocksDatabase) -> tuple[Identity, str] | None:
     return Identity(system, timeline), slot
 
 
-def put_record(meta: Meta, record: Record) -> None:
+def put_record(meta: Meta, record: BatchRecord) -> None:
     """Add the record of a batch."""
     meta[_BATCH + _TXID.pack(record.txid)] = _RECORD.pack(
         record.start_lsn, record.end_lsn, record.commit_time_us, record.attempt
@@ -108,19 +108,19 @@ def drop_record(meta: Meta, txid: int) -> None:
     meta[_BATCH + _TXID.pack(txid)] = None
 
 
-class Records(dict[int, Record]):
+class Records(dict[int, BatchRecord]):
     """The recorded batches by txid, ascending: what a replay of each must be cut like (T-11).
 
     Invariant: batches are recorded one after the other; none is left out, and none anew (T-26).
     """
 
-    def __init__(self, found: Iterable[Record] = (), last: int = 0) -> None:
+    def __init__(self, found: Iterable[BatchRecord] = (), last: int = 0) -> None:
         """``last``: all batches up to it were recorded at some time."""
         super().__init__((record.txid, record) for record in found)
         self.last = max(last, *self) if self else last
         """The last txid that was recorded, even if it was forgotten since."""
 
-    def record(self, meta: Meta, new: Record) -> Record:
+    def record(self, meta: Meta, new: BatchRecord) -> BatchRecord:
         """Record a batch, or find its record, in which only the attempt changes.
 
         Raises:
@@ -155,7 +155,7 @@ def records(db: RocksDatabase) -> Records:
     found = []
     for key, value in db.scan_meta(_BATCH):
         txid = int(_TXID.unpack(key[len(_BATCH) :])[0])
-        found.append(Record(txid, *_RECORD.unpack(value)))
+        found.append(BatchRecord(txid, *_RECORD.unpack(value)))
     position = get_position(db)
     return Records(found, position.txid if position is not None else 0)
 

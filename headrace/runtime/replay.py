@@ -18,7 +18,7 @@ from headrace.errors import ContinuityLost
 from headrace.forwarder.batcher import Cut
 from headrace.runtime import positions
 from headrace.runtime.book import Book
-from headrace.runtime.positions import Position, Record
+from headrace.runtime.positions import BatchRecord, Position
 from headrace.types import format_lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ def _cuts(book: Book, ends: Mapping[int, int], start: Position, last: int) -> li
     for txid in range(start.txid + 1, last + 1):
         begin, end = end, ends.get(txid, end)
         if txid not in book.records:
-            book.records[txid] = Record(txid, begin, end, 0)
+            book.records[txid] = BatchRecord(txid, begin, end, 0)
             positions.put_record(meta, book.records[txid])
         cuts.append(Cut(txid, end))
     book.records.last = max(book.records.last, last)

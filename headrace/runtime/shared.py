@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.collections import plan, subplans
 from headrace.collections.base import cut
-from headrace.collections.plan import PhysicalPlan
+from headrace.collections.plan import PhysicalPlan, kind
 from headrace.errors import BugError, StateDamaged
 from headrace.runtime import positions
 from headrace.runtime.positions import Meta
@@ -114,7 +114,7 @@ class Shared(Unit):
     @property
     def shown(self) -> str:
         """What its last node does, in words."""
-        return type(self.plan.node(self.plan.sink.input)).__name__.lower()
+        return kind(type(self.plan.node(self.plan.sink.input))).lower()
 
     def log(self) -> _Log:
         """What it sent; REQUIRES: it has its state."""

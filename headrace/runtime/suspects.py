@@ -18,7 +18,7 @@ import psycopg
 import structlog
 
 from headrace.errors import RESYNC, DefiniteFailure, TransientError
-from headrace.process.deaths import Marks, Record
+from headrace.process.deaths import DeathRecord, Marks
 
 _log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ class Suspects:
     def __init__(self, folder: Path) -> None:
         """Judge by what the last worker has left in ``folder``."""
         self._marks = Marks(folder / "worker.marks", (TransientError, psycopg.Error))
-        self._record = Record(folder / "worker.deaths")
+        self._record = DeathRecord(folder / "worker.deaths")
         self._txids: set[int] = set()
         self._deaths = 0
         self.guilty: set[int] = set()

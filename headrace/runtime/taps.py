@@ -22,7 +22,7 @@ from headrace.errors import DefiniteFailure, HeadraceError, TransientError
 from headrace.forwarder.stream import Stream
 from headrace.kernels import copytext, text
 from headrace.runtime.book import Book
-from headrace.runtime.jobs import Job
+from headrace.runtime.jobs import CommitJob
 from headrace.runtime.views import View
 from headrace.types import format_lsn
 
@@ -82,7 +82,7 @@ class Taps:
         self.check()
         return path
 
-    def passed(self, view: View, job: Job, diffs: pa.RecordBatch | None) -> None:
+    def passed(self, view: View, job: CommitJob, diffs: pa.RecordBatch | None) -> None:
         """``job`` is done for ``view``: ``diffs`` are in its table."""
         txid = job.txid
         for tap in self._taps.values():

@@ -35,7 +35,7 @@ from headrace.process.bounds import Bound
 from headrace.runtime.positions import StateMark
 from headrace.runtime.story import Story
 from headrace.sink.commit import Progress
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.state import layout
 from headrace.state.rocks import RocksStore
 from headrace.types import parse_lsn
@@ -197,7 +197,7 @@ class Unit:
 class View(Unit):
     """One maintained view."""
 
-    target: Target
+    target: ResultTable
     status: str
     owner: str = ""
     message: str | None = None
@@ -377,7 +377,7 @@ def _view(row: Sequence[Any]) -> View:
         rebuilt,
         {str(k): str(v) for k, v in (settings or {}).items()},
         parse_lsn(start_lsn) if start_lsn else 0,
-        Target(
+        ResultTable(
             view_id, schema_name, name, oid or 0, rebuilt.sink.schema, tuple(key or ())
         ),
         status,

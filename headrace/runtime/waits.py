@@ -34,7 +34,7 @@ class _Adopted:
     future: Future[None]
 
 
-class Waits:
+class PositionWaits:
     """Waiters of one engine; every method runs on the engine's thread."""
 
     def __init__(self, book: Book) -> None:

@@ -18,7 +18,6 @@ change in one transaction, and they must not add up over years.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -43,7 +42,7 @@ from headrace.kernels.pgoutput import Changes
 from headrace.postgres import definitions, fingerprint
 from headrace.postgres.definitions import Definitions
 from headrace.postgres.fingerprint import Facts
-from headrace.postgres.numbering import Observation, Snapshot
+from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.runtime.book import Book
 from headrace.runtime.columns import Columns, Description
@@ -212,13 +211,13 @@ class Watch:
                 return errors
             if clock.monotonic() >= until:
                 raise TransientError("a transaction of the stream is not visible yet")
-            time.sleep(_LOOK_S)
+            clock.sleep(_LOOK_S)
 
     def _shows(self, view: View, xids: set[int]) -> bool:
         now = self._now.get(view.id)
         if now is None:
             return False
-        snapshot = Snapshot.of(now["seen"])
+        snapshot = VisibleXids.of(now["seen"])
         return all(map(snapshot.shows, xids))
 
     def check(self, views: Iterable[View]) -> dict[int, HeadraceError]:

@@ -34,7 +34,7 @@ from headrace.errors import (
 )
 from headrace.postgres import definitions, failures, privileges
 from headrace.process import faults
-from headrace.runtime.jobs import Answer, Job, Part
+from headrace.runtime.jobs import Answer, CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Closed, Pipeline
 from headrace.runtime.suspects import Suspects
@@ -115,7 +115,7 @@ class SinkThread:
                 pipeline.committed(answer)
             self._wake()
 
-    def write(self, owner: Owner, job: Job) -> Answer:
+    def write(self, owner: Owner, job: CommitJob) -> Answer:
         """Write a job, group by group.
 
         Raises:
@@ -131,7 +131,7 @@ class SinkThread:
         self._out.update(answer.failed, answer.gone)
         return answer
 
-    def _due(self, job: Job) -> list[Part]:
+    def _due(self, job: CommitJob) -> list[ViewPart]:
         """The parts that may be written, with the progress that their rows have now."""
         out = []
         for part in job.parts:
@@ -152,8 +152,8 @@ class _Group:
     def __init__(
         self,
         owner: Owner,
-        job: Job,
-        parts: Sequence[Part],
+        job: CommitJob,
+        parts: Sequence[ViewPart],
         answer: Answer,
         breaks: _Breaks,
         suspects: Suspects,
@@ -205,7 +205,7 @@ class _Group:
                 part.view_id, part.progress.epoch, Txid(job.txid), Lsn(job.lsn)
             )
 
-    def _left(self) -> list[Part]:
+    def _left(self) -> list[ViewPart]:
         """The parts of views that have not failed."""
         answer = self._answer
         return [
@@ -214,7 +214,7 @@ class _Group:
             if p.view_id not in answer.failed and p.view_id not in answer.gone
         ]
 
-    def _altered(self, parts: Sequence[Part]) -> dict[int, HeadraceError]:
+    def _altered(self, parts: Sequence[ViewPart]) -> dict[int, HeadraceError]:
         """Views under which something was altered: what is written may be of two definitions.
 
         After the rows: writing reads values of users' types as well.
@@ -231,7 +231,7 @@ class _Group:
             if definitions.changed(known, now)
         }
 
-    def _refused(self, parts: Sequence[Part]) -> dict[int, HeadraceError]:
+    def _refused(self, parts: Sequence[ViewPart]) -> dict[int, HeadraceError]:
         """Views whose owners may not read any more what they read.
 
         All that is written was committed before this is asked.  So what is committed after a
@@ -246,11 +246,11 @@ class _Group:
             if right in lacks
         }
 
-    def _write_marked(self, part: Part) -> int:
+    def _write_marked(self, part: ViewPart) -> int:
         with self._suspects.during(part.view_id, self._job.txid):
             return self._write_view(part)
 
-    def _write_view(self, part: Part) -> int:
+    def _write_view(self, part: ViewPart) -> int:
         conn, writer = self._conn, self._owner.writer
         assert part.diffs is not None, "it changes"
         worn = self._breaks.error(part, self._job.txid)
@@ -275,7 +275,7 @@ class _Group:
         self._breaks.forget(part)
         return rows
 
-    def _settle(self, part: Part) -> None:
+    def _settle(self, part: ViewPart) -> None:
         """Have what a table puts off until the commit fail here, where it is known whose it is."""
         try:
             self._conn.execute(_AFTER_VIEW)
@@ -284,7 +284,7 @@ class _Group:
                 raise
             raise trouble.of_view(part.target, error) from error
 
-    def _known(self, part: Part, error: Exception) -> HeadraceError:
+    def _known(self, part: ViewPart, error: Exception) -> HeadraceError:
         if not isinstance(error, HeadraceError):
             _log.exception("view stopped by a bug", view=part.view_id)
             return BugError(f"internal error in writing the view: {error!r}")
@@ -295,7 +295,7 @@ class _Group:
             return self._explained(part, error)
         return error
 
-    def _explained(self, part: Part, error: SinkTableError) -> SinkTableError:
+    def _explained(self, part: ViewPart, error: SinkTableError) -> SinkTableError:
         try:
             return self._owner.writer.explained(part.target, error)
         except psycopg.Error as second:
@@ -315,16 +315,16 @@ class _Breaks:
     def __init__(self) -> None:
         self._found: dict[int, tuple[int, int]] = {}
 
-    def add(self, part: Part, txid: int) -> None:
+    def add(self, part: ViewPart, txid: int) -> None:
         """It was lost."""
         at, times = self._found.get(part.view_id, (txid, 0))
         self._found[part.view_id] = (txid, times + 1 if at == txid else 1)
 
-    def forget(self, part: Part) -> None:
+    def forget(self, part: ViewPart) -> None:
         """The view was written."""
         self._found.pop(part.view_id, None)
 
-    def error(self, part: Part, txid: int) -> HeadraceError | None:
+    def error(self, part: ViewPart, txid: int) -> HeadraceError | None:
         """Why the view is not to be written any more; None: it is."""
         at, times = self._found.get(part.view_id, (0, 0))
         if at != txid or times < BREAKS_MAX:
@@ -337,7 +337,7 @@ class _Breaks:
         )
 
 
-def _by_group(parts: Sequence[Part]) -> Iterator[list[Part]]:
+def _by_group(parts: Sequence[ViewPart]) -> Iterator[list[ViewPart]]:
     """The parts of each commit group, groups and views always in the same order."""
     for group in sorted({part.group for part in parts}):
         yield [part for part in parts if part.group == group]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.server.context import Context
+from headrace.server.context import CallContext
 from headrace.server.procedures import Invocation
 
 
@@ -59,7 +59,7 @@ class Run:
     """Carry out the call of who logged in as ``login``; then ``finish`` or ``fail``."""
 
     invocation: Invocation
-    context: Context
+    context: CallContext
     login: str
 
 

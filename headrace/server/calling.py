@@ -11,10 +11,10 @@ from typing import Final
 from headrace.errors import ProtocolError
 from headrace.server import messages as m
 from headrace.server.actions import Run
-from headrace.server.context import CONTEXT_QUERY, Context, read_context
+from headrace.server.context import CONTEXT_QUERY, CallContext, read_context
 from headrace.server.flow import Flow, Pending
 from headrace.server.queries import Queries
-from headrace.server.states import State
+from headrace.server.states import SessionState
 from headrace.sql.verbs import VERBS
 
 _NAME: Final = b"__headrace_"
@@ -30,7 +30,7 @@ class Calling:
         self._queries = queries
         self._synced = False
         self._nonce = ""
-        self._context: Context | None = None
+        self._context: CallContext | None = None
         self._at = 0
         """How many answers to the question for the context have come."""
 
@@ -53,7 +53,7 @@ class Calling:
     def check(self) -> None:
         """Go on with the call if it waits for that, and once the source owes nothing."""
         flow = self._flow
-        if flow.state is not State.BARRIER or not flow.pipeline.settled:
+        if flow.state is not SessionState.BARRIER or not flow.pipeline.settled:
             return
         pending = self._pending
         idle = flow.pipeline.status == b"I" and not flow.pipeline.ignoring

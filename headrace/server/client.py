@@ -20,7 +20,7 @@ import structlog
 from headrace.errors import BugError, HeadraceError, QueryCancelled
 from headrace.server import actions as a
 from headrace.server import protocol as p
-from headrace.server.context import Context
+from headrace.server.context import CallContext
 from headrace.server.doorway import tune
 from headrace.server.messages import error_response
 from headrace.server.port import Port
@@ -316,7 +316,9 @@ class Client(asyncio.Protocol):
             return
         self.apply(self.session.verifier_found(found))
 
-    async def _run(self, invocation: Invocation, context: Context, login: str) -> None:
+    async def _run(
+        self, invocation: Invocation, context: CallContext, login: str
+    ) -> None:
         """Carry out a call of this session and answer the client."""
         finished: Callable[[], list[a.Action]]
         try:

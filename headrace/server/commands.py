@@ -15,11 +15,11 @@ import structlog
 
 from headrace import clock
 from headrace.errors import TransientError, UserError
-from headrace.server.context import Context
+from headrace.server.context import CallContext
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation
 from headrace.server.progress import Reporter, ready
-from headrace.server.waits import Waits
+from headrace.server.waits import SessionWaits
 from headrace.sql.verbs import VERBS, CreateView, Request, Verb, ViewRequest, WaitFor
 from headrace.types import INT8, TEXT
 
@@ -37,7 +37,7 @@ Report = Callable[[str], None]
 _log = structlog.get_logger(__name__)
 
 
-class Peer(Protocol):
+class CommandPeer(Protocol):
     """What a handler may ask of builder or worker."""
 
     async def call(
@@ -56,9 +56,9 @@ class Commands:
 
     def __init__(
         self,
-        builder: Callable[[], Awaitable[Peer]],
-        waits: Waits | None = None,
-        worker: Callable[[], Awaitable[Peer]] | None = None,
+        builder: Callable[[], Awaitable[CommandPeer]],
+        waits: SessionWaits | None = None,
+        worker: Callable[[], Awaitable[CommandPeer]] | None = None,
         per_role_max: int = 0,
     ) -> None:
         """``builder`` and ``worker`` wait until it can be asked and give its peer.
@@ -73,7 +73,7 @@ class Commands:
         self._background: set[asyncio.Task[Any]] = set()
 
     async def run(
-        self, invocation: Invocation, context: Context, report: Report
+        self, invocation: Invocation, context: CallContext, report: Report
     ) -> ResultSet | None:
         """Carry out ``invocation``; rows for a query, None for a CALL."""
         verb, request = _request(invocation, context)
@@ -208,7 +208,7 @@ class Commands:
         return await peer.call(verb.name, request.message(), progress, linger_s=linger)
 
 
-def _request(invocation: Invocation, context: Context) -> tuple[Verb, Request]:
+def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Request]:
     """What an invocation asks for; NULL is as good as nothing."""
     verb = VERBS.get(invocation.procedure)
     if verb is None:

@@ -28,14 +28,16 @@ CONTEXT_QUERY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CallContext:
     """The session's current role and captured settings."""
 
     caller: str
     settings: dict[str, str]
 
 
-def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> Context:
+def read_context(
+    values: Sequence[bytes | None], nonce: str, encoding: str
+) -> CallContext:
     """The context in the row that ``CONTEXT_QUERY`` gives.
 
     Only a row that carries the nonce is one: it was made up for this very question, after
@@ -46,7 +48,7 @@ def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> C
     if values[1] is None or values[2] is None:
         raise ProtocolError("unexpected answer to the context query")
     caller, settings = (v.decode(encoding) for v in values[1:] if v is not None)
-    return Context(caller, json.loads(settings))
+    return CallContext(caller, json.loads(settings))
 
 
 def settings_of(given: Any) -> dict[str, str]:

@@ -30,7 +30,7 @@ from headrace.errors import (
 from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
 from headrace.server.commands import Commands
-from headrace.server.context import Context, settings_of
+from headrace.server.context import CallContext, settings_of
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import invocation_of
 
@@ -179,7 +179,7 @@ class Direct:
                 raise UndefinedError("the role that called does not exist any more")
             arguments, settings = _read(row, "arguments"), _read(row, "settings")
             invocation = invocation_of(row["procedure"], arguments)
-            context = Context(row["caller"], settings_of(settings))
+            context = CallContext(row["caller"], settings_of(settings))
             found = await self._commands.run(invocation, context, report)
             self._post(number, status="done", result=json.dumps(_objects(found)))
         except asyncio.CancelledError:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import structlog
+
+from headrace import clock
 
 _KEEPALIVE_IDLE_S: Final = 60
 _KEEPALIVE_INTERVAL_S: Final = 10
@@ -100,8 +101,8 @@ def network(address: str) -> str:
 class Noise:
     """Tells what rude clients do: one line of a kind in ten seconds, with a count."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, now: Callable[[], float] = clock.monotonic) -> None:
+        self._clock = now
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def tell(self, event: str, **fields: Any) -> None:

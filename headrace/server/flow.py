@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from headrace.server import messages as m
 from headrace.server.actions import Action, Close, ToClient, ToServer
 from headrace.server.login import Login
-from headrace.server.pipeline import Pipeline
+from headrace.server.pipeline import OwedAnswers
 from headrace.server.procedures import Invocation
-from headrace.server.states import TRANSITIONS, State
+from headrace.server.states import TRANSITIONS, SessionState
 from headrace.server.translation import Translation, translation
 
 
@@ -54,7 +54,7 @@ class Flow:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.state = State.START
+        self.state = SessionState.START
         self.key = b""
         self.user = ""
         self.ours = False
@@ -65,7 +65,7 @@ class Flow:
         """What has come from the client, and is not dealt with."""
         self.source = bytearray()
         """Likewise from the source."""
-        self.pipeline = Pipeline()
+        self.pipeline = OwedAnswers()
         self.pending: Pending | None = None
         self.translation: Translation | None = None
         self.settings = 0
@@ -111,7 +111,7 @@ class Flow:
 
     def close(self, *last: Action) -> None:
         """Nothing is done any more but ``last``."""
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
         self.client.clear()
         self.source.clear()
         self.act(*last)

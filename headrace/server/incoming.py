@@ -11,9 +11,9 @@ from headrace.server import startup
 from headrace.server.calling import Calling
 from headrace.server.flow import Flow
 from headrace.server.queries import Queries
-from headrace.server.states import State
+from headrace.server.states import SessionState
 
-_READING: Final = (State.LOGIN, State.RELAY, State.SKIP)
+_READING: Final = (SessionState.LOGIN, SessionState.RELAY, SessionState.SKIP)
 _Q, _P, _B, _E, _S, _X, _PASSWORD = b"QPBESXp"
 
 
@@ -32,9 +32,9 @@ class Incoming:
         flow = self._flow
         while flow.client:
             before = (flow.state, len(flow.client), self._pass)
-            if flow.state is State.START:
+            if flow.state is SessionState.START:
                 startup.read(flow)
-            elif flow.state is State.RELAY and not flow.ours:
+            elif flow.state is SessionState.RELAY and not flow.ours:
                 flow.to_source(flow.client)
                 flow.client.clear()
             elif flow.state in _READING:
@@ -52,7 +52,7 @@ class Incoming:
                 part = min(self._pass, len(buffer) - at)
                 self._pass -= part
                 at += part
-                if flow.state is State.SKIP:
+                if flow.state is SessionState.SKIP:
                     sent = at
                 if part == 0:
                     break
@@ -67,7 +67,7 @@ class Incoming:
                 flow.to_source(m.SYNC * syncs)
                 sent = at
             if syncs is not None or not self._wanted(kind, total):
-                if flow.state is State.RELAY:
+                if flow.state is SessionState.RELAY:
                     self._queries.skim(kind, bytes(buffer[at + 5 : at + 600]))
                 self._pass = total
                 continue
@@ -81,7 +81,7 @@ class Incoming:
             sent = self._flush_gated(kind, sent, at)
         flow.to_source(buffer[sent:at])
         del buffer[:at]
-        if flow.state is State.BARRIER:
+        if flow.state is SessionState.BARRIER:
             self._calling.begin()
 
     def _flush_gated(self, kind: int, sent: int, at: int) -> int:
@@ -100,7 +100,7 @@ class Incoming:
         kind = flow.client[at]
         (length,) = struct.unpack_from("!i", flow.client, at + 1)
         m.check_length(kind, length)
-        if flow.state is State.LOGIN:
+        if flow.state is SessionState.LOGIN:
             if length > m.LOGIN_BYTES_MAX:
                 raise ProtocolError("invalid message length")
             if kind not in (_PASSWORD, _X):
@@ -111,11 +111,11 @@ class Incoming:
     def _wanted(self, kind: int, total: int) -> bool:
         """Whether the message must be seen whole before it is relayed or dropped."""
         flow = self._flow
-        if flow.state is State.LOGIN:
+        if flow.state is SessionState.LOGIN:
             return kind == _PASSWORD and flow.login.answers_client
         if kind in (_S, _X) or kind == m.FLUSH[0]:
             return True
-        if flow.state is State.SKIP or total > flow.rules.statement_bytes_max:
+        if flow.state is SessionState.SKIP or total > flow.rules.statement_bytes_max:
             return False
         if flow.pipeline.ignoring or flow.pipeline.copying:
             return False
@@ -126,10 +126,10 @@ class Incoming:
     def _on_message(self, kind: int, message: bytes) -> bool:
         """Act on a whole message; returns whether it is to be relayed now."""
         flow = self._flow
-        if flow.state is State.LOGIN:
+        if flow.state is SessionState.LOGIN:
             startup.go_on(flow, flow.login.from_client(message[5:]))
             return False
-        if flow.state is State.SKIP:
+        if flow.state is SessionState.SKIP:
             # After an error of ours everything up to Sync is dropped.
             if kind != _S:
                 return kind == _X

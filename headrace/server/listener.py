@@ -9,7 +9,7 @@ from headrace.config import Settings, address
 from headrace.server import tls
 from headrace.server.client import Client
 from headrace.server.port import Port, Runner
-from headrace.server.upstream import Target
+from headrace.server.upstream import SourceAddress
 
 _CALLS_TIMEOUT_S: Final = 10.0
 
@@ -18,7 +18,7 @@ class Listener:
     """Accepts clients and relays their sessions to the source."""
 
     def __init__(
-        self, settings: Settings, target: Target, database: str, runner: Runner
+        self, settings: Settings, target: SourceAddress, database: str, runner: Runner
     ) -> None:
         """``runner`` carries out a call; its errors become the client's."""
         self.port = Port(settings, target, database, runner)

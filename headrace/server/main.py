@@ -23,15 +23,15 @@ from headrace.postgres import slot as setup
 from headrace.process import rpc
 from headrace.runtime import ownership
 from headrace.server import janitor
-from headrace.server.commands import Commands, Peer
+from headrace.server.commands import CommandPeer, Commands
 from headrace.server.direct import Direct
 from headrace.server.health import Health
 from headrace.server.http import HttpServer
 from headrace.server.listener import Listener
 from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
-from headrace.server.upstream import Target
-from headrace.server.waits import Waits
+from headrace.server.upstream import SourceAddress
+from headrace.server.waits import SessionWaits
 from headrace.sql import install
 
 _log = structlog.get_logger(__name__)
@@ -107,13 +107,13 @@ class Commander:
         self._settings = settings
         self._supervisor = Supervisor(settings, self._before_builder)
         worker = self._supervisor.worker.peer
-        self._waits = Waits(settings.source, worker)
+        self._waits = SessionWaits(settings.source, worker)
         self._commands = Commands(
             self._builder, self._waits, worker, settings.commands_per_role_max
         )
         self._direct = Direct(settings, self._commands)
         self._listener = Listener(
-            settings, Target.of(settings.source), database, self._commands.run
+            settings, SourceAddress.of(settings.source), database, self._commands.run
         )
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
         self._status = 0
@@ -183,7 +183,7 @@ class Commander:
     def _sessions(self) -> int:
         return len(self._listener.port.sessions)
 
-    async def _builder(self) -> Peer:
+    async def _builder(self) -> CommandPeer:
         return await self._supervisor.builder.peer()
 
     async def _before_builder(self, peer: rpc.Peer) -> None:

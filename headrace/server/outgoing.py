@@ -12,7 +12,7 @@ from headrace.server.actions import Ready
 from headrace.server.calling import Calling
 from headrace.server.flow import Flow
 from headrace.server.queries import Queries
-from headrace.server.states import State
+from headrace.server.states import SessionState
 
 _CONTEXT_BYTES_MAX: Final = 1_048_576
 _AUTH, _ERROR, _READY, _SETTING, _KEY = b"REZSK"
@@ -37,7 +37,7 @@ class Outgoing:
         """Deal with what has come, as far as that can be now."""
         flow = self._flow
         buffer = flow.source
-        if flow.state is State.RELAY and not flow.ours:
+        if flow.state is SessionState.RELAY and not flow.ours:
             flow.to_client(buffer)
             buffer.clear()
             return
@@ -68,7 +68,7 @@ class Outgoing:
             at += total
             sent = at
             flow.to_client(shown)
-            if flow.state is State.CLOSED:
+            if flow.state is SessionState.CLOSED:
                 return
         flow.to_client(buffer[sent:at])
         del buffer[:at]
@@ -76,11 +76,15 @@ class Outgoing:
     def _wanted(self, kind: int, total: int) -> bool:
         """Whether a message of the source is looked at whole; others are streamed."""
         state = self._flow.state
-        if state is State.CONTEXT and kind not in _AT_ANY_TIME and kind != _ERROR:
+        if (
+            state is SessionState.CONTEXT
+            and kind not in _AT_ANY_TIME
+            and kind != _ERROR
+        ):
             if total > _CONTEXT_BYTES_MAX:
                 raise ProtocolError("unexpected answer to the context query")
             return True
-        if state is State.LOGIN and kind in (_AUTH, _KEY):
+        if state is SessionState.LOGIN and kind in (_AUTH, _KEY):
             if total > m.LOGIN_BYTES_MAX:
                 raise ProtocolError("invalid message length")
             return True
@@ -94,7 +98,7 @@ class Outgoing:
 
     def _on_passing(self, kind: int) -> None:
         """Bookkeeping for a message of the source that is relayed unread."""
-        if kind in _UNASKED or self._flow.state is State.LOGIN:
+        if kind in _UNASKED or self._flow.state is SessionState.LOGIN:
             return
         if kind == _ERROR:
             self._on_error()
@@ -118,7 +122,7 @@ class Outgoing:
             reader = m.Reader(message[5:])
             name = reader.cstring().decode("utf-8", "replace")
             flow.setting(name, reader.cstring().decode("utf-8", "replace"))
-        elif flow.state is State.CONTEXT:
+        elif flow.state is SessionState.CONTEXT:
             self._calling.on_context(kind, message, failed=self._error_seen)
             return b""
         elif kind == _KEY:
@@ -136,17 +140,17 @@ class Outgoing:
     def _on_ready(self, message: bytes) -> bytes:
         flow, status = self._flow, message[5:6]
         failed, self._error_seen = self._error_seen, False
-        if flow.state is State.LOGIN:
+        if flow.state is SessionState.LOGIN:
             flow.pipeline.status = status
             flow.fire("ready")
             flow.act(Ready(flow.key))
             return message
-        if flow.state is State.CONTEXT:
+        if flow.state is SessionState.CONTEXT:
             return self._calling.on_context_ready(message, failed=failed)
         flow.translation = None
         flow.pipeline.ready(status)
         if flow.pipeline.settled:
             self._queries.confirm(idle=status == b"I")
-        if flow.state is State.BARRIER:
+        if flow.state is SessionState.BARRIER:
             return self._calling.on_ready(message, failed=failed)
         return message

@@ -45,7 +45,7 @@ _COPY_IN: Final = ord("G")
 _COPY_OUT: Final = ord("H")
 
 
-class Pipeline:
+class OwedAnswers:
     """See the module."""
 
     def __init__(self) -> None:

@@ -17,13 +17,13 @@ import structlog
 from headrace.config import Settings
 from headrace.errors import TransientError
 from headrace.server import tls
-from headrace.server.context import Context
+from headrace.server.context import CallContext
 from headrace.server.doorway import Doorway, Noise
 from headrace.server.flow import Rules
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation
 from headrace.server.roles import Roles
-from headrace.server.upstream import Target
+from headrace.server.upstream import SourceAddress
 
 _CANCEL_TIMEOUT_S: Final = 10.0
 
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 
 Report = Callable[[str], None]
-Runner = Callable[[Invocation, Context, Report], Awaitable[ResultSet | None]]
+Runner = Callable[[Invocation, CallContext, Report], Awaitable[ResultSet | None]]
 
 
 class Guest(Protocol):
@@ -52,7 +52,7 @@ class Port:
     """What the clients of one port have in common."""
 
     def __init__(
-        self, settings: Settings, target: Target, database: str, runner: Runner
+        self, settings: Settings, target: SourceAddress, database: str, runner: Runner
     ) -> None:
         """``runner`` carries out a call; its errors become the client's."""
         self.settings = settings

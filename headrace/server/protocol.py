@@ -38,10 +38,10 @@ from headrace.server.flow import Flow, Rules
 from headrace.server.incoming import Incoming
 from headrace.server.login import Channel
 from headrace.server.outgoing import Outgoing
-from headrace.server.pipeline import Pipeline
+from headrace.server.pipeline import OwedAnswers
 from headrace.server.queries import Queries
 from headrace.server.scram import Verifier
-from headrace.server.states import State
+from headrace.server.states import SessionState
 
 
 class Session:
@@ -55,7 +55,7 @@ class Session:
         self._outgoing = Outgoing(self._flow, self._queries, self._calling)
 
     @property
-    def state(self) -> State:
+    def state(self) -> SessionState:
         """Where the session is."""
         return self._flow.state
 
@@ -65,7 +65,7 @@ class Session:
         return self._flow.key
 
     @property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> OwedAnswers:
         """What the source still owes."""
         return self._flow.pipeline
 
@@ -83,14 +83,14 @@ class Session:
 
     def receive_client(self, data: bytes) -> list[Action]:
         """Bytes from the client."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return []
         self._flow.client += data
         return self._go_on()
 
     def receive_server(self, data: bytes) -> list[Action]:
         """Bytes from the source."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return []
         self._flow.source += data
         try:
@@ -118,7 +118,7 @@ class Session:
 
     def verifier_found(self, verifier: Verifier | None) -> list[Action]:
         """The answer to ``Verify``; None: we may not read it."""
-        if self.state is not State.LOGIN:
+        if self.state is not SessionState.LOGIN:
             return []
         try:
             startup.go_on(self._flow, self._flow.login.verifier_found(verifier))
@@ -128,26 +128,26 @@ class Session:
 
     def server_lost(self, fields: dict[str, str]) -> list[Action]:
         """The source cannot be reached; the client is told why (before login only)."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return []
         return self._die(fields["M"], fields["C"], fields)
 
     def notice(self, text: str) -> list[Action]:
         """Tell the client something about the running call."""
-        if self.state is not State.RUNNING:
+        if self.state is not SessionState.RUNNING:
             return []
         return [ToClient(m.notice_response(text, encoding=self._flow.encoding))]
 
     def finish(self, found: m.ResultSet | None) -> list[Action]:
         """The running call is done; ``found`` are its rows, if it has any."""
-        if self.state is not State.RUNNING:
+        if self.state is not SessionState.RUNNING:
             return []
         self._calling.finish(found)
         return self._go_on()
 
     def fail(self, fields: dict[str, str]) -> list[Action]:
         """The running call failed with these fields (position relative to the query)."""
-        if self.state is not State.RUNNING:
+        if self.state is not SessionState.RUNNING:
             return []
         self._calling.fail(fields)
         return self._go_on()

@@ -10,7 +10,12 @@ from typing import Final
 from headrace.server import messages as m
 from headrace.server.flow import Flow, Pending
 from headrace.server.procedures import Given, bind
-from headrace.server.remembered import Calls, Copies, Prepared, may_copy_in
+from headrace.server.remembered import (
+    PossibleCopies,
+    Prepared,
+    PreparedCalls,
+    may_copy_in,
+)
 from headrace.server.statements import SCHEMA, parse
 
 _Q, _P, _B, _E = b"QPBE"
@@ -23,8 +28,8 @@ class Queries:
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
-        self._calls = Calls()
-        self._copies = Copies()
+        self._calls = PreparedCalls()
+        self._copies = PossibleCopies()
         self._executes = 0
 
     @property

@@ -30,7 +30,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundCall:
     """A Bind of such a statement."""
 
     prepared: Prepared
@@ -39,12 +39,12 @@ class Bound:
     size: int
 
 
-class Calls:
+class PreparedCalls:
     """Prepared calls of ours, by name, and the portals bound to them."""
 
     def __init__(self) -> None:
         self._statements: dict[bytes, Prepared] = {}
-        self._portals: dict[bytes, Bound] = {}
+        self._portals: dict[bytes, BoundCall] = {}
         self._new: set[bytes] = set()
         self._bytes = self._portal_bytes = 0
 
@@ -79,9 +79,9 @@ class Calls:
         size = len(portal) + sum(len(g.data or b"") + 64 for g in given)
         if prepared and self._portal_bytes + size <= BYTES_MAX:
             self._portal_bytes += size
-            self._portals[portal] = Bound(prepared, given, formats, size)
+            self._portals[portal] = BoundCall(prepared, given, formats, size)
 
-    def bound(self, portal: bytes) -> Bound | None:
+    def bound(self, portal: bytes) -> BoundCall | None:
         """What the portal is, if it is ours."""
         return self._portals.get(portal)
 
@@ -125,7 +125,7 @@ class Calls:
         self.end_segment()
 
 
-class Copies:
+class PossibleCopies:
     """Statements and portals that may be COPY FROM STDIN; kept when in doubt."""
 
     def __init__(self) -> None:

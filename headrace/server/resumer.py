@@ -40,17 +40,17 @@ from headrace.errors import (
     UndefinedError,
     transient,
 )
-from headrace.population.options import Options
+from headrace.population.options import ViewOptions
 from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
 from headrace.server.commands import Commands
-from headrace.server.context import Context
+from headrace.server.context import CallContext
 from headrace.server.procedures import Invocation
 from headrace.server.tries import WINDOW_S, Tries
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class MendingRule:
     """When views that one kind of error has stopped are filled anew."""
 
     option: str | None = None
@@ -61,15 +61,15 @@ class Rule:
     """How often at most (``tries``); None: any number, ever more rarely while it fails."""
 
 
-_DAMAGE: Final = Rule("on_damage", ("resync",), tries_max=3)
-RULES: Final[dict[str, Rule]] = {
-    StructureChanged.sqlstate: Rule("on_change", ("follow", "resync")),
-    DefiniteFailure.sqlstate: Rule("on_change", ("resync",)),
+_DAMAGE: Final = MendingRule("on_damage", ("resync",), tries_max=3)
+RULES: Final[dict[str, MendingRule]] = {
+    StructureChanged.sqlstate: MendingRule("on_change", ("follow", "resync")),
+    DefiniteFailure.sqlstate: MendingRule("on_change", ("resync",)),
     StateDamaged.sqlstate: _DAMAGE,
     ContinuityLost.sqlstate: _DAMAGE,
     SinkTableError.sqlstate: _DAMAGE,
     # It catches up alone, beside the others.
-    LimitExceeded.sqlstate: Rule(tries_max=3),
+    LimitExceeded.sqlstate: MendingRule(tries_max=3),
 }
 """By SQLSTATE.  Code of a user may raise any of them: then filling anew fails as well."""
 
@@ -226,7 +226,7 @@ class Resumer:
         try:
             await self._commands.run(
                 Invocation("resync_view", {"name": name, **only}),
-                Context(row["owner"], {}),
+                CallContext(row["owner"], {}),
                 lambda line: _log.info("resync", view=name, line=line),
             )
         except HeadraceError as error:
@@ -278,7 +278,9 @@ def _governed(row: Row) -> bool:
     if rule.option is None:
         return True
     value = row[rule.option]
-    return (getattr(Options(), rule.option) if value is None else value) in rule.values
+    return (
+        getattr(ViewOptions(), rule.option) if value is None else value
+    ) in rule.values
 
 
 def _passing(error: HeadraceError) -> bool:

@@ -6,7 +6,7 @@ import enum
 from typing import Final
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     """Where the session is."""
 
     START = enum.auto()
@@ -21,21 +21,24 @@ class State(enum.Enum):
 
 
 # What happened -> (state it happens in -> next state).  Anything else is a bug, not input.
-TRANSITIONS: Final[dict[str, dict[State, State]]] = {
-    "tls_requested": {State.START: State.TLS},
-    "tls_ready": {State.TLS: State.START},
-    "startup": {State.START: State.LOGIN},
-    "ready": {State.LOGIN: State.RELAY},
-    "ours": {State.RELAY: State.BARRIER},
-    "not_ours": {State.BARRIER: State.RELAY, State.CONTEXT: State.RELAY},
-    "idle": {State.BARRIER: State.CONTEXT},
-    "answered": {State.CONTEXT: State.RUNNING},
-    "finished": {State.RUNNING: State.RELAY},
-    "refused": {State.CONTEXT: State.RELAY},
-    "failed": {
-        State.RUNNING: State.SKIP,
-        State.CONTEXT: State.SKIP,
-        State.BARRIER: State.SKIP,
+TRANSITIONS: Final[dict[str, dict[SessionState, SessionState]]] = {
+    "tls_requested": {SessionState.START: SessionState.TLS},
+    "tls_ready": {SessionState.TLS: SessionState.START},
+    "startup": {SessionState.START: SessionState.LOGIN},
+    "ready": {SessionState.LOGIN: SessionState.RELAY},
+    "ours": {SessionState.RELAY: SessionState.BARRIER},
+    "not_ours": {
+        SessionState.BARRIER: SessionState.RELAY,
+        SessionState.CONTEXT: SessionState.RELAY,
     },
-    "sync": {State.SKIP: State.RELAY},
+    "idle": {SessionState.BARRIER: SessionState.CONTEXT},
+    "answered": {SessionState.CONTEXT: SessionState.RUNNING},
+    "finished": {SessionState.RUNNING: SessionState.RELAY},
+    "refused": {SessionState.CONTEXT: SessionState.RELAY},
+    "failed": {
+        SessionState.RUNNING: SessionState.SKIP,
+        SessionState.CONTEXT: SessionState.SKIP,
+        SessionState.BARRIER: SessionState.SKIP,
+    },
+    "sync": {SessionState.SKIP: SessionState.RELAY},
 }

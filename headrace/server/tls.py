@@ -19,7 +19,7 @@ from headrace.config import Settings, address
 from headrace.errors import PrerequisiteError
 from headrace.server.roles import Roles
 from headrace.server.scram import end_point
-from headrace.server.upstream import ALPN, Target
+from headrace.server.upstream import ALPN, SourceAddress
 
 _END: Final = "-----END CERTIFICATE-----"
 _log = structlog.get_logger(__name__)
@@ -55,7 +55,9 @@ def own_binding(settings: Settings) -> bytes:
     return end_point(ssl.PEM_cert_to_DER_cert(first))
 
 
-async def checked(settings: Settings, target: Target, roles: Roles) -> Target:
+async def checked(
+    settings: Settings, target: SourceAddress, roles: Roles
+) -> SourceAddress:
     """``target``, which from now on must be as it is found now.
 
     Raises:

@@ -25,7 +25,7 @@ ALPN: Final = "postgresql"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SourceAddress:
     """The source's addresses (tried in order) and how its TLS is checked."""
 
     addresses: tuple[tuple[str, int], ...]

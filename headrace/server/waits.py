@@ -60,7 +60,7 @@ SELECT v.id, v.status, v.message,
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WaitTarget:
     """What is waited for."""
 
     view_id: int
@@ -71,7 +71,7 @@ class Target:
     """Whether the caller may see why the view does not run."""
 
 
-class Waits:
+class SessionWaits:
     """Answers ``wait_for`` calls."""
 
     def __init__(self, dsn: str, worker: Callable[[], Awaitable[rpc.Peer]]) -> None:
@@ -108,7 +108,7 @@ class Waits:
                 hint="See headrace.list_views() for its status and lag.",
             ) from error
 
-    async def _covered(self, target: Target, request: WaitFor) -> None:
+    async def _covered(self, target: WaitTarget, request: WaitFor) -> None:
         view_id = target.view_id
         while True:
             worker = await self._worker()
@@ -129,7 +129,7 @@ class Waits:
                 return
             await asyncio.sleep(_RETRY_S)
 
-    async def _target(self, request: WaitFor) -> Target:
+    async def _target(self, request: WaitFor) -> WaitTarget:
         asked = {
             "name": request.name,
             "lsn": request.lsn,
@@ -157,7 +157,7 @@ class Waits:
         if timeout is not None and timeout < 0:
             raise UserError("timeout must not be negative")
         wanted = record_end(parse_lsn(lsn), self._block, self._segment)
-        return Target(int(view_id), name, wanted, timeout, bool(owns))
+        return WaitTarget(int(view_id), name, wanted, timeout, bool(owns))
 
     async def _ask(self, asked: dict[str, Any]) -> tuple[Any, ...]:
         for attempt in range(1, _ATTEMPTS + 1):

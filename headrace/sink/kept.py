@@ -67,7 +67,7 @@ def note(conn: Connection, views: Collection[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptOfTable:
     """What is known of one result table."""
 
     known: bool = False

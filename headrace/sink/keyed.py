@@ -21,7 +21,7 @@ from psycopg import sql
 from headrace.kernels import rows
 from headrace.sink import table
 from headrace.sink.rows import Arrays
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.types import (
     BOOL,
     BPCHAR,
@@ -55,7 +55,7 @@ _CANONICAL: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class KeyedChanges:
     """Places of rows in the diffs of a view."""
 
     old: Places
@@ -65,7 +65,9 @@ class Changes:
     come: Places
 
 
-def pair(target: Target, diffs: pa.RecordBatch, gone: Places, come: Places) -> Changes:
+def pair(
+    target: ResultTable, diffs: pa.RecordBatch, gone: Places, come: Places
+) -> KeyedChanges:
     """Find among ``gone`` and ``come`` the rows whose key stays; each is in ``diffs`` once."""
     weights = diffs.column(len(target.schema)).to_numpy()
     ids, count = _numbers(target, diffs)
@@ -74,7 +76,7 @@ def pair(target: Target, diffs: pa.RecordBatch, gone: Places, come: Places) -> C
     # Of copies of a row no key is left that could stay: let the table say so.
     both = both[(weights[old[both]] == -1) & (weights[new[both]] == 1)]
     old, new = old[both], new[both]
-    return Changes(
+    return KeyedChanges(
         old,
         new,
         np.setdiff1d(gone, old, assume_unique=True),
@@ -82,7 +84,7 @@ def pair(target: Target, diffs: pa.RecordBatch, gone: Places, come: Places) -> C
     )
 
 
-def _numbers(target: Target, diffs: pa.RecordBatch) -> tuple[Places, int]:
+def _numbers(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, int]:
     """For each row the number of its key, and how many keys there are."""
     places = [
         next(i for i, field in enumerate(target.schema) if field.name == name)
@@ -106,8 +108,8 @@ def _first(ids: Places, places: Places, count: int) -> Places:
 
 
 def update(
-    target: Target,
-    found: Sequence[table.Attribute],
+    target: ResultTable,
+    found: Sequence[table.ResultColumn],
     arrays: Arrays,
     equal: Sequence[sql.Composable],
 ) -> sql.Composed:

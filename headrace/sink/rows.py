@@ -12,7 +12,7 @@ from psycopg import sql
 
 from headrace.kernels import copytext, text
 from headrace.sink import table
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.types import (
     BOOL,
     BPCHAR,
@@ -46,7 +46,7 @@ class Arrays:
     """Whether as one array of the table's row type, or an array per column."""
 
     @classmethod
-    def of(cls, target: Target, found: Sequence[table.Attribute]) -> Arrays:
+    def of(cls, target: ResultTable, found: Sequence[table.ResultColumn]) -> Arrays:
         """Those for a table with the columns ``found``."""
         # A row type's array holds every kind of column, an array's elements only some.  And while
         # the table is locked its name is that of its type: a name of a user's type may be that of
@@ -62,7 +62,7 @@ class Arrays:
             for n, kind in enumerate(self.kinds, first)
         )
 
-    def literals(self, target: Target, diffs: pa.RecordBatch) -> list[str]:
+    def literals(self, target: ResultTable, diffs: pa.RecordBatch) -> list[str]:
         """The values of the parameters for the rows ``diffs``."""
         columns = texts(target, diffs)
         if self.by_row:
@@ -70,7 +70,7 @@ class Arrays:
         return [copytext.array_literal(c) for c in columns]
 
 
-def same(attribute: table.Attribute) -> sql.Composed:
+def same(attribute: table.ResultColumn) -> sql.Composed:
     """Whether column values of ``t`` and ``g`` are the same, exactly."""
     name = attribute.name
     form: LiteralString = "{} IS NOT DISTINCT FROM {}"
@@ -102,7 +102,7 @@ def _row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
     return pc.binary_join_element_wise("(", inner, ")", "")
 
 
-def texts(target: Target, diffs: pa.RecordBatch) -> list[pa.StringArray]:
+def texts(target: ResultTable, diffs: pa.RecordBatch) -> list[pa.StringArray]:
     """The columns of ``diffs`` as text."""
     return [
         text.render(diffs.column(i), field.oid) for i, field in enumerate(target.schema)

@@ -32,7 +32,7 @@ _KEYLESS: Final = "has lost its key"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResultTable:
     """A result table: where rows of a view go."""
 
     view_id: int
@@ -166,7 +166,7 @@ def prove_types(conn: Connection, oid: int, fields: Sequence[Field]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
+class ResultColumn:
     """A column of a result table as the catalog has it."""
 
     name: str
@@ -184,7 +184,7 @@ class Attribute:
     hashable: bool = False
 
 
-def attributes(conn: Connection, oid: int) -> list[Attribute]:
+def attributes(conn: Connection, oid: int) -> list[ResultColumn]:
     """Columns in table order; ``hashable`` is left false (see ``hashable``)."""
     rows = conn.execute(
         "WITH RECURSIVE a AS ("
@@ -207,12 +207,13 @@ def attributes(conn: Connection, oid: int) -> list[Attribute]:
         (oid,),
     ).fetchall()
     return [
-        Attribute(r[0], r[1], r[2], int(r[3]), r[4], int(r[5]), int(r[6])) for r in rows
+        ResultColumn(r[0], r[1], r[2], int(r[3]), r[4], int(r[5]), int(r[6]))
+        for r in rows
     ]
 
 
 def hashable(
-    conn: Connection, name: sql.Identifier, found: Sequence[Attribute]
+    conn: Connection, name: sql.Identifier, found: Sequence[ResultColumn]
 ) -> list[bool]:
     """Which columns of the table ``name`` hash_record_extended can hash: asked per type.
 
@@ -279,7 +280,7 @@ def index_name(oid: int) -> str:
     return name
 
 
-def asking_mark(conn: Connection, target: Target) -> sql.Composed:
+def asking_mark(conn: Connection, target: ResultTable) -> sql.Composed:
     """A statement for whether the name of ``target`` is that of its OID, and its *mark*.
 
     As long as the mark stays the same, so does what ``check`` looks at; publications apart, and
@@ -303,7 +304,7 @@ class Fingerprint:
     name: str
     owner: str
     kind: str
-    columns: tuple[Attribute, ...]
+    columns: tuple[ResultColumn, ...]
     triggers: tuple[str, ...]
     rules: tuple[str, ...]
     constraints: tuple[str, ...]
@@ -376,7 +377,7 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
 
 def check(
     conn: Connection,
-    target: Target,
+    target: ResultTable,
     publication: str | None = None,
     *,
     filling: bool = False,
@@ -418,7 +419,7 @@ def check(
         raise SinkTableError(f"result table {name} {wrong}", hint=UNDO)
 
 
-def _altered(found: Fingerprint, target: Target, *, filling: bool) -> str | None:
+def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:
     """What was made of the table that rows of ``target`` went into."""
     if found.kind != "r":
         return "is no ordinary table"
@@ -442,7 +443,9 @@ def _altered(found: Fingerprint, target: Target, *, filling: bool) -> str | None
     return None
 
 
-def _other_columns(found: Fingerprint, target: Target, *, filling: bool) -> str | None:
+def _other_columns(
+    found: Fingerprint, target: ResultTable, *, filling: bool
+) -> str | None:
     schema = target.schema
     names = [field.name for field in schema]
     more = [a.name for a in found.columns if a.name not in names]

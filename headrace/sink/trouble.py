@@ -19,7 +19,7 @@ from headrace.errors import (
     SinkTableError,
     transient,
 )
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 
 _WAITS: Final = ("ProcessInterrupts", "DeadLockReport")
 """Functions of the server that end a wait for a lock."""
@@ -27,7 +27,7 @@ _OUR_CONTEXT: Final = ("COPY ", "while ")
 """How lines of context begin that tell of our statement, and not of a function in it."""
 
 
-def of_view(target: Target, error: psycopg.Error) -> HeadraceError:
+def of_view(target: ResultTable, error: psycopg.Error) -> HeadraceError:
     """The error of the view that is written to ``target``.  REQUIRES: the connection lives."""
     code, diag = error.sqlstate, error.diag
     waiting = isinstance(

@@ -30,7 +30,7 @@ from headrace.postgres import failures
 from headrace.sink import keyed, keys, table, trouble
 from headrace.sink import rows as rows_of
 from headrace.sink.rows import Arrays
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.types import WEIGHT
 
 Connection = psycopg.Connection[Any]
@@ -78,7 +78,7 @@ class SinkWriter:
         """The view is gone or changed: its statements are made anew when needed."""
         self._statements.pop(view_id, None)
 
-    def write(self, target: Target, diffs: pa.RecordBatch) -> int:
+    def write(self, target: ResultTable, diffs: pa.RecordBatch) -> int:
         """Carry out consolidated ``diffs``; returns the rows written.
 
         REQUIRES: an open transaction; after an exception it must be rolled back to a savepoint.
@@ -100,7 +100,7 @@ class SinkWriter:
             # What has become of it is asked when the transaction allows: ``explained``.
             raise trouble.of_view(target, error) from error
 
-    def _write(self, target: Target, diffs: pa.RecordBatch) -> int:
+    def _write(self, target: ResultTable, diffs: pa.RecordBatch) -> int:
         statements = self._held(target)
         # By place: a view may have a column of that name.
         weights = diffs.column(len(target.schema)).to_numpy()
@@ -125,7 +125,7 @@ class SinkWriter:
             raise keys.violated(target.shown, target.key, error) from error
         return int(np.abs(weights).sum())
 
-    def explained(self, target: Target, error: SinkTableError) -> SinkTableError:
+    def explained(self, target: ResultTable, error: SinkTableError) -> SinkTableError:
         """What was done to the table that made ``error``, if that can be seen; else ``error``.
 
         REQUIRES: a transaction that has not failed, or none.
@@ -136,7 +136,7 @@ class SinkWriter:
             return known
         return error
 
-    def _held(self, target: Target) -> _Statements:
+    def _held(self, target: ResultTable) -> _Statements:
         """Lock the table and know it to be as we made it; the statements that fit it."""
         for _ in range(_LOOKS):
             made = self._prepared(target)
@@ -157,7 +157,11 @@ class SinkWriter:
         )
 
     def _insert(
-        self, target: Target, made: _Statements, diffs: pa.RecordBatch, take: np.ndarray
+        self,
+        target: ResultTable,
+        made: _Statements,
+        diffs: pa.RecordBatch,
+        take: np.ndarray,
     ) -> None:
         with self._conn.cursor() as cursor, cursor.copy(made.copy) as copy:
             for start in range(0, len(take), _ROWS_PER_COPY):
@@ -166,7 +170,7 @@ class SinkWriter:
 
     def _delete(
         self,
-        target: Target,
+        target: ResultTable,
         made: _Statements,
         diffs: pa.RecordBatch,
         weights: np.ndarray,
@@ -181,10 +185,10 @@ class SinkWriter:
 
     def _update(
         self,
-        target: Target,
+        target: ResultTable,
         made: _Statements,
         diffs: pa.RecordBatch,
-        changes: keyed.Changes,
+        changes: keyed.KeyedChanges,
     ) -> None:
         assert made.update is not None, "the table has a key"
         for start in range(0, len(changes.old), _ROWS_PER_DELETE):
@@ -198,7 +202,7 @@ class SinkWriter:
 
     def _run(
         self,
-        target: Target,
+        target: ResultTable,
         statement: sql.Composed,
         parameters: list[Any],
         wanted: int,
@@ -216,14 +220,14 @@ class SinkWriter:
                 hint=RESYNC,
             )
 
-    def _prepared(self, target: Target) -> _Statements:
+    def _prepared(self, target: ResultTable) -> _Statements:
         made = self._statements.get(target.view_id)
         if made is None:
             made = _compose(self._conn, target)
             self._statements[target.view_id] = made
         return made
 
-    def blockers(self, target: Target) -> list[int]:
+    def blockers(self, target: ResultTable) -> list[int]:
         """Processes whose lock keeps us from writing; not between an error and its rollback."""
         rows = self._conn.execute(
             "SELECT DISTINCT l.pid FROM pg_catalog.pg_locks l"
@@ -238,7 +242,7 @@ class SinkWriter:
         return [int(row[0]) for row in rows]
 
 
-def _compose(conn: Connection, target: Target) -> _Statements:
+def _compose(conn: Connection, target: ResultTable) -> _Statements:
     ask = table.asking_mark(conn, target)
     row = conn.execute(ask).fetchone()
     # In this order: what is altered after the mark was taken shows in the next one.
@@ -278,7 +282,7 @@ def _compose(conn: Connection, target: Target) -> _Statements:
     return _Statements(hold + ask, str(row[1]), copy, mark + delete, update, arrays)
 
 
-def _mark(target: Target, found: Sequence[table.Attribute]) -> sql.Composed:
+def _mark(target: ResultTable, found: Sequence[table.ResultColumn]) -> sql.Composed:
     """A comment that makes a statement's text that of this table, with these types.
 
     Statements are prepared by their text, with the types of their parameters as they are then:
@@ -289,7 +293,7 @@ def _mark(target: Target, found: Sequence[table.Attribute]) -> sql.Composed:
 
 
 def _found_by(
-    conn: Connection, target: Target, found: Sequence[table.Attribute]
+    conn: Connection, target: ResultTable, found: Sequence[table.ResultColumn]
 ) -> list[sql.Composed]:
     """The conditions on rows ``t`` and ``g`` that an index of the table answers."""
     if target.key:

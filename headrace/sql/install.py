@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -22,6 +21,7 @@ import structlog
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from headrace import clock
 from headrace.errors import PrerequisiteError
 from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
@@ -112,7 +112,7 @@ def install(conn: Connection) -> None:
                     hint="End it (see pg_stat_activity, pg_locks), and start again.",
                     sqlstate="55P03",
                 ) from error
-            time.sleep(_AGAIN_S * secrets.randbelow(100) / 100)
+            clock.sleep(_AGAIN_S * secrets.randbelow(100) / 100)
 
 
 def _install(conn: Connection) -> None:

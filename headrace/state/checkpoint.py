@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -28,6 +27,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace import clock
 from headrace.errors import BugError, HeadraceError, StateDamaged, TransientError
 from headrace.kernels import buffers
 from headrace.state import columns, files
@@ -78,7 +78,7 @@ class Database(Protocol):
         """A writer of a sorted file."""
 
 
-class Checkpoint:
+class RocksCheckpoint:
     """A checkpoint under way: ``RocksDatabase.begin_checkpoint`` makes it."""
 
     def __init__(
@@ -159,7 +159,7 @@ class Pace:
 
     def rest(self) -> None:
         """Leave the lock, usually for longer than we have just held it."""
-        time.sleep(_PAUSE_HURRIED_S if self.hurried else _PAUSE_S)
+        clock.sleep(_PAUSE_HURRIED_S if self.hurried else _PAUSE_S)
 
 
 def under_way() -> BugError:
@@ -193,13 +193,13 @@ def _take_in(family: Family | None, path: Path, pace: Pace) -> None:
     # RocksDB would write the memtable under the interpreter lock.
     if family.in_memtable:
         family.flush_soon()
-        until = time.monotonic() + _FLUSH_S_MAX
+        until = clock.monotonic() + _FLUSH_S_MAX
         while family.in_memtable:
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 raise TransientError(
                     "the state cannot be written to disk", sqlstate="58030"
                 )
-            time.sleep(_FLUSH_POLL_S)
+            clock.sleep(_FLUSH_POLL_S)
     link = path.with_suffix(".link")
     link.unlink(missing_ok=True)
     os.link(path, link)

@@ -19,7 +19,6 @@ milliseconds, between batches.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -181,14 +180,14 @@ class Regulator:
 
     def step(self, tiers: list[Tier]) -> bool:
         """A few milliseconds of work, between batches; returns whether there is more."""
-        until = time.perf_counter() + _STEP_S
+        until = clock.monotonic() + _STEP_S
         for tier in tiers:
-            while tier.cleaning and time.perf_counter() < until:
+            while tier.cleaning and clock.monotonic() < until:
                 tier.clean(_CLEAN_NODES)
         total = _bytes(tiers)
         if not self._work and self._monotonic() >= self._next_at:
             self._decide(tiers, total)
-        while self._work and time.perf_counter() < until:
+        while self._work and clock.monotonic() < until:
             if _bytes(tiers) > LOAD_UP_TO * self.budget_bytes:
                 self._stop_loading()
             if self._work:

@@ -23,7 +23,7 @@ import structlog
 
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.state import checkpoint, columns, files, layout
-from headrace.state.checkpoint import Changed, Checkpoint, Meta
+from headrace.state.checkpoint import Changed, Meta, RocksCheckpoint
 from headrace.state.columns import Family, Memory, reading, writing
 from headrace.state.files import write_run
 from headrace.state.logs import Logs
@@ -32,7 +32,13 @@ from headrace.state.regulator import Regulator
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
-__all__ = ["BUDGET_BYTES", "Checkpoint", "RocksDatabase", "RocksStore", "write_run"]
+__all__ = [
+    "BUDGET_BYTES",
+    "RocksCheckpoint",
+    "RocksDatabase",
+    "RocksStore",
+    "write_run",
+]
 
 _log = structlog.get_logger(__name__)
 
@@ -67,7 +73,7 @@ class RocksDatabase:
         self._regulator = Regulator(int(budget * _MAPS_SHARE))
         self._families: dict[str, Family] = {}
         self._stores: dict[str, RocksStore] = {}
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint: RocksCheckpoint | None = None
         self._logs = Logs(path)
         self._noting = threading.Lock()
         self._making = threading.Lock()
@@ -217,7 +223,7 @@ class RocksDatabase:
 
     def begin_checkpoint(
         self, stores: Sequence[tuple[RocksStore, int]], meta: Meta
-    ) -> Checkpoint:
+    ) -> RocksCheckpoint:
         """See ``VersionedDatabase``."""
         self.demand_rest()
         parts: list[tuple[Tier, int]] = []
@@ -228,10 +234,10 @@ class RocksDatabase:
             for tier, snapshot in parts:
                 tier.release(snapshot)
             raise
-        self._checkpoint = Checkpoint(self, list(stores), parts, meta)
+        self._checkpoint = RocksCheckpoint(self, list(stores), parts, meta)
         return self._checkpoint
 
-    def end_checkpoint(self, done: Checkpoint) -> None:
+    def end_checkpoint(self, done: RocksCheckpoint) -> None:
         """See ``VersionedDatabase``."""
         if done is not self._checkpoint:
             raise checkpoint.under_way()

@@ -27,7 +27,7 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.population import snapshot as snapshots
 from headrace.population import staging
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres.connect import for_job
@@ -58,7 +58,7 @@ _RETRY_S: Final = 0.5
 _HANDOVER_S: Final = 10.0
 
 Work = Callable[[Job], Any]
-Act = Callable[[Context, Job, Any], Any]
+Act = Callable[[JobContext, Job, Any], Any]
 DOES: Final[dict[str, Act]] = {
     "create_view": create.create_view,
     "drop_view": drop.drop_view,
@@ -147,7 +147,7 @@ class Builder:
         self._loop = loop
         self._spark = Spark(settings)
         self._worker = WorkerLink(settings, loop)
-        self._context = Context(settings, self._worker, self._spark)
+        self._context = JobContext(settings, self._worker, self._spark)
         self._populations = asyncio.Semaphore(_POPULATIONS)
         self._turns = Turns(settings)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from headrace.planner import PlanRequest
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import Options
+from headrace.population.options import ViewOptions
 from headrace.population.populate import check_slot, plan_with_facts, planning
 from headrace.postgres import publication
 from headrace.sql.verbs import CheckView
 
 
-def check_view(context: Context, job: Job, request: CheckView) -> dict[str, str]:
+def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, str]:
     """Plan the query and try what its creation needs; the plan's text by stage.
 
     Raises:
@@ -19,7 +19,7 @@ def check_view(context: Context, job: Job, request: CheckView) -> dict[str, str]
     """
     with planning(context, job) as conn:
         wanted = PlanRequest(request.query, request.caller, request.settings)
-        planned, _ = plan_with_facts(conn, context.settings, wanted, Options())
+        planned, _ = plan_with_facts(conn, context.settings, wanted, ViewOptions())
         tables = [table.oid for table in planned.tables]
         with context.publication_lock:
             publication.try_tables(conn, context.settings, tables)

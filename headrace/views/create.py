@@ -14,9 +14,9 @@ from typing import Any
 from headrace.planner import PlanRequest
 from headrace.population import catalog, names
 from headrace.population.catalog import NewView
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.options import Options
+from headrace.population.options import ViewOptions
 from headrace.population.populate import Population, plan_with_facts, planning
 from headrace.population.publish import publish
 from headrace.population.staging import Staging
@@ -27,13 +27,13 @@ from headrace.sql.verbs import CreateView
 from headrace.views import quotas
 
 
-def create_view(context: Context, job: Job, request: CreateView) -> dict[str, Any]:
+def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
     """Create and populate a view; returns its id, name and number of rows.
 
     Raises:
         HeadraceError: it failed, or was cancelled; nothing is left behind.
     """
-    options = Options.of(request.options)
+    options = ViewOptions.of(request.options)
     options.check(context.settings)
     with planning(context, job) as conn:
         target = names.resolve_new(conn, request.name, request.caller, request.settings)
@@ -62,10 +62,10 @@ class _Creation(Population):
 
     def __init__(
         self,
-        context: Context,
+        context: JobContext,
         job: Job,
         view: NewView,
-        options: Options,
+        options: ViewOptions,
         planned_under: Facts,
     ) -> None:
         name = f"{view.target.schema}.{view.target.name}"

@@ -9,16 +9,16 @@ table to write to and no progress to move, and takes that for what it is.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import psycopg
 import structlog
 from psycopg import sql
 
+from headrace import clock
 from headrace.errors import HeadraceError, TransientError, UndefinedError, UserError
 from headrace.population import catalog, names, staging
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.population.populate import unpublish_unused
@@ -34,7 +34,7 @@ _POPULATION_WAIT_S: Final = 30.0
 _LOCK_ATTEMPTS: Final = 10
 
 
-def drop_view(context: Context, job: Job, request: DropView) -> dict[str, Any]:
+def drop_view(context: JobContext, job: Job, request: DropView) -> dict[str, Any]:
     """Drop a view; ``message`` in the answer says so if there was none.
 
     ``notice`` in the answer says what else it has done.
@@ -78,12 +78,12 @@ def drop_view(context: Context, job: Job, request: DropView) -> dict[str, Any]:
 
 
 def _undisturbed(
-    context: Context, job: Job, conn: Connection, request: DropView, view: ViewRow
+    context: JobContext, job: Job, conn: Connection, request: DropView, view: ViewRow
 ) -> ViewRow | None:
     """The view when nobody populates it any more, who is told to end; None: it is gone then."""
-    until = time.monotonic() + _POPULATION_WAIT_S
+    until = clock.monotonic() + _POPULATION_WAIT_S
     while (other := context.live.get(view.id)) is not None:
-        if time.monotonic() >= until:
+        if clock.monotonic() >= until:
             check_not_live(context, view)
         other.cancel()
         job.wait(_RETRY_S)
@@ -98,7 +98,7 @@ def _undisturbed(
     return view
 
 
-def _drop(context: Context, job: Job, conn: Connection, view: ViewRow) -> list[str]:
+def _drop(context: JobContext, job: Job, conn: Connection, view: ViewRow) -> list[str]:
     """Drop table, catalog row, and a schema made for it; says what else was done."""
     for attempt in range(1, _LOCK_ATTEMPTS + 1):
         try:
@@ -239,17 +239,17 @@ def _drop_made_schema(conn: Connection, view: ViewRow) -> list[str]:
     return [view.schema]
 
 
-def _tell_worker(context: Context, view: ViewRow) -> None:
+def _tell_worker(context: JobContext, view: ViewRow) -> None:
     """Have the worker forget the view; it may be restarting for a moment."""
-    deadline = time.monotonic() + _WORKER_WAIT_S
+    deadline = clock.monotonic() + _WORKER_WAIT_S
     while True:
         try:
             context.worker.call("drop", {"view_id": view.id})
         except HeadraceError as error:
-            if not isinstance(error, TransientError) or time.monotonic() >= deadline:
+            if not isinstance(error, TransientError) or clock.monotonic() >= deadline:
                 # When it takes its views over again, this one is not in the catalog.
                 _log.warning("worker not told", view=view.shown, reason=error.message)
                 return
-            time.sleep(_RETRY_S)
+            clock.sleep(_RETRY_S)
         else:
             return

@@ -9,12 +9,12 @@ from typing import Any
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import PlanRequest, plan
 from headrace.population import names
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.sql.verbs import ExplainView
 
 
-def explain_view(context: Context, job: Job, request: ExplainView) -> str:
+def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
     """Plan text of a stage.
 
     A text that is a name is looked up among the views; anything else is a query.
@@ -49,7 +49,7 @@ def explain_view(context: Context, job: Job, request: ExplainView) -> str:
     return stages[stage]
 
 
-def _shared(context: Context, view_id: int) -> Mapping[str, Sequence[str]]:
+def _shared(context: JobContext, view_id: int) -> Mapping[str, Sequence[str]]:
     """Nodes whose rows the view shares with others just now; none if the worker cannot say."""
     with contextlib.suppress(HeadraceError):
         status = context.worker.call("status", {})

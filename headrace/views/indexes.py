@@ -29,7 +29,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.population import names
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.postgres import statements
@@ -43,7 +43,7 @@ _DEFINITION_BYTES_MAX: Final = 8_192
 _PROBE: Final = "headrace_index_probe"
 
 
-def create_index(context: Context, job: Job, request: CreateIndex) -> dict[str, Any]:
+def create_index(context: JobContext, job: Job, request: CreateIndex) -> dict[str, Any]:
     """Index a result table.
 
     Raises:
@@ -64,7 +64,7 @@ def create_index(context: Context, job: Job, request: CreateIndex) -> dict[str, 
             raise as_headrace(error) from error
 
 
-def drop_index(context: Context, job: Job, request: DropIndex) -> dict[str, Any]:
+def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, Any]:
     """Drop an index of a result table.
 
     Raises:
@@ -140,7 +140,7 @@ def _has_qualified_name(definition: str) -> bool:
     return False
 
 
-def _connection(context: Context, job: Job) -> Any:
+def _connection(context: JobContext, job: Job) -> Any:
     return job.connection(
         context.settings.source,
         what="builder",

@@ -121,31 +121,31 @@ class _Tracer:
 
     def _marks(self, node: plan.Node, below: list[Marks]) -> Marks:  # noqa: C901  one case per node
         match node:
-            case plan.Filter():
+            case plan.FilterSpec():
                 self._decided_by([_mark(e, below[0]) for e in node.predicates])
                 return below[0]
-            case plan.Map():
+            case plan.MapSpec():
                 return tuple(_mark(e, below[0]) for e in node.expressions)
-            case plan.Fused():
+            case plan.FusedSpec():
                 marks = below[0]
                 for step in node.steps:
                     marks = self._marks(step, [marks])
                 return marks
-            case plan.Join():
+            case plan.JoinSpec():
                 return self._join(node, *below)
-            case plan.Reduce():
+            case plan.ReduceSpec():
                 self._decided_by([below[0][i] for i in node.keys])
                 made = [self._aggregate(node, a, below[0]) for a in node.aggregates]
                 return (*(below[0][i] for i in node.keys), *made)
-            case plan.Expand():
+            case plan.ExpandSpec():
                 return (*below[0], *(below[0][i] for i in node.keys), None)
-            case plan.Union():
+            case plan.UnionSpec():
                 return tuple(_same(marks) for marks in zip(*below, strict=True))
-            case plan.TopK():
+            case plan.TopKSpec():
                 self._decided_by([below[0][i] for i in node.keys])
                 self._decided_by([below[0][item.column] for item in node.order])
                 return below[0]
-            case plan.Window():
+            case plan.WindowSpec():
                 self._decided_by([below[0][i] for i in node.keys])
                 self._decided_by([below[0][item.column] for item in node.order])
                 calls = (
@@ -153,31 +153,31 @@ class _Tracer:
                     for c in node.calls
                 )
                 return (*below[0], *calls)
-            case plan.FlatMap():
+            case plan.FlatMapSpec():
                 self._decided_by([below[0][i] for i in node.arguments])
                 return below[0] + (None,) * (len(node.schema) - len(below[0]))
-            case plan.Temporal():
+            case plan.TemporalSpec():
                 exprs = [e for test in node.tests for e in (test.test, test.key)]
                 # They read the clock too, as one column more.
                 self._decided_by([_mark(e, (*below[0], None)) for e in exprs])
                 return below[0] + (None,) * len(node.tests)
-            case plan.Sink():
+            case plan.SinkSpec():
                 return below[0]
-            case plan.Recursive() if any(map(_shows_order, node.step)):
+            case plan.RecursiveSpec() if any(map(_shows_order, node.step)):
                 self.decides = True
         # Whatever else reads such a column tells rows apart by it.
         for marks in below:
             self._decided_by(marks)
         return (None,) * len(node.schema)
 
-    def _join(self, node: plan.Join, left: Marks, right: Marks) -> Marks:
+    def _join(self, node: plan.JoinSpec, left: Marks, right: Marks) -> Marks:
         self._decided_by([left[i] for i in node.left_keys])
         self._decided_by([right[i] for i in node.right_keys])
         self._decided_by([_mark(e, left + right) for e in node.residual])
         return left if node.left_only else left + right
 
     def _aggregate(
-        self, node: plan.Reduce, spec: plan.Aggregate, below: Marks
+        self, node: plan.ReduceSpec, spec: plan.AggregateSpec, below: Marks
     ) -> Mark | None:
         filters = () if spec.filter is None else (spec.filter,)
         if any(below[i] for i in (*spec.columns, *filters)):
@@ -202,7 +202,9 @@ class _Tracer:
 
 
 def _shows_order(node: plan.Node) -> bool:
-    return isinstance(node, plan.Reduce) and any(a.shows_order for a in node.aggregates)
+    return isinstance(node, plan.ReduceSpec) and any(
+        a.shows_order for a in node.aggregates
+    )
 
 
 def _mark(expr: Expr, below: Marks) -> Mark | None:

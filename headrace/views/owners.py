@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from headrace.errors import PrivilegeError, UndefinedError
 from headrace.population import names
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import Role, ViewRow
 from headrace.population.populate import planning
@@ -27,7 +27,7 @@ SELECT r.rolsuper, pg_has_role(r.oid, %(role)s::bigint::oid, %(option)s),
   FROM pg_roles r, pg_namespace n WHERE r.rolname = %(caller)s AND n.nspname = %(schema)s"""
 
 
-def set_owner(context: Context, job: Job, request: SetOwner) -> dict[str, Any]:
+def set_owner(context: JobContext, job: Job, request: SetOwner) -> dict[str, Any]:
     """Give a view to another role, and fill it anew with the rights of that role.
 
     Raises:

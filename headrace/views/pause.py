@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from headrace.errors import UserError
 from headrace.population import names
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.sql.verbs import ViewRequest
 
 
-def pause_view(context: Context, job: Job, request: ViewRequest) -> None:
+def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
     """Stop a view at its last consistent contents, until it is resumed.
 
     Raises:
@@ -21,7 +21,7 @@ def pause_view(context: Context, job: Job, request: ViewRequest) -> None:
         context.worker.call("pause", {"view_id": view.id}, job)
 
 
-def resume_view(context: Context, job: Job, request: ViewRequest) -> None:
+def resume_view(context: JobContext, job: Job, request: ViewRequest) -> None:
     """Let a paused view go on from its state; one that runs is left alone.
 
     Raises:
@@ -32,14 +32,14 @@ def resume_view(context: Context, job: Job, request: ViewRequest) -> None:
         context.worker.call("resume", {"view_id": view.id}, job)
 
 
-def _find(context: Context, job: Job, request: ViewRequest) -> ViewRow:
+def _find(context: JobContext, job: Job, request: ViewRequest) -> ViewRow:
     with job.connection(context.settings.source, what="builder") as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
     check_not_live(context, view)
     return view
 
 
-def check_not_live(context: Context, view: ViewRow) -> None:
+def check_not_live(context: JobContext, view: ViewRow) -> None:
     """Raise UserError 55006 if a job is populating ``view`` now."""
     if view.id in context.live:
         what = "created" if view.result_oid is None else "resynced"

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from headrace.errors import DefiniteFailure
-from headrace.process.deaths import Marks, Record
+from headrace.process.deaths import DeathRecord, Marks
 
 _log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ class Poison:
 
     def __init__(self, folder: Path) -> None:
         """Count what the last builder has left in ``folder``."""
-        self._record = Record(folder / "builder.deaths")
+        self._record = DeathRecord(folder / "builder.deaths")
         self._marks = Marks(folder / "builder.marks")
         self._deaths = self._read()
         for key, _ in self._marks.left:

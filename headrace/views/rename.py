@@ -12,7 +12,7 @@ from psycopg import sql
 
 from headrace.errors import HeadraceError, UndefinedError, UnsupportedError
 from headrace.population import names
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.postgres.connect import Connection
@@ -20,7 +20,7 @@ from headrace.sql.verbs import RenameView
 from headrace.views.pause import check_not_live
 
 
-def rename_view(context: Context, job: Job, request: RenameView) -> None:
+def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
     """Rename a view and its table, in the schema they are in.
 
     Raises:
@@ -76,6 +76,6 @@ def _rename(conn: Connection, view: ViewRow, name: str) -> None:
         )
 
 
-def _release(context: Context, job: Job) -> None:
+def _release(context: JobContext, job: Job) -> None:
     with contextlib.suppress(HeadraceError):
         context.worker.call("release", {"job": job.name})

@@ -31,10 +31,10 @@ from headrace.planner import Planned, PlanRequest
 from headrace.planner.analyse import objects
 from headrace.planner.analyse.present import present
 from headrace.population import catalog, names
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.names import Role, Target, ViewRow
-from headrace.population.options import Options
+from headrace.population.names import Role, ViewName, ViewRow
+from headrace.population.options import ViewOptions
 from headrace.population.populate import (
     Population,
     plan_with_facts,
@@ -74,7 +74,7 @@ class Replanned:
     owner: Role
 
 
-def resync_view(context: Context, job: Job, request: ResyncView) -> dict[str, Any]:
+def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str, Any]:
     """Fill a view anew, whatever state it is in, and let it run.
 
     Raises:
@@ -108,7 +108,7 @@ def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
 
 
 def plan_again(
-    context: Context, conn: Connection, view: ViewRow, stored: Stored, owner: Role
+    context: JobContext, conn: Connection, view: ViewRow, stored: Stored, owner: Role
 ) -> Replanned:
     """The plan of a stored query under the names of today, of the objects that it has named.
 
@@ -124,7 +124,7 @@ def plan_again(
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
         text = present(conn, stored.canonical, list(named), loosely=loosely)
         request = PlanRequest(text, owner.name, settings | found)
-        options = Options.of(stored.options)
+        options = ViewOptions.of(stored.options)
         try:
             return Replanned(
                 *plan_with_facts(conn, context.settings, request, options), owner
@@ -155,7 +155,7 @@ def plan_again(
     return first
 
 
-def alter_view(context: Context, job: Job, request: AlterView) -> dict[str, Any]:
+def alter_view(context: JobContext, job: Job, request: AlterView) -> dict[str, Any]:
     """Give a view another query, of the same columns; its table changes where it differs.
 
     Raises:
@@ -171,7 +171,7 @@ def alter_view(context: Context, job: Job, request: AlterView) -> dict[str, Any]
             conn,
             context.settings,
             PlanRequest(request.query, owner.name, request.settings),
-            Options.of(stored.options),
+            ViewOptions.of(stored.options),
         )
         _check_columns(conn, view, planned)
         if view.result_oid in planned.results:
@@ -234,7 +234,7 @@ class Resync(Population):
 
     def __init__(
         self,
-        context: Context,
+        context: JobContext,
         job: Job,
         view: ViewRow,
         stored: Stored,
@@ -243,7 +243,7 @@ class Resync(Population):
         because: str | None = None,
     ) -> None:
         """``query``: its new text, if it is altered; ``because``: why, if nobody has called."""
-        options = Options.of(stored.options)
+        options = ViewOptions.of(stored.options)
         name = f"{view.schema}.{view.name}"
         super().__init__(context, job, again.planned, options, again.under, name)
         self._view = view
@@ -337,7 +337,7 @@ class Resync(Population):
             or not put_right(conn, self._target(oid), publication)
         ):
             wanted = NewTable(
-                *(Target(stored.schema, stored.name), planned.columns),
+                *(ViewName(stored.schema, stored.name), planned.columns),
                 *(self._options.key, self._owner.name),
                 catalog.kept(conn, self._view.id),
             )
@@ -347,10 +347,10 @@ class Resync(Population):
         )
         return oid
 
-    def _target(self, oid: int) -> table.Target:
+    def _target(self, oid: int) -> table.ResultTable:
         stored = self._stored
         columns, key = self._planned.columns, self._options.key
-        return table.Target(
+        return table.ResultTable(
             self._view.id, stored.schema, stored.name, oid, columns, key
         )
 

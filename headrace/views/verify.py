@@ -40,7 +40,7 @@ from headrace.planner.analyse.present import inlined
 from headrace.planner.analyse.session import CAPTURED
 from headrace.population import names, rights, tables
 from headrace.population import snapshot as snapshots
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import ViewRow
 from headrace.population.reader import prove
@@ -94,7 +94,7 @@ class _Subject:
     """Whether the caller may see what the query is."""
 
 
-def verify_view(context: Context, job: Job, request: ViewRequest) -> dict[str, Any]:
+def verify_view(context: JobContext, job: Job, request: ViewRequest) -> dict[str, Any]:
     """Rows that differ: ``rows`` of (surplus, missing, contents); ``notice`` sums up.
 
     Raises:
@@ -130,7 +130,7 @@ def verify_view(context: Context, job: Job, request: ViewRequest) -> dict[str, A
     raise AssertionError("the last attempt returns or raises")
 
 
-def _subject(context: Context, conn: Connection, request: ViewRequest) -> _Subject:
+def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Subject:
     view = names.find(conn, request.name, request.caller, request.settings)
     if view is None:
         raise UndefinedError(
@@ -211,7 +211,7 @@ def _check_trusted(view: ViewRow, physical: Any) -> None:
 
 
 @contextlib.contextmanager
-def _tapped(context: Context, job: Job, view: ViewRow) -> Iterator[Path]:
+def _tapped(context: JobContext, job: Job, view: ViewRow) -> Iterator[Path]:
     try:
         answer = context.worker.call("tap", {"view_id": view.id, "job": job.name}, job)
         yield Path(answer["path"])
@@ -221,13 +221,13 @@ def _tapped(context: Context, job: Job, view: ViewRow) -> Iterator[Path]:
 
 
 _LOOSE: Final = (
-    plan.Reduce
-    | plan.Window
-    | plan.TopK
-    | plan.Distinct
-    | plan.Union
-    | plan.SetOp
-    | plan.Recursive
+    plan.ReduceSpec
+    | plan.WindowSpec
+    | plan.TopKSpec
+    | plan.DistinctSpec
+    | plan.UnionSpec
+    | plan.SetOpSpec
+    | plan.RecursiveSpec
 )
 """Nodes after which not every digit is determined by the query."""
 
@@ -236,7 +236,7 @@ class _Proof:
     """One attempt."""
 
     def __init__(
-        self, context: Context, job: Job, subject: _Subject, path: Path, attempt: int
+        self, context: JobContext, job: Job, subject: _Subject, path: Path, attempt: int
     ) -> None:
         self._context = context
         self._job = job

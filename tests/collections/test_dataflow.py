@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.collections.dataflow import Dataflow
-from headrace.collections.plan import PhysicalPlan, Reduce, from_json, to_json
+from headrace.collections.plan import PhysicalPlan, ReduceSpec, from_json, to_json
 from headrace.errors import BugError
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
@@ -109,7 +109,7 @@ def start(physical: PhysicalPlan, tables: Sequence[Table], store) -> Dataflow:
 
 def always_there(physical: PhysicalPlan) -> dict[str, int]:
     """Per state the groups that exist over no row."""
-    reduces = [n for n in physical.nodes if isinstance(n, Reduce)]
+    reduces = [n for n in physical.nodes if isinstance(n, ReduceSpec)]
     counts = {n.id: len(n.always) if n.keys else 1 for n in reduces}
     return {name: count for name, count in counts.items() if count}
 

@@ -17,7 +17,7 @@ NUMBERS = (Field("n", NUMERIC),)
 
 def make(schema) -> tuple[Distinct, MemoryStore]:
     store = MemoryStore()
-    made = Distinct(plan.Distinct("d", "i", schema))
+    made = Distinct(plan.DistinctSpec("d", "i", schema))
     made.open(store)
     return made, store
 

@@ -14,7 +14,7 @@ SCHEMA = (*IN, Field("b", TEXT), Field("a", INT4), Field("number", INT4))
 
 
 def made(*sets: tuple[int, ...]) -> Expand:
-    return Expand(plan.Expand("e", "in", (1, 0), sets, SCHEMA))
+    return Expand(plan.ExpandSpec("e", "in", (1, 0), sets, SCHEMA))
 
 
 def test_keys_outside_of_a_set_are_null_and_the_columns_stay() -> None:

@@ -12,7 +12,7 @@ SCHEMA = (Field("x", INT4), Field("v", TEXT))
 
 
 def make(*predicates) -> Filter:
-    return Filter(plan.Filter("f", "i", predicates, SCHEMA), SCHEMA, None)
+    return Filter(plan.FilterSpec("f", "i", predicates, SCHEMA), SCHEMA, None)
 
 
 def test_null_is_not_true() -> None:

@@ -27,7 +27,7 @@ def remote(postgres):
 
 
 def make(remote, calls, arguments, fields, **more) -> FlatMap:
-    node = plan.FlatMap(
+    node = plan.FlatMapSpec(
         "f",
         "i",
         calls,

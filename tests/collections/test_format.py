@@ -24,11 +24,13 @@ DOWN = plan.SortKey(3, "OPERATOR(pg_catalog.>)", True, True, True)
 ASKED = plan.SortKey(2, "OPERATOR(pg_catalog.<)", False, False, False)
 LESS = (native("<", col(3), col(7)),)
 
-INPUTS = tuple(plan.Values(name, (), SCHEMA) for name in ("l", "r"))
+INPUTS = tuple(plan.ValuesSpec(name, (), SCHEMA) for name in ("l", "r"))
 
 
-def aggregate(function: str, argument: int | None, oid: int, **more) -> plan.Aggregate:
-    return plan.Aggregate(function, argument, None, Field("x", oid), **more)
+def aggregate(
+    function: str, argument: int | None, oid: int, **more
+) -> plan.AggregateSpec:
+    return plan.AggregateSpec(function, argument, None, Field("x", oid), **more)
 
 
 AGGREGATES = (
@@ -43,48 +45,50 @@ AGGREGATES = (
     aggregate("remote", 1, TEXT, sql="string_agg($1, ',')"),
 )
 RUNNING = {
-    "row_number": (plan.Running("row_number"), INT8),
-    "lag": (plan.Running("lag", 1, None, 1), TEXT),
-    "lead": (plan.Running("lead", 3, None, 2), INT4),
-    "sum": (plan.Running("sum", 2), NUMERIC),
-    "max": (plan.Running("max", 3), INT4),
+    "row_number": (plan.RunningSpec("row_number"), INT8),
+    "lag": (plan.RunningSpec("lag", 1, None, 1), TEXT),
+    "lead": (plan.RunningSpec("lead", 3, None, 2), INT4),
+    "sum": (plan.RunningSpec("sum", 2), NUMERIC),
+    "max": (plan.RunningSpec("max", 3), INT4),
 }
 
 
-def window(calls: tuple[plan.WindowCall, ...], order: plan.SortKey) -> plan.Window:
+def window(
+    calls: tuple[plan.WindowCallSpec, ...], order: plan.SortKey
+) -> plan.WindowSpec:
     schema = (*SCHEMA, *(call.result for call in calls))
-    return plan.Window("x", "l", (0,), (order,), calls, schema)
+    return plan.WindowSpec("x", "l", (0,), (order,), calls, schema)
 
 
-def reduce(*keys: int, aggregates=AGGREGATES) -> plan.Reduce:
+def reduce(*keys: int, aggregates=AGGREGATES) -> plan.ReduceSpec:
     schema = (*(SCHEMA[i] for i in keys), *(a.result for a in aggregates))
-    return plan.Reduce("x", "l", keys, aggregates, schema)
+    return plan.ReduceSpec("x", "l", keys, aggregates, schema)
 
 
 NODES: dict[str, plan.Node] = {
-    "distinct": plan.Distinct("x", "l", SCHEMA),
+    "distinct": plan.DistinctSpec("x", "l", SCHEMA),
     **{
-        f"{kind} {every}": plan.SetOp("x", "l", "r", kind, every, SCHEMA)
+        f"{kind} {every}": plan.SetOpSpec("x", "l", "r", kind, every, SCHEMA)
         for kind in ("intersect", "except")
         for every in (True, False)
     },
-    "first": plan.TopK("x", "l", (0,), (UP,), 2, 1, False, SCHEMA),
-    "ties": plan.TopK("x", "l", (), (DOWN,), 2, 0, True, SCHEMA),
-    "behind": plan.TopK("x", "l", (0,), (UP,), None, 2, False, SCHEMA),
-    "none": plan.TopK("x", "l", (0,), (UP,), 0, 0, False, SCHEMA),
-    "ranked": plan.TopK("x", "l", (0,), (ASKED,), 2, 1, False, SCHEMA),
-    "ranked ties": plan.TopK("x", "l", (), (ASKED,), 2, 0, True, SCHEMA),
-    "ranked behind": plan.TopK("x", "l", (0,), (ASKED,), None, 2, False, SCHEMA),
+    "first": plan.TopKSpec("x", "l", (0,), (UP,), 2, 1, False, SCHEMA),
+    "ties": plan.TopKSpec("x", "l", (), (DOWN,), 2, 0, True, SCHEMA),
+    "behind": plan.TopKSpec("x", "l", (0,), (UP,), None, 2, False, SCHEMA),
+    "none": plan.TopKSpec("x", "l", (0,), (UP,), 0, 0, False, SCHEMA),
+    "ranked": plan.TopKSpec("x", "l", (0,), (ASKED,), 2, 1, False, SCHEMA),
+    "ranked ties": plan.TopKSpec("x", "l", (), (ASKED,), 2, 0, True, SCHEMA),
+    "ranked behind": plan.TopKSpec("x", "l", (0,), (ASKED,), None, 2, False, SCHEMA),
     "window": window(
         (
-            plan.WindowCall("pg_catalog.row_number()", (), Field("c", INT8)),
-            plan.WindowCall("pg_catalog.sum($1)", (2,), Field("d", NUMERIC)),
+            plan.WindowCallSpec("pg_catalog.row_number()", (), Field("c", INT8)),
+            plan.WindowCallSpec("pg_catalog.sum($1)", (2,), Field("d", NUMERIC)),
         ),
         ASKED,
     ),
     "running": window(
         tuple(
-            plan.WindowCall("", (), Field(name, oid), True, spec)
+            plan.WindowCallSpec("", (), Field(name, oid), True, spec)
             for name, (spec, oid) in RUNNING.items()
         ),
         UP,

@@ -14,11 +14,11 @@ OUT = (Field("y", INT4),)
 
 def test_steps_run_one_after_the_other() -> None:
     steps = (
-        plan.Filter("f", "", (native(">", col(0), number(1)),), SCHEMA),
-        plan.Map("m", "", (native("-", col(0), number(2), oid=INT4),), OUT),
-        plan.Filter("g", "", (native("<>", col(0), number(0)),), OUT),
+        plan.FilterSpec("f", "", (native(">", col(0), number(1)),), SCHEMA),
+        plan.MapSpec("m", "", (native("-", col(0), number(2), oid=INT4),), OUT),
+        plan.FilterSpec("g", "", (native("<>", col(0), number(0)),), OUT),
     )
-    made = Fused(plan.Fused("u", "i", steps, OUT), SCHEMA, None)
+    made = Fused(plan.FusedSpec("u", "i", steps, OUT), SCHEMA, None)
     assert made.describe() == "Fused (Filter -> Map -> Filter)"
     batch = diffs(SCHEMA, "+ 1 a", "+ 2 b", "+ 3 c", "-2 4 d", "+ . e")
     out = made.apply(0, batch) or made.time_end(0)

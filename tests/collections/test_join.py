@@ -24,7 +24,7 @@ RIGHT = (Field("k", INT4), Field("r", TEXT))
 
 def make(left=LEFT, right=RIGHT, keys=((0,), (0,)), residual=()):
     store = MemoryStore()
-    node = plan.Join("j", "l", "r", *keys, residual, (*left, *right))
+    node = plan.JoinSpec("j", "l", "r", *keys, residual, (*left, *right))
     made = Join(node, left, right, None)
     made.open(store)
     return made, store
@@ -142,7 +142,7 @@ def test_it_is_bilinear(steps) -> None:
 def outer(op, residual=(), **more):
     store = MemoryStore()
     fields = LEFT if op in ("semi", "anti") else (*LEFT, *RIGHT)
-    node = plan.Join("j", "l", "r", (0,), (0,), residual, fields, op, **more)
+    node = plan.JoinSpec("j", "l", "r", (0,), (0,), residual, fields, op, **more)
     made = Join(node, LEFT, RIGHT, None)
     made.open(store)
     return made, store

@@ -12,7 +12,7 @@ SCHEMA = (Field("x", INT4), Field("v", TEXT))
 
 
 def make(schema, *expressions) -> Map:
-    return Map(plan.Map("m", "i", expressions, schema), SCHEMA, None)
+    return Map(plan.MapSpec("m", "i", expressions, schema), SCHEMA, None)
 
 
 def test_weights_stay_and_equal_rows_are_not_merged() -> None:

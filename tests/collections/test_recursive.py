@@ -25,16 +25,18 @@ STEP_FIELD = Field(plan.ITERATION, INT4)
 WORK = (*PAIR, STEP_FIELD)
 
 
-def closure(*, distinct: bool, iterations_max: int = 50, residual=()) -> plan.Recursive:
+def closure(
+    *, distinct: bool, iterations_max: int = 50, residual=()
+) -> plan.RecursiveSpec:
     """R(a, b) = edges, then R(a, b) >< edges(b, c)."""
-    return plan.Recursive(
+    return plan.RecursiveSpec(
         "r",
         "edges",
         ("edges",),
         (
-            plan.WorkTable("w", WORK),
-            plan.Join("j", "w", "edges", (1,), (0,), residual, (*WORK, *PAIR)),
-            plan.Map(
+            plan.WorkTableSpec("w", WORK),
+            plan.JoinSpec("j", "w", "edges", (1,), (0,), residual, (*WORK, *PAIR)),
+            plan.MapSpec(
                 "m",
                 "j",
                 (Column(0, INT4), Column(4, INT4), Column(2, INT4)),
@@ -47,25 +49,25 @@ def closure(*, distinct: bool, iterations_max: int = 50, residual=()) -> plan.Re
     )
 
 
-def bounded(depth: int) -> plan.Recursive:
+def bounded(depth: int) -> plan.RecursiveSpec:
     """Walks with their length up to ``depth``, UNION ALL, a filter that may fail at the end."""
     hop = (*PAIR, Field("n", INT4))
     work = (*hop, STEP_FIELD)
-    return plan.Recursive(
+    return plan.RecursiveSpec(
         "r",
         "base",
         ("edges",),
         (
-            plan.WorkTable("w", work),
-            plan.Join("j", "w", "edges", (1,), (0,), (), (*work, *PAIR)),
-            plan.Fused(
+            plan.WorkTableSpec("w", work),
+            plan.JoinSpec("j", "w", "edges", (1,), (0,), (), (*work, *PAIR)),
+            plan.FusedSpec(
                 "f",
                 "j",
                 (
-                    plan.Filter(
+                    plan.FilterSpec(
                         "f.1", "j", (native("<", Column(2, INT4), number(depth)),)
                     ),
-                    plan.Map(
+                    plan.MapSpec(
                         "f.2",
                         "f.1",
                         (
@@ -89,7 +91,7 @@ def bounded(depth: int) -> plan.Recursive:
 class Harness:
     """A recursion over one table, by hand: base and outside input are the same rows."""
 
-    def __init__(self, node: plan.Recursive, base=PAIR) -> None:
+    def __init__(self, node: plan.RecursiveSpec, base=PAIR) -> None:
         self.node = from_json(to_json(node))
         self.base = base
         self.store = MemoryStore()
@@ -99,8 +101,8 @@ class Harness:
 
     def open(self) -> None:
         sources = [
-            plan.Values("base", (), self.base),
-            plan.Values("edges", (), PAIR),
+            plan.ValuesSpec("base", (), self.base),
+            plan.ValuesSpec("edges", (), PAIR),
         ]
         whole = PhysicalPlan((*sources, self.node))
         made = build.make(self.node, whole, self.store, None)
@@ -218,13 +220,13 @@ def test_an_iteration_with_too_many_rows_is_an_error() -> None:
 def test_rows_equal_but_not_alike_follow_the_least_of_the_first_iteration() -> None:
     schema = (Field("n", NUMERIC),)
     work = (*schema, STEP_FIELD)
-    node = plan.Recursive(
+    node = plan.RecursiveSpec(
         "r",
         "base",
         ("edges",),
         (
-            plan.WorkTable("w", work),
-            plan.Map("m", "w", (Column(0, NUMERIC), Column(1, INT4)), work),
+            plan.WorkTableSpec("w", work),
+            plan.MapSpec("m", "w", (Column(0, NUMERIC), Column(1, INT4)), work),
         ),
         True,
         50,
@@ -246,9 +248,11 @@ def test_no_expression_sees_rows_that_no_commit_showed() -> None:
     )
     node = closure(distinct=True)
     work, join, last = node.step
-    sieve = plan.Filter("s", "j", (native("<>", fraction, number(99)),), join.schema)
-    step = (work, join, sieve, plan.Map("m", "s", last.expressions, WORK))
-    flow = Harness(plan.Recursive("r", "edges", ("edges",), step, True, 50, PAIR))
+    sieve = plan.FilterSpec(
+        "s", "j", (native("<>", fraction, number(99)),), join.schema
+    )
+    step = (work, join, sieve, plan.MapSpec("m", "s", last.expressions, WORK))
+    flow = Harness(plan.RecursiveSpec("r", "edges", ("edges",), step, True, 50, PAIR))
     flow.send(["+ 1 2", "+ 2 3"])
     # New edges back from 2 meet the old edge to it only within the txid.
     assert flow.send(["+ 2 1", "- 1 2", "- 2 3"]) == [
@@ -314,10 +318,10 @@ def played(table: Counter[tuple[int, int]], chosen) -> list[str]:
 
 
 def test_in_a_dataflow_after_rollback() -> None:
-    values = plan.Values("edges", (("1", "2"), ("2", "3")), PAIR)
+    values = plan.ValuesSpec("edges", (("1", "2"), ("2", "3")), PAIR)
     node = closure(distinct=True)
     store = MemoryStore()
-    physical = PhysicalPlan((values, node, plan.Sink("sink", "r", PAIR)))
+    physical = PhysicalPlan((values, node, plan.SinkSpec("sink", "r", PAIR)))
     for _ in range(2):
         flow = Dataflow(physical, store, None, 0)
         assert lines(flow.end(0)) == ["+ 1 2", "+ 1 3", "+ 2 3"]

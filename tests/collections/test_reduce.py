@@ -76,7 +76,9 @@ def agg(function, column=None, *, result=None, where=None, distinct=False, sql="
     if result is None:
         result = resolve_aggregate(function, None if oid is None else TypeRef(oid)).oid
     mask = None if where is None else NAMES.index(where)
-    return plan.Aggregate(function, argument, mask, Field("x", result), sql, distinct)
+    return plan.AggregateSpec(
+        function, argument, mask, Field("x", result), sql, distinct
+    )
 
 
 def sql_of(a):
@@ -113,7 +115,7 @@ CHECKED = [a for a in AGGREGATES if a.function != "any"]
 
 def node_of(keys, aggregates):
     schema = tuple(IN[k] for k in keys) + tuple(a.result for a in aggregates)
-    return plan.Reduce("r", "in", tuple(keys), tuple(aggregates), schema)
+    return plan.ReduceSpec("r", "in", tuple(keys), tuple(aggregates), schema)
 
 
 def batch(rows):

@@ -30,36 +30,36 @@ SCHEMA = (
 ROWS = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
 UP = SortKey(1, "OPERATOR(pg_catalog.<)", False, False, True)
 CALLS = {
-    "row_number": (plan.Running("row_number"), INT8),
-    "rank": (plan.Running("rank"), INT8),
-    "dense_rank": (plan.Running("dense_rank"), INT8),
-    "lag": (plan.Running("lag", 3, None, 1), TEXT),
-    "lag2": (plan.Running("lag", 1, None, 2, "-1"), INT4),
-    "lead": (plan.Running("lead", 3, None, 1), TEXT),
-    "lead2": (plan.Running("lead", 1, None, 2, "7"), INT4),
-    "first": (plan.Running("first_value", 3), TEXT),
-    "last": (plan.Running("last_value", 3), TEXT),
-    "count": (plan.Running("count"), INT8),
-    "count n": (plan.Running("count", 2, 4), INT8),
-    "sum k": (plan.Running("sum", 1, 4), INT8),
-    "sum n": (plan.Running("sum", 2), NUMERIC),
-    "min": (plan.Running("min", 2), NUMERIC),
-    "max": (plan.Running("max", 1, 4), INT4),
+    "row_number": (plan.RunningSpec("row_number"), INT8),
+    "rank": (plan.RunningSpec("rank"), INT8),
+    "dense_rank": (plan.RunningSpec("dense_rank"), INT8),
+    "lag": (plan.RunningSpec("lag", 3, None, 1), TEXT),
+    "lag2": (plan.RunningSpec("lag", 1, None, 2, "-1"), INT4),
+    "lead": (plan.RunningSpec("lead", 3, None, 1), TEXT),
+    "lead2": (plan.RunningSpec("lead", 1, None, 2, "7"), INT4),
+    "first": (plan.RunningSpec("first_value", 3), TEXT),
+    "last": (plan.RunningSpec("last_value", 3), TEXT),
+    "count": (plan.RunningSpec("count"), INT8),
+    "count n": (plan.RunningSpec("count", 2, 4), INT8),
+    "sum k": (plan.RunningSpec("sum", 1, 4), INT8),
+    "sum n": (plan.RunningSpec("sum", 2), NUMERIC),
+    "min": (plan.RunningSpec("min", 2), NUMERIC),
+    "max": (plan.RunningSpec("max", 1, 4), INT4),
 }
 
 
-def node(names, order=(UP,), frames=("",), keys=(0,)) -> plan.Window:
+def node(names, order=(UP,), frames=("",), keys=(0,)) -> plan.WindowSpec:
     calls = tuple(
-        plan.WindowCall(
+        plan.WindowCallSpec(
             "", (), Field(name, CALLS[name][1]), True, CALLS[name][0], frame
         )
         for name, frame in zip(names, cycle(frames), strict=False)
     )
     schema = (*SCHEMA, *(c.result for c in calls))
-    return plan.Window("w", "i", keys, order, calls, schema)
+    return plan.WindowSpec("w", "i", keys, order, calls, schema)
 
 
-def make(spec: plan.Window) -> tuple[Running, MemoryStore]:
+def make(spec: plan.WindowSpec) -> tuple[Running, MemoryStore]:
     assert spec.native
     store = MemoryStore()
     made = Running(spec, SCHEMA)
@@ -83,7 +83,7 @@ def tiebreak(row, spec) -> list[Any]:
     return [plain, len(looks), looks]
 
 
-def expected(now: Counter, spec: plan.Window) -> Counter:
+def expected(now: Counter, spec: plan.WindowSpec) -> Counter:
     """The same by looking at everything for every row."""
     parts: dict[Any, list[Any]] = {}
     for row in now.elements():
@@ -97,7 +97,7 @@ def expected(now: Counter, spec: plan.Window) -> Counter:
     return out
 
 
-def call(made: plan.WindowCall, spec: plan.Window, ordered, at: int) -> Any:  # noqa: C901  one case per function
+def call(made: plan.WindowCallSpec, spec: plan.WindowSpec, ordered, at: int) -> Any:  # noqa: C901  one case per function
     one = made.running
     assert one is not None
     keys = [sort_key(r, spec) for r in ordered]
@@ -221,15 +221,17 @@ def test_errors() -> None:
     made.apply(0, diffs(SCHEMA, "- 1 1 1 a t"))
     with pytest.raises(BugError, match="negative"):
         made.time_end(0)
-    big = plan.WindowCall("", (), Field("s", INT8), True, plan.Running("sum", 0))
+    big = plan.WindowCallSpec(
+        "", (), Field("s", INT8), True, plan.RunningSpec("sum", 0)
+    )
     wide = (Field("k", INT4), Field("x", INT4))
-    made = Running(plan.Window("w", "i", (), (), (big,), (*wide, big.result)), wide)
+    made = Running(plan.WindowSpec("w", "i", (), (), (big,), (*wide, big.result)), wide)
     made.open(MemoryStore())
     made.apply(0, diffs(wide, f"+{2**33} 2147483647 1"))
     monstrous = made._ends
     assert monstrous
-    other = plan.WindowCall("x", (), Field("s", INT8))
+    other = plan.WindowCallSpec("x", (), Field("s", INT8))
     with pytest.raises(BugError, match="not computed here"):
-        Running(plan.Window("w", "i", (), (), (other,), wide), wide)
+        Running(plan.WindowSpec("w", "i", (), (), (other,), wide), wide)
     with pytest.raises(RowError, match="out of range"):
         made._result(0, 2**63)

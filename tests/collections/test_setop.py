@@ -23,7 +23,7 @@ KINDS = [("intersect", False), ("intersect", True), ("except", False), ("except"
 
 def make(kind: str, every: bool, schema=SCHEMA) -> tuple[SetOp, MemoryStore]:
     store = MemoryStore()
-    made = SetOp(plan.SetOp("s", "l", "r", kind, every, schema))
+    made = SetOp(plan.SetOpSpec("s", "l", "r", kind, every, schema))
     made.open(store)
     return made, store
 
@@ -102,7 +102,7 @@ def wanted(kind: str, every: bool, left: Counter, right: Counter) -> Counter:
 @pytest.mark.parametrize(("kind", "every"), KINDS)
 @given(txids=st.lists(st.tuples(sides, st.sampled_from(WAYS)), max_size=5))
 def test_equals_python_multisets_after_every_txid(kind, every, txids) -> None:
-    node = plan.SetOp("s", "l", "r", kind, every, SCHEMA)
+    node = plan.SetOpSpec("s", "l", "r", kind, every, SCHEMA)
     made = Disturbed(lambda: SetOp(node), SCHEMA, SCHEMA)
     now: Counter[tuple[int, str]] = Counter()
     shown: Counter[str] = Counter()

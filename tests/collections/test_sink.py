@@ -11,7 +11,7 @@ SCHEMA = (Field("n", NUMERIC), Field("f", FLOAT8))
 
 
 def make() -> Sink:
-    return Sink(plan.Sink("s", "i", SCHEMA))
+    return Sink(plan.SinkSpec("s", "i", SCHEMA))
 
 
 def test_only_what_a_whole_txid_changed() -> None:

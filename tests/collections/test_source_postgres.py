@@ -11,7 +11,7 @@ import pytest
 
 from headrace.collections import plan
 from headrace.collections.dataflow import Dataflow
-from headrace.collections.plan import PhysicalPlan, Source, SourceColumn
+from headrace.collections.plan import PhysicalPlan, SourceColumn, SourceSpec
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.kernels import text
 from headrace.kernels.pgoutput import Changes, Decoder
@@ -52,8 +52,8 @@ def describe(conn, name: str, *, wanted: bool = False) -> PhysicalPlan:
         place = [c.name for c in columns].index("f")
         tests = (native(">", Column(place, FLOAT8), Literal("0", FLOAT8)),)
     schema = tuple(Field(c.name, c.oid) for c in columns)
-    source = Source("s", oid, "public", name, columns, key, full, (), schema, tests)
-    return PhysicalPlan((source, plan.Sink("k", "s", schema)))
+    source = SourceSpec("s", oid, "public", name, columns, key, full, (), schema, tests)
+    return PhysicalPlan((source, plan.SinkSpec("k", "s", schema)))
 
 
 def shown(conn, physical: PhysicalPlan) -> Counter:

@@ -35,7 +35,7 @@ def test_a_half_done_transaction_fails_nothing(residual) -> None:
         view = finish(a, b, joined)
     else:
         joined = join("j", a, b, (0,), (0,))
-        out = plan.Map("m", "j", (QUOTIENT,), (Field("q", INT4),))
+        out = plan.MapSpec("m", "j", (QUOTIENT,), (Field("q", INT4),))
         view = finish(a, b, joined, out)
     flow = Dataflow(view, MemoryStore(), None, 0)
     flow.end(0)

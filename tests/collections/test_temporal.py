@@ -37,7 +37,7 @@ def at(micros: int) -> Literal:
     return Literal(f"2000-01-01 00:00:{seconds:02}.{fraction:06}+00", TIMESTAMPTZ)
 
 
-def comparisons() -> tuple[plan.TimeTest, ...]:
+def comparisons() -> tuple[plan.TimeTestSpec, ...]:
     """later > now(), ts < back(now()), k = era(now()), ts <> back(now())."""
     ts, k, later = (Column(i, f.oid) for i, f in enumerate(IN))
 
@@ -51,18 +51,20 @@ def comparisons() -> tuple[plan.TimeTest, ...]:
 
     now, alone = Column(3, TIMESTAMPTZ), Column(0, TIMESTAMPTZ)
     return (
-        plan.TimeTest(call("<", now, later), ts, alone, TIMESTAMPTZ, -SHIFT, slack=0),
-        plan.TimeTest(
+        plan.TimeTestSpec(
+            call("<", now, later), ts, alone, TIMESTAMPTZ, -SHIFT, slack=0
+        ),
+        plan.TimeTestSpec(
             call("<", ts, back(now)),
             ts,
             back(alone),
             TIMESTAMPTZ,
             slack=TURN - 1 - BACK,
         ),
-        plan.TimeTest(
+        plan.TimeTestSpec(
             call("=", k, era(now)), k, era(alone), INT4, ordered=False, ranged=False
         ),
-        plan.TimeTest(
+        plan.TimeTestSpec(
             call("<>", ts, back(now)), ts, back(alone), TIMESTAMPTZ, ranged=False
         ),
     )
@@ -84,7 +86,7 @@ def wanted(ts: int | None, k: int | None, now: int) -> tuple[bool | None, ...]:
 
 
 def make(store: MemoryStore) -> Temporal:
-    made = Temporal(plan.Temporal("t", "in", comparisons(), OUT), IN, None)
+    made = Temporal(plan.TemporalSpec("t", "in", comparisons(), OUT), IN, None)
     made.open(store)
     return made
 
@@ -175,14 +177,14 @@ def test_equals_comparing_every_row_at_every_instant(stream, first) -> None:
 def test_rows_that_can_change_no_more_are_not_kept() -> None:
     store = MemoryStore()
     now = Column(2, TIMESTAMPTZ)
-    test = plan.TimeTest(
+    test = plan.TimeTestSpec(
         call("<", Column(0, TIMESTAMPTZ), now), Column(0, TIMESTAMPTZ),
         Column(0, TIMESTAMPTZ), TIMESTAMPTZ, slack=5,
     )  # fmt: skip
     schema = (*IN[:2], Field("test", BOOL))
 
     def opened() -> Temporal:
-        made = Temporal(plan.Temporal("t", "in", (test,), schema), IN[:2], None)
+        made = Temporal(plan.TemporalSpec("t", "in", (test,), schema), IN[:2], None)
         made.open(store)
         return made
 

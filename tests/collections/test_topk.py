@@ -28,7 +28,7 @@ def key(column: int, *, desc: bool = False, first: bool = False, native: bool = 
     return plan.SortKey(column, DOWN if desc else UP, desc, first, native)
 
 
-def make(node: plan.TopK, remote=None) -> tuple[TopK, MemoryStore]:
+def make(node: plan.TopKSpec, remote=None) -> tuple[TopK, MemoryStore]:
     store = MemoryStore()
     made = TopK(node, node.schema, remote)
     made.open(store)
@@ -72,7 +72,7 @@ NUMBERS = (Field("n", NUMERIC),)
 
 def test_equal_values_that_look_different_e30() -> None:
     made, store = make(
-        plan.TopK("t", "i", (), (key(0, desc=True),), 3, 0, False, NUMBERS)
+        plan.TopKSpec("t", "i", (), (key(0, desc=True),), 3, 0, False, NUMBERS)
     )
     assert send(made, 0, "+ 0.970", "+ 2.45", "+ 0.97", "+ 1.45") == [
         "+ 0.97",
@@ -89,7 +89,9 @@ def test_equal_values_that_look_different_e30() -> None:
 
 def test_zeros_and_nulls() -> None:
     schema = (Field("f", FLOAT8),)
-    made, _ = make(plan.TopK("t", "i", (), (key(0, first=True),), 2, 0, True, schema))
+    made, _ = make(
+        plan.TopKSpec("t", "i", (), (key(0, first=True),), 2, 0, True, schema)
+    )
     assert send(made, 0, "+ 0", "+ -0", "+ 1") == ["+ -0.0", "+ 0.0"]
     assert send(made, 1, "+ .") == ["+ ."]
     assert send(made, 2, "- -0") == ["- -0.0"]
@@ -99,7 +101,7 @@ def test_zeros_and_nulls() -> None:
 def test_weights_are_cut_and_ties_are_not() -> None:
     for ties, want in ((False, ["+ 2 a"]), (True, ["+4 2 a"])):
         schema = SCHEMA[1:]
-        made, _ = make(plan.TopK("t", "i", (), (key(0),), 1, 2, ties, schema))
+        made, _ = make(plan.TopKSpec("t", "i", (), (key(0),), 1, 2, ties, schema))
         got = send(made, 0, "+2 1 b", "+4 2 a", "+ 3 c")
         assert got == want, ties
 
@@ -107,23 +109,23 @@ def test_weights_are_cut_and_ties_are_not() -> None:
 def test_ties_go_on_over_pages(monkeypatch) -> None:
     monkeypatch.setattr(topk, "_PAGE_ROWS", 2)
     schema = (Field("k", INT4), Field("v", INT4))
-    made, _ = make(plan.TopK("t", "i", (), (key(0),), 1, 0, True, schema))
+    made, _ = make(plan.TopKSpec("t", "i", (), (key(0),), 1, 0, True, schema))
     rows = [f"+ 1 {i}" for i in range(9)]
     assert send(made, 0, *rows, "+ 2 1", "+ 2 2") == sorted(rows)
     assert send(made, 1, "+ 0 0") == sorted(["+ 0 0", *(f"- 1 {i}" for i in range(9))])
 
 
 def test_a_negative_weight_is_a_bug() -> None:
-    made, _ = make(plan.TopK("t", "i", (), (key(0),), 1, 0, False, NUMBERS))
+    made, _ = make(plan.TopKSpec("t", "i", (), (key(0),), 1, 0, False, NUMBERS))
     with pytest.raises(BugError, match="negative"):
         send(made, 0, "- 1")
     with pytest.raises(BugError, match="evaluator"):
-        make(plan.TopK("t", "i", (), (key(0, native=False),), 1, 0, False, NUMBERS))
+        make(plan.TopKSpec("t", "i", (), (key(0, native=False),), 1, 0, False, NUMBERS))
 
 
 def test_only_the_first_rows_are_ranked() -> None:
     ranks = Ranks()
-    node = plan.TopK("t", "i", (), (key(0, native=False),), 2, 0, False, NUMBERS)
+    node = plan.TopKSpec("t", "i", (), (key(0, native=False),), 2, 0, False, NUMBERS)
     made, _ = make(node, ranks)
     send(made, 0, *(f"+ {i}" for i in range(100)))
     ranks.asked = 0
@@ -159,13 +161,13 @@ changes = st.lists(
 def test_equals_the_reference(txids, keys, limit, offset, ties, flags, native) -> None:
     item = key(1, desc=flags[0], first=flags[1], native=native)
     ties = ties and limit is not None
-    node = plan.TopK("t", "i", keys, (item,), limit, offset, ties, SCHEMA)
+    node = plan.TopKSpec("t", "i", keys, (item,), limit, offset, ties, SCHEMA)
     table = Table(1, (("g", INT4), ("n", NUMERIC), ("v", TEXT)), ())
     physical = plan.PhysicalPlan(
         (
             table.source("i"),
             node,
-            plan.Sink("s", "t", SCHEMA),
+            plan.SinkSpec("s", "t", SCHEMA),
         )
     )
     made = Disturbed(lambda: TopK(node, SCHEMA, Ranks()), SCHEMA)

@@ -11,7 +11,7 @@ SCHEMA = (Field("x", INT4),)
 
 
 def test_every_input_passes_under_the_names_of_the_union() -> None:
-    made = Union(plan.Union("u", ("a", "b"), SCHEMA))
+    made = Union(plan.UnionSpec("u", ("a", "b"), SCHEMA))
     other = (Field("another", INT4),)
     assert lines(*made.apply(0, diffs(SCHEMA, "+ 1"))) == ["+ 1"]
     (out,) = made.apply(1, diffs(other, "+ 1", "-2 ."))
@@ -21,7 +21,7 @@ def test_every_input_passes_under_the_names_of_the_union() -> None:
 
 
 def test_it_ends_with_its_last_input() -> None:
-    made = Union(plan.Union("u", ("a", "b"), SCHEMA))
+    made = Union(plan.UnionSpec("u", ("a", "b"), SCHEMA))
     assert made.receive(0, TimeEnd(1, 0)) == []
     assert len(made.receive(1, Diffs(1, 0, diffs(SCHEMA, "+ 1")))) == 1
     assert made.receive(1, TimeEnd(1, 0, 1)) == [TimeEnd(1, 0, 1)]

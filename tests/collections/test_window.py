@@ -41,25 +41,25 @@ def remote(postgres):
     evaluator.close()
 
 
-def node(keys=(0,), order=ORDER, frames=("",), calls=CALLS) -> plan.Window:
+def node(keys=(0,), order=ORDER, frames=("",), calls=CALLS) -> plan.WindowSpec:
     made = tuple(
-        plan.WindowCall(sql, args, Field(f"c{i}", oid), frame=frame)
+        plan.WindowCallSpec(sql, args, Field(f"c{i}", oid), frame=frame)
         for (i, (sql, args, oid)), frame in zip(
             enumerate(calls), cycle(frames), strict=False
         )
     )
     schema = (*SCHEMA, *(c.result for c in made))
-    return plan.Window("w", "i", keys, order, made, schema)
+    return plan.WindowSpec("w", "i", keys, order, made, schema)
 
 
-def make(spec: plan.Window, remote) -> tuple[Window, MemoryStore]:
+def make(spec: plan.WindowSpec, remote) -> tuple[Window, MemoryStore]:
     store = MemoryStore()
     made = Window(spec, SCHEMA, remote)
     made.open(store)
     return made, store
 
 
-def expected(dsn: str, now: Counter, spec: plan.Window) -> Counter:
+def expected(dsn: str, now: Counter, spec: plan.WindowSpec) -> Counter:
     """What Postgres shows of the rows, peers in the order of their other columns."""
     names = "gknv"
     columns = ", ".join(

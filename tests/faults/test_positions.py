@@ -219,7 +219,9 @@ def test_batches_written_by_another_engine_are_noticed(start, database, source, 
     if case == "cut otherwise":
         # We had recorded the next batch; the other one wrote it with another end.
         end = mark.lsn + 800
-        positions.put_record(meta, positions.Record(mark.txid + 1, mark.lsn, end, 0))
+        positions.put_record(
+            meta, positions.BatchRecord(mark.txid + 1, mark.lsn, end, 0)
+        )
         source.execute(
             "UPDATE headrace.progress SET txid = %s, lsn = lsn + 160, epoch = epoch + 1",
             (mark.txid + 1,),

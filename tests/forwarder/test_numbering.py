@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from headrace.postgres.numbering import Attribute, Observation, Snapshot, number
+from headrace.postgres.numbering import (
+    Observation,
+    StreamAttribute,
+    VisibleXids,
+    number,
+)
 
 READ = """
 SELECT pg_current_snapshot()::text, array_agg(ARRAY[attnum::text, attname,
@@ -19,22 +24,25 @@ SELECT pg_current_snapshot()::text, array_agg(ARRAY[attnum::text, attname,
 def observe(conn: psycopg.Connection) -> Observation:
     seen, rows = conn.execute(READ).fetchone()
     return Observation(
-        Snapshot.of(seen),
-        tuple(Attribute(int(n), name, told == "true", w) for n, name, told, w in rows),
+        VisibleXids.of(seen),
+        tuple(
+            StreamAttribute(int(n), name, told == "true", w)
+            for n, name, told, w in rows
+        ),
     )
 
 
 def test_snapshots_show_by_32_bits():
     far = 7 << 32
-    snapshot = Snapshot.of(f"{far + 90}:{far + 100}:{far + 95},{far + 97}")
+    snapshot = VisibleXids.of(f"{far + 90}:{far + 100}:{far + 95},{far + 97}")
     assert [x for x in range(88, 102) if snapshot.shows(x)] == [
         *range(88, 95), 96, 98, 99,
     ]  # fmt: skip
     assert snapshot.shows((1 << 32) - 5)
-    soon = Snapshot.of(f"{far - 3}:{far - 2}:")
+    soon = VisibleXids.of(f"{far - 3}:{far - 2}:")
     assert soon.shows((1 << 32) - 3)
     assert not soon.shows(4)
-    assert not Snapshot.of("3:3:").shows(3)
+    assert not VisibleXids.of("3:3:").shows(3)
 
 
 @dataclass(frozen=True)
@@ -145,24 +153,25 @@ def test_numbers_are_right_or_none(database, seed):
     assert found > 2 * missed, (found, missed)
 
 
-def attributes(*columns: tuple) -> tuple[Attribute, ...]:
-    return tuple(Attribute(n, name, bool(name), w) for n, name, w in columns)
+def attributes(*columns: tuple) -> tuple[StreamAttribute, ...]:
+    return tuple(StreamAttribute(n, name, bool(name), w) for n, name, w in columns)
 
 
 def test_the_same_names_may_be_other_columns():
     """Dropped, renamed and added again: before and after look alike, so nothing is said."""
     first = Observation(
-        Snapshot.of("10:10:"), attributes((1, "id", "5"), (2, "x", "5"), (3, "a", "5"))
+        VisibleXids.of("10:10:"),
+        attributes((1, "id", "5"), (2, "x", "5"), (3, "a", "5")),
     )
     last = Observation(
-        Snapshot.of("20:20:"),
+        VisibleXids.of("20:20:"),
         attributes((1, "id", "5"), (2, "", "12"), (3, "x", "12"), (4, "a", "12")),
     )
     for xid in (11, 12, 13):
         assert number(["id", "x", "a"], xid, [first, last])["id"] == 1
         assert 3 not in number(["id", "x", "a"], xid, [first, last]).values()
     assert number(["id", "x", "a"], 20, [first, last]) is None
-    later = Observation(Snapshot.of("30:30:"), last.attributes)
+    later = Observation(VisibleXids.of("30:30:"), last.attributes)
     assert number(["id", "x", "a"], 25, [first, last, later]) == {
         "id": 1, "x": 3, "a": 4,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 
 ITEMS = """
 CREATE TABLE items (id int PRIMARY KEY, g int, x numeric);
@@ -16,7 +16,7 @@ INSERT INTO items SELECT i, i % 5, i * 1.50 FROM generate_series(1, 100) i;
 
 
 @pytest.fixture
-def source(engine: Engine) -> Iterator[psycopg.Connection]:
+def source(engine: EmbeddedEngine) -> Iterator[psycopg.Connection]:
     """A direct connection."""
     with psycopg.connect(engine.source, autocommit=True) as conn:
         yield conn
@@ -24,7 +24,7 @@ def source(engine: Engine) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def commander(
-    engine: Engine, source: psycopg.Connection
+    engine: EmbeddedEngine, source: psycopg.Connection
 ) -> Iterator[psycopg.Connection]:
     """A connection to the port, when there is what ``source`` makes."""
     with psycopg.connect(engine.dsn, autocommit=True) as conn:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from tests.waiting import wait_until
 
 SLOW = (
@@ -41,7 +41,7 @@ def is_running(source: psycopg.Connection) -> bool:
     return listed(source)[0] == "running"
 
 
-def worker(engine: Engine) -> int:
+def worker(engine: EmbeddedEngine) -> int:
     """Process id of the worker."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

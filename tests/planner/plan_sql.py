@@ -11,7 +11,7 @@ import pytest
 
 from headrace.expressions import placeholders
 from headrace.planner import PlanRequest
-from headrace.planner.logical.nodes import Apply, children, free
+from headrace.planner.logical.nodes import ApplyNode, children, free, kind
 from headrace.planner.logical.scalar import quote
 from headrace.planner.passes.decorrelate import decorrelate
 from headrace.planner.passes.optimise import optimise
@@ -34,7 +34,7 @@ class Renderer:
 
     def sql(self, node) -> str:
         """A SELECT whose columns are those of ``node``, in order."""
-        return getattr(self, f"_{type(node).__name__.lower()}")(node)
+        return getattr(self, f"_{kind(node).lower()}")(node)
 
     def _from(self, node) -> str:
         return f"({self.sql(node)}) {next(self._names)}"
@@ -231,7 +231,7 @@ def texts(conn, monkeypatch, query, **settings) -> dict[str, str]:
     def spy(bound, lowering):
         render = Renderer(lowering)
         flat = decorrelate(bound, lowering)
-        assert not any(isinstance(n, Apply) for n in walk(flat))
+        assert not any(isinstance(n, ApplyNode) for n in walk(flat))
         assert not free(flat)
         assert [c.id for c in flat.columns] == [c.id for c in bound.columns]
         out["bound"] = render.sql(bound)

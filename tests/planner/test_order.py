@@ -7,7 +7,7 @@ import pytest
 
 from headrace.planner import PlanRequest, explain_logical, plan
 from headrace.planner.logical.estimates import Estimates
-from headrace.planner.logical.nodes import Join, Node, Scan, children
+from headrace.planner.logical.nodes import JoinNode, Node, ScanNode, children
 
 TABLES = """
 CREATE TABLE many (id int PRIMARY KEY, few_id int, k int, s text);
@@ -35,9 +35,9 @@ def optimised(conn, query: str) -> Node:
 
 def order(node: Node) -> object:
     """The tree of joins, of table names."""
-    if isinstance(node, Join):
+    if isinstance(node, JoinNode):
         return (order(node.left), order(node.right))
-    if isinstance(node, Scan):
+    if isinstance(node, ScanNode):
         return node.table.name
     return order(children(node)[0])
 

@@ -31,7 +31,7 @@ QUERIES = {
 @pytest.mark.parametrize("query", QUERIES)
 def test_nodes(conn, query):
     physical = plan(conn, PlanRequest(query)).physical
-    found = [type(node).__name__ for node in physical.nodes]
+    found = [p.kind(type(node)) for node in physical.nodes]
     wanted = QUERIES[query]
     assert {kind: found.count(kind) for kind in wanted} == wanted
     known: set[str] = set()

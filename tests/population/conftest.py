@@ -12,7 +12,7 @@ import pytest
 
 from headrace.config import Settings
 from headrace.errors import TransientError
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import slot as setup
@@ -57,7 +57,7 @@ class Bench:
     dsn: str
     settings: Settings
     worker: Worker
-    context: Context
+    context: JobContext
     conn: psycopg.Connection
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -144,7 +144,7 @@ def make_bench(
     chosen = Spark(settings)
     if spark is not None:
         chosen._starting = spark._starting
-    context = Context(settings, worker, chosen)
+    context = JobContext(settings, worker, chosen)
     return Bench(database, settings, worker, context, conn)
 
 

@@ -50,7 +50,7 @@ def oid(conn: psycopg.Connection, table: str) -> int:
 
 def source(
     conn: psycopg.Connection, table: str, columns: list[str], node: str = ""
-) -> p.Source:
+) -> p.SourceSpec:
     rows = conn.execute(
         "SELECT attname, attnum, atttypid::bigint, atttypmod FROM pg_attribute"
         " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
@@ -63,7 +63,7 @@ def source(
         "SELECT relreplident = 'f' FROM pg_class WHERE oid = %s::regclass", (table,)
     ).fetchone()[0]
     chosen = tuple(known[name] for name in columns)
-    return p.Source(
+    return p.SourceSpec(
         node or f"source_{table}",
         oid(conn, table),
         "public",
@@ -76,8 +76,8 @@ def source(
     )
 
 
-def sink(node: p.Node) -> p.Sink:
-    return p.Sink("sink", node.id, node.schema)
+def sink(node: p.Node) -> p.SinkSpec:
+    return p.SinkSpec("sink", node.id, node.schema)
 
 
 def copy(conn) -> Case:
@@ -93,12 +93,12 @@ def multiset(conn) -> Case:
 def filtered(conn) -> Case:
     s = source(conn, "orders", ["id", "amount", "f"])
     big = Native(">", (Column(0, INT4), Literal("100", INT4)), BOOL)
-    f = p.Fused(
+    f = p.FusedSpec(
         "fused",
         s.id,
         (
-            p.Filter("f", s.id, (big,), s.schema),
-            p.Map(
+            p.FilterSpec("f", s.id, (big,), s.schema),
+            p.MapSpec(
                 "m",
                 "f",
                 (Column(2, FLOAT8), Column(1, NUMERIC)),
@@ -115,14 +115,14 @@ def filtered(conn) -> Case:
 def joined(conn) -> Case:
     o = source(conn, "orders", ["customer", "amount"])
     c = source(conn, "customers", ["id", "region"])
-    j = p.Join("join", o.id, c.id, (0,), (0,), (), (*o.schema, *c.schema))
-    r = p.Reduce(
+    j = p.JoinSpec("join", o.id, c.id, (0,), (0,), (), (*o.schema, *c.schema))
+    r = p.ReduceSpec(
         "reduce",
         j.id,
         (3,),
         (
-            p.Aggregate("count_star", None, None, Field("n", INT8)),
-            p.Aggregate("sum", 1, None, Field("total", NUMERIC)),
+            p.AggregateSpec("count_star", None, None, Field("n", INT8)),
+            p.AggregateSpec("sum", 1, None, Field("total", NUMERIC)),
         ),
         (c.schema[1], Field("n", INT8), Field("total", NUMERIC)),
     )
@@ -139,10 +139,10 @@ def outer(conn) -> Case:
     c = source(conn, "customers", ["id", "region"])
     t = source(conn, "tags", ["customer", "tag"])
     both = (*o.schema, *c.schema)
-    f = p.Join("full", o.id, c.id, (0,), (0,), (), both, "full")
+    f = p.JoinSpec("full", o.id, c.id, (0,), (0,), (), both, "full")
     less = (Native("<", (Column(4, INT4), Column(2, INT4)), BOOL),)
-    a = p.Join("anti", "full", t.id, (0,), (0,), less, both, "anti")
-    s = p.Join("semi", "anti", o.id, (0,), (0,), (), both, "semi", (True,))
+    a = p.JoinSpec("anti", "full", t.id, (0,), (0,), less, both, "anti")
+    s = p.JoinSpec("semi", "anti", o.id, (0,), (0,), (), both, "semi", (True,))
     return Case(
         "SELECT * FROM (SELECT o.customer, o.amount, c.id, c.region FROM orders o"
         " FULL JOIN customers c ON o.customer = c.id) x WHERE NOT EXISTS (SELECT 1 FROM tags t"
@@ -154,8 +154,8 @@ def outer(conn) -> Case:
 
 def self_join(conn) -> Case:
     t = source(conn, "tags", ["customer", "tag"])
-    j = p.Join("join", t.id, t.id, (0,), (0,), (), (*t.schema, *t.schema))
-    d = p.Distinct("distinct", j.id, j.schema)
+    j = p.JoinSpec("join", t.id, t.id, (0,), (0,), (), (*t.schema, *t.schema))
+    d = p.DistinctSpec("distinct", j.id, j.schema)
     return Case(
         "SELECT DISTINCT a.customer, a.tag, b.customer, b.tag FROM tags a"
         " JOIN tags b ON a.customer = b.customer",
@@ -166,13 +166,13 @@ def self_join(conn) -> Case:
 def total(conn) -> Case:
     o = source(conn, "orders", ["amount"])
     schema = (Field("n", INT8), Field("total", NUMERIC))
-    r = p.Reduce(
+    r = p.ReduceSpec(
         "reduce",
         o.id,
         (),
         (
-            p.Aggregate("count_star", None, None, schema[0]),
-            p.Aggregate("sum", 0, None, schema[1]),
+            p.AggregateSpec("count_star", None, None, schema[0]),
+            p.AggregateSpec("sum", 0, None, schema[1]),
         ),
         schema,
     )
@@ -188,12 +188,12 @@ def together(conn) -> Case:
     kinds = (1231, 1022, FLOAT8)
     fields = tuple(Field(n, oid) for n, oid in zip(names, kinds, strict=True))
     made = [
-        p.Aggregate("remote", 1, None, fields[0], "array_agg($1)", row=row),
-        p.Aggregate("remote", 2, None, fields[1], "array_agg($1)", row=row),
-        p.Aggregate("any", 2, None, fields[2], row=row),
+        p.AggregateSpec("remote", 1, None, fields[0], "array_agg($1)", row=row),
+        p.AggregateSpec("remote", 2, None, fields[1], "array_agg($1)", row=row),
+        p.AggregateSpec("any", 2, None, fields[2], row=row),
     ]
     schema = (o.schema[0], *fields)
-    r = p.Reduce("reduce", o.id, (0,), tuple(made), schema)
+    r = p.ReduceSpec("reduce", o.id, (0,), tuple(made), schema)
     return Case(
         "SELECT customer, array_agg(amount), array_agg(f), max(f) FROM orders"
         " GROUP BY customer",
@@ -203,10 +203,10 @@ def together(conn) -> Case:
 
 def cross(conn) -> Case:
     c = source(conn, "customers", ["region"])
-    v = p.Values(
+    v = p.ValuesSpec(
         "values", (("1", "x"), ("2", None)), (Field("a", INT4), Field("b", TEXT))
     )
-    j = p.Join("join", c.id, v.id, (), (), (), (*c.schema, *v.schema))
+    j = p.JoinSpec("join", c.id, v.id, (), (), (), (*c.schema, *v.schema))
     return Case(
         "SELECT region, a, b FROM customers, (VALUES (1, 'x'), (2, NULL)) v(a, b)",
         p.PhysicalPlan((c, v, j, sink(j))),
@@ -216,7 +216,7 @@ def cross(conn) -> Case:
 def union(conn) -> Case:
     o = source(conn, "orders", ["customer"])
     c = source(conn, "customers", ["id"])
-    u = p.Union("union", (o.id, c.id, o.id), o.schema)
+    u = p.UnionSpec("union", (o.id, c.id, o.id), o.schema)
     return Case(
         "SELECT customer FROM orders UNION ALL SELECT id FROM customers"
         " UNION ALL SELECT customer FROM orders",
@@ -228,10 +228,10 @@ def union_of_joins(conn) -> Case:
     o = source(conn, "orders", ["customer", "id"])
     c = source(conn, "customers", ["id", "region"])
     out = (*o.schema, *c.schema)
-    j = p.Join("join_1", o.id, c.id, (0,), (0,), (), out)
-    k = p.Join("join_2", o.id, c.id, (1,), (0,), (), out)
-    u = p.Union("union", (j.id, k.id), out)
-    d = p.Distinct("distinct", u.id, out)
+    j = p.JoinSpec("join_1", o.id, c.id, (0,), (0,), (), out)
+    k = p.JoinSpec("join_2", o.id, c.id, (1,), (0,), (), out)
+    u = p.UnionSpec("union", (j.id, k.id), out)
+    d = p.DistinctSpec("distinct", u.id, out)
     return Case(
         "SELECT o.customer, o.id, c.id, c.region FROM orders o JOIN customers c"
         " ON o.customer = c.id UNION SELECT o.customer, o.id, c.id, c.region"

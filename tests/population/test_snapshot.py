@@ -310,7 +310,7 @@ def test_sizes(bench):
     bench.conn.execute("ANALYZE")
     assert tables.size(
         bench.conn, plans.source(bench.conn, "none", ["id"])
-    ) == tables.Size(0, 0)
+    ) == tables.TableSize(0, 0)
     size = tables.size(bench.conn, plans.source(bench.conn, "orders", ["id"]))
     assert size.rows == 500
     assert size.blocks >= 1

@@ -14,7 +14,7 @@ from headrace.population import local, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.spark import split_blocks
 from headrace.population.staging import Staging
-from headrace.population.tables import Size
+from headrace.population.tables import TableSize
 from headrace.state.rocks import RocksDatabase
 from tests.population import plans
 
@@ -176,8 +176,8 @@ def test_dead_jvm(spark_bench):
 
 
 def test_block_ranges_cover_everything():
-    assert split_blocks(Size(0, 0), 100, 2) == [[0, None]]
-    assert split_blocks(Size(1000, 10), 400, 2) == [[0, 3], [3, 6], [6, None]]
-    assert split_blocks(Size(50_000, 1), 400, 2) == [[0, None]]
-    assert split_blocks(Size(50_000, 100), 1_000_000, 2) == [[0, 50], [50, None]]
-    assert split_blocks(Size(50_000, 100, whole=True), 400, 2) == [[0, None]]
+    assert split_blocks(TableSize(0, 0), 100, 2) == [[0, None]]
+    assert split_blocks(TableSize(1000, 10), 400, 2) == [[0, 3], [3, 6], [6, None]]
+    assert split_blocks(TableSize(50_000, 1), 400, 2) == [[0, None]]
+    assert split_blocks(TableSize(50_000, 100), 1_000_000, 2) == [[0, 50], [50, None]]
+    assert split_blocks(TableSize(50_000, 100, whole=True), 400, 2) == [[0, None]]

@@ -134,11 +134,13 @@ def source_plan(
     columns = tuple(plan.SourceColumn(*row) for row in rows)
     schema = tuple(Field(c.name, c.oid, c.typmod, c.collation) for c in columns)
     key = tuple(c for c in columns if c.name == "id")
-    source = plan.Source("s", oid, "public", name, columns, key, not key, schema=schema)
+    source = plan.SourceSpec(
+        "s", oid, "public", name, columns, key, not key, schema=schema
+    )
     nodes: list[plan.Node] = [source]
     if filtered is not None:
-        nodes.append(plan.Filter("f", "s", (filtered,), schema))
-    nodes.append(plan.Sink("sink", nodes[-1].id, schema))
+        nodes.append(plan.FilterSpec("f", "s", (filtered,), schema))
+    nodes.append(plan.SinkSpec("sink", nodes[-1].id, schema))
     return plan.PhysicalPlan(tuple(nodes))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.errors import BugError
-from headrace.runtime.coordinator import Coordinator, Emission, EmitBatch, State
+from headrace.runtime.coordinator import Coordinator, Emission, EmitBatch, FlightState
 from tests.runtime.told import words
 
 
@@ -51,7 +51,7 @@ def test_rewind_goes_back_before_what_has_committed():
     assert words(c.processed(2, 1)) == "commit 2.1"
     assert words(c.committed(2, 1)) == "batch 5.1"
     assert [(f.txid, f.attempt, f.state) for f in c.flights()] == [
-        (txid, 1, State.PROCESSING) for txid in (3, 4, 5)
+        (txid, 1, FlightState.PROCESSING) for txid in (3, 4, 5)
     ]
     assert (c.attempt(5), c.attempt(6)) == (1, None)
 
@@ -186,9 +186,9 @@ class Machine(RuleBasedStateMachine):
             assert self.committing == self.c.current, "it waits for nobody"
         for txid in self.flying:
             state = (
-                State.COMMITTING if txid == self.committing
-                else State.PROCESSED if txid in self.processed
-                else State.PROCESSING
+                FlightState.COMMITTING if txid == self.committing
+                else FlightState.PROCESSED if txid in self.processed
+                else FlightState.PROCESSING
             )  # fmt: skip
             assert self.c.state(txid) is state
 

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace.collections import plan
 from headrace.errors import TransientError
 from headrace.runtime import positions
-from headrace.runtime.coordinator import State
+from headrace.runtime.coordinator import FlightState
 from headrace.runtime.writing import SinkThread
 from headrace.state import rocks
 from headrace.state.rocks import RocksDatabase
@@ -150,7 +150,7 @@ def test_processing_goes_on_while_the_sink_writes(source, start, database, gate)
     wait_until(
         lambda: (
             [f.state for f in running.book.pipeline.flights()]
-            == [State.COMMITTING] + [State.PROCESSED] * 3
+            == [FlightState.COMMITTING] + [FlightState.PROCESSED] * 3
         ),
         "all four are processed",
     )

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BugError, TransientError
-from headrace.runtime.coordinator import State
-from headrace.runtime.jobs import Answer, Job
+from headrace.runtime.coordinator import FlightState
+from headrace.runtime.jobs import Answer, CommitJob
 from headrace.runtime.pipeline import Closed, Pipeline
 
 WAIT_S = 90.0
 
 
-def job(txid: int, attempt: int = 0) -> Job:
-    return Job(txid, attempt, txid * 100, 1, 0, ())
+def job(txid: int, attempt: int = 0) -> CommitJob:
+    return CommitJob(txid, attempt, txid * 100, 1, 0, ())
 
 
 def started(first: int = 1, depth: int = 4, recorded: int = 0) -> Pipeline:
@@ -190,8 +190,8 @@ def test_flights_show_only_what_was_taken():
     pipeline.begin(2)
     pipeline.processed(job(1))
     assert [(f.txid, f.attempt, f.state) for f in pipeline.flights()] == [
-        (1, 0, State.COMMITTING),
-        (2, 0, State.PROCESSING),
+        (1, 0, FlightState.COMMITTING),
+        (2, 0, FlightState.PROCESSING),
     ]
 
 
@@ -208,7 +208,7 @@ def test_any_interleaving_commits_each_txid_once_in_order(steps):
             last = max(last, txid)
         elif step == "process" and taken:
             states = {f.txid: f.state for f in pipeline.flights()}
-            ready = [t for t in taken if states.get(t[0]) is State.PROCESSING]
+            ready = [t for t in taken if states.get(t[0]) is FlightState.PROCESSING]
             if ready:
                 pipeline.processed(job(*ready[0]))
         elif step == "write":

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import FencedError, SinkBlocked, SinkTableError
-from headrace.runtime.jobs import Job, Part
+from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import SinkThread
 from headrace.sink import commit, table
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.types import INT4, Field, arrow_schema
 from tests.runtime.harness import install_schema, settings_for
 
@@ -61,15 +61,15 @@ class View:
             (number,),
         )
         oid = table.create(conn, "public", self.name, "SELECT 1::int AS a")
-        self.target = Target(number, "public", self.name, oid, SCHEMA)
+        self.target = ResultTable(number, "public", self.name, oid, SCHEMA)
         self.progress = commit.take_over(conn, [number])[number]
 
-    def part(self, *values: int) -> Part:
+    def part(self, *values: int) -> ViewPart:
         diffs = pa.RecordBatch.from_arrays(
             [pa.array(values, pa.int32()), pa.array([1] * len(values), pa.int64())],
             schema=arrow_schema(SCHEMA),
         )
-        return Part(self.id, self.target, self.group, self.progress, diffs)
+        return ViewPart(self.id, self.target, self.group, self.progress, diffs)
 
     @property
     def rows(self) -> list[int]:
@@ -85,8 +85,8 @@ class View:
         ).fetchone()
 
 
-def job(txid: int, *parts: Part) -> Job:
-    return Job(txid, 0, txid * 16, 1, 0, parts)
+def job(txid: int, *parts: ViewPart) -> CommitJob:
+    return CommitJob(txid, 0, txid * 16, 1, 0, parts)
 
 
 def test_the_unnamed_group_is_one_transaction_and_each_named_one_another(

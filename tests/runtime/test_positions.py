@@ -8,12 +8,12 @@ import pytest
 
 from headrace.errors import BugError
 from headrace.runtime import positions
-from headrace.runtime.positions import Meta, Position, Record, Records
+from headrace.runtime.positions import BatchRecord, Meta, Position, Records
 from headrace.state.rocks import RocksDatabase
 
 
-def record(txid: int, attempt: int = 0) -> Record:
-    return Record(txid, txid * 10, txid * 10 + 10, 1_000 + txid, attempt)
+def record(txid: int, attempt: int = 0) -> BatchRecord:
+    return BatchRecord(txid, txid * 10, txid * 10 + 10, 1_000 + txid, attempt)
 
 
 def test_records_survive_and_are_found_by_txid(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from headrace.collections.plan import PhysicalPlan, Sink
+from headrace.collections.plan import PhysicalPlan, SinkSpec
 from headrace.types import Field
 from tests.runtime.harness import (
     create_view,
@@ -49,7 +49,7 @@ def plan(conn: psycopg.Connection, full: bool) -> PhysicalPlan:
     schema = tuple(Field(c.name, c.oid, c.typmod, c.collation) for c in columns)
     key = () if full else source.key
     node = replace(source, columns=columns, key=key, full_identity=full, schema=schema)
-    return PhysicalPlan((node, Sink("sink", "s", schema)))
+    return PhysicalPlan((node, SinkSpec("sink", "s", schema)))
 
 
 def names(conn: psycopg.Connection) -> dict[int, str]:

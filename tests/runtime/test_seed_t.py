@@ -22,11 +22,11 @@ from headrace.forwarder.batcher import Batch, Batcher, Cut
 from headrace.kernels.pgoutput import Changes, Decoder
 from headrace.runtime import positions
 from headrace.runtime.batches import Frames
-from headrace.runtime.coordinator import Coordinator, EmitBatch, EmitCommit, State
+from headrace.runtime.coordinator import Coordinator, EmitBatch, EmitCommit, FlightState
 from headrace.runtime.edges import Edge
-from headrace.runtime.jobs import Answer, Job
+from headrace.runtime.jobs import Answer, CommitJob
 from headrace.runtime.pipeline import Pipeline
-from headrace.runtime.positions import Meta, Position, Record
+from headrace.runtime.positions import BatchRecord, Meta, Position
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
 from headrace.types import INT4, WEIGHT, Diffs, Field, TimeEnd
@@ -112,13 +112,15 @@ def test_T_9_commits_are_in_order_and_one_at_a_time(events):
             if isinstance(emission, EmitCommit):
                 now = [emission]
         flying = {f.txid: f for f in c.flights()}
-        assert sum(f.state is State.COMMITTING for f in flying.values()) <= 1
-        processing = [f for f in flying.values() if f.state is State.PROCESSING]
+        assert sum(f.state is FlightState.COMMITTING for f in flying.values()) <= 1
+        processing = [f for f in flying.values() if f.state is FlightState.PROCESSING]
         emitted = []
         if event == "process" and processing:
             last = processing[-1]  # the last one first: no order among them
             emitted = c.processed(last.txid, last.attempt)
-        elif event == "commit" and now and c.state(now[0].txid) is State.COMMITTING:
+        elif (
+            event == "commit" and now and c.state(now[0].txid) is FlightState.COMMITTING
+        ):
             committed.append(now[0].txid)
             emitted = c.committed(now[0].txid, now[0].attempt)
         elif event == "fail" and flying:
@@ -138,9 +140,9 @@ def test_T_10_failure_in_either_phase_runs_both_again(phase):
         txid = 1
         if phase == "committing":
             assert words(c.processed(1, 0)) == "commit 1.0"
-    assert c.state(txid) is State(phase)
+    assert c.state(txid) is FlightState(phase)
     assert f"{txid}.1" in words(c.failed(txid, 0))
-    assert c.state(txid) is State.PROCESSING
+    assert c.state(txid) is FlightState.PROCESSING
     if txid == 2:
         c.processed(1, 0)
         c.committed(1, 0)
@@ -287,7 +289,7 @@ def test_T_24_a_failure_takes_all_later_ones_back():
     c.processed(3, 0)
     assert words(c.failed(1, 0)) == "batch 1.1 2.1 3.1"
     # What they computed stood on the batch that failed.
-    assert {f.state for f in c.flights()} == {State.PROCESSING}
+    assert {f.state for f in c.flights()} == {FlightState.PROCESSING}
     assert c.processed(2, 0) == []
 
 
@@ -325,7 +327,7 @@ def test_T_25_stale_answers_change_nothing():
     assert c.flights() == before
     assert words(c.processed(1, 1)) == "commit 1.1"
     assert words(c.failed(1, 0)) == "—", "also a stale fail of what commits now"
-    assert c.state(1) is State.COMMITTING
+    assert c.state(1) is FlightState.COMMITTING
 
 
 def test_T_11_T_26_a_crash_between_record_and_emission(tmp_path):
@@ -337,7 +339,7 @@ def test_T_11_T_26_a_crash_between_record_and_emission(tmp_path):
     batcher.add(stream[:-16])  # of nine transactions, five
     batch = batcher.take(0)
     meta: Meta = {}
-    records.record(meta, Record(1, 0, batch.end_lsn, batch.commit_time_us))
+    records.record(meta, BatchRecord(1, 0, batch.end_lsn, batch.commit_time_us))
     db.put_meta(meta, sync=False)
     del records
     db.close()
@@ -360,7 +362,7 @@ def test_T_11_T_26_a_crash_between_record_and_emission(tmp_path):
     assert list(again.chunks()) == list(batch.chunks())
     assert batcher.take(0).end_lsn == 90
     with pytest.raises(BugError, match="the last one is 1"):
-        records.record({}, Record(3, 0, 90, 0))
+        records.record({}, BatchRecord(3, 0, 90, 0))
     db.close()
 
 
@@ -368,13 +370,13 @@ def test_T_26_nobody_asks_for_what_is_before_the_committed():
     kept = positions.Records()
     meta: Meta = {}
     for txid in range(1, 4):
-        kept.record(meta, Record(txid, 10 * txid, 10 * txid + 10, 0))
+        kept.record(meta, BatchRecord(txid, 10 * txid, 10 * txid + 10, 0))
     with pytest.raises(BugError, match="the last one is 3"):
-        kept.record(meta, Record(5, 50, 60, 0))
+        kept.record(meta, BatchRecord(5, 50, 60, 0))
     kept.trim(meta, 3)
     assert list(kept) == [3]
     with pytest.raises(BugError):
-        kept.record(meta, Record(2, 20, 30, 0))
+        kept.record(meta, BatchRecord(2, 20, 30, 0))
 
 
 def test_T_27_attempts_go_up_over_rewinds_and_restarts(tmp_path):
@@ -389,7 +391,7 @@ def test_T_27_attempts_go_up_over_rewinds_and_restarts(tmp_path):
     db = RocksDatabase(tmp_path / "state")
     records, meta = positions.records(db), Meta()
     for emission in c.tick():
-        record = Record(emission.txid, 0, emission.txid, 0, emission.attempt)
+        record = BatchRecord(emission.txid, 0, emission.txid, 0, emission.attempt)
         records.record(meta, record)
     db.put_meta(meta, sync=True)
     db.close()
@@ -471,8 +473,8 @@ def test_T_29_an_edge_counts_what_it_delivers(sent):
 # --- T-8, T-9, T-17, T-25, T-30: the pipeline between engine and sink thread
 
 
-def job(txid: int, attempt: int = 0) -> Job:
-    return Job(txid, attempt, txid * 16, 1, 0, ())
+def job(txid: int, attempt: int = 0) -> CommitJob:
+    return CommitJob(txid, attempt, txid * 16, 1, 0, ())
 
 
 def begun(count: int) -> Pipeline:

@@ -13,14 +13,14 @@ import pytest
 
 from headrace.errors import BugError, FencedError, PrerequisiteError, PrivilegeError
 from headrace.process import faults
-from headrace.runtime.coordinator import State
-from headrace.runtime.jobs import Answer, Job, Part
+from headrace.runtime.coordinator import FlightState
+from headrace.runtime.jobs import Answer, CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import SinkThread
 from headrace.sink import commit, table
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.types import INT4, Field, Txid
 from tests.ledger import diffs
 from tests.runtime.harness import (
@@ -70,7 +70,7 @@ class Sink:
         source.execute("CREATE PUBLICATION headrace")
         oid = table.create(source, "public", "v", "SELECT 0 AS x WHERE false")
         schema = (Field("x", INT4),)
-        self.target = Target(1, "public", "v", oid, schema)
+        self.target = ResultTable(1, "public", "v", oid, schema)
         source.execute(
             "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid)"
             " VALUES (1, 'public', 'v', '', %s)",
@@ -92,9 +92,9 @@ class Sink:
         """Add row ``txid``; ``at``: what we think is stored."""
         known = self.progress if at is None else replace(self.progress, txid=Txid(at))
         rows = diffs(self.target.schema, f"+ {txid}")
-        part = Part(1, self.target, "", known, rows)
+        part = ViewPart(1, self.target, "", known, rows)
         return self.thread.write(
-            self.owner, Job(txid, attempt, txid * 16, 1, 0, (part,))
+            self.owner, CommitJob(txid, attempt, txid * 16, 1, 0, (part,))
         )
 
     def stored(self) -> tuple[int, int, list[int]]:
@@ -157,7 +157,9 @@ def test_T_4_T_9_T_25_sink_compare_and_set(sink):
 
 def in_commit(running) -> int | None:
     """The txid that is being committed."""
-    found = [f for f in running.book.pipeline.flights() if f.state is State.COMMITTING]
+    found = [
+        f for f in running.book.pipeline.flights() if f.state is FlightState.COMMITTING
+    ]
     return found[0].txid if found else None
 
 

@@ -15,7 +15,7 @@ from headrace.errors import (
     StructureChanged,
 )
 from headrace.population import names
-from headrace.population.context import Context
+from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import fingerprint
@@ -378,7 +378,7 @@ def test_alteration_during_population(source, start, database, ddl):
     running = start(catalog_poll_ms=50)
     running.engine.running.wait(SECONDS)
     settings = running.settings
-    context = Context(settings, _Direct(running), Spark(settings))
+    context = JobContext(settings, _Direct(running), Spark(settings))
     ends = set()
     for phase in PHASES:
         source.execute("INSERT INTO keep SELECT i, i, i, 'ok' FROM generate_series(20, 29) i"
@@ -436,7 +436,7 @@ def test_renaming_during_population(source, start, database):
     running = start(catalog_poll_ms=50)
     running.engine.running.wait(SECONDS)
     settings = running.settings
-    context = Context(settings, _Direct(running), Spark(settings))
+    context = JobContext(settings, _Direct(running), Spark(settings))
     first, second = "a", "b"
     for phase in PHASES:
         other = psycopg.connect(make_conninfo(database), autocommit=True)

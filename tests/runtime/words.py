@@ -26,15 +26,15 @@ def count_of(conn, word: str) -> tuple[plan.PhysicalPlan, str]:
     node = base.nodes[0]
     wanted = Native("=", (Column(1, TEXT), Literal(word, TEXT)), BOOL)
     schema = (Field("word", TEXT, collation=node.schema[1].collation), Field("n", INT8))
-    kept = plan.Filter("kept", "s", (wanted,), node.schema)
-    counted = plan.Reduce(
+    kept = plan.FilterSpec("kept", "s", (wanted,), node.schema)
+    counted = plan.ReduceSpec(
         "counted",
         "kept",
         (1,),
-        (plan.Aggregate("count_star", None, None, schema[1]),),
+        (plan.AggregateSpec("count_star", None, None, schema[1]),),
         schema,
     )
-    sink = plan.Sink("sink", "counted", schema)
+    sink = plan.SinkSpec("sink", "counted", schema)
     query = f"SELECT word, count(*) AS n FROM words WHERE word = '{word}' GROUP BY word"
     return plan.PhysicalPlan((node, kept, counted, sink)), query
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.sql import install
 from tests.databases import Databases
 from tests.security.wire import Wire
@@ -38,7 +38,7 @@ class Nobody:
 
 
 @pytest.fixture
-def server(shared_engine: Engine) -> Iterator[psycopg.Connection]:
+def server(shared_engine: EmbeddedEngine) -> Iterator[psycopg.Connection]:
     """A superuser's direct connection."""
     with psycopg.connect(shared_engine.source, autocommit=True) as conn:
         yield conn

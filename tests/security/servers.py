@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from tests.conftest import ENGINES
 from tests.databases import Databases
 from tests.faults.helpers import same_text, status_of
@@ -29,7 +29,7 @@ ALIVE = "SELECT id, v FROM t"
 @contextmanager
 def running(
     databases: Databases, folders: pytest.TempPathFactory, schema: str, **settings: str
-) -> Iterator[Engine]:
+) -> Iterator[EmbeddedEngine]:
     """An engine on a database of its own, in which ``schema`` was carried out."""
     name = databases.take()
     dsn = make_conninfo(databases.server, dbname=name)
@@ -41,7 +41,7 @@ def running(
         "HEADRACE_SINK_RETRY_MS": "50",
         **settings,
     }
-    engine = Engine(dsn, folders.mktemp("engine") / "data", env=env)
+    engine = EmbeddedEngine(dsn, folders.mktemp("engine") / "data", env=env)
     try:
         engine.start()
         yield engine
@@ -52,7 +52,7 @@ def running(
 
 @contextmanager
 def innocent(
-    engine: Engine, request: pytest.FixtureRequest
+    engine: EmbeddedEngine, request: pytest.FixtureRequest
 ) -> Iterator[psycopg.Connection]:
     """A connection to an engine on ``TABLE``, with one healthy view of it, ``alive``."""
     request.node.stash.setdefault(ENGINES, []).append(engine)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from tests.databases import Databases
 from tests.faults.helpers import ENDLESS, WORKER, same_text, status_of
 from tests.security import servers
@@ -52,14 +52,14 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def running(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+) -> Iterator[EmbeddedEngine]:
     more = {"HEADRACE_POPULATION_IDLE_MS_MAX": "3000"}
     with servers.running(databases, tmp_path_factory, SCHEMA, **more) as engine:
         yield engine
 
 
 @pytest.fixture
-def conn(running: Engine, request) -> Iterator[psycopg.Connection]:
+def conn(running: EmbeddedEngine, request) -> Iterator[psycopg.Connection]:
     with innocent(running, request) as conn:
         yield conn
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.process import faults
 from tests.faults.helpers import WORKER, same_text, status_of
 from tests.waiting import wait_until
@@ -25,7 +25,7 @@ def traps(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine(database, start_engine, traps) -> Engine:
+def engine(database, start_engine, traps) -> EmbeddedEngine:
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         conn.execute("INSERT INTO t VALUES (1, 'one')")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import psycopg
 import pytest
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from tests.conftest import ENGINES
 from tests.databases import Databases
 from tests.faults.helpers import WORKER, status_of
@@ -60,14 +60,14 @@ each = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def running(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+) -> Iterator[EmbeddedEngine]:
     with servers.running(databases, tmp_path_factory, SCHEMA) as engine:
         yield engine
 
 
 @pytest.fixture
 def conn(
-    running: Engine, request: pytest.FixtureRequest
+    running: EmbeddedEngine, request: pytest.FixtureRequest
 ) -> Iterator[psycopg.Connection]:
     """A connection; at the end the processes are those of the beginning."""
     request.node.stash.setdefault(ENGINES, []).append(running)
@@ -81,7 +81,7 @@ def conn(
         conn.execute("DELETE FROM t WHERE id > 0")
 
 
-def pids(engine: Engine) -> list[int | None]:
+def pids(engine: EmbeddedEngine) -> list[int | None]:
     return [engine.child(module) for module in (WORKER, BUILDER)]
 
 

@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.config import Settings
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import PrerequisiteError
 from headrace.sql import install
@@ -269,7 +269,7 @@ def test_what_cannot_work_does_not_start(source, tls, tmp_path):
         conn.execute("ALTER ROLE limited REPLICATION")
         conn.execute("GRANT CREATE ON DATABASE postgres TO limited")
         conn.execute("DROP SCHEMA headrace CASCADE")
-    engine = Engine(
+    engine = EmbeddedEngine(
         make_conninfo(source.dsn, user="limited"), tmp_path / "engine",
         env={**env, "HEADRACE_SPARK_WARM": "false"},
     )  # fmt: skip

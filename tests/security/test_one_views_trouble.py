@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.runtime.leaving import TRIES_MAX
 from tests.databases import Databases
 from tests.faults.helpers import WORKER, same_text, status_of
@@ -43,13 +43,13 @@ END $$;
 @pytest.fixture(scope="module")
 def running(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+) -> Iterator[EmbeddedEngine]:
     with servers.running(databases, tmp_path_factory, SCHEMA) as engine:
         yield engine
 
 
 @pytest.fixture
-def conn(running: Engine, request) -> Iterator[psycopg.Connection]:
+def conn(running: EmbeddedEngine, request) -> Iterator[psycopg.Connection]:
     with innocent(running, request) as conn:
         yield conn
         conn.execute("DROP PUBLICATION IF EXISTS everything")

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from headrace.config import Settings
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.views.quotas import Turns
 from tests.conftest import ENGINES
 from tests.databases import Databases
@@ -29,7 +29,7 @@ SELECT 'explain_view', '{}', '{}' FROM generate_series(1, 1100)
 @pytest.fixture(scope="module")
 def running(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+) -> Iterator[EmbeddedEngine]:
     more = {
         "HEADRACE_VIEWS_PER_ROLE_MAX": str(VIEWS_MAX),
         "HEADRACE_COMMANDS_PER_ROLE_MAX": str(VIEWS_MAX),

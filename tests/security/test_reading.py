@@ -18,7 +18,7 @@ from headrace.population import publish
 from headrace.postgres import connect as door
 from headrace.postgres import publication
 from headrace.sink import table
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 from headrace.sql import install
 from headrace.types import Field, diff_batch
@@ -280,7 +280,7 @@ def test_a_type_under_the_name_of_another(shared_engine, server, low):
     with door.connect(dsn, name="test", settings=SINK_SETTINGS) as conn:
         shape = table.shape(conn, fields)
         made = table.create(conn, name, "r", shape, columns=("id", "m"), fields=fields)
-        target = Target(1, name, "r", int(made), fields)
+        target = ResultTable(1, name, "r", int(made), fields)
         writer = SinkWriter(conn)
         for weight in (1, -1):
             for value in (1, 2):

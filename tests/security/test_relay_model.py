@@ -22,8 +22,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from headrace.server.pipeline import Pipeline
-from headrace.server.states import State
+from headrace.server.pipeline import OwedAnswers
+from headrace.server.states import SessionState
 from tests.security import wire as w
 from tests.security.conftest import Nobody
 from tests.security.sockets import queues
@@ -92,7 +92,7 @@ class Script:
     def name(self) -> str:
         return self.random.choice(["", "", "a", "b"])
 
-    def burst(self, pipeline: Pipeline) -> list[bytes]:
+    def burst(self, pipeline: OwedAnswers) -> list[bytes]:
         """What is sent at once.
 
         In a transaction that has failed nothing is executed but what was just bound: Execute
@@ -227,7 +227,7 @@ class Observed:
                 return False
             outside = outer.get_extra_info("socket").fileno()
             return bool(
-                client.session.state not in (State.RELAY, State.SKIP)
+                client.session.state not in (SessionState.RELAY, SessionState.SKIP)
                 or inner.get_write_buffer_size() + outer.get_write_buffer_size()
                 or any(
                     _ioctl(fd, request)
@@ -259,10 +259,10 @@ def check(session: Observed, truth: dict[str, Any] | None) -> None:
     pipeline = relay.pipeline
     kinds = w.kinds(session.wire.seen)
     begun_by_query = pipeline.ready_owed == 1
-    assert relay.state in (State.RELAY, State.SKIP)
+    assert relay.state in (SessionState.RELAY, SessionState.SKIP)
     assert pipeline.copying == truth["copying"]
     assert pipeline.ready_owed == 0 or (truth["copying"] and begun_by_query)
-    if relay.state is State.RELAY:
+    if relay.state is SessionState.RELAY:
         # Nothing answers after the error until a Sync is sent.
         assert pipeline.ignoring == (kinds.rfind("E") > kinds.rfind("Z"))
     if not truth["copying"]:
@@ -324,7 +324,7 @@ def walk(nobody: Nobody, source: str, steps: int, seed: int) -> None:
 def test_the_walk_executes_nothing_old_where_a_transaction_has_failed(seed):
     """(That is what crashes Postgres 16; see ``Script.burst``.)"""
     script = Script(seed)
-    pipeline = Pipeline()
+    pipeline = OwedAnswers()
     alone = 0
     for _ in range(2_000):
         pipeline.status = script.random.choice([b"I", b"T", b"E"])

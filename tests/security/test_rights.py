@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from tests.security import servers
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
@@ -54,7 +54,7 @@ def people(server: psycopg.Connection, *names: str, **options: str) -> Iterator[
 
 @contextlib.contextmanager
 def reading(
-    engine: Engine, server: psycopg.Connection, options: str = "{}"
+    engine: EmbeddedEngine, server: psycopg.Connection, options: str = "{}"
 ) -> Iterator[tuple[str, str, psycopg.Connection]]:
     """``boss`` has a table ``t``, and ``reader`` a view ``v`` of it: both, and his session."""
     with people(server, "boss", "reader") as (boss, reader):

@@ -15,7 +15,7 @@ import pytest
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.planner import PlanRequest
-from headrace.population.options import Options
+from headrace.population.options import ViewOptions
 from headrace.population.populate import plan_with_facts
 from headrace.postgres import fingerprint
 from headrace.sql import install
@@ -129,7 +129,11 @@ def take(conn, database, path, readers, named) -> list:
             assert refused(conn, reader, text) is None
             request = PlanRequest(text, reader, {"search_path": "public"})
             out.append(
-                (reader, text, plan_with_facts(conn, settings, request, Options())[1])
+                (
+                    reader,
+                    text,
+                    plan_with_facts(conn, settings, request, ViewOptions())[1],
+                )
             )
     return out
 
@@ -155,7 +159,7 @@ def test_what_lacks_at_first_is_refused(database, tmp_path, right):
             settings = Settings(source=database, data_dir=tmp_path, eval_dsn=eval_dsn)
             request = PlanRequest(query, reader, {"search_path": "public"})
             with pytest.raises((HeadraceError, psycopg.Error)) as caught:
-                plan_with_facts(conn, settings, request, Options())
+                plan_with_facts(conn, settings, request, ViewOptions())
             assert "permission denied" in str(caught.value)
             conn.execute(f"GRANT {right.format(b=boss)} TO {reader}")
-            plan_with_facts(conn, settings, request, Options())
+            plan_with_facts(conn, settings, request, ViewOptions())

@@ -22,7 +22,7 @@ from headrace.process import rpc
 from headrace.server.commands import Commands
 from headrace.server.direct import Direct
 from headrace.server.listener import Listener
-from headrace.server.upstream import Target
+from headrace.server.upstream import SourceAddress
 from headrace.sql import install
 from tests.waiting import PATIENCE_S
 
@@ -130,7 +130,7 @@ class Running:
         direct = Direct(self.settings, commands)
         direct.start()
         database = psycopg.conninfo.conninfo_to_dict(self.source)["dbname"]
-        target = Target.of(self.source)
+        target = SourceAddress.of(self.source)
         self.listener = Listener(self.settings, target, str(database), commands.run)
         _, self.port = await self.listener.start()
         await direct.connected.wait()

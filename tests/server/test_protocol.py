@@ -23,7 +23,7 @@ from headrace.server.actions import (
 from headrace.server.context import CONTEXT_QUERY
 from headrace.server.flow import Rules
 from headrace.server.protocol import Session
-from headrace.server.states import TRANSITIONS, State
+from headrace.server.states import TRANSITIONS, SessionState
 
 KEY = struct.pack("!ii", 77, 99)
 CALL = "CALL headrace.create_view('v', 'SELECT 1')"
@@ -123,7 +123,7 @@ class Harness:
     def login(self) -> Harness:
         assert self.from_client(startup()) == startup()
         assert self.from_server(LOGIN_ANSWER) == LOGIN_ANSWER
-        assert self.session.state is State.RELAY
+        assert self.session.state is SessionState.RELAY
         self.others.clear()
         return self
 
@@ -300,7 +300,7 @@ def test_malformed_bind_of_a_call_ends_the_session():
 def test_simple_call(h):
     h.login()
     assert h.from_client(m.query(CALL)) == CONTEXT
-    assert h.session.state is State.CONTEXT
+    assert h.session.state is SessionState.CONTEXT
     assert h.from_server(CONTEXT_ANSWER) == b""
     (run,) = h.others
     assert isinstance(run, Run)
@@ -315,7 +315,7 @@ def test_simple_call(h):
     assert h.client == m.notice_response("half") + m.command_complete(
         "CALL"
     ) + m.ready_for_query(b"I")
-    assert h.session.state is State.RELAY
+    assert h.session.state is SessionState.RELAY
 
 
 def test_client_bytes_wait_for_the_call(h):
@@ -334,7 +334,7 @@ def test_call_waits_for_what_the_source_still_owes(h):
     first = m.query("SELECT pg_sleep(1)")
     # (The Flush: what is owed may be answers that only a Query would have brought.)
     assert h.from_client(first + m.query(CALL)) == first + m.FLUSH
-    assert h.session.state is State.BARRIER
+    assert h.session.state is SessionState.BARRIER
     answer = m.command_complete("SELECT 1") + m.ready_for_query(b"I")
     h.server = b""
     assert h.from_server(answer) == answer
@@ -381,7 +381,7 @@ def test_context_that_fails_is_the_answer(h):
     assert h.from_server(error + m.ready_for_query(b"I")) == error + m.ready_for_query(
         b"I"
     )
-    assert h.session.state is State.RELAY
+    assert h.session.state is SessionState.RELAY
     assert h.from_client(m.query("SELECT 1")) == m.query("SELECT 1")
 
 
@@ -440,7 +440,7 @@ def test_extended_error_skips_to_sync(h):
     h.take(h.session.fail({"C": "0A000", "M": "no", "P": "1"}))
     assert kinds(h.client) == "E"
     assert m.read_report(h.client[5:])["q"] == "q"
-    assert h.session.state is State.SKIP
+    assert h.session.state is SessionState.SKIP
     skipped = (
         m.query("SELECT 1") + parse(b"", "x") + m.message(b"d", b"x" * 5000) + DESCRIBE
     )
@@ -523,10 +523,10 @@ def test_simple_copy_is_counted_once(h):
 
 def test_transitions_name_every_state():
     reached = {
-        State.START,
+        SessionState.START,
         *(t for edges in TRANSITIONS.values() for t in edges.values()),
     }
-    assert reached | {State.CLOSED} == set(State)
+    assert reached | {SessionState.CLOSED} == set(SessionState)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=8), st.booleans())
@@ -536,7 +536,7 @@ def test_any_bytes_are_answered_or_ended(parts, logged_in):
         h.login()
     for part in parts:
         h.from_client(part)
-    if h.session.state is State.CLOSED:
+    if h.session.state is SessionState.CLOSED:
         assert Close() in h.others
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.population.options import Options
+from headrace.population.options import ViewOptions
 from headrace.server.resumer import RULES, reason
 
 CALL = "CALL headrace.resync_view('public.v')"
@@ -30,4 +30,4 @@ def test_each_rule_names_an_option_and_its_values():
     for rule in RULES.values():
         for value in rule.values:
             assert rule.option is not None
-            assert getattr(Options.of({rule.option: value}), rule.option) == value
+            assert getattr(ViewOptions.of({rule.option: value}), rule.option) == value

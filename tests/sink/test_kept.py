@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from headrace.sink.kept import Kept
+from headrace.sink.kept import KeptOfTable
 
 
 def test_an_index_is_one_statement(database):
@@ -15,7 +15,7 @@ def test_an_index_is_one_statement(database):
             ("good", "USING btree (a)"),
             ("bad", "USING btree (a); DROP TABLE public.bait"),
         )
-        Kept(known=True, indexes=indexes).restore(conn, "public", "r")
+        KeptOfTable(known=True, indexes=indexes).restore(conn, "public", "r")
         found = conn.execute(
             "SELECT relname FROM pg_class WHERE relname IN ('good', 'bad', 'bait') ORDER BY 1"
         ).fetchall()

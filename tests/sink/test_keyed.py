@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import SinkBlocked, SinkTableError, UserError
 from headrace.postgres import connect
 from headrace.sink import keys, table
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 from headrace.sql import install
 from headrace.types import Field
@@ -37,7 +37,7 @@ def conn(database, setup):
     made.close()
 
 
-def make(conn, columns: dict[str, str], key: tuple[str, ...]) -> Target:
+def make(conn, columns: dict[str, str], key: tuple[str, ...]) -> ResultTable:
     selected = ", ".join(f'NULL::{kind} AS "{c}"' for c, kind in columns.items())
     conn.execute("SET search_path = public")
     oid = table.create(conn, "public", "r", f"SELECT {selected}", keyed=True)
@@ -46,7 +46,7 @@ def make(conn, columns: dict[str, str], key: tuple[str, ...]) -> Target:
     fields = tuple(
         Field(a.name, a.base_oid, a.base_mod) for a in table.attributes(conn, oid)
     )
-    return Target(1, "public", "r", oid, fields, key)
+    return ResultTable(1, "public", "r", oid, fields, key)
 
 
 def write(conn, target, *rows) -> None:

@@ -11,7 +11,7 @@ from headrace.errors import SinkBlocked, SinkTableError
 from headrace.kernels import text
 from headrace.postgres import connect
 from headrace.sink import table
-from headrace.sink.table import Target
+from headrace.sink.table import ResultTable
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 from headrace.sql import install
 from headrace.types import Field, diff_batch
@@ -72,7 +72,7 @@ def conn(database):
     made.close()
 
 
-def make(conn, columns: dict[str, str], name: str = "r") -> Target:
+def make(conn, columns: dict[str, str], name: str = "r") -> ResultTable:
     """A result table with these columns and types."""
     selected = ", ".join(f'NULL::{kind} AS "{c}"' for c, kind in columns.items())
     conn.execute("SET search_path = public")
@@ -81,11 +81,11 @@ def make(conn, columns: dict[str, str], name: str = "r") -> Target:
     fields = tuple(
         Field(a.name, a.base_oid, a.base_mod) for a in table.attributes(conn, oid)
     )
-    return Target(1, "public", name, oid, fields)
+    return ResultTable(1, "public", name, oid, fields)
 
 
 def diffs(
-    target: Target, rows: list[tuple[tuple[str | None, ...], int]]
+    target: ResultTable, rows: list[tuple[tuple[str | None, ...], int]]
 ) -> pa.RecordBatch:
     columns = [
         text.parse(pa.array([r[0][i] for r in rows], pa.string()), field.oid)

@@ -67,7 +67,7 @@ class Type:
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
+class CompositeField:
     """A column of a composite type; ``oid`` may be a domain."""
 
     number: int
@@ -83,7 +83,7 @@ class TypeFacts:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._known: dict[int, Type] = {}
-        self._attributes: dict[int, tuple[Attribute, ...]] = {}
+        self._attributes: dict[int, tuple[CompositeField, ...]] = {}
 
     def __getitem__(self, oid: int) -> Type:
         """The type of that OID."""
@@ -124,11 +124,11 @@ class TypeFacts:
         assert row is not None, "functions give a row"
         return str(row[0])
 
-    def attributes(self, oid: int) -> tuple[Attribute, ...]:
+    def attributes(self, oid: int) -> tuple[CompositeField, ...]:
         """Columns of a composite type, in order; dropped ones are left out."""
         if oid not in self._attributes:
             rows = self._conn.execute(_ATTRIBUTES, (oid,)).fetchall()
-            self._attributes[oid] = tuple(Attribute(*row) for row in rows)
+            self._attributes[oid] = tuple(CompositeField(*row) for row in rows)
         return self._attributes[oid]
 
     def parts(self, oid: int) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def to_error(
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundQuery:
     """The temporary view: its tree, its text, its columns."""
 
     oid: int
@@ -283,7 +283,7 @@ def pin_settings(conn: Connection) -> None:
     _set(conn, {n: v for n, v in PINNED_SETTINGS.items() if n != "client_encoding"})
 
 
-def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:
+def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:
     """What Postgres made of the query."""
     name = f"pg_temp.{view}"
     row: tuple[Any, ...] | None = conn.execute(
@@ -298,7 +298,7 @@ def read_view(conn: Connection, query: str, view: str = _VIEW) -> Bound:
         (name,),
     ).fetchall()
     [tree] = read_nodes(row[0])
-    return Bound(int(row[2]), tree, _readable(row[1].strip()), columns, query)
+    return BoundQuery(int(row[2]), tree, _readable(row[1].strip()), columns, query)
 
 
 def _readable(printed: str) -> str:
@@ -311,7 +311,7 @@ def _readable(printed: str) -> str:
 
 def made_view(
     conn: Connection, query: str, view: str, analyst: str = _ANALYST
-) -> Bound:
+) -> BoundQuery:
     """What Postgres makes of a query of our own, as a temporary view that stays there.
 
     Raises:

@@ -85,7 +85,7 @@ class _Call:
     within: bool
 
 
-class Calls:
+class AggregateCalls:
     """Lowers the aggregate calls of one query level."""
 
     def __init__(

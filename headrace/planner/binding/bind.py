@@ -33,12 +33,12 @@ from headrace.planner.binding.windows import Windows
 from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.nodes import (
     Agg,
-    Aggregate,
+    AggregateNode,
     Col,
-    Distinct,
+    DistinctNode,
     Node,
-    Order,
-    Project,
+    OrderNode,
+    ProjectNode,
     ids,
 )
 from headrace.planner.logical.scalar import Const, Expr, Ref, conjuncts, show
@@ -106,11 +106,13 @@ class Binder:
 
     def bind_sorted(
         self, query: Tree, env: Env, outer: Scope
-    ) -> tuple[Node, tuple[Order, ...]]:
+    ) -> tuple[Node, tuple[OrderNode, ...]]:
         """The plan of ``query``, with columns after its own that it is sorted by, and how."""
         return self._bind(self._level(query, env, outer), sorted_=True)
 
-    def _bind(self, level: Level, *, sorted_: bool) -> tuple[Node, tuple[Order, ...]]:
+    def _bind(
+        self, level: Level, *, sorted_: bool
+    ) -> tuple[Node, tuple[OrderNode, ...]]:
         query = level.query
         ordering = Ordering(
             self._lowering, query, key_value, self.column, sorted_=sorted_
@@ -202,7 +204,7 @@ class Binder:
             else:
                 col = self.column(name, expr)
             items.append((col, expr))
-        return Project(node, tuple(items))
+        return ProjectNode(node, tuple(items))
 
     # -- FROM
 
@@ -270,7 +272,7 @@ class Binder:
         mark = self.column("present", Const("t", t.BOOL))
         level.columns[index, MARK] = mark.ref
         kept = tuple((c, c.ref) for c in node.columns)
-        return Project(node, (*kept, (mark, Const("t", t.BOOL))))
+        return ProjectNode(node, (*kept, (mark, Const("t", t.BOOL))))
 
     def _unmarked(self, index: int, level: Level) -> Node:
         entry = level.entry(index)
@@ -322,7 +324,7 @@ class Binder:
             self._lowering, entry, self.scope(level, site), self.column
         )
         if scalar is not None:
-            return Project(site.node, (scalar,))
+            return ProjectNode(site.node, (scalar,))
         calls = functions_in_from.bind_calls(
             self._lowering, entry, self.scope(level, site)
         )
@@ -397,7 +399,7 @@ class Binder:
     def _distinct(self, node: Node, construct: str) -> Node:
         values = [key_value(self._lowering, c.ref, construct) for c in node.columns]
         if all(isinstance(v, Ref) for v in values):
-            return Distinct(node)
+            return DistinctNode(node)
         # Equal values may look different: the group shows those of one row.
         made = tuple((self.column(show(v), v), v) for v in values)
         shown: list[tuple[Col, Expr]] = []
@@ -409,7 +411,7 @@ class Binder:
             form = self.column(column.name, column.ref)
             aggs.append(Agg(form, "any", column.ref, name="any"))
             shown.append((column, form.ref))
-        return Project(Aggregate(node, made, aligned(aggs)), tuple(shown))
+        return ProjectNode(AggregateNode(node, made, aligned(aggs)), tuple(shown))
 
 
 def _env(level: Level, scope: Scope) -> Env:

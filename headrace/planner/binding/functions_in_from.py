@@ -18,7 +18,7 @@ from headrace.errors import UnsupportedError
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.pg_functions import Function
-from headrace.planner.logical.nodes import Col, Functions, Node, Project
+from headrace.planner.logical.nodes import Col, FunctionsNode, Node, ProjectNode
 from headrace.planner.logical.scalar import (
     ARG,
     SINGLE,
@@ -142,9 +142,9 @@ def bind_functions(
     if entry.flag("funcordinality"):
         ordinality = column(names[-1], Const(None, INT8))
         shown.append((ordinality, ordinality.ref))
-    node = Functions(below, calls, tuple(outputs), ordinality)
+    node = FunctionsNode(below, calls, tuple(outputs), ordinality)
     if any(dated):
-        return Project(node, tuple(shown))
+        return ProjectNode(node, tuple(shown))
     return with_only(node, tuple(c for c, _ in shown))
 
 
@@ -402,7 +402,7 @@ class TargetSets:
                     base = self._lowering.catalog.types.base(oid)
                     made = self._column(name, Const(None, base, typmod, collation))
                     outputs.append(call.column if number == call.field else made)
-            node = Functions(node, tuple(e for _, e in mine), tuple(outputs))
+            node = FunctionsNode(node, tuple(e for _, e in mine), tuple(outputs))
         return node
 
 
@@ -437,4 +437,4 @@ def with_only(node: Node, columns: tuple[Col, ...]) -> Node:
     """``node`` with ``columns`` alone."""
     if node.columns == columns:
         return node
-    return Project(node, tuple((c, c.ref) for c in columns))
+    return ProjectNode(node, tuple((c, c.ref) for c in columns))

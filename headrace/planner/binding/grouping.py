@@ -10,16 +10,16 @@ from headrace import types as t
 from headrace.expressions import keys
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
-from headrace.planner.binding.aggregates import Calls, NewColumn
+from headrace.planner.binding.aggregates import AggregateCalls, NewColumn
 from headrace.planner.binding.subqueries import has_subquery
 from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.nodes import (
     Agg,
-    Aggregate,
+    AggregateNode,
     Col,
-    Expand,
+    ExpandNode,
     Node,
-    Project,
+    ProjectNode,
     ids,
 )
 from headrace.planner.logical.scalar import Call, Const, Expr, Ref, show
@@ -50,7 +50,7 @@ class Grouping:
         self._column = column
         self._query = query
         self._base = scope
-        self._calls = Calls(lowering, column, self._below)
+        self._calls = AggregateCalls(lowering, column, self._below)
         self._keys: list[tuple[Col, Expr]] = []
         self._shown: dict[Expr, Ref] = {}
         self._by_ref: dict[int, Ref] = {}
@@ -106,7 +106,7 @@ class Grouping:
         if self._number is not None:
             node = self._expand(node, self._number[0])
             always = self._always(self._number[0])
-        result = Aggregate(node, tuple(self._keys), aligned(self._aggs), always)
+        result = AggregateNode(node, tuple(self._keys), aligned(self._aggs), always)
         return self._survivors.over(self._groups.over(result))
 
     # -- keys
@@ -169,10 +169,10 @@ class Grouping:
             else:
                 shown.append((column, expr))
         if len(items) > len(node.columns):
-            node = Project(node, tuple(items))
+            node = ProjectNode(node, tuple(items))
         places = {ref: i for i, ref in enumerate(self._expanded)}
         sets = tuple(frozenset(places[r] for r in one) for one in self._sets)
-        return Expand(node, tuple(shown), sets, number)
+        return ExpandNode(node, tuple(shown), sets, number)
 
     def _always(self, number: Col) -> tuple[tuple[str | None, ...], ...]:
         """Keys of the empty grouping sets: they have a row even over no row."""

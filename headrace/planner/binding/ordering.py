@@ -20,17 +20,17 @@ from typing import Final
 
 import psycopg
 
-from headrace.collections.plan import Running
+from headrace.collections.plan import RunningSpec
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.logical.nodes import (
     Col,
-    Filter,
+    FilterNode,
     Node,
-    Order,
-    Project,
-    TopK,
-    Window,
+    OrderNode,
+    ProjectNode,
+    TopKNode,
     WindowCall,
+    WindowNode,
 )
 from headrace.planner.logical.scalar import Const, Expr, Ref
 from headrace.planner.scalars.lower import Lowering
@@ -83,7 +83,7 @@ class Ordering:
         self.distinct_on: Final = query.flag("hasDistinctOn")
         self._limited = bool(query.node("limitCount") or query.node("limitOffset"))
         self._sorted = sorted_
-        self.order: tuple[Order, ...] = ()
+        self.order: tuple[OrderNode, ...] = ()
         """Set by ``bind``."""
 
     def targets(self) -> list[Tree]:
@@ -108,7 +108,7 @@ class Ordering:
         for entry, column in zip(targets, node.columns, strict=True):
             if reference := entry.number("ressortgroupref"):
                 by_ref.setdefault(reference, []).append(column.ref)
-        order: tuple[Order, ...] = ()
+        order: tuple[OrderNode, ...] = ()
         if self._limited or self.distinct_on or self._sorted:
             order = orders(self._lowering, self._query.nodes("sortClause"), by_ref)
         visible = node.columns[: sum(not e.flag("resjunk") for e in targets)]
@@ -118,7 +118,7 @@ class Ordering:
             node = self._limit(node, order, scope)
         self.order = order
         if len(visible) < len(node.columns) and not self._sorted:
-            node = Project(node, tuple((c, c.ref) for c in visible))
+            node = ProjectNode(node, tuple((c, c.ref) for c in visible))
         return node
 
     def _clauses(self) -> list[Tree]:
@@ -128,7 +128,7 @@ class Ordering:
         return clauses
 
     def _distinct_on(
-        self, node: Node, order: tuple[Order, ...], by_ref: dict[int, list[Ref]]
+        self, node: Node, order: tuple[OrderNode, ...], by_ref: dict[int, list[Ref]]
     ) -> Node:
         columns = node.columns
         named = [
@@ -145,14 +145,14 @@ class Ordering:
                 value = made[-1][0].ref
             keys.append(value)
         if made:
-            node = Project(node, (*((c, c.ref) for c in columns), *made))
+            node = ProjectNode(node, (*((c, c.ref) for c in columns), *made))
         # Within a group its keys are equal, so they order nothing.
         mine = {ref.id for ref in named}
         rest = tuple(item for item in order if item.column.id not in mine)
-        first = TopK(node, tuple(keys), rest, 1)
-        return Project(first, tuple((c, c.ref) for c in columns)) if made else first
+        first = TopKNode(node, tuple(keys), rest, 1)
+        return ProjectNode(first, tuple((c, c.ref) for c in columns)) if made else first
 
-    def _limit(self, node: Node, order: tuple[Order, ...], scope: Scope) -> Node:
+    def _limit(self, node: Node, order: tuple[OrderNode, ...], scope: Scope) -> Node:
         if self._reads_rows("limitCount") or self._reads_rows("limitOffset"):
             return self._numbered(node, order, scope)
         limit = self._count("limitCount", "LIMIT", scope)
@@ -164,14 +164,14 @@ class Ordering:
             limit, ties = None, False
         if limit is None and offset == 0:
             return node
-        return TopK(node, (), order, limit, min(offset, _ROWS_MAX), ties)
+        return TopKNode(node, (), order, limit, min(offset, _ROWS_MAX), ties)
 
     def _reads_rows(self, name: str) -> bool:
         """Whether the count may be another for other contents of the database."""
         tree = self._query.node(name)
         return tree is not None and any(p.kind in _NOT_CONSTANT for p in tree.walk())
 
-    def _numbered(self, node: Node, order: tuple[Order, ...], scope: Scope) -> Node:
+    def _numbered(self, node: Node, order: tuple[OrderNode, ...], scope: Scope) -> Node:
         """Counts that are computed: each row by its number in the order."""
         if self._query.text("limitOption") in _WITH_TIES:
             self._lowering.refuse("WITH TIES for a number of rows that is not constant")
@@ -182,9 +182,9 @@ class Ordering:
             (),
             "pg_catalog.row_number()",
             "row_number()",
-            running=Running("row_number"),
+            running=RunningSpec("row_number"),
         )
-        site = Site(Window(node, (), order, (call,)))
+        site = Site(WindowNode(node, (), order, (call,)))
         inner = dataclasses.replace(scope, sites=(site,))
         counts: list[Expr] = []
         for name in ("limitCount", "limitOffset"):
@@ -195,8 +195,8 @@ class Ordering:
         values = (number.ref, *counts)
         read = Scope(lambda _, attno: values[attno - 1])
         test = self._lowering.lower(target.child("expr"), read)
-        kept = Filter(site.node, (test,))
-        return Project(kept, tuple((c, c.ref) for c in node.columns))
+        kept = FilterNode(site.node, (test,))
+        return ProjectNode(kept, tuple((c, c.ref) for c in node.columns))
 
     def _count(self, name: str, word: str, scope: Scope) -> int | None:
         tree = self._query.node(name)
@@ -231,9 +231,9 @@ def sorted_by(expr: Tree, clauses: list[Tree]) -> list[Tree]:
 
 def orders(
     lowering: Lowering, clauses: list[Tree], by_ref: Mapping[int, Sequence[Ref]]
-) -> tuple[Order, ...]:
+) -> tuple[OrderNode, ...]:
     """ORDER BY items; ``by_ref`` has the columns (of ``sorted_by``) by sort group reference."""
-    out: list[Order] = []
+    out: list[OrderNode] = []
     for clause in clauses:
         operator = lowering.catalog.operators[clause.number("sortop")]
         descending = operator.builtin and operator.name == ">"
@@ -245,7 +245,7 @@ def orders(
             if operator.oid in _ROW_ORDERS and ref.oid != RECORD:
                 nulls_first = descending
                 found = lowering.catalog.operators[_order_of(lowering, ref, descending)]
-            out.append(Order(ref, found.quoted, descending, nulls_first))
+            out.append(OrderNode(ref, found.quoted, descending, nulls_first))
     return tuple(out)
 
 

@@ -32,21 +32,21 @@ from headrace.expressions import keys as key_types
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.binding.setops import SetOperations
 from headrace.planner.logical.nodes import (
-    Aggregate,
+    AggregateNode,
     Col,
-    Distinct,
-    Expand,
-    Filter,
-    Functions,
-    Join,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Project,
-    Recursive,
-    SetOp,
-    TopK,
-    Union,
-    Window,
-    WorkTable,
+    ProjectNode,
+    RecursiveNode,
+    SetOpNode,
+    TopKNode,
+    UnionNode,
+    WindowNode,
+    WorkTableNode,
     children,
     free,
     ids,
@@ -102,8 +102,8 @@ class Recursions:
         distinct = not union.flag("all")
         if distinct:
             operations.require_keys(base, "UNION")
-        node = Recursive(base, step, name, distinct, columns)
-        return node if shown == columns else Project(node, _items(shown))
+        node = RecursiveNode(base, step, name, distinct, columns)
+        return node if shown == columns else ProjectNode(node, _items(shown))
 
     def work_table(self, cte: Tree) -> Node:
         """The reference of ``cte`` to itself."""
@@ -119,7 +119,7 @@ class Recursions:
                 strict=True,
             )
         )
-        return WorkTable(self._names[id(cte)], columns)
+        return WorkTableNode(self._names[id(cte)], columns)
 
 
 def _items(columns: tuple[Col, ...]) -> tuple[tuple[Col, Expr], ...]:
@@ -165,7 +165,7 @@ class _Cycle:
         row = self._row(base)
         [path] = self._lowered([f"ARRAY[{row}]"], base.columns)
         new = zip(self._made(), (self._default, path), strict=True)
-        return Project(base, (*_items(base.columns), *new))
+        return ProjectNode(base, (*_items(base.columns), *new))
 
     def follow(self, step: Node, name: str) -> Node:
         """``step``, which reads the work table ``name``, from the rows that close no cycle."""
@@ -185,7 +185,7 @@ class _Cycle:
             every,
         )
         new = zip(self._made(), (marked, longer), strict=True)
-        return Project(Filter(rows, (goes_on,)), (*_items(step.columns), *new))
+        return ProjectNode(FilterNode(rows, (goes_on,)), (*_items(step.columns), *new))
 
     def _row(self, node: Node) -> str:
         """SQL for the text of the columns that make a cycle, over ``s.a1`` and so on."""
@@ -232,14 +232,14 @@ def _nowhere(varno: int, attno: int) -> Expr:
 
 def reads(node: Node, name: str) -> bool:
     """Whether ``node`` depends on the work table ``name``."""
-    if isinstance(node, WorkTable):
+    if isinstance(node, WorkTableNode):
         return node.name == name
-    if isinstance(node, Recursive) and node.name == name:
+    if isinstance(node, RecursiveNode) and node.name == name:
         return reads(node.base, name)  # a copy, whose step means its own
     return any(reads(child, name) for child in children(node))
 
 
-def step_of(context: QueryContext, node: Recursive) -> tuple[Node, WorkTable]:
+def step_of(context: QueryContext, node: RecursiveNode) -> tuple[Node, WorkTableNode]:
     """The step with the number of the iteration as its last column, and its work table's shape.
 
     Raises:
@@ -255,15 +255,15 @@ def step_of(context: QueryContext, node: Recursive) -> tuple[Node, WorkTable]:
         context.refuse(f"no recursive reference {_REFUSED}")
     step, number = Carrier(context, node.name, fresh).carried(node.step)
     work = next(w for w in _work_tables(step) if w.name == node.name)
-    return Project(step, _items((*node.step.columns, *number))), work
+    return ProjectNode(step, _items((*node.step.columns, *number))), work
 
 
 _FIRST_NUMBER: Final = -2_000_000
 """Ids of the iterations' columns go down from here, below those of the clock and of physical.py."""
 
 
-def _work_tables(node: Node) -> list[WorkTable]:
-    if isinstance(node, WorkTable):
+def _work_tables(node: Node) -> list[WorkTableNode]:
+    if isinstance(node, WorkTableNode):
         return [node]
     return [w for child in children(node) for w in _work_tables(child)]
 
@@ -286,37 +286,37 @@ class Carrier:
 
     def carried(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
         """``node``, which reads the work table, with the columns, and which they are."""
-        if isinstance(node, WorkTable):
+        if isinstance(node, WorkTableNode):
             columns = self.fresh()
             return dataclasses.replace(node, columns=node.columns + columns), columns
-        if isinstance(node, Join):
+        if isinstance(node, JoinNode):
             return self._join(node)
-        if isinstance(node, Union | SetOp):
+        if isinstance(node, UnionNode | SetOpNode):
             return self._together(node)
         below = children(node)
         if len(below) != 1:
             self._refuse(node)
         new, columns = self.carried(below[0])
         refs_ = tuple(c.ref for c in columns)
-        several = isinstance(node, Distinct | Aggregate | TopK | Window)
+        several = isinstance(node, DistinctNode | AggregateNode | TopKNode | WindowNode)
         if several and self.alone:
             self._refuse(node)
         match node:
-            case Filter() | Distinct() | Functions() | Expand():
+            case FilterNode() | DistinctNode() | FunctionsNode() | ExpandNode():
                 return with_children(node, (new,)), columns
-            case Project():
-                return Project(new, (*node.items, *_items(columns))), columns
-            case Aggregate() if node.keys:
+            case ProjectNode():
+                return ProjectNode(new, (*node.items, *_items(columns))), columns
+            case AggregateNode() if node.keys:
                 keys = (*node.keys, *_items(columns))
                 return dataclasses.replace(node, input=new, keys=keys), columns
-            case TopK() | Window():
+            case TopKNode() | WindowNode():
                 return dataclasses.replace(
                     node, input=new, keys=(*node.keys, *refs_)
                 ), columns
             case _:
                 return self._refuse(node)
 
-    def _join(self, join: Join) -> tuple[Node, tuple[Col, ...]]:
+    def _join(self, join: JoinNode) -> tuple[Node, tuple[Col, ...]]:
         left, right = (reads(n, self.name) for n in (join.left, join.right))
         if join.kind == "full" or not (left or join.kind == "inner"):
             self._refuse(join)
@@ -349,12 +349,12 @@ class Carrier:
             join, left=new_left, right=new_right, condition=(*same, *rest)
         )
         # What may fail sees the rows of one iteration at a time.
-        result = Filter(node, late) if late else node
+        result = FilterNode(node, late) if late else node
         if self.outside is None:
             return result, columns
-        return Project(result, _items(join.columns + columns)), columns
+        return ProjectNode(result, _items(join.columns + columns)), columns
 
-    def _together(self, node: Union | SetOp) -> tuple[Node, tuple[Col, ...]]:
+    def _together(self, node: UnionNode | SetOpNode) -> tuple[Node, tuple[Col, ...]]:
         """Each input has rows of its own iteration.
 
         Of INTERSECT any side may stand outside, of EXCEPT the second: it is there in every
@@ -364,7 +364,7 @@ class Carrier:
         """
         inputs = children(node)
         there = [reads(n, self.name) for n in inputs]
-        with_outside = isinstance(node, SetOp) and (
+        with_outside = isinstance(node, SetOpNode) and (
             there[0] or node.kind == "intersect"
         )
         if self.alone or not (all(there) or (with_outside and self.outside is None)):
@@ -375,11 +375,11 @@ class Carrier:
                 below, mine = self.carried(each)
             else:
                 iterations, mine = self._iterations(node)
-                below = Join(iterations, each)
-            new.append(Project(below, _items((*each.columns, *mine))))
+                below = JoinNode(iterations, each)
+            new.append(ProjectNode(below, _items((*each.columns, *mine))))
         columns = self.fresh()
         changed = with_children(node, tuple(new))
-        assert isinstance(changed, Union | SetOp), "the same kind of node"
+        assert isinstance(changed, UnionNode | SetOpNode), "the same kind of node"
         return dataclasses.replace(changed, columns=node.columns + columns), columns
 
     def _iterations(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
@@ -390,8 +390,8 @@ class Carrier:
             for c in work.columns
             for new in self.fresh()
         )
-        again, columns = self.carried(WorkTable(work.name, copied))
-        return Distinct(Project(again, _items(columns))), columns
+        again, columns = self.carried(WorkTableNode(work.name, copied))
+        return DistinctNode(ProjectNode(again, _items(columns))), columns
 
     def _refuse(self, node: Node) -> tuple[Node, tuple[Col, ...]]:
         where = "beside CYCLE" if self.alone else _REFUSED
@@ -400,7 +400,7 @@ class Carrier:
         )
 
 
-def _separates(join: Join, predicate: Expr) -> bool:
+def _separates(join: JoinNode, predicate: Expr) -> bool:
     """Whether ``predicate`` compares something of one side with something of the other."""
     if not isinstance(predicate, Call) or predicate.symbol != "=":
         return False

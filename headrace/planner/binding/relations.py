@@ -28,7 +28,14 @@ from headrace.planner.analyse.tables import (
     load_table,
     refuse_system,
 )
-from headrace.planner.logical.nodes import Col, Node, Project, Scan, Union, Values
+from headrace.planner.logical.nodes import (
+    Col,
+    Node,
+    ProjectNode,
+    ScanNode,
+    UnionNode,
+    ValuesNode,
+)
 from headrace.planner.logical.scalar import Expr, Ref
 from headrace.planner.request import TableRef
 from headrace.planner.scalars.lower import Lowering
@@ -62,7 +69,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FromSource:
     """A relation as it is named in FROM, with or without its children."""
 
     oid: int
@@ -78,7 +85,7 @@ class Relations:
     def __init__(self, conn: Connection, catalog: Catalog) -> None:
         self._conn = conn
         self._catalog = catalog
-        self._sources: dict[tuple[int, bool], Source] = {}
+        self._sources: dict[tuple[int, bool], FromSource] = {}
         self._tables: dict[int, Table] = {}
         self._generated: dict[int, dict[int, Generation]] = {}
         self._refused: dict[tuple[int, int], UnsupportedError] = {}
@@ -121,7 +128,7 @@ class Relations:
         ).fetchone()
         refuse_system(oid, row[0], row[1], None)
         columns = load_columns(self._conn, self._catalog, oid)
-        self._sources[oid, inherits] = Source(oid, row[1], columns, members)
+        self._sources[oid, inherits] = FromSource(oid, row[1], columns, members)
 
     def _table(self, oid: int) -> Table:
         if oid not in self._tables:
@@ -196,21 +203,21 @@ class Relations:
         whole = tuple(outputs.values())
         refs: dict[int, Expr] = {number: col.ref for number, col in outputs.items()}
         if not arms:
-            return Values(whole, ()), refs
+            return ValuesNode(whole, ()), refs
         inputs = []
         for node, cols in arms:
             arm = tuple(cols[c.attnum] for c in present)
             same = node.columns == arm
             inputs.append(
-                node if same else Project(node, tuple((c, c.ref) for c in arm))
+                node if same else ProjectNode(node, tuple((c, c.ref) for c in arm))
             )
-        return Union(tuple(inputs), whole), refs
+        return UnionNode(tuple(inputs), whole), refs
 
     def _member(
         self,
         lowering: Lowering,
         column: Callable[[str, Expr, str], Col],
-        source: Source,
+        source: FromSource,
         table: Table,
         wanted: list[TableColumn],
         alias: str,
@@ -225,7 +232,7 @@ class Relations:
             for c in table.columns
             if not c.generated and (generated or c.name in needed)
         ]
-        node: Node = Scan(table, alias, tuple(stored))
+        node: Node = ScanNode(table, alias, tuple(stored))
         by_number: dict[int, Col] = {c.attnum: col for col, c in stored}
         if generated:
             items: list[tuple[Col, Expr]] = [(col, col.ref) for col, _ in stored]
@@ -241,7 +248,7 @@ class Relations:
                 by_number[c.attnum] = col
                 items.append((col, expr))
                 self.generated.add((table.oid, c.attnum))
-            node = Project(node, tuple(items))
+            node = ProjectNode(node, tuple(items))
         return node, {
             c.attnum: by_number[mine[c.name].attnum]
             for c in wanted

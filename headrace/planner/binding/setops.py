@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.planner.analyse.nodetree import Node as Tree
-from headrace.planner.logical.nodes import Col, Node, Project, SetOp, Union, Values
+from headrace.planner.logical.nodes import (
+    Col,
+    Node,
+    ProjectNode,
+    SetOpNode,
+    UnionNode,
+    ValuesNode,
+)
 from headrace.planner.logical.scalar import Const, Expr
 from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
@@ -48,12 +55,14 @@ class SetOperations:
         columns = self.columns(tree, [c.name for c in left.columns])
         if kind == "union":
             # UNION ALL of UNION ALL is one union; UNION (DISTINCT) is not.
-            arms = (a.inputs if isinstance(a, Union) else (a,) for a in (left, right))
-            union = Union(tuple(one for each in arms for one in each), columns)
+            arms = (
+                a.inputs if isinstance(a, UnionNode) else (a,) for a in (left, right)
+            )
+            union = UnionNode(tuple(one for each in arms for one in each), columns)
             return union if tree.flag("all") else self.distinct(union, "UNION")
         for arm in (left, right):
             self.require_keys(arm, kind.upper())
-        return SetOp(kind, tree.flag("all"), left, right, columns)
+        return SetOpNode(kind, tree.flag("all"), left, right, columns)
 
     def columns(self, tree: Tree, names: list[str]) -> tuple[Col, ...]:
         """New columns for the results of the operation ``tree``."""
@@ -84,7 +93,7 @@ class SetOperations:
             else:
                 expr = convert(self.lowering, col.ref, oid, collation)
                 items.append((self.column(col.name, expr), expr))
-        return Project(arm, tuple(items))
+        return ProjectNode(arm, tuple(items))
 
     def _types(self, tree: Tree) -> list[int]:
         base = self.lowering.catalog.types.base
@@ -118,10 +127,10 @@ def value_rows(
     arms: list[Node] = []
     for node, row in rows:
         texts = tuple(e.text for e in row if isinstance(e, Const))
-        if len(texts) == len(row) and node == Values((), ((),)):
+        if len(texts) == len(row) and node == ValuesNode((), ((),)):
             constant.append(texts)
         else:
-            arms.append(Project(node, tuple(zip(columns(), row, strict=True))))
+            arms.append(ProjectNode(node, tuple(zip(columns(), row, strict=True))))
     if constant:
-        arms.insert(0, Values(columns(), tuple(constant)))
-    return arms[0] if len(arms) == 1 else Union(tuple(arms), columns())
+        arms.insert(0, ValuesNode(columns(), tuple(constant)))
+    return arms[0] if len(arms) == 1 else UnionNode(tuple(arms), columns())

@@ -126,7 +126,7 @@ class Sources:
 
     # -- loading
 
-    def load(self, bound: session.Bound, caller: str | None) -> None:
+    def load(self, bound: session.BoundQuery, caller: str | None) -> None:
         """Put views in place, check rights, load every table.
 
         REQUIRES: our own role and pinned settings.
@@ -314,7 +314,7 @@ class Sources:
         ).fetchone()
         return bool(row and row[0])
 
-    def _bind_as(self, owner: str, query: str, shadow: str) -> session.Bound:
+    def _bind_as(self, owner: str, query: str, shadow: str) -> session.BoundQuery:
         """The query of a view of Headrace, analysed once more: with the rights of its owner.
 
         A literal that was harmless may be of another type by now, under the same name.

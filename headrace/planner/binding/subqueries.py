@@ -25,11 +25,11 @@ from headrace.planner.logical import facts
 from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
     Agg,
-    Aggregate,
+    AggregateNode,
     Col,
-    Filter,
+    FilterNode,
     Node,
-    Order,
+    OrderNode,
     free,
     ids,
 )
@@ -64,7 +64,7 @@ class Subqueries:
         lowering: Lowering,
         column: Callable[[str, Expr], Col],
         bind: Callable[[Tree, Scope], Node],
-        bind_sorted: Callable[[Tree, Scope], tuple[Node, tuple[Order, ...]]],
+        bind_sorted: Callable[[Tree, Scope], tuple[Node, tuple[OrderNode, ...]]],
     ) -> None:
         """``bind`` binds a query that stands in a scope; column ids are new every time.
 
@@ -133,7 +133,7 @@ class Subqueries:
             value = self._column(column.name, column.ref)
             aggs.append(Agg(value, "any", column.ref, name="any"))
             values.append(single(count.ref, value.ref))
-        self._hang(scope, Aggregate(right, (), tuple(aggs)))
+        self._hang(scope, AggregateNode(right, (), tuple(aggs)))
         return values
 
     def _row(self, node: Tree, scope: Scope) -> Expr:
@@ -165,7 +165,7 @@ class Subqueries:
             trusted=all(lowering.plain_type(c.oid) for c in (value.ref, *more)),
             shows_order=True,
         )
-        self._hang(scope, Aggregate(right, (), (agg,)))
+        self._hang(scope, AggregateNode(right, (), (agg,)))
         return self._or_empty(column.ref)
 
     def _or_empty(self, array: Ref) -> Expr:
@@ -187,7 +187,7 @@ class Subqueries:
             Agg(column, "count_star", filter=f, name="count")
             for column, f in zip(columns, filters, strict=True)
         )
-        self._hang(scope, Aggregate(right, (), aggs))
+        self._hang(scope, AggregateNode(right, (), aggs))
         return [c.ref for c in columns]
 
     def _any(self, node: Tree, scope: Scope) -> Expr:
@@ -200,7 +200,7 @@ class Subqueries:
             )
             return self._choose(true, _TRUE, self._positive(unknown), _FALSE)
         outer, inner = pair
-        [equal] = self._counts(scope, Filter(right, (test,)), [None])
+        [equal] = self._counts(scope, FilterNode(right, (test,)), [None])
         unknown_when = self._unknown(node, scope, outer, inner, right)
         if unknown_when is None:
             return self._positive(equal)
@@ -332,7 +332,7 @@ class Subqueries:
                 null = build.null_test(
                     self._lowering, "is_null", again.columns[place].ref
                 )
-                site.hang(Filter(again, (null,)), (), "anti")
+                site.hang(FilterNode(again, (null,)), (), "anti")
             if not self._sure(scope, outer):
                 again = self._bind(part.child("subselect"), scope)
                 null = build.null_test(self._lowering, "is_null", outer)

@@ -18,7 +18,7 @@ from typing import Final
 
 import psycopg
 
-from headrace.collections.plan import Running
+from headrace.collections.plan import RunningSpec
 from headrace.errors import BugError, UnsupportedError
 from headrace.expressions import placeholders
 from headrace.expressions.keys import order_native
@@ -26,7 +26,13 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.binding.ordering import KeyOf, orders, sorted_by
-from headrace.planner.logical.nodes import Col, Node, Project, Window, WindowCall
+from headrace.planner.logical.nodes import (
+    Col,
+    Node,
+    ProjectNode,
+    WindowCall,
+    WindowNode,
+)
 from headrace.planner.logical.scalar import (
     SINGLE,
     Const,
@@ -244,7 +250,7 @@ class Windows:
         )
         made = [self._call(c, below, exprs) for c in definition.calls]
         calls = tuple(call for call, _ in made)
-        window = Window(below.node(), tuple(keys), order, calls)
+        window = WindowNode(below.node(), tuple(keys), order, calls)
         self._prove(definition, window, [parts for _, parts in made])
         return window
 
@@ -334,7 +340,7 @@ class Windows:
 
     def _running(
         self, call: _Call, parts: list[Expr], used: list[Ref], frame: str
-    ) -> Running | None:
+    ) -> RunningSpec | None:
         """The call for the collection that needs no Postgres, if it can be."""
         function = self._lowering.catalog.functions[call.tree.number("winfnoid")]
         name, condition = function.name, None
@@ -348,17 +354,17 @@ class Windows:
         if frame and name in _FRAMELESS:
             return None
         if name in _NUMBERING:
-            return Running(name)
+            return RunningSpec(name)
         argument = used.index(parts[0]) if parts and isinstance(parts[0], Ref) else None
         if name in ("lag", "lead"):
             return _neighbour(name, argument, parts)
         if frame not in _UP_TO_HERE or len(parts) > 1:
             return None
         if name == "count" and not parts:
-            return Running(name, None, condition)
+            return RunningSpec(name, None, condition)
         if argument is None or not self._summed(name, used[argument], call.tree):
             return None
-        return Running(name, argument, condition)
+        return RunningSpec(name, argument, condition)
 
     def _summed(self, name: str, argument: Ref, tree: Tree) -> bool:
         """Whether ``Running`` knows how to add a value of that type."""
@@ -415,7 +421,7 @@ class Windows:
     # -- proof
 
     def _prove(
-        self, definition: _Definition, window: Window, meant: list[list[Expr]]
+        self, definition: _Definition, window: WindowNode, meant: list[list[Expr]]
     ) -> None:
         """Postgres must understand our SQL of the calls as it did the query."""
         lowering = self._lowering
@@ -466,7 +472,7 @@ class Windows:
         if not equal:
             lowering.refuse("a window function that cannot be reproduced exactly")
 
-    def _same_clause(self, one: Tree, other: Tree, window: Window) -> bool:
+    def _same_clause(self, one: Tree, other: Tree, window: WindowNode) -> bool:
         catalog = self._lowering.catalog
 
         def offsets(clause: Tree) -> list[Expr]:
@@ -518,7 +524,7 @@ class _Below:
             return self._input
         items: list[tuple[Col, Expr]] = [(c, c.ref) for c in self._input.columns]
         items += [(c, e) for e, c in self._made.items()]
-        return Project(self._input, tuple(items))
+        return ProjectNode(self._input, tuple(items))
 
 
 def _own(tree: Tree) -> Iterator[Tree]:
@@ -552,7 +558,9 @@ def _same_call(one: Tree, other: Tree) -> bool:
     return all(one.text(name) == other.text(name) for name in _CALL_FIELDS)
 
 
-def _neighbour(name: str, argument: int | None, parts: list[Expr]) -> Running | None:
+def _neighbour(
+    name: str, argument: int | None, parts: list[Expr]
+) -> RunningSpec | None:
     distance, default = 1, None
     if argument is None:
         return None
@@ -567,7 +575,7 @@ def _neighbour(name: str, argument: int | None, parts: list[Expr]) -> Running | 
         if not isinstance(parts[2], Const) or parts[2].oid != parts[0].oid:
             return None
         default = parts[2].text
-    return Running(name, argument, None, distance, default)
+    return RunningSpec(name, argument, None, distance, default)
 
 
 def _checked(expr: Expr) -> bool:

@@ -14,20 +14,20 @@ from typing import Final
 
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.logical.nodes import (
-    Again,
-    Aggregate,
-    Distinct,
-    Expand,
-    Filter,
-    Functions,
-    Join,
+    AgainNode,
+    AggregateNode,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Project,
-    Scan,
-    SetOp,
-    TopK,
-    Union,
-    Values,
+    ProjectNode,
+    ScanNode,
+    SetOpNode,
+    TopKNode,
+    UnionNode,
+    ValuesNode,
     children,
     ids,
 )
@@ -42,7 +42,7 @@ _PER_CALL: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ExpectedSize:
     """What the rows of a node are expected to be."""
 
     rows: float
@@ -50,26 +50,28 @@ class Size:
     """Bytes per row."""
 
 
-def table_size(table: Table, fields: Iterable[TableColumn]) -> Size | None:
+def table_size(table: Table, fields: Iterable[TableColumn]) -> ExpectedSize | None:
     """The expected size of those columns of a table."""
     stats = table.statistics
     if stats is None:
         return None
-    return Size(stats.rows, sum(stats.width.get(f.attnum, _WIDTH) for f in fields))
+    return ExpectedSize(
+        stats.rows, sum(stats.width.get(f.attnum, _WIDTH) for f in fields)
+    )
 
 
 def _width(node: Node, ref: Ref) -> int:
     match node:
-        case Scan():
+        case ScanNode():
             places = {c.id: f.attnum for c, f in node.fields}
             stats = node.table.statistics
             return _WIDTH if stats is None else stats.width.get(places[ref.id], _WIDTH)
-        case Project():
+        case ProjectNode():
             expr = next(e for c, e in node.items if c.id == ref.id)
             return _width(node.input, expr) if isinstance(expr, Ref) else _WIDTH
-        case Again():
+        case AgainNode():
             return _width(node.plan, _inner(node, ref))
-        case Aggregate():
+        case AggregateNode():
             expr = dict((c.id, e) for c, e in node.keys).get(ref.id, ref)
             if not isinstance(expr, Ref) or expr.id not in ids(node.input):
                 return _WIDTH
@@ -81,7 +83,7 @@ def _width(node: Node, ref: Ref) -> int:
             return _WIDTH
 
 
-def _inner(node: Again, ref: Ref) -> Ref:
+def _inner(node: AgainNode, ref: Ref) -> Ref:
     """The column ``ref`` as the plan has it."""
     number = next(i for c, i in node.pairs if c.id == ref.id)
     return dataclasses.replace(ref, id=number)
@@ -100,12 +102,12 @@ class Estimates:
         self._known: dict[int, tuple[Node, float | None]] = {}
         self._distinct: dict[tuple[int, int], tuple[Node, float | None]] = {}
 
-    def size(self, node: Node) -> Size | None:
+    def size(self, node: Node) -> ExpectedSize | None:
         """The expected size of the rows of ``node``; None if a table below was never analysed."""
         found = self.rows(node)
         if found is None:
             return None
-        return Size(found, sum(_width(node, c.ref) for c in node.columns))
+        return ExpectedSize(found, sum(_width(node, c.ref) for c in node.columns))
 
     def rows(self, node: Node) -> float | None:
         """The expected number of rows, at least 1; None if a table below was never analysed."""
@@ -118,26 +120,26 @@ class Estimates:
 
     def _rows(self, node: Node) -> float | None:
         match node:
-            case Scan():
+            case ScanNode():
                 stats = node.table.statistics
                 return (
                     None
                     if stats is None
                     else stats.rows * self._share(node, node.predicates)
                 )
-            case Values():
+            case ValuesNode():
                 return float(len(node.rows))
-            case Join():
+            case JoinNode():
                 left, right = self.rows(node.left), self.rows(node.right)
                 if left is None or right is None:
                     return None
                 return self.joined(node, left, right)
-            case Union():
+            case UnionNode():
                 parts = [self.rows(arm) for arm in node.inputs]
                 return None if None in parts else sum(p for p in parts if p is not None)
-            case SetOp():
+            case SetOpNode():
                 return self.rows(node.left)
-            case Again():
+            case AgainNode():
                 return self.rows(node.plan)
             case _ if len(children(node)) == 1:
                 [below] = children(node)
@@ -149,25 +151,25 @@ class Estimates:
     def _over(self, node: Node, below: float) -> float:
         """Rows of a node with one input of ``below`` rows."""
         match node:
-            case Filter():
+            case FilterNode():
                 return below * self._share(node.input, node.predicates)
-            case Aggregate():
+            case AggregateNode():
                 return min(below, self._groups(node.input, [e for _, e in node.keys]))
-            case Distinct():
+            case DistinctNode():
                 return min(
                     below, self._groups(node.input, [c.ref for c in node.columns])
                 )
-            case TopK():
+            case TopKNode():
                 most = math.inf if node.limit is None else float(node.limit)
                 return min(below, most * self._groups(node.input, node.keys))
-            case Functions():
+            case FunctionsNode():
                 return below * _PER_CALL
-            case Expand():
+            case ExpandNode():
                 return below * len(node.sets)
             case _:
                 return below
 
-    def joined(self, join: Join, left: float, right: float) -> float:
+    def joined(self, join: JoinNode, left: float, right: float) -> float:
         """Rows of a join of so many rows on its sides."""
         matches = left * right
         for predicate in join.condition:
@@ -201,18 +203,18 @@ class Estimates:
 
     def _values(self, node: Node, ref: Ref) -> float | None:
         match node:
-            case Scan():
+            case ScanNode():
                 found = dict((c.id, f.attnum) for c, f in node.fields)
                 stats = node.table.statistics
                 number = None if stats is None else stats.distinct.get(found[ref.id])
-            case Project():
+            case ProjectNode():
                 expr = next(e for c, e in node.items if c.id == ref.id)
                 number = (
                     self.distinct(node.input, expr) if isinstance(expr, Ref) else None
                 )
-            case Again():
+            case AgainNode():
                 number = self.distinct(node.plan, _inner(node, ref))
-            case Aggregate():
+            case AggregateNode():
                 keys = {c.id: e for c, e in node.keys}
                 expr = keys.get(ref.id, ref)
                 number = (
@@ -261,7 +263,7 @@ class Estimates:
         return _OTHER
 
     def _constants(self, node: Node, ref: Ref) -> float | None:
-        if not isinstance(node, Scan):
+        if not isinstance(node, ScanNode):
             return self.distinct(node, ref)
         stats = node.table.statistics
         every = {c.id: f.attnum for c, f in (*node.fields, *node.hidden)}

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.planner.logical.nodes import (
-    Again,
-    Aggregate,
-    Distinct,
-    Filter,
-    Functions,
-    Join,
+    AgainNode,
+    AggregateNode,
+    DistinctNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Project,
-    Scan,
-    SetOp,
-    TopK,
-    Union,
-    Values,
-    Window,
+    ProjectNode,
+    ScanNode,
+    SetOpNode,
+    TopKNode,
+    UnionNode,
+    ValuesNode,
+    WindowNode,
     children,
     expressions,
     ids,
@@ -79,45 +79,45 @@ def entails(node: Node, predicate: Expr) -> bool:
     which adds filters does not add one for ever.
     """
     match node:
-        case Scan():
+        case ScanNode():
             return predicate in node.predicates
-        case Filter():
+        case FilterNode():
             return predicate in node.predicates or entails(node.input, predicate)
-        case Project():
+        case ProjectNode():
             mapping = {c.id: e for c, e in node.items}
             return entails(node.input, substitute(predicate, mapping))
-        case Join():
+        case JoinNode():
             # Of an outer join, the side that NULLs may stand in for promises nothing.
             sides = {"inner": (node.left, node.right), "full": ()}
             return (node.kind == "inner" and predicate in node.condition) or any(
                 refs(predicate) <= ids(side) and entails(side, predicate)
                 for side in sides.get(node.kind, (node.left,))
             )
-        case Distinct():
+        case DistinctNode():
             return entails(node.input, predicate)
-        case Aggregate():
+        case AggregateNode():
             mapping = {c.id: e for c, e in node.keys}
             return (
                 not node.always
                 and refs(predicate) <= mapping.keys()
                 and entails(node.input, substitute(predicate, mapping))
             )
-        case Union():
+        case UnionNode():
             return all(
                 entails(arm, substitute(predicate, arm_columns(node, arm)))
                 for arm in node.inputs
             )
-        case SetOp():
+        case SetOpNode():
             moved = substitute(predicate, arm_columns(node, node.left))
             return entails(node.left, moved)
-        case TopK() | Window() | Functions():
+        case TopKNode() | WindowNode() | FunctionsNode():
             below = refs(predicate) <= ids(node.input)
             return below and entails(node.input, predicate)
         case _:
             return False
 
 
-def arm_columns(node: Union | SetOp, arm: Node) -> dict[int, Expr]:
+def arm_columns(node: UnionNode | SetOpNode, arm: Node) -> dict[int, Expr]:
     """What the columns of ``node`` are in one of its inputs."""
     return {o.id: c.ref for o, c in zip(node.columns, arm.columns, strict=True)}
 
@@ -125,22 +125,22 @@ def arm_columns(node: Union | SetOp, arm: Node) -> dict[int, Expr]:
 def known(node: Node) -> list[Expr]:
     """Predicates that are true of every row of ``node``, over its output columns."""
     match node:
-        case Scan():
+        case ScanNode():
             return list(node.predicates)
-        case Filter():
+        case FilterNode():
             return [*known(node.input), *node.predicates]
-        case Join(kind="inner"):
+        case JoinNode(kind="inner"):
             return [*known(node.left), *known(node.right), *node.condition]
-        case Join(kind="full"):
+        case JoinNode(kind="full"):
             return []
-        case Join(kind="semi"):
+        case JoinNode(kind="semi"):
             mine = [p for p in node.condition if refs(p) <= ids(node.left)]
             return [*known(node.left), *mine]
-        case Join():
+        case JoinNode():
             return known(node.left)
-        case Distinct() | TopK() | Window() | Functions():
+        case DistinctNode() | TopKNode() | WindowNode() | FunctionsNode():
             return known(node.input)
-        case Project():
+        case ProjectNode():
             mapping: dict[int, Expr] = {}
             for column, expr in node.items:
                 if isinstance(expr, Ref):
@@ -210,22 +210,22 @@ def _strict(call: Call) -> bool:
 def at_most_one(node: Node) -> bool:
     """Whether ``node`` has never more than one row (for one row of the outer queries)."""
     match node:
-        case Values():
+        case ValuesNode():
             return len(node.rows) <= 1
-        case Aggregate():
+        case AggregateNode():
             return not node.keys
-        case TopK():
+        case TopKNode():
             return (
                 not node.keys
                 and node.limit is not None
                 and node.limit <= 1
                 and not node.ties
             ) or at_most_one(node.input)
-        case Project() | Distinct() | Window():
+        case ProjectNode() | DistinctNode() | WindowNode():
             return at_most_one(node.input)
-        case Filter():
+        case FilterNode():
             return at_most_one(node.input) or _by_key(node.input, node.predicates)
-        case Join():
+        case JoinNode():
             if node.kind in ("semi", "anti"):
                 return at_most_one(node.left)
             both = at_most_one(node.left) and at_most_one(node.right)
@@ -236,13 +236,13 @@ def at_most_one(node: Node) -> bool:
 
 def _by_key(node: Node, predicates: tuple[Expr, ...]) -> bool:
     """Whether ``predicates`` fix the identity of the one table below."""
-    while isinstance(node, Filter | Project):
-        if isinstance(node, Filter):
+    while isinstance(node, FilterNode | ProjectNode):
+        if isinstance(node, FilterNode):
             predicates += node.predicates
         elif not all(isinstance(e, Ref) and e.id == c.id for c, e in node.items):
             return False
         node = node.input
-    if not isinstance(node, Scan) or node.table.full or not node.table.key:
+    if not isinstance(node, ScanNode) or node.table.full or not node.table.key:
         return False
     mine = ids(node)
     fixed = set()
@@ -262,13 +262,13 @@ def _by_key(node: Node, predicates: tuple[Expr, ...]) -> bool:
 def exactly_one(node: Node) -> bool:
     """Whether ``node`` has always exactly one row."""
     match node:
-        case Values():
+        case ValuesNode():
             return len(node.rows) == 1
-        case Aggregate():
+        case AggregateNode():
             return not node.keys
-        case Project() | Distinct() | Window():
+        case ProjectNode() | DistinctNode() | WindowNode():
             return exactly_one(node.input)
-        case Join():
+        case JoinNode():
             return (
                 node.kind in ("inner", "left")
                 and not node.condition
@@ -282,27 +282,27 @@ def exactly_one(node: Node) -> bool:
 def not_null(node: Node, column: int) -> bool:
     """Whether the column of that id is never NULL."""
     match node:
-        case Scan():
+        case ScanNode():
             fields = [f for c, f in node.fields if c.id == column]
             return not node.table.full and any(
                 f.attnum in node.table.key for f in fields
             )
-        case Filter():
+        case FilterNode():
             return not_null(node.input, column) or any(
                 _rejects(p, column) for p in node.predicates
             )
-        case Project():
+        case ProjectNode():
             found = {c.id: e for c, e in node.items}.get(column)
             return isinstance(found, Ref) and (
                 found.id in ids(node.input) and not_null(node.input, found.id)
             )
-        case Join():
+        case JoinNode():
             sides = {
                 "inner": (node.left, node.right),
                 "full": (),
             }.get(node.kind, (node.left,))
             return any(column in ids(side) and not_null(side, column) for side in sides)
-        case Aggregate():
+        case AggregateNode():
             found = {c.id: e for c, e in node.keys}.get(column)
             if isinstance(found, Ref):
                 return found.id in ids(node.input) and not_null(node.input, found.id)
@@ -310,7 +310,7 @@ def not_null(node: Node, column: int) -> bool:
             return any(
                 a.column.id == column and a.function in counts for a in node.aggs
             )
-        case Distinct() | TopK() | Window():
+        case DistinctNode() | TopKNode() | WindowNode():
             return column in ids(node.input) and not_null(node.input, column)
         case _:
             return False
@@ -358,6 +358,6 @@ def serious(node: Node) -> bool:
 
     Numbers out of range do not count: each query that adds or multiplies would be computed by domain.
     """
-    if isinstance(node, Again):
+    if isinstance(node, AgainNode):
         return node.fails
     return any(map(fails, expressions(node))) or any(map(serious, children(node)))

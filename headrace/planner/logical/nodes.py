@@ -1,9 +1,9 @@
 """Logical plan nodes: frozen and typed, without behaviour beyond their columns.
 
 Columns have plan-wide unique ids; a node's output order matters only at the root, at the
-inputs of ``Union`` and ``SetOp`` and for ``Values``.
+inputs of ``UnionNode`` and ``SetOpNode`` and for ``ValuesNode``.
 
-``Apply`` is a join whose right side may read columns of its left side (LATERAL, subqueries
+``ApplyNode`` is a join whose right side may read columns of its left side (LATERAL, subqueries
 in expressions).  ``decorrelate.py`` replaces every one of them; no rule and no collection ever sees
 a node with a *free* reference, one to a column of no input of its.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
-from headrace.collections.plan import Running
+from headrace.collections.plan import RunningSpec
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.logical.scalar import Expr, Ref, refs
 
@@ -39,7 +39,7 @@ class Col:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ScanNode:
     """The rows of a base table for which all ``predicates`` are true.
 
     ``hidden`` columns are read by the predicates only.
@@ -58,7 +58,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class ValuesNode:
     """Constant rows, as output text."""
 
     columns: tuple[Col, ...]
@@ -66,7 +66,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class FilterNode:
     """Rows for which all ``predicates`` are true."""
 
     input: Node
@@ -79,7 +79,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class ProjectNode:
     """One output column per expression."""
 
     input: Node
@@ -92,7 +92,7 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinNode:
     """Pairs of rows for which all of ``condition`` is true.
 
     ``kind``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
@@ -114,7 +114,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class ApplyNode:
     """For every row of ``left`` the rows of ``right`` for it, joined as ``kind`` says.
 
     ``right`` and ``condition`` may read columns of ``left``.  ``kind``: ``inner``, ``left``,
@@ -193,7 +193,7 @@ def over(aggs: Iterable[Agg], value: Callable[[Expr], Expr]) -> tuple[Agg, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregate:
+class AggregateNode:
     """Groups by ``keys``; without keys always exactly one row.
 
     The groups ``always`` (values of the keys as output text) exist also over no row of theirs:
@@ -212,7 +212,7 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct:
+class DistinctNode:
     """Each distinct row once."""
 
     input: Node
@@ -224,7 +224,7 @@ class Distinct:
 
 
 @dataclass(frozen=True, slots=True)
-class Union:
+class UnionNode:
     """All rows of all inputs; columns correspond by position."""
 
     inputs: tuple[Node, ...]
@@ -232,8 +232,8 @@ class Union:
 
 
 @dataclass(frozen=True, slots=True)
-class SetOp:
-    """INTERSECT and EXCEPT; columns correspond by position, rows are equal as in ``Distinct``.
+class SetOpNode:
+    """INTERSECT and EXCEPT; columns correspond by position, rows are equal as in ``DistinctNode``.
 
     ``kind``: ``intersect`` or ``except``.  ``all`` keeps as many equal rows as SQL says.
     """
@@ -246,7 +246,7 @@ class SetOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OrderNode:
     """One ORDER BY item over a column of the input.
 
     ``operator`` is its ordering operator as qualified SQL (``OPERATOR(pg_catalog.<)``).
@@ -259,7 +259,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopKNode:
     """Of each group of rows equal in ``keys``, the rows from ``offset`` on, ``limit`` of them.
 
     Rows equal in ``order`` stand in one canonical order.  ``limit`` None: no end.  ``ties``: also
@@ -268,7 +268,7 @@ class TopK:
 
     input: Node
     keys: tuple[Ref, ...]
-    order: tuple[Order, ...]
+    order: tuple[OrderNode, ...]
     limit: int | None
     offset: int = 0
     ties: bool = False
@@ -295,12 +295,12 @@ class WindowCall:
     sql: str
     show: str = ""
     trusted: bool = True
-    running: Running | None = None
+    running: RunningSpec | None = None
     frame: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowNode:
     """Every row of ``input`` with the values of ``calls`` over the same partitions and order.
 
     Rows that are equal in the order stand alike for all calls, each of which has its own frame.
@@ -308,7 +308,7 @@ class Window:
 
     input: Node
     keys: tuple[Ref, ...]
-    order: tuple[Order, ...]
+    order: tuple[OrderNode, ...]
     calls: tuple[WindowCall, ...]
 
     @property
@@ -318,7 +318,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Functions:
+class FunctionsNode:
     """Each row of ``input`` beside the rows that set-returning ``calls`` give for it.
 
     The calls run in lockstep, shorter ones padded with NULLs (ROWS FROM).  ``outputs`` are the
@@ -340,7 +340,7 @@ class Functions:
 
 
 @dataclass(frozen=True, slots=True)
-class Expand:
+class ExpandNode:
     """Each row once per grouping set.
 
     ``sets[i]`` names the ``keys`` that stay, the others become NULL, and column ``number`` is i.
@@ -375,7 +375,7 @@ class TimeTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Temporal:
+class TemporalNode:
     """Every row of ``input`` with the values of ``tests`` at the instant of the batch.
 
     ``planner/passes/temporal.py`` makes it after all rules; before, expressions read ``scalar.CLOCK``.
@@ -391,15 +391,15 @@ class Temporal:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkTable:
-    """Inside the step of a ``Recursive``: the rows of the iteration before."""
+class WorkTableNode:
+    """Inside the step of a ``RecursiveNode``: the rows of the iteration before."""
 
     name: str
     columns: tuple[Col, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Recursive:
+class RecursiveNode:
     """WITH RECURSIVE: ``base``, then ``step`` over the rows of the iteration before until none.
 
     ``distinct`` (UNION): a row that an earlier iteration had is not new.
@@ -408,13 +408,13 @@ class Recursive:
     base: Node
     step: Node
     name: str
-    """That of the ``WorkTable`` leaves in ``step`` that are meant."""
+    """That of the ``WorkTableNode`` leaves in ``step`` that are meant."""
     distinct: bool
     columns: tuple[Col, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class AgainNode:
     """The rows of ``plan``, which has other readers too, under column ids of its own.
 
     So a plan is a graph, and what it computes at several places stands in it once.  The ids inside of
@@ -438,50 +438,50 @@ class Again:
 
 
 Node = (
-    Scan
-    | Values
-    | Filter
-    | Project
-    | Join
-    | Apply
-    | Aggregate
-    | Distinct
-    | Union
-    | SetOp
-    | TopK
-    | Window
-    | Functions
-    | Expand
-    | Temporal
-    | WorkTable
-    | Recursive
-    | Again
+    ScanNode
+    | ValuesNode
+    | FilterNode
+    | ProjectNode
+    | JoinNode
+    | ApplyNode
+    | AggregateNode
+    | DistinctNode
+    | UnionNode
+    | SetOpNode
+    | TopKNode
+    | WindowNode
+    | FunctionsNode
+    | ExpandNode
+    | TemporalNode
+    | WorkTableNode
+    | RecursiveNode
+    | AgainNode
 )
 LEFT_ONLY: Final = ("semi", "anti")
 """Kinds of joins that show columns of the left side only."""
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Inputs of ``node``; what ``Again`` names is none."""
+    """Inputs of ``node``; what ``AgainNode`` names is none."""
     match node:
-        case Scan() | Values() | WorkTable() | Again():
+        case ScanNode() | ValuesNode() | WorkTableNode() | AgainNode():
             return ()
-        case Join() | Apply() | SetOp():
+        case JoinNode() | ApplyNode() | SetOpNode():
             return (node.left, node.right)
-        case Recursive():
+        case RecursiveNode():
             return (node.base, node.step)
-        case Union():
+        case UnionNode():
             return node.inputs
         case (
-            Filter()
-            | Project()
-            | Aggregate()
-            | Distinct()
-            | TopK()
-            | Window()
-            | Functions()
-            | Expand()
-            | Temporal()
+            FilterNode()
+            | ProjectNode()
+            | AggregateNode()
+            | DistinctNode()
+            | TopKNode()
+            | WindowNode()
+            | FunctionsNode()
+            | ExpandNode()
+            | TemporalNode()
         ):
             return (node.input,)
         case _:
@@ -493,24 +493,24 @@ def with_children(node: Node, new: tuple[Node, ...]) -> Node:
     if all(a is b for a, b in zip(new, children(node), strict=True)):
         return node
     match node:
-        case Scan() | Values() | WorkTable() | Again():
+        case ScanNode() | ValuesNode() | WorkTableNode() | AgainNode():
             return node
-        case Recursive():
+        case RecursiveNode():
             return dataclasses.replace(node, base=new[0], step=new[1])
-        case Join() | Apply() | SetOp():
+        case JoinNode() | ApplyNode() | SetOpNode():
             return dataclasses.replace(node, left=new[0], right=new[1])
-        case Union():
+        case UnionNode():
             return dataclasses.replace(node, inputs=new)
         case (
-            Filter()
-            | Project()
-            | Aggregate()
-            | Distinct()
-            | TopK()
-            | Window()
-            | Functions()
-            | Expand()
-            | Temporal()
+            FilterNode()
+            | ProjectNode()
+            | AggregateNode()
+            | DistinctNode()
+            | TopKNode()
+            | WindowNode()
+            | FunctionsNode()
+            | ExpandNode()
+            | TemporalNode()
         ):
             return dataclasses.replace(node, input=new[0])
         case _:
@@ -525,27 +525,34 @@ def ids(node: Node) -> frozenset[int]:
 def expressions(node: Node) -> tuple[Expr, ...]:
     """The expressions that ``node`` itself evaluates, references included."""
     match node:
-        case Scan() | Filter():
+        case ScanNode() | FilterNode():
             return node.predicates
-        case Project(items=pairs) | Expand(keys=pairs) | Again(outer=pairs):
+        case ProjectNode(items=pairs) | ExpandNode(keys=pairs) | AgainNode(outer=pairs):
             return tuple(e for _, e in pairs)
-        case Join():
+        case JoinNode():
             return node.condition
-        case Apply():
+        case ApplyNode():
             return node.condition + node.asks
-        case Aggregate():
+        case AggregateNode():
             keys = (e for _, e in node.keys)
             return (*keys, *(e for a in node.aggs for e in a.inputs))
-        case TopK():
+        case TopKNode():
             return (*node.keys, *(o.column for o in node.order))
-        case Window():
+        case WindowNode():
             order = (o.column for o in node.order)
             return (*node.keys, *order, *(a for c in node.calls for a in c.args))
-        case Functions():
+        case FunctionsNode():
             return node.calls
-        case Temporal():
+        case TemporalNode():
             return tuple(e for t in node.tests for e in (t.test, t.key, t.bound))
-        case Values() | Distinct() | Union() | SetOp() | WorkTable() | Recursive():
+        case (
+            ValuesNode()
+            | DistinctNode()
+            | UnionNode()
+            | SetOpNode()
+            | WorkTableNode()
+            | RecursiveNode()
+        ):
             return ()
         case _:
             assert_never(node)
@@ -570,11 +577,16 @@ def free(node: Node, known: Known | None = None) -> frozenset[int]:
 def _free(node: Node, known: Known) -> frozenset[int]:
     below = children(node)
     read: frozenset[int] = frozenset().union(*(refs(e) for e in expressions(node)))
-    if isinstance(node, Scan):
+    if isinstance(node, ScanNode):
         return read - {c.id for c, _ in (*node.fields, *node.hidden)}
     for child in below:
         read -= ids(child)
-    if isinstance(node, Apply):
+    if isinstance(node, ApplyNode):
         right = free(node.right, known) - ids(node.left)
         return read | free(node.left, known) | right
     return read.union(*(free(c, known) for c in below))
+
+
+def kind(node: Node) -> str:
+    """What people call a node."""
+    return type(node).__name__.removesuffix("Node")

@@ -19,14 +19,14 @@ from headrace.errors import UnsupportedError
 from headrace.planner.analyse.tables import Table, TableColumn
 from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
-    Again,
+    AgainNode,
     Col,
     Known,
     Node,
-    Project,
-    Recursive,
-    Scan,
-    WorkTable,
+    ProjectNode,
+    RecursiveNode,
+    ScanNode,
+    WorkTableNode,
     children,
     expressions,
     free,
@@ -35,9 +35,9 @@ from headrace.planner.logical.nodes import (
 from headrace.planner.logical.scalar import Const, Ref, reads_clock, references
 
 
-def leaves(plan: Node) -> Iterator[Again]:
+def leaves(plan: Node) -> Iterator[AgainNode]:
     """The places in ``plan`` itself where it reads named plans."""
-    if isinstance(plan, Again):
+    if isinstance(plan, AgainNode):
         yield plan
     for child in children(plan):
         yield from leaves(child)
@@ -70,7 +70,7 @@ def linked(plan: Node, plans: Mapping[int, Node]) -> Node:
 
 
 def _over(node: Node, plans: Mapping[int, Node]) -> Node:
-    if isinstance(node, Again):
+    if isinstance(node, AgainNode):
         return dataclasses.replace(node, plan=plans[node.number])
     return with_children(node, tuple(_over(c, plans) for c in children(node)))
 
@@ -89,7 +89,7 @@ _LEAVES = (str, int, bool, type(None), Const, Table, TableColumn)
 def defined(node: Node) -> set[int]:
     """Ids of all columns that ``node`` or something below it makes or shows."""
     found = {c.id for c in node.columns}
-    if isinstance(node, Scan):
+    if isinstance(node, ScanNode):
         found |= {c.id for c, _ in node.hidden}
     for child in children(node):
         found |= defined(child)
@@ -118,7 +118,7 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
     found: Any = value
     if isinstance(value, Col | Ref):
         found = dataclasses.replace(value, id=mapping.get(value.id, value.id))
-    elif isinstance(value, Again):
+    elif isinstance(value, AgainNode):
         pairs, outer = mapped((value.pairs, value.outer), mapping)
         found = dataclasses.replace(value, pairs=pairs, outer=outer)
     elif isinstance(value, tuple):
@@ -134,16 +134,16 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
     return found  # type: ignore[no-any-return]
 
 
-class Copies:
+class PlanCopies:
     """What one decorrelation needs again: copied as long as that is little, then named."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._ids = numbers
         self._left = COPIED_MAX
         # By identity; the node is kept, so that no other one gets its place.
-        self._named: dict[int, tuple[Node, Again]] = {}
+        self._named: dict[int, tuple[Node, AgainNode]] = {}
         self._free: Known = {}
-        self.pushed: dict[Pushed, tuple[tuple[int, ...], Again]] = {}
+        self.pushed: dict[Pushed, tuple[tuple[int, ...], AgainNode]] = {}
         """Domains pushed into named plans by ``domain.Push``: the domain's columns there, the plan."""
 
     def again(self, node: Node) -> Node:
@@ -158,25 +158,25 @@ class Copies:
         """``logical.free``, of each node once."""
         return free(node, self._free)
 
-    def named(self, node: Node) -> Again:
+    def named(self, node: Node) -> AgainNode:
         """``node`` as a plan of its own, its columns called as they are there."""
         if id(node) not in self._named:
             numbers = sorted(self.free(node))
             found = {r.id: r for r in _references(node)}
             outer = tuple((i, found[i]) for i in numbers)
             pairs = tuple((c, c.id) for c in node.columns)
-            made = Again(node, next(self._ids), pairs, serious(node), outer)
+            made = AgainNode(node, next(self._ids), pairs, serious(node), outer)
             self._named[id(node)] = (node, made)
         return self._named[id(node)][1]
 
-    def copied(self, node: Again) -> Node:
+    def copied(self, node: AgainNode) -> Node:
         """The named plan itself, instead of its name."""
         mapping = {i: ref.id for i, ref in node.outer}
         copy = renumbered(node.plan, self._ids)
         old = zip(node.plan.columns, copy.columns, strict=True)
         found = {c.id: new.ref for c, new in old}
         items = tuple((c, found[i]) for c, i in node.pairs)
-        return Project(mapped(copy, mapping), items)
+        return ProjectNode(mapped(copy, mapping), items)
 
 
 def _size(node: Node) -> int:
@@ -194,11 +194,11 @@ def _references(node: Node) -> Iterator[Ref]:
 
 def is_local(node: Node, names: frozenset[str] = frozenset()) -> bool:
     """Whether ``node`` has no place elsewhere: it reads an iteration's rows, or shows the clock."""
-    if isinstance(node, WorkTable):
+    if isinstance(node, WorkTableNode):
         return node.name not in names
     if any(map(reads_clock, expressions(node))):
         return True
-    if isinstance(node, Recursive):
+    if isinstance(node, RecursiveNode):
         inner = names | {node.name}
         return is_local(node.base, names) or is_local(node.step, inner)
     return any(is_local(child, names) for child in children(node))

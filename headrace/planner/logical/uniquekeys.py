@@ -12,18 +12,18 @@ from typing import Final
 
 from headrace.planner.logical.facts import at_most_one, column_equalities, not_null
 from headrace.planner.logical.nodes import (
-    Aggregate,
+    AggregateNode,
     Col,
-    Distinct,
-    Filter,
-    Join,
+    DistinctNode,
+    FilterNode,
+    JoinNode,
     Node,
-    Project,
-    Scan,
-    SetOp,
-    Temporal,
-    TopK,
-    Window,
+    ProjectNode,
+    ScanNode,
+    SetOpNode,
+    TemporalNode,
+    TopKNode,
+    WindowNode,
     ids,
 )
 from headrace.planner.logical.scalar import Ref
@@ -44,32 +44,32 @@ def _unique(node: Node) -> Iterable[Key]:
     if at_most_one(node):
         return [frozenset()]
     match node:
-        case Scan():
+        case ScanNode():
             return _of_table(node)
-        case Filter() | Window() | Temporal():
+        case FilterNode() | WindowNode() | TemporalNode():
             return unique(node.input)
-        case TopK():
+        case TopKNode():
             first = node.limit == 1 and not node.ties
             groups = [frozenset(k.id for k in node.keys)] if first else []
             return [*groups, *unique(node.input)]
-        case Project():
+        case ProjectNode():
             return _shown(node.items, unique(node.input))
-        case Distinct():
+        case DistinctNode():
             return [*unique(node.input), _all(node.columns)]
-        case SetOp():
+        case SetOpNode():
             return [] if node.all else [_all(node.columns)]
-        case Aggregate():
+        case AggregateNode():
             return [
                 *_shown(node.keys, unique(node.input)),
                 frozenset(c.id for c, _ in node.keys),
             ]
-        case Join():
+        case JoinNode():
             return _joined(node)
         case _:
             return []
 
 
-def _of_table(node: Scan) -> list[Key]:
+def _of_table(node: ScanNode) -> list[Key]:
     keyed = [(c, f) for c, f in node.fields if f.attnum in node.table.key]
     # An index may go by another collation, or an operator class of its own.
     plain = all(c.collation < FIRST_USER_OID > c.oid for c, _ in keyed)
@@ -88,7 +88,7 @@ def _shown(items: Iterable[tuple[Col, object]], keys: Iterable[Key]) -> list[Key
     return [frozenset(places[c] for c in k) for k in keys if k <= places.keys()]
 
 
-def _joined(node: Join) -> list[Key]:
+def _joined(node: JoinNode) -> list[Key]:
     left = unique(node.left)
     if node.kind in ("semi", "anti"):
         return left

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.planner.logical.nodes import (
-    Again,
-    Aggregate,
-    Apply,
-    Distinct,
-    Expand,
-    Filter,
-    Functions,
-    Join,
+    AgainNode,
+    AggregateNode,
+    ApplyNode,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Project,
-    Recursive,
-    Scan,
-    SetOp,
-    Temporal,
-    TopK,
-    Union,
-    Values,
-    Window,
-    WorkTable,
+    ProjectNode,
+    RecursiveNode,
+    ScanNode,
+    SetOpNode,
+    TemporalNode,
+    TopKNode,
+    UnionNode,
+    ValuesNode,
+    WindowNode,
+    WorkTableNode,
 )
 
 _JOINS: Final = {
@@ -36,31 +36,31 @@ _JOINS: Final = {
 
 
 _CONSTRUCTS: Final[dict[type[Node], str]] = {
-    Scan: "a table",
-    Values: "VALUES",
-    Filter: "WHERE or HAVING",
-    Project: "a select list",
-    Again: "a select list",
-    Distinct: "DISTINCT",
-    Union: "UNION",
-    TopK: "ORDER BY with LIMIT, or DISTINCT ON,",
-    Window: "a window function",
-    Functions: "a set-returning function",
-    Expand: "GROUPING SETS",
-    Temporal: "a comparison with the clock",
-    WorkTable: "a recursive query's reference to itself",
-    Recursive: "another WITH RECURSIVE",
+    ScanNode: "a table",
+    ValuesNode: "VALUES",
+    FilterNode: "WHERE or HAVING",
+    ProjectNode: "a select list",
+    AgainNode: "a select list",
+    DistinctNode: "DISTINCT",
+    UnionNode: "UNION",
+    TopKNode: "ORDER BY with LIMIT, or DISTINCT ON,",
+    WindowNode: "a window function",
+    FunctionsNode: "a set-returning function",
+    ExpandNode: "GROUPING SETS",
+    TemporalNode: "a comparison with the clock",
+    WorkTableNode: "a recursive query's reference to itself",
+    RecursiveNode: "another WITH RECURSIVE",
 }
 
 
 def construct(node: Node) -> str:
     """The construct of a query that ``node`` stands for."""
     match node:
-        case Join() | Apply():
+        case JoinNode() | ApplyNode():
             return _JOINS[node.kind]
-        case Aggregate():
+        case AggregateNode():
             return "GROUP BY" if node.keys else "an aggregate without GROUP BY"
-        case SetOp():
+        case SetOpNode():
             return f"{node.kind.upper()}{' ALL' if node.all else ''}"
         case _:
             return _CONSTRUCTS[type(node)]

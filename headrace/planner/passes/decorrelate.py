@@ -28,20 +28,20 @@ from headrace import types as t
 from headrace.planner.logical.facts import exactly_one, fails, serious
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
-    Apply,
+    ApplyNode,
     Col,
-    Filter,
-    Functions,
-    Join,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Project,
-    Values,
+    ProjectNode,
+    ValuesNode,
     children,
     free,
     ids,
     with_children,
 )
-from headrace.planner.logical.repeats import Copies, defined
+from headrace.planner.logical.repeats import PlanCopies, defined
 from headrace.planner.logical.scalar import (
     Const,
     Expr,
@@ -57,7 +57,7 @@ from headrace.planner.scalars.context import QueryContext
 
 def decorrelate(plan: Node, context: QueryContext) -> Node:
     """``plan`` without ``Apply`` and without free references; the same columns."""
-    if not any(isinstance(n, Apply) for n in _walk(plan)):
+    if not any(isinstance(n, ApplyNode) for n in _walk(plan)):
         return plan
     result = _Decorrelation(context, max(defined(plan), default=0)).run(plan)
     assert not free(result), "no reference is left without its column"
@@ -74,12 +74,12 @@ class _Decorrelation:
     def __init__(self, context: QueryContext, highest: int) -> None:
         self._context = context
         self._ids = itertools.count(highest + 1)
-        self._copies = Copies(self._ids)
+        self._copies = PlanCopies(self._ids)
 
     def run(self, node: Node) -> Node:
         """``node`` without ``Apply``, from below."""
         node = with_children(node, tuple(self.run(c) for c in children(node)))
-        if not isinstance(node, Apply):
+        if not isinstance(node, ApplyNode):
             return node
         outer = self._copies.free(node.right) & ids(node.left)
         one = exactly_one(node.right)
@@ -94,9 +94,9 @@ class _Decorrelation:
             result = self._by_domain(node, outer)
         if [c.id for c in result.columns] == [c.id for c in node.columns]:
             return result
-        return Project(result, tuple((c, c.ref) for c in node.columns))
+        return ProjectNode(result, tuple((c, c.ref) for c in node.columns))
 
-    def _asks(self, node: Apply, lifted: Lifted) -> bool:
+    def _asks(self, node: ApplyNode, lifted: Lifted) -> bool:
         """Whether something below the join, or in it, may fail for rows that nobody asks for."""
         if node.asks and any(map(fails, lifted.match)):
             return True
@@ -112,16 +112,16 @@ class _Decorrelation:
 
     # -- over the rows of the left side
 
-    def _carried(self, node: Apply) -> Node | None:
+    def _carried(self, node: ApplyNode) -> Node | None:
         if node.kind == "inner":
             over = self._over(node.left, node.right)
             if over is None:
                 return None
-            return Filter(over, node.condition) if node.condition else over
+            return FilterNode(over, node.condition) if node.condition else over
         right = node.right
-        direct = isinstance(right, Functions) and _is_unit(right.input)
+        direct = isinstance(right, FunctionsNode) and _is_unit(right.input)
         if node.kind == "left" and direct and not node.condition:
-            assert isinstance(right, Functions)
+            assert isinstance(right, FunctionsNode)
             return dataclasses.replace(right, input=node.left, outer=True)
         return None
 
@@ -129,41 +129,41 @@ class _Decorrelation:
         """``left`` joined with ``node`` where that only maps, filters and multiplies rows."""
         if _is_unit(node):
             return left
-        if not isinstance(node, Filter | Project | Functions):
+        if not isinstance(node, FilterNode | ProjectNode | FunctionsNode):
             return None
         below = self._over(left, node.input)
         if below is None:
             return None
-        if isinstance(node, Project):
+        if isinstance(node, ProjectNode):
             kept = tuple((c, c.ref) for c in left.columns)
-            return Project(below, kept + node.items)
+            return ProjectNode(below, kept + node.items)
         return dataclasses.replace(node, input=below)
 
     # -- lifted conditions
 
-    def _join(self, node: Apply, lifted: Lifted) -> Node | None:
+    def _join(self, node: ApplyNode, lifted: Lifted) -> Node | None:
         condition = tuple(substitute(c, lifted.late) for c in node.condition)
         if lifted.always:
             return self._always(node, lifted, lifted.after + condition)
         match = lifted.match + condition
         if node.kind in LEFT_ONLY:
-            return Join(node.left, lifted.node, match, node.kind)
+            return JoinNode(node.left, lifted.node, match, node.kind)
         if node.kind == "inner":
-            joined: Node = Join(node.left, lifted.node, match)
+            joined: Node = JoinNode(node.left, lifted.node, match)
             return self._finished(node, joined, lifted.late)
         if not any(c.id in lifted.late for c in node.right.columns):
-            return Join(node.left, lifted.node, match, "left")
+            return JoinNode(node.left, lifted.node, match, "left")
         mark = self._column("matched", Const("t", t.BOOL))
         passed = tuple((c, c.ref) for c in lifted.node.columns)
-        marked = Project(lifted.node, (*passed, (mark, Const("t", t.BOOL))))
+        marked = ProjectNode(lifted.node, (*passed, (mark, Const("t", t.BOOL))))
         there = build.null_test(self._context, "is_not_null", mark.ref)
         late = {
             i: build.guarded(self._context, there, e) for i, e in lifted.late.items()
         }
-        return self._finished(node, Join(node.left, marked, match, "left"), late)
+        return self._finished(node, JoinNode(node.left, marked, match, "left"), late)
 
-    def _always(self, node: Apply, lifted: Lifted, tests: tuple[Expr, ...]) -> Node:
-        joined: Node = Join(node.left, lifted.node, lifted.match, "left")
+    def _always(self, node: ApplyNode, lifted: Lifted, tests: tuple[Expr, ...]) -> Node:
+        joined: Node = JoinNode(node.left, lifted.node, lifted.match, "left")
         if node.kind == "left":
             late = lifted.late
             if tests:
@@ -175,9 +175,9 @@ class _Decorrelation:
             return self._finished(node, joined, late)
         if node.kind == "anti":
             fails = build.boolean_test(self._context, "is_not_true", self._all(tests))
-            return Filter(joined, (fails,))
+            return FilterNode(joined, (fails,))
         if tests:
-            joined = Filter(joined, tests)
+            joined = FilterNode(joined, tests)
         if node.kind == "semi":
             return joined
         return self._finished(node, joined, lifted.late)
@@ -187,7 +187,7 @@ class _Decorrelation:
             return Const("t", t.BOOL)
         return tests[0] if len(tests) == 1 else build.logic(self._context, "and", tests)
 
-    def _finished(self, node: Apply, joined: Node, late: dict[int, Expr]) -> Node:
+    def _finished(self, node: ApplyNode, joined: Node, late: dict[int, Expr]) -> Node:
         if not late:
             return joined
         if node.asks:
@@ -196,14 +196,16 @@ class _Decorrelation:
                 i: build.guarded(self._context, asks, e) if raises(e) else e
                 for i, e in late.items()
             }
-        return Project(joined, tuple((c, late.get(c.id, c.ref)) for c in node.columns))
+        return ProjectNode(
+            joined, tuple((c, late.get(c.id, c.ref)) for c in node.columns)
+        )
 
     def _column(self, name: str, expr: Expr) -> Col:
         return new_column(self._ids, name, expr)
 
     # -- by domain
 
-    def _lift(self, node: Apply, outer: frozenset[int]) -> Lift:
+    def _lift(self, node: ApplyNode, outer: frozenset[int]) -> Lift:
         return Lift(
             self._context,
             self._ids,
@@ -221,11 +223,11 @@ class _Decorrelation:
         domain, mapping = push.domain(copy, [(c, copies[c.id]) for c in columns])
         return Restricted(push, domain, mapping, push.same(domain, columns))
 
-    def _by_domain(self, node: Apply, outer: frozenset[int]) -> Node:
-        left = Filter(node.left, node.asks) if node.asks else node.left
+    def _by_domain(self, node: ApplyNode, outer: frozenset[int]) -> Node:
+        left = FilterNode(node.left, node.asks) if node.asks else node.left
         to = self._domain(left, outer)
         right = to.push.push(to.domain, to.push.renamed(node.right, to.mapping))
-        return Join(node.left, right, (*to.same, *node.condition), node.kind)
+        return JoinNode(node.left, right, (*to.same, *node.condition), node.kind)
 
 
 def ids_of(node: Node) -> list[int]:
@@ -239,23 +241,23 @@ def _lean(node: Node, read: frozenset[int]) -> Node:
     What earlier subqueries put beside the rows, and takes none away, is left out.
     """
     match node:
-        case Join(kind="left") if not ids(node.right) & read:
+        case JoinNode(kind="left") if not ids(node.right) & read:
             return _lean(node.left, read)
-        case Join(kind="inner", condition=()) if not ids(
+        case JoinNode(kind="inner", condition=()) if not ids(
             node.right
         ) & read and exactly_one(node.right):
             return _lean(node.left, read)
-        case Filter():
+        case FilterNode():
             more = read.union(*map(refs, node.predicates))
-            return Filter(_lean(node.input, more), node.predicates)
-        case Project():
+            return FilterNode(_lean(node.input, more), node.predicates)
+        case ProjectNode():
             items = tuple((c, e) for c, e in node.items if c.id in read)
             more = frozenset().union(*(refs(e) for _, e in items))
-            return Project(_lean(node.input, more), items)
+            return ProjectNode(_lean(node.input, more), items)
         case _:
             return node
 
 
 def _is_unit(node: Node) -> bool:
     """One row without columns."""
-    return isinstance(node, Values) and node.rows == ((),)
+    return isinstance(node, ValuesNode) and node.rows == ((),)

@@ -32,24 +32,24 @@ from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.facts import serious
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
-    Again,
+    AgainNode,
     Agg,
-    Aggregate,
+    AggregateNode,
     Col,
-    Distinct,
-    Expand,
-    Filter,
-    Functions,
-    Join,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Project,
-    Recursive,
-    SetOp,
-    TopK,
-    Union,
-    Window,
+    ProjectNode,
+    RecursiveNode,
+    SetOpNode,
+    TopKNode,
+    UnionNode,
+    WindowNode,
 )
-from headrace.planner.logical.repeats import Copies, defined, is_local, mapped
+from headrace.planner.logical.repeats import PlanCopies, defined, is_local, mapped
 from headrace.planner.logical.scalar import Const, Expr, Ref, raises, refs, show
 from headrace.planner.logical.words import construct
 from headrace.planner.scalars import build, casts
@@ -85,7 +85,7 @@ class Push:
     """Pushes domains into plans."""
 
     def __init__(
-        self, context: QueryContext, numbers: Iterator[int], copies: Copies
+        self, context: QueryContext, numbers: Iterator[int], copies: PlanCopies
     ) -> None:
         self._context = context
         self._ids = numbers
@@ -118,10 +118,10 @@ class Push:
             asks = Const("t", t.BOOL)
             keys.append((self._column("asks", asks), asks))
         made = tuple(c for c, _ in keys), tuple(c for c, _ in carried)
-        node: Node = Distinct(Project(left, tuple(keys)))
+        node: Node = DistinctNode(ProjectNode(left, tuple(keys)))
         if carried:
             aggs = tuple(Agg(c, "any", e, name="any") for c, e in carried)
-            node = Aggregate(left, tuple(keys), aggs)
+            node = AggregateNode(left, tuple(keys), aggs)
         return Domain(node, *made, next(self._ids)), mapping
 
     def same(self, domain: Domain, read: list[Col]) -> tuple[Expr, ...]:
@@ -175,39 +175,39 @@ class Push:
     def push(self, domain: Domain, node: Node) -> Node:
         """The rows of ``domain``, each beside the rows of ``node`` for it."""
         reads = self._copies.free(node) & {c.id for c in domain.columns}
-        if not reads and (isinstance(node, Recursive) or not serious(node)):
-            return Join(domain.node, node)
+        if not reads and (isinstance(node, RecursiveNode) or not serious(node)):
+            return JoinNode(domain.node, node)
         match node:
-            case Filter() | Functions() | Expand():
+            case FilterNode() | FunctionsNode() | ExpandNode():
                 below = self.push(domain, node.input)
                 return dataclasses.replace(node, input=below)
-            case Project():
+            case ProjectNode():
                 below = self.push(domain, node.input)
-                return Project(below, domain.passed + node.items)
-            case TopK() | Window():
+                return ProjectNode(below, domain.passed + node.items)
+            case TopKNode() | WindowNode():
                 below = self.push(domain, node.input)
                 more = tuple(c.ref for c in domain.keys)
                 return dataclasses.replace(node, input=below, keys=more + node.keys)
-            case Join():
+            case JoinNode():
                 return self._join(domain, node)
-            case Aggregate():
+            case AggregateNode():
                 return self._aggregate(domain, node)
-            case Distinct():
+            case DistinctNode():
                 return self._distinct(domain, self.push(domain, node.input), node)
-            case Union():
+            case UnionNode():
                 return self._union(domain, node)
-            case SetOp():
+            case SetOpNode():
                 return self._set_operation(domain, node)
-            case Recursive():
+            case RecursiveNode():
                 return self._recursive(domain, node)
-            case Again():
+            case AgainNode():
                 return self._named(domain, node)
             case _:
                 return self._context.refuse(
                     f"a correlated subquery with {construct(node)}"
                 )
 
-    def _named(self, domain: Domain, node: Again) -> Node:
+    def _named(self, domain: Domain, node: AgainNode) -> Node:
         """Into a named plan once, whatever the domain's columns are called where it is read."""
         if is_local(domain.node):
             return self.push(domain, self._copies.copied(node))
@@ -226,7 +226,7 @@ class Push:
         pairs = tuple(zip(domain.columns, there, strict=True)) + node.pairs
         return dataclasses.replace(found, pairs=pairs)
 
-    def _join(self, domain: Domain, node: Join) -> Node:
+    def _join(self, domain: Domain, node: JoinNode) -> Node:
         mine = {c.id for c in domain.columns}
         if node.kind == "full":
             return self._full(domain, node)
@@ -235,10 +235,10 @@ class Push:
         if not right_reads:
             return dataclasses.replace(node, left=self.push(domain, node.left))
         if not left_reads and node.kind == "inner":
-            return Join(node.left, self.push(domain, node.right), node.condition)
+            return JoinNode(node.left, self.push(domain, node.right), node.condition)
         other, right = self._again(domain, node.right)
         same = self._both(domain, other)
-        joined = Join(
+        joined = JoinNode(
             self.push(domain, node.left),
             self.push(other, right),
             (*same, *node.condition),
@@ -246,20 +246,22 @@ class Push:
         )
         if node.kind in LEFT_ONLY:
             return joined
-        return Project(joined, domain.passed + tuple((c, c.ref) for c in node.columns))
+        return ProjectNode(
+            joined, domain.passed + tuple((c, c.ref) for c in node.columns)
+        )
 
     def _both(self, first: Domain, second: Domain) -> tuple[Expr, ...]:
         pairs = zip(first.keys, second.keys, strict=True)
         return tuple(self.equal(a.ref, b.ref) for a, b in pairs)
 
-    def _full(self, domain: Domain, node: Join) -> Node:
+    def _full(self, domain: Domain, node: JoinNode) -> Node:
         first, left = self._again(domain, node.left)
         second, right = self._again(domain, node.right)
         mapping = {
             c.id: n.id for c, n in zip(domain.columns, first.columns, strict=True)
         }
         same = self._both(first, second)
-        joined = Join(
+        joined = JoinNode(
             self.push(first, left),
             self.push(second, right),
             (*same, *mapped(node.condition, mapping)),
@@ -271,13 +273,13 @@ class Push:
                 domain.columns, first.columns, second.columns, strict=True
             )
         )
-        return Project(joined, items + tuple((c, c.ref) for c in node.columns))
+        return ProjectNode(joined, items + tuple((c, c.ref) for c in node.columns))
 
     def _first(self, left: Ref, right: Ref) -> Expr:
         result = (left.oid, left.typmod, left.collation)
         return build.coalesce(self._context, (left, right), result)
 
-    def _aggregate(self, domain: Domain, node: Aggregate) -> Node:
+    def _aggregate(self, domain: Domain, node: AggregateNode) -> Node:
         keys: tuple[tuple[Col, Expr], ...] = tuple((c, c.ref) for c in domain.keys)
         carried = tuple(Agg(c, "any", c.ref, name="any") for c in domain.carried)
         if node.always:
@@ -289,7 +291,7 @@ class Push:
         other, again = self._again(domain, node.input)
         mark = self._column("there", Const("t", t.BOOL))
         rows = self.push(other, again)
-        marked = Project(
+        marked = ProjectNode(
             rows,
             (*((c, c.ref) for c in rows.columns), (mark, Const("t", t.BOOL))),
         )
@@ -298,7 +300,7 @@ class Push:
         }
         there = build.null_test(self._context, "is_not_null", mark.ref)
         aggs = tuple(self._where(there, agg) for agg in mapped(node.aggs, mapping))
-        joined = Join(domain.node, marked, self._both(domain, other), "left")
+        joined = JoinNode(domain.node, marked, self._both(domain, other), "left")
         return self._grouped(
             dataclasses.replace(node, aggs=aggs), joined, keys, carried
         )
@@ -306,7 +308,7 @@ class Push:
     def _with_always(
         self,
         domain: Domain,
-        node: Aggregate,
+        node: AggregateNode,
         keys: tuple[tuple[Col, Expr], ...],
         carried: tuple[Agg, ...],
     ) -> Node:
@@ -340,12 +342,12 @@ class Push:
             aggs=tuple(self._where(present, agg) for agg in node.aggs),
             always=(),
         )
-        below = Union(tuple(arms), (*domain.columns, *made, *inputs, mark))
+        below = UnionNode(tuple(arms), (*domain.columns, *made, *inputs, mark))
         return self._grouped(grouped, below, keys, carried)
 
     def _items(self, node: Node, exprs: list[Expr]) -> Node:
         """``exprs`` over ``node``, as new columns."""
-        return Project(node, tuple((self._column(show(e), e), e) for e in exprs))
+        return ProjectNode(node, tuple((self._column(show(e), e), e) for e in exprs))
 
     def _where(self, there: Expr, agg: Agg) -> Agg:
         """``agg`` over the rows that are there."""
@@ -359,7 +361,7 @@ class Push:
 
     def _grouped(
         self,
-        node: Aggregate,
+        node: AggregateNode,
         below: Node,
         keys: tuple[tuple[Col, Expr], ...],
         carried: tuple[Agg, ...],
@@ -378,12 +380,12 @@ class Push:
         old = (*(c for c, _ in keys), *(a.column for a in carried))
         new = (*(c for c, _ in made), *(a.column for a in values))
         items = tuple((o, n.ref) for o, n in zip(old, new, strict=True))
-        return Project(result, items + tuple((c, c.ref) for c in node.columns))
+        return ProjectNode(result, items + tuple((c, c.ref) for c in node.columns))
 
-    def _distinct(self, domain: Domain, below: Node, node: Distinct) -> Node:
+    def _distinct(self, domain: Domain, below: Node, node: DistinctNode) -> Node:
         if not domain.carried:
             kept = (*domain.columns, *node.columns)
-            return Distinct(Project(below, tuple((c, c.ref) for c in kept)))
+            return DistinctNode(ProjectNode(below, tuple((c, c.ref) for c in kept)))
         keys = (*domain.keys, *node.columns)
         made = tuple((dataclasses.replace(c, id=next(self._ids)), c.ref) for c in keys)
         shown = [
@@ -399,8 +401,8 @@ class Push:
             k.id: c.ref for k, (c, _) in zip(keys, made, strict=True)
         }
         found |= {c.id: a.column.ref for c, a in zip(shown, aggs, strict=True)}
-        return Project(
-            Aggregate(below, made, aligned(aggs)),
+        return ProjectNode(
+            AggregateNode(below, made, aligned(aggs)),
             tuple((c, found[c.id]) for c in (*domain.columns, *node.columns)),
         )
 
@@ -409,15 +411,15 @@ class Push:
         other, mine = self._again(domain, arm)
         shown = other.columns if carried else other.keys
         items = tuple((c, c.ref) for c in (*shown, *mine.columns))
-        return Project(self.push(other, mine), items)
+        return ProjectNode(self.push(other, mine), items)
 
-    def _union(self, domain: Domain, node: Union) -> Node:
+    def _union(self, domain: Domain, node: UnionNode) -> Node:
         inputs = tuple(self._arm(domain, arm, carried=True) for arm in node.inputs)
         return dataclasses.replace(
             node, inputs=inputs, columns=domain.columns + node.columns
         )
 
-    def _set_operation(self, domain: Domain, node: SetOp) -> Node:
+    def _set_operation(self, domain: Domain, node: SetOpNode) -> Node:
         """Rows are compared by the keys of D alone; what goes along comes back by them."""
         other, _ = self._again(domain, node)
         keys = other.keys if domain.carried else domain.keys
@@ -431,9 +433,9 @@ class Push:
             return result
         pairs = zip(domain.keys, keys, strict=True)
         same = tuple(self.equal(a.ref, b.ref) for a, b in pairs)
-        return Join(domain.node, result, same)
+        return JoinNode(domain.node, result, same)
 
-    def _recursive(self, domain: Domain, node: Recursive) -> Node:
+    def _recursive(self, domain: Domain, node: RecursiveNode) -> Node:
         """D's columns go along from the base through every iteration."""
         if domain.carried:
             self._context.refuse(
@@ -441,7 +443,7 @@ class Push:
                 f" {self._context.type_name(domain.carried[0].oid)} of an outer query"
             )
         first, mine = self._again(domain, node.base)
-        base = Project(
+        base = ProjectNode(
             self.push(first, mine),
             tuple((c, c.ref) for c in mine.columns) + first.passed,
         )
@@ -465,7 +467,7 @@ class Push:
         return dataclasses.replace(
             node,
             base=base,
-            step=Project(step, columns),
+            step=ProjectNode(step, columns),
             columns=node.columns + domain.columns,
         )
 

@@ -13,7 +13,7 @@ import psycopg
 
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse import session
-from headrace.planner.logical.nodes import Join, Node, children, ids
+from headrace.planner.logical.nodes import JoinNode, Node, children, ids
 from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import (
     quote,
@@ -54,14 +54,14 @@ def require_executable(
             continue  # a type that cannot be shown so: not known
 
 
-def _full(node: Node) -> Iterator[Join]:
-    if isinstance(node, Join) and node.kind == "full":
+def _full(node: Node) -> Iterator[JoinNode]:
+    if isinstance(node, JoinNode) and node.kind == "full":
         yield node
     for child in children(node):
         yield from _full(child)
 
 
-def _known(join: Join) -> bool:
+def _known(join: JoinNode) -> bool:
     """Whether the condition may be shown to Postgres: of both sides alone, no code of users."""
     mine = ids(join.left) | ids(join.right)
     return all(
@@ -69,7 +69,7 @@ def _known(join: Join) -> bool:
     )
 
 
-def _query(context: QueryContext, join: Join) -> str:
+def _query(context: QueryContext, join: JoinNode) -> str:
     """The join over columns of the same types."""
     read = list({r.id: r for e in join.condition for r in references(e)}.values())
 

@@ -22,15 +22,15 @@ from typing import Final
 from headrace import types as t
 from headrace.planner.logical.nodes import (
     Agg,
-    Aggregate,
+    AggregateNode,
     Col,
-    Distinct,
-    Filter,
-    Join,
+    DistinctNode,
+    FilterNode,
+    JoinNode,
     Node,
-    Project,
-    TopK,
-    Window,
+    ProjectNode,
+    TopKNode,
+    WindowNode,
     expressions,
     ids,
 )
@@ -91,7 +91,7 @@ class Restricted:
 
 def _failing_chain(node: Node) -> bool:
     """Whether something may fail in the filters and projections on top."""
-    while isinstance(node, Filter | Project):
+    while isinstance(node, FilterNode | ProjectNode):
         if any(map(raises, expressions(node))):
             return True
         node = node.input
@@ -124,17 +124,17 @@ class Lift:
         if not self._free(node) & self._outer and not (top and _failing_chain(node)):
             return Lifted(node)
         match node:
-            case Filter():
+            case FilterNode():
                 return self._filter(node, top=top)
-            case Project():
+            case ProjectNode():
                 return self._project(node, top=top)
-            case Join():
+            case JoinNode():
                 return self._join(node)
-            case Aggregate():
+            case AggregateNode():
                 return self._aggregate(node)
-            case Distinct():
+            case DistinctNode():
                 return self._distinct(node)
-            case TopK() | Window():
+            case TopKNode() | WindowNode():
                 return self._partitioned(node)
             case _:
                 return None
@@ -142,7 +142,7 @@ class Lift:
     def _reads(self, expr: Expr) -> bool:
         return bool(refs(expr) & self._outer)
 
-    def _filter(self, node: Filter, *, top: bool) -> Lifted | None:
+    def _filter(self, node: FilterNode, *, top: bool) -> Lifted | None:
         below = self.lift(node.input, top=top)
         if below is None:
             return None
@@ -152,10 +152,10 @@ class Lift:
         correlated = top or below.match or any(self._reads(p) for p in tests)
         up = tuple(p for p in tests if self._reads(p) or (correlated and raises(p)))
         stay = tuple(p for p in tests if p not in up)
-        kept = Filter(below.node, stay) if stay else below.node
+        kept = FilterNode(below.node, stay) if stay else below.node
         return dataclasses.replace(below, node=kept, match=below.match + up)
 
-    def _project(self, node: Project, *, top: bool) -> Lifted | None:
+    def _project(self, node: ProjectNode, *, top: bool) -> Lifted | None:
         below = self.lift(node.input, top=top)
         if below is None:
             return None
@@ -175,10 +175,10 @@ class Lift:
             for number in sorted(refs(expr) - self._outer):
                 if number in mine:
                     items.setdefault(number, (mine[number], mine[number].ref))
-        kept = Project(below.node, tuple(items.values())) if items else below.node
+        kept = ProjectNode(below.node, tuple(items.values())) if items else below.node
         return dataclasses.replace(below, node=kept, late=late)
 
-    def _join(self, node: Join) -> Lifted | None:
+    def _join(self, node: JoinNode) -> Lifted | None:
         left = self.lift(node.left)
         if left is None or left.always:
             return None
@@ -188,7 +188,7 @@ class Lift:
             tests = [substitute(c, left.late) for c in node.condition]
             if any(self._reads(c) or (left.match and raises(c)) for c in tests):
                 return None
-            joined = Join(left.node, node.right, tuple(tests), node.kind)
+            joined = JoinNode(left.node, node.right, tuple(tests), node.kind)
             return dataclasses.replace(left, node=joined)
         right = self.lift(node.right)
         if right is None or right.always:
@@ -199,9 +199,9 @@ class Lift:
         correlated = matched or any(self._reads(c) for c in tests)
         up = tuple(c for c in tests if self._reads(c) or (correlated and raises(c)))
         stay = tuple(c for c in tests if c not in up)
-        return Lifted(Join(left.node, right.node, stay), matched + up, late)
+        return Lifted(JoinNode(left.node, right.node, stay), matched + up, late)
 
-    def _aggregate(self, node: Aggregate) -> Lifted | None:
+    def _aggregate(self, node: AggregateNode) -> Lifted | None:
         late = self._over_nothing(node)
         below = self._keyed(node.input)
         lifted = None
@@ -211,7 +211,7 @@ class Lift:
             lifted = self._within(node, late)
         return lifted
 
-    def _over_nothing(self, node: Aggregate) -> dict[int, Expr] | None:
+    def _over_nothing(self, node: AggregateNode) -> dict[int, Expr] | None:
         """How NULLs become what aggregates are over no rows; None: not known."""
         if node.always:
             return None
@@ -226,7 +226,7 @@ class Lift:
         }
 
     def _by_keys(
-        self, node: Aggregate, below: Lifted, late: dict[int, Expr]
+        self, node: AggregateNode, below: Lifted, late: dict[int, Expr]
     ) -> Lifted | None:
         """The groups of each value of the inner columns that are compared."""
         node = dataclasses.replace(node, input=below.node)
@@ -239,7 +239,7 @@ class Lift:
         result = dataclasses.replace(node, keys=node.keys + keys)
         return Lifted(result, match, late, always=not node.keys)
 
-    def _within(self, node: Aggregate, late: dict[int, Expr]) -> Lifted:
+    def _within(self, node: AggregateNode, late: dict[int, Expr]) -> Lifted:
         """One group for each combination of the outer columns that are read."""
         to = self._domain(self._free(node) & self._outer)
         renamed = mapped(node, to.mapping)
@@ -303,10 +303,10 @@ class Lift:
         """The node with the inner sides of its equalities as more columns."""
         keys, match = self._as_keys(below.match)
         passed = tuple((c, c.ref) for c in below.node.columns)
-        node = Project(below.node, passed + keys) if keys else below.node
+        node = ProjectNode(below.node, passed + keys) if keys else below.node
         return node, keys, match
 
-    def _distinct(self, node: Distinct) -> Lifted | None:
+    def _distinct(self, node: DistinctNode) -> Lifted | None:
         below = self._keyed(node.input)
         if below is None or any(refs(e) - self._outer for e in below.late.values()):
             return None
@@ -315,9 +315,11 @@ class Lift:
         passed = tuple((c, c.ref) for c in below.node.columns if c.id in wanted)
         if not passed + keys:
             return None
-        return Lifted(Distinct(Project(below.node, passed + keys)), match, below.late)
+        return Lifted(
+            DistinctNode(ProjectNode(below.node, passed + keys)), match, below.late
+        )
 
-    def _partitioned(self, node: TopK | Window) -> Lifted | None:
+    def _partitioned(self, node: TopKNode | WindowNode) -> Lifted | None:
         below = self._keyed(node.input)
         if below is None:
             return None

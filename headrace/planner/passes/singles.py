@@ -17,12 +17,12 @@ from collections.abc import Iterator
 
 from headrace import types as t
 from headrace.planner.logical.nodes import (
-    Aggregate,
+    AggregateNode,
     Col,
-    Filter,
-    Functions,
+    FilterNode,
+    FunctionsNode,
     Node,
-    Project,
+    ProjectNode,
     children,
     expressions,
     over,
@@ -63,38 +63,38 @@ class _Placing:
         if not any(_stray(e) for e in expressions(node)):
             return node
         match node:
-            case Filter():
+            case FilterNode():
                 return self._filter(node)
-            case Project():
+            case ProjectNode():
                 self._below = node.input
                 items = tuple((c, self._placed(e)) for c, e in node.items)
-                return Project(self._below, items)
-            case Functions():
+                return ProjectNode(self._below, items)
+            case FunctionsNode():
                 self._below = node.input
                 calls = tuple(self._placed(e) for e in node.calls)
                 kept = {c.id for c in node.columns}
                 made = dataclasses.replace(node, input=self._below, calls=calls)
-                return Project(
+                return ProjectNode(
                     made, tuple((c, c.ref) for c in made.columns if c.id in kept)
                 )
-            case Aggregate():
+            case AggregateNode():
                 return self._aggregate(node)
             case _:
                 return self._context.refuse("a scalar subquery in this condition")
 
-    def _filter(self, node: Filter) -> Node:
+    def _filter(self, node: FilterNode) -> Node:
         """Each test on the survivors of those before it, as ever."""
         self._below = node.input
         for predicate in node.predicates:
             test = self._placed(predicate)
-            if isinstance(self._below, Filter):
+            if isinstance(self._below, FilterNode):
                 tests = (*self._below.predicates, test)
-                self._below = Filter(self._below.input, tests)
+                self._below = FilterNode(self._below.input, tests)
             else:
-                self._below = Filter(self._below, (test,))
-        return Project(self._below, tuple((c, c.ref) for c in node.columns))
+                self._below = FilterNode(self._below, (test,))
+        return ProjectNode(self._below, tuple((c, c.ref) for c in node.columns))
 
-    def _aggregate(self, node: Aggregate) -> Node:
+    def _aggregate(self, node: AggregateNode) -> Node:
         self._below = node.input
         keys = tuple((c, self._placed(e)) for c, e in node.keys)
         aggs = over(node.aggs, self._placed)
@@ -124,9 +124,9 @@ class _Placing:
         passed = tuple((c, c.ref) for c in self._below.columns)
         if not native(made):
             number = Col(next(self._ids), "count", t.INT8)
-            self._below = Project(self._below, (*passed, (number, count)))
+            self._below = ProjectNode(self._below, (*passed, (number, count)))
             made = dataclasses.replace(expr, args=(number.ref, value))
-        self._below = Project(self._below, (*passed, (column, made)))
+        self._below = ProjectNode(self._below, (*passed, (column, made)))
         return column.ref
 
     def _case(self, expr: Call, when: tuple[Expr, ...]) -> Expr:

@@ -105,7 +105,7 @@ class _Tests:
     def over(self, node: lg.Node) -> lg.Node:
         """``node`` with the columns."""
         tests = tuple(self._found.values())
-        return lg.Temporal(node, tests) if tests else node
+        return lg.TemporalNode(node, tests) if tests else node
 
 
 class _Extraction:
@@ -118,51 +118,51 @@ class _Extraction:
 
     def node(self, node: lg.Node) -> lg.Node:
         """``node``, the clock taken out of it and of all below."""
-        if isinstance(node, lg.Recursive) and _anywhere(node.step):
+        if isinstance(node, lg.RecursiveNode) and _anywhere(node.step):
             self._refuse("now() and its kin inside WITH RECURSIVE")
         below = tuple(self.node(child) for child in lg.children(node))
         node = lg.with_children(node, below)
         if not any(map(reads_clock, _expressions(node))):
             return node
         match node:
-            case lg.Scan():
+            case lg.ScanNode():
                 return self._scan(node)
-            case lg.Filter():
+            case lg.FilterNode():
                 return self._filter(node)
-            case lg.Join():
+            case lg.JoinNode():
                 return self._join(node)
-            case lg.Project():
+            case lg.ProjectNode():
                 tests = _Tests(self._counter)
                 items = tuple((c, self._out(e, tests)) for c, e in node.items)
-                return lg.Project(tests.over(node.input), items)
-            case lg.Aggregate():
+                return lg.ProjectNode(tests.over(node.input), items)
+            case lg.AggregateNode():
                 return self._aggregate(node)
-            case lg.Functions():
+            case lg.FunctionsNode():
                 tests = _Tests(self._counter)
                 calls = tuple(self._out(e, tests) for e in node.calls)
                 columns = node.columns
                 made = dataclasses.replace(
                     node, input=tests.over(node.input), calls=calls
                 )
-                return lg.Project(made, tuple((c, c.ref) for c in columns))
+                return lg.ProjectNode(made, tuple((c, c.ref) for c in columns))
             case _:
                 return self._refuse("the clock here")
 
-    def _scan(self, node: lg.Scan) -> lg.Node:
+    def _scan(self, node: lg.ScanNode) -> lg.Node:
         rest = tuple(p for p in node.predicates if not reads_clock(p))
         mine = tuple(p for p in node.predicates if reads_clock(p))
         fields = (*node.fields, *node.hidden)
         scan = dataclasses.replace(node, fields=fields, hidden=(), predicates=rest)
-        return _only(self._filter(lg.Filter(scan, mine)), node.columns)
+        return _only(self._filter(lg.FilterNode(scan, mine)), node.columns)
 
-    def _filter(self, node: lg.Filter) -> lg.Node:
+    def _filter(self, node: lg.FilterNode) -> lg.Node:
         rest = tuple(p for p in node.predicates if not reads_clock(p))
         tests = _Tests(self._counter)
         mine = tuple(self._out(p, tests) for p in node.predicates if reads_clock(p))
-        below = lg.Filter(node.input, rest) if rest else node.input
-        return _only(lg.Filter(tests.over(below), mine), node.columns)
+        below = lg.FilterNode(node.input, rest) if rest else node.input
+        return _only(lg.FilterNode(tests.over(below), mine), node.columns)
 
-    def _join(self, node: lg.Join) -> lg.Node:
+    def _join(self, node: lg.JoinNode) -> lg.Node:
         left, right = _Tests(self._counter), _Tests(self._counter)
         condition: list[Expr] = []
         above: list[Expr] = []
@@ -183,10 +183,10 @@ class _Extraction:
             condition=tuple(condition),
         )
         if above:
-            return _only(self._filter(lg.Filter(made, tuple(above))), node.columns)
+            return _only(self._filter(lg.FilterNode(made, tuple(above))), node.columns)
         return _only(made, node.columns)
 
-    def _sided(self, expr: Expr, node: lg.Join) -> bool:
+    def _sided(self, expr: Expr, node: lg.JoinNode) -> bool:
         """Whether each comparison with the clock reads one side alone."""
         if not reads_clock(expr):
             return True
@@ -195,7 +195,7 @@ class _Extraction:
             return used <= lg.ids(node.left) or used <= lg.ids(node.right)
         return isinstance(expr, Call) and all(self._sided(a, node) for a in expr.args)
 
-    def _aggregate(self, node: lg.Aggregate) -> lg.Node:
+    def _aggregate(self, node: lg.AggregateNode) -> lg.Node:
         tests = _Tests(self._counter)
         aggs = lg.over(node.aggs, lambda e: self._out(e, tests))
         grouped = tuple((c, self._out(e, tests)) for c, e in node.keys)
@@ -210,7 +210,7 @@ class _Extraction:
         expr: Expr,
         tests: _Tests,
         right: _Tests | None = None,
-        join: lg.Join | None = None,
+        join: lg.JoinNode | None = None,
         *,
         guarded: bool = False,
     ) -> Expr:
@@ -390,11 +390,11 @@ def _only(node: lg.Node, columns: tuple[lg.Col, ...]) -> lg.Node:
     """``node`` with ``columns`` alone."""
     if node.columns == columns:
         return node
-    return lg.Project(node, tuple((c, c.ref) for c in columns))
+    return lg.ProjectNode(node, tuple((c, c.ref) for c in columns))
 
 
 def _expressions(node: lg.Node) -> tuple[Expr, ...]:
-    return () if isinstance(node, lg.Temporal) else lg.expressions(node)
+    return () if isinstance(node, lg.TemporalNode) else lg.expressions(node)
 
 
 def _anywhere(node: lg.Node) -> bool:

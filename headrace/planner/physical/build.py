@@ -20,7 +20,7 @@ from headrace.planner.analyse.tables import TableColumn
 from headrace.planner.binding import recursion
 from headrace.planner.logical import alignment
 from headrace.planner.logical import nodes as lg
-from headrace.planner.logical.estimates import Estimates, Size, table_size
+from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_size
 from headrace.planner.logical.scalar import (
     CLOCK,
     Call,
@@ -55,8 +55,8 @@ class _Chain:
     base: str
     columns: tuple[lg.Col, ...]
     base_columns: tuple[lg.Col, ...]
-    steps: list[p.Filter | p.Map] = field(default_factory=list)
-    size: Size | None = None
+    steps: list[p.FilterSpec | p.MapSpec] = field(default_factory=list)
+    size: ExpectedSize | None = None
     """What its rows are expected to be."""
 
 
@@ -72,7 +72,7 @@ class _Step:
     """Ids of the nodes outside that it reads."""
 
 
-class Builder:
+class PhysicalBuilder:
     """Builds one physical plan."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Builder:
             lambda: itertools.count(1)
         )
         self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
-        self.sizes: dict[str, Size] = {}
+        self.sizes: dict[str, ExpectedSize] = {}
         """Per node what its rows are expected to be, where that is known."""
         self._estimates = Estimates()
         self._expressions = Expressions(lowering)
@@ -106,7 +106,7 @@ class Builder:
             self._source(scans)
         last = self._close(self._chain(plan))
         node_id = self._id("sink")
-        self._nodes.append(p.Sink(node_id, last, columns))
+        self._nodes.append(p.SinkSpec(node_id, last, columns))
         nodes = shared(self._nodes)
         used = set(itertools.chain.from_iterable(p.inputs(n) for n in nodes))
         assert all(n.id in used for n in nodes[:-1]), "every node has a reader"
@@ -128,60 +128,62 @@ class Builder:
         if self._step is not None and not recursion.reads(node, self._step.name):
             return self._outside(node, self._step)
         match node:
-            case lg.Scan():
+            case lg.ScanNode():
                 return self._scan(node)
-            case lg.Filter():
+            case lg.FilterNode():
                 chain = self._chain(node.input)
                 self._filter(chain, node.predicates)
                 return chain
-            case lg.Project():
+            case lg.ProjectNode():
                 chain = self._chain(node.input)
                 self._map(chain, node.items)
                 return chain
-            case lg.Values():
+            case lg.ValuesNode():
                 node_id = self._id("values")
-                self._nodes.append(p.Values(node_id, node.rows, schema(node.columns)))
+                self._nodes.append(
+                    p.ValuesSpec(node_id, node.rows, schema(node.columns))
+                )
                 return _Chain(node_id, node.columns, node.columns)
-            case lg.Join():
+            case lg.JoinNode():
                 return self._join(node)
-            case lg.Aggregate():
+            case lg.AggregateNode():
                 return self._reduce(node)
-            case lg.Expand():
+            case lg.ExpandNode():
                 return self._expand(node)
-            case lg.Distinct():
+            case lg.DistinctNode():
                 below = self._close(self._chain(node.input))
                 node_id = self._id("distinct")
-                self._nodes.append(p.Distinct(node_id, below, schema(node.columns)))
+                self._nodes.append(p.DistinctSpec(node_id, below, schema(node.columns)))
                 return _Chain(node_id, node.columns, node.columns)
-            case lg.Union():
+            case lg.UnionNode():
                 inputs = tuple(self._close(self._chain(i)) for i in node.inputs)
                 node_id = self._id("union")
-                self._nodes.append(p.Union(node_id, inputs, schema(node.columns)))
+                self._nodes.append(p.UnionSpec(node_id, inputs, schema(node.columns)))
                 return _Chain(node_id, node.columns, node.columns)
-            case lg.Functions():
+            case lg.FunctionsNode():
                 return self._functions(node)
-            case lg.Recursive():
+            case lg.RecursiveNode():
                 return self._recursive(node)
-            case lg.WorkTable():
+            case lg.WorkTableNode():
                 assert self._step is not None, "it stands inside of its recursion"
                 return _Chain(self._step.work, node.columns, node.columns)
-            case lg.SetOp():
+            case lg.SetOpNode():
                 left, right = (
                     self._close(self._chain(n)) for n in (node.left, node.right)
                 )
                 node_id = self._id("setop")
                 columns = schema(node.columns)
                 self._nodes.append(
-                    p.SetOp(node_id, left, right, node.kind, node.all, columns)
+                    p.SetOpSpec(node_id, left, right, node.kind, node.all, columns)
                 )
                 return _Chain(node_id, node.columns, node.columns)
-            case lg.TopK():
+            case lg.TopKNode():
                 return self._topk(node)
-            case lg.Window():
+            case lg.WindowNode():
                 return self._window(node)
-            case lg.Temporal():
+            case lg.TemporalNode():
                 return self._temporal(node)
-            case lg.Again():
+            case lg.AgainNode():
                 return self._again(node)
             case _:
                 return self._lowering.refuse(f"{construct(node)} here")
@@ -189,7 +191,7 @@ class Builder:
     def _filter(self, chain: _Chain, predicates: tuple[Expr, ...]) -> None:
         if predicates:
             exprs = tuple(self._expressions.over(e, chain.columns) for e in predicates)
-            chain.steps.append(p.Filter("", "", exprs, schema(chain.columns)))
+            chain.steps.append(p.FilterSpec("", "", exprs, schema(chain.columns)))
 
     def _map(self, chain: _Chain, items: tuple[tuple[lg.Col, Expr], ...]) -> None:
         exprs = tuple(self._expressions.over(e, chain.columns) for _, e in items)
@@ -199,7 +201,7 @@ class Builder:
             isinstance(e, ir.Column) and e.index == i for i, e in enumerate(exprs)
         )
         if not identity:
-            chain.steps.append(p.Map("", "", exprs, schema(columns)))
+            chain.steps.append(p.MapSpec("", "", exprs, schema(columns)))
 
     def _close(self, chain: _Chain) -> str:
         """The id of the node that ends ``chain``."""
@@ -213,7 +215,7 @@ class Builder:
             return chain.base
         if len(chain.steps) == 1:
             [step] = chain.steps
-            kind = "filter" if isinstance(step, p.Filter) else "map"
+            kind = "filter" if isinstance(step, p.FilterSpec) else "map"
             node_id = self._id(kind)
             self._nodes.append(replace(step, id=node_id, input=chain.base))
             return node_id
@@ -225,13 +227,13 @@ class Builder:
             steps.append(replace(step, id=step_id, input=previous))
             previous = step_id
         self._nodes.append(
-            p.Fused(node_id, chain.base, tuple(steps), chain.steps[-1].schema)
+            p.FusedSpec(node_id, chain.base, tuple(steps), chain.steps[-1].schema)
         )
         return node_id
 
     # -- sources
 
-    def _source(self, scans: list[lg.Scan]) -> None:
+    def _source(self, scans: list[lg.ScanNode]) -> None:
         table = scans[0].table
         needed = {f.attnum for s in scans for _, f in (*s.fields, *s.hidden)}
         fields = tuple(c for c in table.columns if c.attnum in needed)
@@ -251,7 +253,7 @@ class Builder:
         self.pushed.extend(tests)
         places = {extraction.own(table, f.attnum): i for i, f in enumerate(fields)}
         self._nodes.append(
-            p.Source(
+            p.SourceSpec(
                 id=node_id,
                 table_oid=table.oid,
                 schema_name=table.schema,
@@ -272,7 +274,7 @@ class Builder:
             rows = min(known.rows, sum(shown)) if tests else known.rows
             self.sizes[node_id] = replace(known, rows=rows)
 
-    def _scan(self, node: lg.Scan) -> _Chain:
+    def _scan(self, node: lg.ScanNode) -> _Chain:
         source, fields = self._sources[node.table.oid]
         mine = {f.attnum: c for c, f in (*node.fields, *node.hidden)}
         # Columns of other scans of the table get ids that no expression can name.
@@ -287,7 +289,7 @@ class Builder:
 
     # -- functions
 
-    def _functions(self, node: lg.Functions) -> _Chain:
+    def _functions(self, node: lg.FunctionsNode) -> _Chain:
         chain = self._chain(node.input)
         below = self._close(chain)
         calls = tuple(c for c in node.calls if isinstance(c, Call))
@@ -302,7 +304,7 @@ class Builder:
         columns = (*chain.columns, *new)
         node_id = self._id("functions")
         self._nodes.append(
-            p.FlatMap(
+            p.FlatMapSpec(
                 node_id,
                 below,
                 sqls,
@@ -317,11 +319,11 @@ class Builder:
 
     # -- recursion
 
-    def _recursive(self, node: lg.Recursive) -> _Chain:
+    def _recursive(self, node: lg.RecursiveNode) -> _Chain:
         assert self._step is None, "a recursion in a step stands outside of it"
         base = self._close(self._chain(node.base))
         step, shape = recursion.step_of(self._lowering, node)
-        work = p.WorkTable(self._id("work_table"), schema(shape.columns))
+        work = p.WorkTableSpec(self._id("work_table"), schema(shape.columns))
         outside, self._nodes = self._nodes, [work]
         self._step = _Step(node.name, work.id, outside)
         self._close(self._chain(step))
@@ -329,7 +331,7 @@ class Builder:
         self._nodes, self._step = outside, None
         node_id = self._id("recursive")
         self._nodes.append(
-            p.Recursive(
+            p.RecursiveSpec(
                 node_id,
                 base,
                 outer,
@@ -354,7 +356,7 @@ class Builder:
 
     # -- join
 
-    def _join(self, node: lg.Join) -> _Chain:
+    def _join(self, node: lg.JoinNode) -> _Chain:
         sides = (self._chain(node.left), self._chain(node.right))
         keys, residual = join_keys(self._lowering, node)
         left_keys = self._key_columns(sides[0], [key.left for key in keys])
@@ -365,7 +367,7 @@ class Builder:
         node_id = self._id("join")
         safe = tuple(key.null_safe for key in keys)
         self._nodes.append(
-            p.Join(
+            p.JoinSpec(
                 node_id,
                 left,
                 right,
@@ -402,13 +404,13 @@ class Builder:
 
     # -- order
 
-    def _topk(self, node: lg.TopK) -> _Chain:
+    def _topk(self, node: lg.TopKNode) -> _Chain:
         chain = self._chain(node.input)
         places = {c.id: i for i, c in enumerate(chain.columns)}
         below = self._close(chain)
         node_id = self._id("topk")
         self._nodes.append(
-            p.TopK(
+            p.TopKSpec(
                 node_id,
                 below,
                 tuple(places[key.id] for key in node.keys),
@@ -421,13 +423,13 @@ class Builder:
         )
         return _Chain(node_id, chain.columns, chain.columns)
 
-    def _window(self, node: lg.Window) -> _Chain:
+    def _window(self, node: lg.WindowNode) -> _Chain:
         chain = self._chain(node.input)
         places = {c.id: i for i, c in enumerate(chain.columns)}
         below = self._close(chain)
         columns = (*chain.columns, *(c.column for c in node.calls))
         calls = tuple(
-            p.WindowCall(
+            p.WindowCallSpec(
                 c.sql,
                 tuple(places[ref.id] for ref in c.args),
                 field_of(c.column),
@@ -439,7 +441,7 @@ class Builder:
         )
         node_id = self._id("window")
         self._nodes.append(
-            p.Window(
+            p.WindowSpec(
                 node_id,
                 below,
                 tuple(places[key.id] for key in node.keys),
@@ -451,7 +453,7 @@ class Builder:
         return _Chain(node_id, columns, columns)
 
     def _sort_keys(
-        self, order: tuple[lg.Order, ...], places: dict[int, int]
+        self, order: tuple[lg.OrderNode, ...], places: dict[int, int]
     ) -> tuple[p.SortKey, ...]:
         catalog = self._lowering.catalog
         return tuple(
@@ -473,7 +475,7 @@ class Builder:
 
     # -- what stands in the plan once
 
-    def _again(self, node: lg.Again) -> _Chain:
+    def _again(self, node: lg.AgainNode) -> _Chain:
         if node.number not in self._named:
             made = self._chain(node.plan)
             self._named[node.number] = (self._close(made), made.columns)
@@ -485,12 +487,12 @@ class Builder:
 
     # -- the clock
 
-    def _temporal(self, node: lg.Temporal) -> _Chain:
+    def _temporal(self, node: lg.TemporalNode) -> _Chain:
         chain = self._chain(node.input)
         below = self._close(chain)
         now = lg.Col(CLOCK.id, "now()", CLOCK.oid)
         tests = tuple(
-            p.TimeTest(
+            p.TimeTestSpec(
                 self._expressions.over(x.test, (*chain.columns, now)),
                 self._expressions.over(x.key, chain.columns),
                 self._expressions.over(x.bound, (now,)),
@@ -505,12 +507,12 @@ class Builder:
         node_id = self._id("temporal")
         # By what is there: pruned columns of a chain may be more than those of the node.
         columns = (*chain.columns, *(x.column for x in node.tests))
-        self._nodes.append(p.Temporal(node_id, below, tests, schema(columns)))
+        self._nodes.append(p.TemporalSpec(node_id, below, tests, schema(columns)))
         return _Chain(node_id, columns, columns)
 
     # -- reduce
 
-    def _reduce(self, node: lg.Aggregate) -> _Chain:
+    def _reduce(self, node: lg.AggregateNode) -> _Chain:
         chain = self._chain(node.input)
         wanted: dict[Expr, int] = {}
         for expr in _reduce_inputs(node):
@@ -523,7 +525,7 @@ class Builder:
         below = self._close(chain)
         keys = tuple(wanted[e] for _, e in node.keys)
         aggregates = tuple(
-            p.Aggregate(
+            p.AggregateSpec(
                 function=a.function,
                 argument=None if a.argument is None else wanted[a.argument],
                 filter=None if a.filter is None else wanted[a.filter],
@@ -540,13 +542,13 @@ class Builder:
         )
         node_id = self._id("reduce")
         self._nodes.append(
-            p.Reduce(
+            p.ReduceSpec(
                 node_id, below, keys, aggregates, schema(node.columns), node.always
             )
         )
         return _Chain(node_id, node.columns, node.columns)
 
-    def _expand(self, node: lg.Expand) -> _Chain:
+    def _expand(self, node: lg.ExpandNode) -> _Chain:
         chain = self._chain(node.input)
         places = {c.id: i for i, c in enumerate(chain.columns)}
         own = node.columns[len(node.input.columns) :]
@@ -555,11 +557,11 @@ class Builder:
         below = self._close(chain)
         keys = tuple(places[ref.id] for _, ref in node.keys)
         sets = tuple(tuple(sorted(s)) for s in node.sets)
-        self._nodes.append(p.Expand(node_id, below, keys, sets, schema(columns)))
+        self._nodes.append(p.ExpandSpec(node_id, below, keys, sets, schema(columns)))
         return _Chain(node_id, columns, columns)
 
 
-def _running(call: lg.WindowCall, places: dict[int, int]) -> p.Running | None:
+def _running(call: lg.WindowCall, places: dict[int, int]) -> p.RunningSpec | None:
     spec = call.running
     if spec is None:
         return None
@@ -571,7 +573,7 @@ def _running(call: lg.WindowCall, places: dict[int, int]) -> p.Running | None:
     )
 
 
-def _reduce_inputs(node: lg.Aggregate) -> list[Expr]:
+def _reduce_inputs(node: lg.AggregateNode) -> list[Expr]:
     exprs = [e for _, e in node.keys]
     exprs += [e for a in node.aggs for e in a.inputs]
     return exprs

@@ -7,29 +7,30 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from headrace.collections import plan as physical
-from headrace.planner.logical.estimates import Size
+from headrace.planner.logical.estimates import ExpectedSize
 from headrace.planner.logical.nodes import (
-    Again,
+    AgainNode,
     Agg,
-    Aggregate,
-    Distinct,
-    Expand,
-    Filter,
-    Functions,
-    Join,
+    AggregateNode,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Order,
-    Project,
-    Recursive,
-    Scan,
-    SetOp,
-    Temporal,
-    TopK,
-    Union,
-    Values,
-    Window,
-    WorkTable,
+    OrderNode,
+    ProjectNode,
+    RecursiveNode,
+    ScanNode,
+    SetOpNode,
+    TemporalNode,
+    TopKNode,
+    UnionNode,
+    ValuesNode,
+    WindowNode,
+    WorkTableNode,
     children,
+    kind,
 )
 from headrace.planner.logical.scalar import Expr, Ref, show
 
@@ -45,7 +46,7 @@ def explain_logical(node: Node) -> str:
 def _lines(node: Node, depth: int, shown: set[int]) -> Iterable[str]:
     yield _INDENT * depth + describe(node)
     below = children(node)
-    if isinstance(node, Again) and node.number not in shown:
+    if isinstance(node, AgainNode) and node.number not in shown:
         shown.add(node.number)
         below = (node.plan,)
     for child in below:
@@ -60,55 +61,55 @@ def _all(exprs: Iterable[Expr]) -> str:
 def describe(node: Node) -> str:  # noqa: C901  one case per node
     """One line of EXPLAIN."""
     match node:
-        case Scan():
+        case ScanNode():
             return _scan(node)
-        case Values():
+        case ValuesNode():
             return f"Values [{_names(node)}] {len(node.rows)} rows"
-        case Filter():
+        case FilterNode():
             return f"Filter {_all(node.predicates)}"
-        case Project():
+        case ProjectNode():
             return f"Project [{', '.join(_item(c.name, e) for c, e in node.items)}]"
-        case Join(kind="inner") if not node.condition:
+        case JoinNode(kind="inner") if not node.condition:
             return "CrossJoin"
-        case Join():
+        case JoinNode():
             return f"{node.kind.capitalize()}Join {_all(node.condition)}".rstrip()
-        case Aggregate():
+        case AggregateNode():
             return _aggregate(node)
-        case Expand():
+        case ExpandNode():
             return _expand(node)
-        case Distinct():
+        case DistinctNode():
             return "Distinct"
-        case Union():
+        case UnionNode():
             return f"UnionAll [{_names(node)}]"
-        case Functions():
+        case FunctionsNode():
             calls = ", ".join(show(e) for e in node.calls)
             more = " with ordinality" if node.ordinality is not None else ""
             return f"{'Outer' if node.outer else ''}Functions {calls}{more}"
-        case WorkTable():
+        case WorkTableNode():
             return f"WorkTable {node.name} [{_names(node)}]"
-        case Recursive():
+        case RecursiveNode():
             kind = "Union" if node.distinct else "UnionAll"
             return f"Recursive{kind} {node.name} [{_names(node)}]"
-        case SetOp():
+        case SetOpNode():
             name = node.kind.capitalize() + ("All" if node.all else "")
             return f"{name} [{_names(node)}]"
-        case TopK():
+        case TopKNode():
             return _topk(node)
-        case Window():
+        case WindowNode():
             return _window(node)
         case _:
             return _rare(node)
 
 
 def _rare(node: Node) -> str:
-    if isinstance(node, Again):
+    if isinstance(node, AgainNode):
         return f"Again {node.number} [{_names(node)}]"
-    if isinstance(node, Temporal):
+    if isinstance(node, TemporalNode):
         return "Temporal [" + ", ".join(show(t.test) for t in node.tests) + "]"
-    return type(node).__name__
+    return kind(node)
 
 
-def _order(order: tuple[Order, ...]) -> str:
+def _order(order: tuple[OrderNode, ...]) -> str:
     return ", ".join(
         show(o.column)
         + (" DESC" if o.descending else "")
@@ -118,7 +119,7 @@ def _order(order: tuple[Order, ...]) -> str:
     )
 
 
-def _topk(node: TopK) -> str:
+def _topk(node: TopKNode) -> str:
     text = f"TopK [{_order(node.order)}]"
     if node.keys:
         text += f" by [{', '.join(map(show, node.keys))}]"
@@ -127,7 +128,7 @@ def _topk(node: TopK) -> str:
     return text + (f" offset {node.offset}" if node.offset else "")
 
 
-def _window(node: Window) -> str:
+def _window(node: WindowNode) -> str:
     calls = ", ".join(f"{c.show} {c.frame}".rstrip() for c in node.calls)
     text = f"Window [{calls}]"
     if node.keys:
@@ -148,7 +149,7 @@ def _item(name: str, expr: Expr) -> str:
     return f"{text} AS {name}"
 
 
-def _scan(node: Scan) -> str:
+def _scan(node: ScanNode) -> str:
     name = f"{node.table.schema}.{node.table.name}"
     alias = f" AS {node.alias}" if node.alias != node.table.name else ""
     text = f"Scan {name}{alias} [{_names(node)}]"
@@ -157,13 +158,13 @@ def _scan(node: Scan) -> str:
     return text
 
 
-def _aggregate(node: Aggregate) -> str:
+def _aggregate(node: AggregateNode) -> str:
     aggs = ", ".join(_agg(a) for a in node.aggs)
     keys = ", ".join(show(e) for _, e in node.keys)
     return f"Aggregate [{aggs}]" + (f" by [{keys}]" if node.keys else "")
 
 
-def _expand(node: Expand) -> str:
+def _expand(node: ExpandNode) -> str:
     names = [show(ref) for _, ref in node.keys]
     sets = [f"({', '.join(names[k] for k in sorted(s))})" for s in node.sets]
     return f"Expand {', '.join(sets)}"
@@ -200,7 +201,7 @@ _COST: Final = {
 def explain_physical(
     plan: physical.PhysicalPlan,
     type_name: Callable[[int], str],
-    sizes: Mapping[str, Size] | None = None,
+    sizes: Mapping[str, ExpectedSize] | None = None,
 ) -> str:
     """Text of a physical plan: columns with types, state and cost class per node.
 
@@ -211,7 +212,7 @@ def explain_physical(
     def lines(node: physical.Node, depth: int) -> Iterable[str]:
         again = node.id in shown
         shown.add(node.id)
-        head = _INDENT * depth + f"{node.id} {type(node).__name__}"
+        head = _INDENT * depth + f"{node.id} {physical.kind(type(node))}"
         if again:
             yield f"{head} (shared, see above)"
             return
@@ -226,11 +227,13 @@ def explain_physical(
     return "\n".join(lines(plan.sink, 0))
 
 
-def _expected(node: physical.Node, sizes: Mapping[str, Size]) -> str:
+def _expected(node: physical.Node, sizes: Mapping[str, ExpectedSize]) -> str:
     """How large the state of ``node`` will be, if that is known."""
-    if _state(node) == "none" or isinstance(node, physical.Recursive):
+    if _state(node) == "none" or isinstance(node, physical.RecursiveSpec):
         return ""
-    own = isinstance(node, physical.Source | physical.Reduce | physical.Distinct)
+    own = isinstance(
+        node, physical.SourceSpec | physical.ReduceSpec | physical.DistinctSpec
+    )
     names = (node.id,) if own else physical.inputs(node)
     found = [sizes[name] for name in names if name in sizes]
     if not names or len(found) < len(names):
@@ -241,14 +244,14 @@ def _expected(node: physical.Node, sizes: Mapping[str, Size]) -> str:
 
 
 def _cost(node: physical.Node) -> str:
-    if isinstance(node, physical.Reduce) and any(
+    if isinstance(node, physical.ReduceSpec) and any(
         a.function == "remote" for a in node.aggregates
     ):
         return "O(changes + rows of touched groups)"
-    if isinstance(node, physical.Window) and node.native:
+    if isinstance(node, physical.WindowSpec) and node.native:
         return "O(changes + rows that become different)"
-    if not isinstance(node, physical.TopK):
-        return _COST[type(node).__name__]
+    if not isinstance(node, physical.TopKSpec):
+        return _COST[physical.kind(type(node))]
     count = node.offset + (node.limit or 0)
     if all(item.native for item in node.order):
         return f"O(changes + {count} rows of touched groups)"
@@ -257,7 +260,7 @@ def _cost(node: physical.Node) -> str:
 
 def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
     match node:
-        case physical.TopK() | physical.Window():
+        case physical.TopKSpec() | physical.WindowSpec():
             order = ", ".join(
                 f"{item.column}{' DESC' if item.descending else ''}"
                 for item in node.order
@@ -265,13 +268,13 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
             text = f"order [{order}]"
             if node.keys:
                 text += f" by [{', '.join(map(str, node.keys))}]"
-            if isinstance(node, physical.Window):
+            if isinstance(node, physical.WindowSpec):
                 calls = ", ".join(f"{c.sql} {c.frame}".rstrip() for c in node.calls)
                 return f"[{calls}] {text}"
             if node.limit is not None:
                 text += f" limit {node.limit}" + (" with ties" if node.ties else "")
             return text + (f" offset {node.offset}" if node.offset else "")
-        case physical.Source():
+        case physical.SourceSpec():
             identity = (
                 "full identity"
                 if node.full_identity
@@ -279,40 +282,40 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
             )
             text = f"{node.schema_name}.{node.table_name} by {identity}"
             return text + _where(node)
-        case physical.Fused():
-            return " + ".join(type(s).__name__ for s in node.steps)
-        case physical.Join():
+        case physical.FusedSpec():
+            return " + ".join(physical.kind(type(s)) for s in node.steps)
+        case physical.JoinSpec():
             pairs = zip(node.left_keys, node.right_keys, strict=True)
             keys = ", ".join(f"{a} = {b}" for a, b in pairs) or "cross product"
             extra = f" residual {len(node.residual)}" if node.residual else ""
             op = "" if node.op == "inner" else f"{node.op} "
             return f"{op}on {keys}{extra}"
-        case physical.Reduce():
+        case physical.ReduceSpec():
             functions = ", ".join(a.sql or a.function for a in node.aggregates)
             keys = ", ".join(map(str, node.keys))
             return f"[{functions}] by [{keys}]"
-        case physical.Recursive():
+        case physical.RecursiveSpec():
             union = "union" if node.distinct else "union all"
             return f"{union}, step: {', '.join(_inner(n) for n in node.step)}"
-        case physical.FlatMap():
+        case physical.FlatMapSpec():
             more = " with ordinality" if node.ordinality else ""
             return ", ".join(node.calls) + more + (" outer" if node.outer else "")
-        case physical.SetOp():
+        case physical.SetOpSpec():
             return f"{node.op}{' all' if node.all else ''}"
-        case physical.Expand():
+        case physical.ExpandSpec():
             sets = (
                 "(" + ", ".join(str(node.keys[k]) for k in s) + ")" for s in node.sets
             )
             return f"to {', '.join(sets)}"
-        case physical.Temporal():
+        case physical.TemporalSpec():
             return f"{len(node.tests)} comparisons with the clock"
-        case physical.Values():
+        case physical.ValuesSpec():
             return f"{len(node.rows)} rows"
         case _:
             return ""
 
 
-def _where(node: physical.Source) -> str:
+def _where(node: physical.SourceSpec) -> str:
     """Which rows of the table are kept, where not all are."""
     if not node.wanted:
         return ""
@@ -331,15 +334,15 @@ def _inner(node: physical.Node) -> str:
 
 def _state(node: physical.Node) -> str:
     match node:
-        case physical.Source():
+        case physical.SourceSpec():
             rows = "wanted" if node.wanted else "all"
             return f"{rows} rows of the table, columns above"
-        case physical.Join():
+        case physical.JoinSpec():
             if node.left_only and not node.residual:
                 return "all rows of the left, one entry per key of the right"
             more = ", pairs per row" if node.watched and node.residual else ""
             return f"all rows of both sides{more}"
-        case physical.Reduce():
+        case physical.ReduceSpec():
             kept = {a.function for a in node.aggregates} & {
                 "min",
                 "max",
@@ -350,19 +353,19 @@ def _state(node: physical.Node) -> str:
             values = any(a.distinct for a in node.aggregates)
             more = " and values" if kept or values else ""
             return f"one entry per group{more}"
-        case physical.Temporal():
+        case physical.TemporalSpec():
             return "all rows, by the time they are compared with"
-        case physical.Distinct():
+        case physical.DistinctSpec():
             return "one entry per distinct row"
-        case physical.TopK():
+        case physical.TopKSpec():
             return "all rows of the input"
-        case physical.Window():
+        case physical.WindowSpec():
             return "all rows of the input and of the output"
-        case physical.Recursive():
+        case physical.RecursiveSpec():
             own = "rows by iteration" if node.distinct else "none of its own"
             inner = [f"{n.id}: {_state(n)}" for n in node.step if _state(n) != "none"]
             return "; ".join([own, *inner])
-        case physical.SetOp():
+        case physical.SetOpSpec():
             return "one entry per distinct row of either side"
         case _:
             return "none"

@@ -18,19 +18,19 @@ from collections import defaultdict
 from dataclasses import replace
 
 from headrace.planner.analyse.tables import Table
-from headrace.planner.logical.nodes import Node, Scan, children
+from headrace.planner.logical.nodes import Node, ScanNode, children
 from headrace.planner.logical.repeats import named
 from headrace.planner.logical.scalar import Call, Expr, native, raises, substitute
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 
 
-def by_table(plan: Node) -> dict[int, list[Scan]]:
+def by_table(plan: Node) -> dict[int, list[ScanNode]]:
     """Every scan of the plan, by table."""
-    found: dict[int, list[Scan]] = defaultdict(list)
+    found: dict[int, list[ScanNode]] = defaultdict(list)
 
     def visit(node: Node) -> None:
-        if isinstance(node, Scan):
+        if isinstance(node, ScanNode):
             found[node.table.oid].append(node)
         for child in children(node):
             visit(child)
@@ -45,7 +45,7 @@ def own(table: Table, attnum: int) -> int:
     return -(table.oid << 16) - attnum
 
 
-def wanted(scans: list[Scan], context: QueryContext) -> tuple[Expr, ...]:
+def wanted(scans: list[ScanNode], context: QueryContext) -> tuple[Expr, ...]:
     """What is true of all rows that any of ``scans``, of one table, shows; over columns ``own``."""
     arms: dict[tuple[Expr, ...], None] = {}
     for scan in scans:

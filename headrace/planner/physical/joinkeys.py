@@ -35,7 +35,9 @@ class JoinKey:
     null_safe: bool = False
 
 
-def join_keys(lowering: Lowering, node: lg.Join) -> tuple[list[JoinKey], list[Expr]]:
+def join_keys(
+    lowering: Lowering, node: lg.JoinNode
+) -> tuple[list[JoinKey], list[Expr]]:
     """Keys of one type, and what remains to be checked.
 
     A side that may fail becomes a key only if there is no other: as a key it is

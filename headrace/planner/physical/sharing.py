@@ -24,7 +24,7 @@ def shared(nodes: Iterable[p.Node]) -> tuple[p.Node, ...]:
     names: dict[str, str] = {}
     for old in nodes:
         node = over(old, names)
-        if isinstance(node, p.Sink):
+        if isinstance(node, p.SinkSpec):
             kept.append(node)
             continue
         names[node.id] = first.setdefault(meaning(node), node.id)

@@ -19,7 +19,7 @@ import dataclasses
 from typing import Final
 
 from headrace.planner.logical.facts import Equality, column_equalities, entails, known
-from headrace.planner.logical.nodes import Filter, Join, Node, ids
+from headrace.planner.logical.nodes import FilterNode, JoinNode, Node, ids
 from headrace.planner.logical.scalar import (
     Call,
     Const,
@@ -42,7 +42,7 @@ _INTEGERS: Final = frozenset({INT2, INT4, INT8})
 
 def apply(node: Node) -> Node:
     """``node`` with what follows for its sides."""
-    if not isinstance(node, Join) or node.kind == "full":
+    if not isinstance(node, JoinNode) or node.kind == "full":
         return node
     ways = ((0, 1), (1, 0)) if node.kind in ("inner", "semi") else ((0, 1),)
     sides = [node.left, node.right]
@@ -64,12 +64,12 @@ def apply(node: Node) -> Node:
                 )
             )
             if found:
-                sides[target] = Filter(sides[target], found)
+                sides[target] = FilterNode(sides[target], found)
     for target in {target for _, target in ways}:
         told = [_of_side(p, ids(sides[target])) for p in node.condition]
         found = tuple(p for p in told if p and not entails(sides[target], p))
         if found:
-            sides[target] = Filter(sides[target], found)
+            sides[target] = FilterNode(sides[target], found)
     if sides == [node.left, node.right]:
         return node
     return dataclasses.replace(node, left=sides[0], right=sides[1])

@@ -14,14 +14,14 @@ from __future__ import annotations
 import dataclasses
 
 from headrace.planner.logical.facts import column_equalities, entails
-from headrace.planner.logical.nodes import Filter, Join, Node, ids
+from headrace.planner.logical.nodes import FilterNode, JoinNode, Node, ids
 from headrace.planner.logical.scalar import ARG, Call, Expr, Ref
 from headrace.types import BOOL
 
 
 def apply(node: Node) -> Node:
     """``node`` with NOT NULL on its sides."""
-    if not isinstance(node, Join) or node.kind == "full":
+    if not isinstance(node, JoinNode) or node.kind == "full":
         return node
     pairs = list(column_equalities(node.condition))
     columns = [ref for pair in pairs for ref in (pair.left, pair.right)]
@@ -39,7 +39,7 @@ def _side(node: Node, columns: list[Ref]) -> Node:
         for ref in columns
         if ref.id in ids(node) and not entails(node, test := not_null(ref))
     ]
-    return Filter(node, tuple(dict.fromkeys(new))) if new else node
+    return FilterNode(node, tuple(dict.fromkeys(new))) if new else node
 
 
 def not_null(ref: Ref) -> Call:

@@ -15,7 +15,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.planner.logical.nodes import Filter, Join, Node, Project, Values
+from headrace.planner.logical.nodes import (
+    FilterNode,
+    JoinNode,
+    Node,
+    ProjectNode,
+    ValuesNode,
+)
 from headrace.planner.logical.scalar import Const, Expr, raises, reads_clock, substitute
 from headrace.types import BOOL
 
@@ -26,7 +32,7 @@ _TRUE: Final = Const("t", BOOL)
 
 def apply(node: Node) -> Node:
     """``node`` without a join with one row of constants."""
-    if not isinstance(node, Join) or node.kind not in ("inner", "left", "semi"):
+    if not isinstance(node, JoinNode) or node.kind not in ("inner", "left", "semi"):
         return node
     if node.kind == "left" and any(p != _TRUE for p in node.condition):
         return node
@@ -36,16 +42,16 @@ def apply(node: Node) -> Node:
     if items is None:
         return node
     tests = tuple(substitute(p, items) for p in node.condition if p != _TRUE)
-    kept = Filter(other, tests) if tests else other
-    return Project(kept, tuple((c, items.get(c.id, c.ref)) for c in node.columns))
+    kept = FilterNode(other, tests) if tests else other
+    return ProjectNode(kept, tuple((c, items.get(c.id, c.ref)) for c in node.columns))
 
 
 def _unit(node: Node) -> Items | None:
     """The columns of one row of constants, if ``node`` is that."""
-    if isinstance(node, Values) and node.rows == ((),):
+    if isinstance(node, ValuesNode) and node.rows == ((),):
         return {}
-    below = _unit(node.input) if isinstance(node, Project) else None
-    if below is None or not isinstance(node, Project):
+    below = _unit(node.input) if isinstance(node, ProjectNode) else None
+    if below is None or not isinstance(node, ProjectNode):
         return None
     items = {c.id: substitute(e, below) for c, e in node.items}
     if any(raises(e) and not reads_clock(e) for e in items.values()):

@@ -17,11 +17,11 @@ import dataclasses
 
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
-    Aggregate,
-    Filter,
-    Join,
+    AggregateNode,
+    FilterNode,
+    JoinNode,
     Node,
-    Project,
+    ProjectNode,
     over,
 )
 from headrace.planner.logical.scalar import Expr, reads_clock, refs, substitute
@@ -32,22 +32,22 @@ Clocks = dict[int, Expr]
 def apply(node: Node) -> Node:
     """``node`` reading the clock itself, not columns of it."""
     match node:
-        case Filter() if found := _clocks(node.input):
+        case FilterNode() if found := _clocks(node.input):
             tests = tuple(substitute(p, found) for p in node.predicates)
-            return _back(node, Filter(_without(node.input, found), tests), found)
-        case Project() if found := _clocks(node.input):
+            return _back(node, FilterNode(_without(node.input, found), tests), found)
+        case ProjectNode() if found := _clocks(node.input):
             items = tuple((c, substitute(e, found)) for c, e in node.items)
-            return Project(_without(node.input, found), items)
-        case Aggregate() if found := _clocks(node.input):
+            return ProjectNode(_without(node.input, found), items)
+        case AggregateNode() if found := _clocks(node.input):
             return _aggregate(node, found)
-        case Join():
+        case JoinNode():
             return _join(node)
     return node
 
 
 def _clocks(node: Node) -> Clocks:
     """Columns of a projection that depend on nothing but the clock."""
-    if not isinstance(node, Project):
+    if not isinstance(node, ProjectNode):
         return {}
     return {c.id: e for c, e in node.items if reads_clock(e) and not refs(e)}
 
@@ -55,23 +55,25 @@ def _clocks(node: Node) -> Clocks:
 def _without(node: Node, clocks: Clocks) -> Node:
     if not clocks:
         return node
-    assert isinstance(node, Project), "only there clocks were found"
-    return Project(node.input, tuple(i for i in node.items if i[0].id not in clocks))
+    assert isinstance(node, ProjectNode), "only there clocks were found"
+    return ProjectNode(
+        node.input, tuple(i for i in node.items if i[0].id not in clocks)
+    )
 
 
 def _back(node: Node, new: Node, clocks: Clocks) -> Node:
     """``new`` with the columns of ``node``."""
-    return Project(new, tuple((c, clocks.get(c.id, c.ref)) for c in node.columns))
+    return ProjectNode(new, tuple((c, clocks.get(c.id, c.ref)) for c in node.columns))
 
 
-def _aggregate(node: Aggregate, clocks: Clocks) -> Node:
+def _aggregate(node: AggregateNode, clocks: Clocks) -> Node:
     aggs = over(node.aggs, lambda e: substitute(e, clocks))
     keys = tuple((c, substitute(e, clocks)) for c, e in node.keys)
     below = _without(node.input, clocks)
     return dataclasses.replace(node, input=below, keys=keys, aggs=aggs)
 
 
-def _join(node: Join) -> Node:
+def _join(node: JoinNode) -> Node:
     left, right = _clocks(node.left), _clocks(node.right)
     condition = tuple(substitute(p, left | right) for p in node.condition)
     if node.kind == "full":
@@ -80,7 +82,7 @@ def _join(node: Join) -> Node:
         right = right if node.kind in LEFT_ONLY else {}
     if not left and not right and condition == node.condition:
         return node
-    new = Join(
+    new = JoinNode(
         _without(node.left, left), _without(node.right, right), condition, node.kind
     )
     return _back(node, new, left | right)

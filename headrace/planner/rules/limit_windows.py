@@ -14,7 +14,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.planner.logical.nodes import Filter, Node, TopK, Window, WindowCall
+from headrace.planner.logical.nodes import (
+    FilterNode,
+    Node,
+    TopKNode,
+    WindowCall,
+    WindowNode,
+)
 from headrace.planner.logical.scalar import Call, Const, Expr, Ref
 from headrace.types import INT2, INT4, INT8
 
@@ -28,7 +34,7 @@ _ROWS_MAX: Final = 10_000
 
 def apply(node: Node) -> Node:
     """``node`` with a TopK below its window."""
-    if not isinstance(node, Filter) or not isinstance(node.input, Window):
+    if not isinstance(node, FilterNode) or not isinstance(node.input, WindowNode):
         return node
     window = node.input
     if not all(map(_backward, window.calls)):
@@ -40,12 +46,12 @@ def apply(node: Node) -> Node:
         for column, limit in [_bound(predicate)]
         if functions.get(column) in ("row_number", "rank") and 0 < limit <= _ROWS_MAX
     ]
-    if not found or isinstance(window.input, TopK):
+    if not found or isinstance(window.input, TopKNode):
         return node
     limit, ties = min(found)
-    below = TopK(window.input, window.keys, window.order, limit, 0, ties)
-    return Filter(
-        Window(below, window.keys, window.order, window.calls),
+    below = TopKNode(window.input, window.keys, window.order, limit, 0, ties)
+    return FilterNode(
+        WindowNode(below, window.keys, window.order, window.calls),
         node.predicates,
     )
 

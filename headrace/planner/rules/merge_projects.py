@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headrace.planner.logical.nodes import Node, Project
+from headrace.planner.logical.nodes import Node, ProjectNode
 from headrace.planner.logical.scalar import Call, Expr, Ref, substitute
 
 
 def apply(node: Node) -> Node:
     """``node`` merged with the projection below, or removed."""
-    if not isinstance(node, Project):
+    if not isinstance(node, ProjectNode):
         return node
     if _identity(node):
         return node.input
     inner = node.input
-    if not isinstance(inner, Project):
+    if not isinstance(inner, ProjectNode):
         return node
     mapping = {c.id: e for c, e in inner.items}
     uses: Counter[int] = Counter()
@@ -31,7 +31,7 @@ def apply(node: Node) -> Node:
     if any(isinstance(mapping.get(i), Call) and n > 1 for i, n in uses.items()):
         return node
     items = tuple((c, substitute(e, mapping)) for c, e in node.items)
-    return Project(inner.input, items)
+    return ProjectNode(inner.input, items)
 
 
 def _count(expr: Expr, uses: Counter[int]) -> None:
@@ -42,7 +42,7 @@ def _count(expr: Expr, uses: Counter[int]) -> None:
             _count(arg, uses)
 
 
-def _identity(node: Project) -> bool:
+def _identity(node: ProjectNode) -> bool:
     wanted = [c.id for c in node.input.columns]
     return [c.id for c, _ in node.items] == wanted and [
         e.id if isinstance(e, Ref) else None for _, e in node.items

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final, TypeGuard
 
 from headrace.planner.logical.estimates import Estimates
-from headrace.planner.logical.nodes import Join, Node, Project, ids
+from headrace.planner.logical.nodes import JoinNode, Node, ProjectNode, ids
 from headrace.planner.logical.scalar import Call, Expr, raises, refs
 from headrace.planner.rules.push_filters import merge
 
@@ -48,12 +48,12 @@ def apply(node: Node) -> Node:
         return node
     if [c.id for c in result.columns] == [c.id for c in node.columns]:
         return result
-    return Project(result, tuple((c, c.ref) for c in node.columns))
+    return ProjectNode(result, tuple((c, c.ref) for c in node.columns))
 
 
-def _movable(node: Node) -> TypeGuard[Join]:
+def _movable(node: Node) -> TypeGuard[JoinNode]:
     return (
-        isinstance(node, Join)
+        isinstance(node, JoinNode)
         and node.kind == "inner"
         and not any(map(raises, node.condition))
     )
@@ -146,6 +146,6 @@ def _join(left: Node, right: Node, conditions: list[Expr]) -> tuple[Node, list[E
     columns = ids(left) | ids(right)
     mine = tuple(p for p in conditions if refs(p) <= columns)
     return (
-        Join(left, right, merge(mine, ())),
+        JoinNode(left, right, merge(mine, ())),
         [p for p in conditions if p not in mine],
     )

@@ -18,21 +18,21 @@ from collections.abc import Iterable, Iterator
 
 from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.nodes import (
-    Again,
-    Aggregate,
+    AgainNode,
+    AggregateNode,
     Col,
-    Distinct,
-    Expand,
-    Filter,
-    Functions,
-    Join,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Project,
-    Scan,
-    TopK,
-    Union,
-    Values,
-    Window,
+    ProjectNode,
+    ScanNode,
+    TopKNode,
+    UnionNode,
+    ValuesNode,
+    WindowNode,
     children,
     expressions,
     ids,
@@ -61,22 +61,22 @@ def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
 
 
 def _shapes(node: Node) -> Iterator[tuple[object, ...]]:
-    if isinstance(node, TopK | Window):
+    if isinstance(node, TopKNode | WindowNode):
         yield _shape(node)
-    if isinstance(node, Aggregate):
+    if isinstance(node, AggregateNode):
         yield from _rows(node)
     for child in children(node):
         yield from _shapes(child)
 
 
-def _shape(node: TopK | Window) -> tuple[object, ...]:
+def _shape(node: TopKNode | WindowNode) -> tuple[object, ...]:
     """The same of all uses of a WITH query, whatever else has become of them."""
     order = tuple((o.operator, o.descending, o.nulls_first) for o in node.order)
     columns = tuple((c.name, c.oid) for c in node.input.columns)
     return (type(node).__name__, len(node.keys), order, columns)
 
 
-def _rows(node: Aggregate) -> Iterator[tuple[object, ...]]:
+def _rows(node: AggregateNode) -> Iterator[tuple[object, ...]]:
     """The shape of the row by which aggregates of ``node`` order their input, if they do."""
     for row in dict.fromkeys(a.row for a in node.aggs if a.row):
         yield ("row", len(node.keys), tuple((show(e), e.oid) for e in row))
@@ -92,41 +92,41 @@ class _Pruner:
 
     def prune(self, node: Node, required: frozenset[int]) -> Node:
         match node:
-            case Scan():
+            case ScanNode():
                 return _scan(node, required)
-            case Values():
+            case ValuesNode():
                 return _values(node, required)
-            case Again():
+            case AgainNode():
                 keep = _some(node.columns, required)
                 pairs = tuple(p for p in node.pairs if p[0].id in keep)
                 return dataclasses.replace(node, pairs=pairs)
-            case Filter():
+            case FilterNode():
                 below = required | _all_refs(node.predicates)
                 return dataclasses.replace(node, input=self.prune(node.input, below))
-            case Project():
+            case ProjectNode():
                 keep = _some(node.columns, required)
                 items = tuple((c, e) for c, e in node.items if c.id in keep)
                 below = _all_refs(e for _, e in items)
-                return Project(self.prune(node.input, below), items)
-            case Join():
+                return ProjectNode(self.prune(node.input, below), items)
+            case JoinNode():
                 below = required | _all_refs(node.condition)
                 left, right = (
                     self._side(node.left, below),
                     self._side(node.right, below),
                 )
                 return dataclasses.replace(node, left=left, right=right)
-            case Aggregate():
+            case AggregateNode():
                 return self._aggregate(node, required)
-            case Distinct():
+            case DistinctNode():
                 wanted = [c.id for c in node.input.columns]
-                return Distinct(
+                return DistinctNode(
                     _exact(self.prune(node.input, frozenset(wanted)), wanted)
                 )
-            case Union():
+            case UnionNode():
                 return self._union(node, required)
-            case Window():
+            case WindowNode():
                 return self._window(node, required)
-            case Functions() | Expand() | TopK():
+            case FunctionsNode() | ExpandNode() | TopKNode():
                 below = required | _all_refs(expressions(node)) | self._ties(node)
                 return dataclasses.replace(node, input=self._side(node.input, below))
             case _:
@@ -142,7 +142,7 @@ class _Pruner:
         pruned = self.prune(node, keep)
         return _exact(pruned, [c.id for c in pruned.columns if c.id in keep])
 
-    def _aggregate(self, node: Aggregate, required: frozenset[int]) -> Node:
+    def _aggregate(self, node: AggregateNode, required: frozenset[int]) -> Node:
         aggs = tuple(a for a in node.aggs if a.column.id in required)
         if not node.keys and not aggs:
             aggs = node.aggs[:1]
@@ -155,11 +155,11 @@ class _Pruner:
 
     def _ties(self, node: Node) -> frozenset[int]:
         """What breaks ties, where several nodes must do so alike."""
-        if isinstance(node, TopK | Window) and _shape(node) in self.repeated:
+        if isinstance(node, TopKNode | WindowNode) and _shape(node) in self.repeated:
             return ids(node.input)
         return frozenset()
 
-    def _window(self, node: Window, required: frozenset[int]) -> Node:
+    def _window(self, node: WindowNode, required: frozenset[int]) -> Node:
         calls = tuple(c for c in node.calls if c.column.id in required)
         if not calls:
             return self.prune(node.input, required)
@@ -168,14 +168,14 @@ class _Pruner:
         below = self._side(node.input, read)
         return dataclasses.replace(kept, input=below)
 
-    def _union(self, node: Union, required: frozenset[int]) -> Node:
+    def _union(self, node: UnionNode, required: frozenset[int]) -> Node:
         keep = _some(node.columns, required)
         places = [i for i, c in enumerate(node.columns) if c.id in keep]
         inputs = []
         for arm in node.inputs:
             wanted = [arm.columns[i].id for i in places]
             inputs.append(_exact(self.prune(arm, frozenset(wanted)), wanted))
-        return Union(tuple(inputs), tuple(node.columns[i] for i in places))
+        return UnionNode(tuple(inputs), tuple(node.columns[i] for i in places))
 
 
 def _all_refs(exprs: Iterable[Expr]) -> frozenset[int]:
@@ -187,7 +187,7 @@ def _exact(node: Node, wanted: list[int]) -> Node:
     if [c.id for c in node.columns] == wanted:
         return node
     by_id = {c.id: c for c in node.columns}
-    return Project(node, tuple((by_id[i], by_id[i].ref) for i in wanted))
+    return ProjectNode(node, tuple((by_id[i], by_id[i].ref) for i in wanted))
 
 
 def _some(columns: tuple[Col, ...], required: frozenset[int]) -> frozenset[int]:
@@ -196,7 +196,7 @@ def _some(columns: tuple[Col, ...], required: frozenset[int]) -> frozenset[int]:
     return mine or frozenset(c.id for c in columns[:1])
 
 
-def _scan(node: Scan, required: frozenset[int]) -> Node:
+def _scan(node: ScanNode, required: frozenset[int]) -> Node:
     # A key column is in the row store anyway.
     first = [c for c, f in node.fields if f.attnum in node.table.key[:1]]
     keep = required & ids(node) or {c.id for c in (*first, *node.columns)[:1]}
@@ -209,10 +209,10 @@ def _scan(node: Scan, required: frozenset[int]) -> Node:
     )
 
 
-def _values(node: Values, required: frozenset[int]) -> Node:
+def _values(node: ValuesNode, required: frozenset[int]) -> Node:
     keep = _some(node.columns, required)
     places = [i for i, c in enumerate(node.columns) if c.id in keep]
-    return Values(
+    return ValuesNode(
         tuple(node.columns[i] for i in places),
         tuple(tuple(row[i] for i in places) for row in node.rows),
     )

@@ -35,18 +35,18 @@ from headrace.expressions import keys
 from headrace.planner.logical.facts import arm_columns, rejects
 from headrace.planner.logical.nodes import (
     LEFT_ONLY,
-    Aggregate,
-    Distinct,
-    Filter,
-    Functions,
-    Join,
+    AggregateNode,
+    DistinctNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Project,
-    Scan,
-    SetOp,
-    TopK,
-    Union,
-    Window,
+    ProjectNode,
+    ScanNode,
+    SetOpNode,
+    TopKNode,
+    UnionNode,
+    WindowNode,
     ids,
 )
 from headrace.planner.logical.scalar import (
@@ -62,40 +62,40 @@ from headrace.planner.logical.scalar import (
 
 def apply(node: Node) -> Node:
     """``node`` with its own filter or join condition moved down."""
-    if isinstance(node, Join):
+    if isinstance(node, JoinNode):
         return _condition(node)
-    return _push(node) if isinstance(node, Filter) else node
+    return _push(node) if isinstance(node, FilterNode) else node
 
 
-def _push(node: Filter) -> Node:
+def _push(node: FilterNode) -> Node:
     match node.input:
-        case Filter() as inner:
-            return Filter(inner.input, merge(inner.predicates, node.predicates))
-        case Scan() as scan:
+        case FilterNode() as inner:
+            return FilterNode(inner.input, merge(inner.predicates, node.predicates))
+        case ScanNode() as scan:
             predicates = merge(scan.predicates, node.predicates)
             return dataclasses.replace(scan, predicates=predicates)
-        case Project() as project:
+        case ProjectNode() as project:
             return _project(node, project)
-        case Join() as join:
+        case JoinNode() as join:
             return _join(node, join)
-        case Union() as union:
+        case UnionNode() as union:
             return _union(node, union)
-        case Distinct() as distinct:
+        case DistinctNode() as distinct:
             low, high = _split(node.predicates, distinct, ids(distinct))
-            return _above(Distinct(_filter(distinct.input, low)), high)
-        case Aggregate() as aggregate if aggregate.keys and not aggregate.always:
+            return _above(DistinctNode(_filter(distinct.input, low)), high)
+        case AggregateNode() as aggregate if aggregate.keys and not aggregate.always:
             mapping = {c.id: e for c, e in aggregate.keys}
             low, high = _split(node.predicates, aggregate, frozenset(mapping))
             moved = tuple(substitute(p, mapping) for p in low)
             below = _filter(aggregate.input, moved)
             return _above(dataclasses.replace(aggregate, input=below), high)
-        case SetOp() as setop:
+        case SetOpNode() as setop:
             return _setop(node, setop)
-        case (TopK() | Window()) as grouped if grouped.keys:
+        case (TopKNode() | WindowNode()) as grouped if grouped.keys:
             low, high = _split(node.predicates, grouped, _ids(grouped.keys))
             below = _filter(grouped.input, low)
             return _above(dataclasses.replace(grouped, input=below), high)
-        case Functions() as functions:
+        case FunctionsNode() as functions:
             low, high = _readers(node.predicates, ids(functions.input))
             below = _filter(functions.input, low)
             return _above(dataclasses.replace(functions, input=below), high)
@@ -120,13 +120,13 @@ def merge(first: tuple[Expr, ...], second: tuple[Expr, ...]) -> tuple[Expr, ...]
 
 
 def _filter(node: Node, predicates: tuple[Expr, ...]) -> Node:
-    return Filter(node, merge(predicates, ())) if predicates else node
+    return FilterNode(node, merge(predicates, ())) if predicates else node
 
 
 _above = _filter
 
 
-def _project(node: Filter, project: Project) -> Node:
+def _project(node: FilterNode, project: ProjectNode) -> Node:
     mapping = {c.id: e for c, e in project.items}
     low: list[Expr] = []
     high: list[Expr] = []
@@ -138,11 +138,11 @@ def _project(node: Filter, project: Project) -> Node:
             low.append(moved)
         else:
             high.append(predicate)
-    below = Project(_filter(project.input, tuple(low)), project.items)
+    below = ProjectNode(_filter(project.input, tuple(low)), project.items)
     return _above(below, tuple(high)) if low else node
 
 
-def _join(node: Filter, join: Join) -> Node:
+def _join(node: FilterNode, join: JoinNode) -> Node:
     if join.kind == "inner":
         low = tuple(p for p in node.predicates if not raises(p))
         high = tuple(p for p in node.predicates if raises(p))
@@ -160,7 +160,7 @@ def _join(node: Filter, join: Join) -> Node:
     return _above(dataclasses.replace(join, left=below), high)
 
 
-def _narrowed(node: Filter, join: Join) -> Node:
+def _narrowed(node: FilterNode, join: JoinNode) -> Node:
     """An outer join without the rows that ``node`` would drop again."""
     if join.kind in LEFT_ONLY:
         return join
@@ -171,8 +171,8 @@ def _narrowed(node: Filter, join: Join) -> Node:
     if join.kind == "full" and left:
         return dataclasses.replace(join, kind="left")
     if join.kind == "full" and right:
-        turned = Join(join.right, join.left, join.condition, "left")
-        return Project(turned, tuple((c, c.ref) for c in join.columns))
+        turned = JoinNode(join.right, join.left, join.condition, "left")
+        return ProjectNode(turned, tuple((c, c.ref) for c in join.columns))
     return join
 
 
@@ -184,7 +184,7 @@ def _readers(
     return low, tuple(p for p in predicates if p not in low)
 
 
-def _condition(join: Join) -> Node:
+def _condition(join: JoinNode) -> Node:
     left: list[Expr] = []
     right: list[Expr] = []
     both: list[Expr] = []
@@ -208,7 +208,7 @@ def _condition(join: Join) -> Node:
     )
 
 
-def _setop(node: Filter, setop: SetOp) -> Node:
+def _setop(node: FilterNode, setop: SetOpNode) -> Node:
     low, high = _split(node.predicates, setop, ids(setop))
     arms = []
     for arm in (setop.left, setop.right):
@@ -221,7 +221,7 @@ def _ids(keys: tuple[Ref, ...]) -> frozenset[int]:
     return frozenset(ref.id for ref in keys)
 
 
-def _union(node: Filter, union: Union) -> Node:
+def _union(node: FilterNode, union: UnionNode) -> Node:
     low = tuple(p for p in node.predicates if not raises(p))
     high = tuple(p for p in node.predicates if raises(p))
     if not low:

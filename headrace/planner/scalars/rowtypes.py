@@ -21,7 +21,7 @@ from typing import Final
 
 from headrace.expressions.native import resolve
 from headrace.planner.analyse.nodetree import Node
-from headrace.planner.analyse.pg_types import Attribute
+from headrace.planner.analyse.pg_types import CompositeField
 from headrace.planner.logical.scalar import ARG, Call, Const, Expr
 from headrace.planner.scalars import build, casts
 from headrace.planner.scalars.build import Conduct, Spelling, enclosed
@@ -79,7 +79,7 @@ def is_row(expr: Expr) -> bool:
     return isinstance(expr, Call) and expr.symbol == ROW_SYMBOL
 
 
-def _bare(context: QueryContext, expr: Expr, attribute: Attribute) -> Expr:
+def _bare(context: QueryContext, expr: Expr, attribute: CompositeField) -> Expr:
     """``expr`` without the coercion to its column that ``ROW(…)::type`` makes again."""
     kind = context.catalog.types[attribute.oid]
     if kind.kind == "d":

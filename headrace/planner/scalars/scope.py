@@ -13,12 +13,12 @@ from typing import Final, Protocol
 from headrace.errors import BugError
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.logical.nodes import (
-    Apply,
-    Filter,
-    Functions,
-    Join,
+    ApplyNode,
+    FilterNode,
+    FunctionsNode,
+    JoinNode,
     Node,
-    Values,
+    ValuesNode,
     free,
     ids,
 )
@@ -27,7 +27,7 @@ from headrace.planner.logical.scalar import Expr, conjuncts
 Resolver = Callable[[Tree], Expr | None]
 
 
-class Subqueries(Protocol):
+class BindsSubqueries(Protocol):
     """Binds the subqueries in expressions of one query level."""
 
     def value(self, node: Tree, scope: Scope) -> Expr:
@@ -52,7 +52,7 @@ class Scope:
     case_value: Expr | None = None
     outer: Scope | None = None
     above: Callable[[Expr], Expr] | None = None
-    subqueries: Subqueries | None = None
+    subqueries: BindsSubqueries | None = None
     sites: Sites = ()
     when: tuple[tuple[str, Expr], ...] = ()
     """Tests (``is_true`` and its kin) that are all true wherever the expression around needs the value
@@ -95,7 +95,7 @@ def _no_column(varno: int, attno: int) -> Expr:
     raise BugError(f"column {attno} of entry {varno} in an aggregate of an outer query")
 
 
-UNIT: Final = Values((), ((),))
+UNIT: Final = ValuesNode((), ((),))
 """One row without columns."""
 
 
@@ -106,19 +106,19 @@ def joined(
     if free(right) & ids(left):
         if (node := _beside(left, right, condition, kind)) is not None:
             return node
-        return Apply(left, right, condition, kind)
-    return Join(left, right, condition, kind)
+        return ApplyNode(left, right, condition, kind)
+    return JoinNode(left, right, condition, kind)
 
 
 def _beside(
     left: Node, right: Node, condition: tuple[Expr, ...], kind: str
 ) -> Node | None:
     """``left`` joined with the functions ``right`` that read it, if that is one ``Functions``."""
-    if not isinstance(right, Functions) or right.input != UNIT:
+    if not isinstance(right, FunctionsNode) or right.input != UNIT:
         return None
     if kind == "inner":
         node = dataclasses.replace(right, input=left)
-        return Filter(node, condition) if condition else node
+        return FilterNode(node, condition) if condition else node
     if kind == "left" and not condition:
         return dataclasses.replace(right, input=left, outer=True)
     return None
@@ -144,15 +144,15 @@ class Site:
 
         An ``Apply`` in any case: a subquery without rows to ask for it is not evaluated.
         """
-        self.node = Apply(self.node, right, condition, kind, asks)
+        self.node = ApplyNode(self.node, right, condition, kind, asks)
 
     def filter(self, predicate: Expr) -> None:
         """Keep the rows for which ``predicate`` is true."""
         parts = tuple(conjuncts(predicate))
-        if isinstance(self.node, Filter):
-            self.node = Filter(self.node.input, (*self.node.predicates, *parts))
+        if isinstance(self.node, FilterNode):
+            self.node = FilterNode(self.node.input, (*self.node.predicates, *parts))
         else:
-            self.node = Filter(self.node, parts)
+            self.node = FilterNode(self.node, parts)
 
 
 @dataclass(slots=True)

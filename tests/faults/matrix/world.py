@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 from rocksdict import Rdict
 
 from headrace.config import Settings
-from headrace.embedded.engine import Engine
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.process import faults
 from headrace.runtime import positions
@@ -99,7 +99,7 @@ class World:
         """Part of the story that is shown when the seed fails."""
         print(f"{time.monotonic() - self._began:6.2f} {text}")
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> EmbeddedEngine:
         rng = self.rng
         source = make_conninfo(self.dsn, port=self.proxy.port)
         env = {
@@ -119,7 +119,7 @@ class World:
             "HEADRACE_STATE_MEMORY_BYTES": str(rng.choice((100_000, 268_435_456))),
             faults.ENV_DIR: str(self.traps),
         }
-        return Engine(source, self.folder / "engine", env=env)
+        return EmbeddedEngine(source, self.folder / "engine", env=env)
 
     def _mount(self) -> None:
         disk = self.folder / "engine"

@@ -14,20 +14,22 @@ from headrace.state.memory import MemoryStore
 from headrace.types import INT4, NUMERIC, Field, diff_batch
 from tests import plans
 
-A = plan.Feed("a", (Field("k", INT4), Field("v", INT4)))
-B = plan.Feed("b", (Field("k", INT4), Field("w", INT4)))
+A = plan.FeedSpec("a", (Field("k", INT4), Field("v", INT4)))
+B = plan.FeedSpec("b", (Field("k", INT4), Field("w", INT4)))
 JOIN = plans.join("j", A, B, (0,), (0,))
-SUMS = plan.Reduce(
+SUMS = plan.ReduceSpec(
     "r",
     "j",
     (0,),
-    (plan.Aggregate("count_star", None, None, Field("n", 20)),),
+    (plan.AggregateSpec("count_star", None, None, Field("n", 20)),),
     (Field("k", INT4), Field("n", 20)),
 )
-WHOLE = plan.PhysicalPlan((A, B, JOIN, SUMS, plan.Sink("sink", "r", SUMS.schema)))
+WHOLE = plan.PhysicalPlan((A, B, JOIN, SUMS, plan.SinkSpec("sink", "r", SUMS.schema)))
 
 
-def random_diffs(rng: random.Random, node: plan.Feed, there: list) -> pa.RecordBatch:
+def random_diffs(
+    rng: random.Random, node: plan.FeedSpec, there: list
+) -> pa.RecordBatch:
     """Rows that come, and some that go."""
     came = [(rng.randint(0, 3), rng.randint(0, 5)) for _ in range(rng.randint(0, 4))]
     gone = [there.pop(rng.randrange(len(there))) for _ in range(len(there) // 3)]
@@ -60,8 +62,8 @@ def test_the_parts_give_what_the_whole_gives(seed):
 
 
 def test_names_are_its_own_and_negative_diffs_pass():
-    node = plan.Feed("f", (Field("shown", INT4),))
-    made = flow(plan.PhysicalPlan((node, plan.Sink("sink", "f", node.schema))))
+    node = plan.FeedSpec("f", (Field("shown", INT4),))
+    made = flow(plan.PhysicalPlan((node, plan.SinkSpec("sink", "f", node.schema))))
     other = (Field("kept", INT4),)
     made.feed(
         "f",
@@ -82,11 +84,11 @@ def renamed(node: plan.Node, suffix: str) -> plan.Node:
     return subplans.over(node, {n: n + suffix for n in plan.inputs(node)})
 
 
-def source(name: str, *oids: int) -> plan.Source:
+def source(name: str, *oids: int) -> plan.SourceSpec:
     columns = tuple(plan.SourceColumn(i, f"c{i}", oid) for i, oid in enumerate(oids, 1))
     schema = tuple(Field(c.name, c.oid) for c in columns)
     oid = int.from_bytes(name.encode()[:3], "big")
-    return plan.Source(
+    return plan.SourceSpec(
         name, oid, "public", name, columns, columns[:1], False, schema=schema
     )
 
@@ -110,7 +112,7 @@ def test_equal_subplans_have_one_signature():
 @pytest.mark.parametrize(("oid", "shared"), [(INT4, True), (NUMERIC, False)])
 def test_groups_that_show_the_first_form_of_a_key_are_not_shared(oid, shared):
     table = source("table", oid, INT4)
-    groups = plan.Reduce("r", "table", (0,), (), (Field("k", oid),))
+    groups = plan.ReduceSpec("r", "table", (0,), (), (Field("k", oid),))
     found = subplans.signatures(plans.finish(table, groups), {})
     assert ("r" in found) is shared
 
