@@ -293,6 +293,25 @@ def test_every_folder_has_a_short_readme() -> None:
     assert not problems, problems
 
 
+def nowhere(page: Path) -> list[str]:
+    """Files that a page names and that are not there: seen from it, its folder, or a root."""
+    roots = [page.parent, page.parent.parent, PACKAGE, ROOT, ROOT / "tests"]
+    roots += [ROOT / "tests" / p for p in page.parent.relative_to(ROOT).parts[1:2]]
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|sql|pxd))`", page.read_text())
+    return [n for n in named if not any((root / n).exists() for root in roots)]
+
+
+def test_pages_name_files_that_are_there() -> None:
+    pages = [
+        p
+        for f in ("headrace", "tests", "bench", "docs")
+        for p in (ROOT / f).rglob("*.md")
+    ]
+    assert len(pages) > 30
+    missing = {str(p.relative_to(ROOT)): n for p in pages if (n := nowhere(p))}
+    assert missing == {}
+
+
 def test_every_collection_and_rule_has_its_test() -> None:
     tests = "\n".join(
         path.read_text()
