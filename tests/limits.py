@@ -10,6 +10,9 @@ FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 METHODS_MAX = 25
 PARAMETERS_MAX = 7
+SMALL_MAX = 600
+"""OIDs up to it are numbers as any other."""
+MANY = 3
 OPENING = ("psycopg.connect", "psycopg.AsyncConnection.connect")
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
@@ -67,6 +70,23 @@ def opens(tree: ast.AST) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in OPENING
     ]
+
+
+def bare_oids(tree: ast.AST, oids: frozenset[int]) -> list[str]:
+    """OIDs of types that are written as numbers.
+
+    A small number is one where it stands among others of them.
+    """
+    out = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            out += [str(node.value)] * (node.value in oids and node.value > SMALL_MAX)
+        elif isinstance(node, ast.Set | ast.Tuple | ast.List):
+            values = [n.value for n in node.elts if isinstance(n, ast.Constant)]
+            many = len(values) > MANY and len(values) == len(node.elts)
+            if many and all(v in oids for v in values) and any(values):
+                out.append(ast.unparse(node))
+    return out
 
 
 def namesakes(trees: Mapping[str, ast.AST]) -> dict[str, list[str]]:

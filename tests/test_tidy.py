@@ -534,6 +534,33 @@ def test_limits_themselves() -> None:
     assert other_than({"x": "why"}, "x", [])
 
 
+def test_oids_have_names() -> None:
+    trees = limits.read([p for p in MODULES if not is_kernel(p)])
+    types = next(tree for path, tree in trees.items() if path == PACKAGE / "types.py")
+    oids = {
+        value.value
+        for node in ast.walk(types)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        for value in node.value.elts
+        if isinstance(value, ast.Constant) and isinstance(value.value, int)
+    }
+    assert len(oids) > 30
+    found = {
+        name_of(path): bare
+        for path, tree in trees.items()
+        if path != PACKAGE / "types.py"
+        and (bare := limits.bare_oids(tree, frozenset({0, *oids})))
+    }
+    assert found == {}, "they are named in headrace/types.py"
+
+
+def test_oid_rule_itself() -> None:
+    oids = frozenset({0, 16, 20, 25, 705, 1043})
+    assert limits.bare_oids(ast.parse("x = f(1043)"), oids) == ["1043"]
+    assert limits.bare_oids(ast.parse("x = {16, 20, 25, 0}"), oids)
+    assert not limits.bare_oids(ast.parse("x = (16, 20, 3, 25); y = 25"), oids)
+
+
 def test_a_class_has_a_name_of_its_own() -> None:
     trees = {
         name_of(path): tree

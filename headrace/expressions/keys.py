@@ -15,30 +15,37 @@ from headrace.types import (
     BPCHAR,
     BYTEA,
     CHAR,
+    CID,
+    CIDR,
     DATE,
     FLOAT4,
     FLOAT8,
+    INET,
     INT2,
     INT4,
     INT8,
     INTERVAL,
     JSONB,
+    MACADDR,
+    MACADDR8,
     MONEY,
     NAME,
     NUMERIC,
     OID,
+    PG_LSN,
     TEXT,
+    TID,
     TIME,
     TIMESTAMP,
     TIMESTAMPTZ,
     TIMETZ,
+    TSVECTOR,
     UUID,
     VARBIT,
     VARCHAR,
+    XID,
+    XID8,
 )
-
-CIDR, MACADDR, INET, MACADDR8, PG_LSN, XID, XID8 = 650, 829, 869, 774, 3220, 28, 5069
-TID, CID, TSVECTOR = 27, 29, 3614
 
 
 class KeyClass(Enum):

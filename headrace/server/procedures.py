@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from headrace import types as t
 from headrace.errors import UserError
 from headrace.server.statements import Argument, Statement
 from headrace.sql.verbs import VERBS, Parameter
 
-_TEXT_OIDS: Final = frozenset((0, 25, 1043, 19, 705))
-_BOOL_OIDS: Final = frozenset((0, 16, 705))
-_JSONB_OIDS: Final = frozenset((0, 3802, 705))
+_UNTYPED: Final = (0, t.UNKNOWN)
+"""Parameters and literals that take the type that is wanted."""
 _OIDS: Final = {
-    "text": _TEXT_OIDS,
-    "bool": _BOOL_OIDS,
-    "jsonb": _JSONB_OIDS,
-    "pg_lsn": frozenset((0, 3220, 705)),
-    "interval": frozenset((0, 1186, 705)),
+    "text": frozenset((*_UNTYPED, t.TEXT, t.VARCHAR, t.NAME)),
+    "bool": frozenset((*_UNTYPED, t.BOOL)),
+    "jsonb": frozenset((*_UNTYPED, t.JSONB)),
+    "pg_lsn": frozenset((*_UNTYPED, t.PG_LSN)),
+    "interval": frozenset((*_UNTYPED, t.INTERVAL)),
 }
 _TRUE: Final = frozenset(("t", "true", "on", "yes", "1"))
 _FALSE: Final = frozenset(("f", "false", "off", "no", "0"))

@@ -34,9 +34,8 @@ from headrace.planner.logical.nodes import (
 )
 from headrace.planner.logical.scalar import Const, Expr, Ref
 from headrace.planner.scalars.lower import Lowering
-from headrace.planner.scalars.rowtypes import RECORD
 from headrace.planner.scalars.scope import Scope, Site
-from headrace.types import INT8
+from headrace.types import INT8, RECORD
 
 _WITH_TIES: Final = ("1", "LIMIT_OPTION_WITH_TIES")
 

@@ -13,7 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.types import TIMESTAMPTZ, VARCHAR
+from headrace.types import (
+    BOOL,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    NUMERIC,
+    OID,
+    TIMESTAMPTZ,
+    VARCHAR,
+)  # fmt: skip
 
 ARG: Final = "\0"
 """Marks the place of an argument in a template; no text in Postgres can hold it."""
@@ -297,7 +308,8 @@ def show(expr: Expr, *, nested: bool = False) -> str:
             return f"({text})" if nested and expr.infix else text
 
 
-_BARE: Final = frozenset({16, 20, 21, 23, 26, 700, 701, 1700})
+_BARE: Final = frozenset({BOOL, INT8, INT2, INT4, OID, FLOAT4, FLOAT8, NUMERIC})
+"""Types whose constants are shown without a cast."""
 
 
 def _show_const(const: Const) -> str:

@@ -135,16 +135,16 @@ _FIXED: Final[dict[int, Callable[[bytes], str]]] = {
     t.INTERVAL: _interval,
     t.MONEY: _money,
     t.UUID: lambda d: str(UUID(bytes=d[:16])),
-    829: lambda d: d[:6].hex(),  # macaddr
-    774: lambda d: ":".join(f"{o:02x}" for o in d[:8]),  # macaddr8
+    t.MACADDR: lambda d: d[:6].hex(),  # macaddr
+    t.MACADDR8: lambda d: ":".join(f"{o:02x}" for o in d[:8]),  # macaddr8
 }
 _VARLENA: Final[dict[int, Callable[[bytes], str]]] = {
     t.NUMERIC: _numeric,
     t.BYTEA: lambda d: "\\x" + d.hex(),
     t.BIT: _bits,
     t.VARBIT: _bits,
-    869: _network,  # inet
-    650: _network,  # cidr
+    t.INET: _network,  # inet
+    t.CIDR: _network,  # cidr
 }
 _TEXTS: Final = frozenset({t.TEXT, t.VARCHAR, t.BPCHAR, t.JSON, t.XML})
 _CODECS: Final = {"UTF8": "utf-8", "LATIN1": "latin-1"}

@@ -26,7 +26,7 @@ from headrace.postgres.connect import Connection
 Position = Callable[[int], int | None]
 Find = Callable[[str], int | None]
 
-RECORDS: Final = frozenset({2249, 2287})
+RECORDS: Final = frozenset({t.RECORD, t.RECORD_ARRAY})
 """record and record[]: inside of expressions only."""
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _MONEY_ANYWHERE: Final = frozenset(

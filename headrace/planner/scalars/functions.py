@@ -76,8 +76,7 @@ _SAFE: Final = frozenset(
     }
 )
 _SAFE_WITH_CONSTANT_FIELD: Final = frozenset({"date_part", "extract", "date_trunc"})
-_NETWORKS: Final = (650, 869)
-"""cidr, inet"""
+_NETWORKS: Final = (t.CIDR, t.INET)
 _REGEX: Final = re.compile(r"(text|bpchar|name)(ic)?regex(eq|ne)")
 _LIKE: Final = re.compile(r"(text|bpchar|name)(ic)?n?like|like|notlike")
 REG_TYPES: Final = frozenset(

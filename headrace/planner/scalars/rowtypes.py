@@ -28,8 +28,8 @@ from headrace.planner.scalars.build import Conduct, Spelling, enclosed
 from headrace.planner.scalars.context import QueryContext
 from headrace.planner.scalars.lower import Form, Lowering
 from headrace.planner.scalars.scope import Scope
+from headrace.types import RECORD
 
-RECORD: Final = 2249
 ROW_SYMBOL: Final = "row"
 _ROW_OPERATORS: Final = {1: "<", 2: "<=", 3: "=", 4: ">=", 5: ">", 6: "<>"}
 """By RowCompareType."""

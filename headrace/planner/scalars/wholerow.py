@@ -14,7 +14,8 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.logical.scalar import Const, Expr
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
-from headrace.planner.scalars.rowtypes import RECORD, composite, record
+from headrace.planner.scalars.rowtypes import composite, record
+from headrace.types import RECORD
 
 MARK: Final = 0
 """The number of the mark among the columns of an entry."""
