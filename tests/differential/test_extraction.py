@@ -140,7 +140,7 @@ def test_what_is_left_out(source):
 
 @pytest.mark.usefixtures("filled")
 def test_without_a_proof_of_the_predicate_all_rows_are_read(source, monkeypatch):
-    def refuse(conn, lowering, constants, exprs):
+    def refuse(lowering, exprs):
         if exprs:
             raise UnsupportedError("not proven")
 
