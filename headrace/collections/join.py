@@ -39,7 +39,7 @@ _COUNTED: Final = b""
 
 
 class Join(Collection):
-    """Rows of left x right with equal keys and all residual predicates true; see ``plan.Join``.
+    """Rows of left x right with equal keys and all residual predicates true; see ``plan.JoinSpec``.
 
     Meaning: d(A >< B) = dA >< B + A >< dB + dA >< dB: each batch meets the other side as it is
         now, then becomes part of its own side, so the last term is counted once.  Weights are

@@ -4,7 +4,7 @@ The stream carries, for most tables, only the key of an old row.  So the source 
 columns of every row by key: that gives the row to retract, and the values that an UPDATE left
 out because they are stored apart and did not change (TOAST).
 
-Rows that no reader wants (``plan.Source.wanted``) are not kept.  The planner asks for that only
+Rows that no reader wants (``plan.SourceSpec.wanted``) are not kept.  The planner asks for that only
 where no needed value can be stored apart, or where the stream carries whole old rows: else an
 UPDATE could bring a row into view of which we had never seen some value.
 """

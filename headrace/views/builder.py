@@ -94,7 +94,7 @@ class WorkerLink:
         *,
         cancellable: bool = True,
     ) -> Any:
-        """See ``context.Worker``; REQUIRES: not on the event loop's thread."""
+        """See ``context.WorkerProtocol``; REQUIRES: not on the event loop's thread."""
         if job is not None and cancellable:
             job.check()
         say = None if job is None else _saying(job)

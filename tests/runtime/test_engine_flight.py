@@ -462,14 +462,14 @@ def test_commits_go_on_while_a_checkpoint_is_written(
     going = threading.Event()
     going.set()
     reached = threading.Event()
-    write = rocks.Checkpoint.write
+    write = rocks.RocksCheckpoint.write
 
     def slow(checkpoint, *, sync):
         reached.set()
         assert going.wait(LONG_S)
         write(checkpoint, sync=sync)
 
-    monkeypatch.setattr(rocks.Checkpoint, "write", slow)
+    monkeypatch.setattr(rocks.RocksCheckpoint, "write", slow)
     going.clear()
     source.execute("UPDATE items SET price = price + 1")
     assert reached.wait(LONG_S)
@@ -492,7 +492,7 @@ def test_checkpoint_that_cannot_be_written_is_tried_again(
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     settle(running, source, LONG_S)
     failures = []
-    write = rocks.Checkpoint.write
+    write = rocks.RocksCheckpoint.write
 
     def full(checkpoint, *, sync):
         if len(failures) < 3:
@@ -500,7 +500,7 @@ def test_checkpoint_that_cannot_be_written_is_tried_again(
             raise TransientError("the disk is full", sqlstate="53100")
         write(checkpoint, sync=sync)
 
-    monkeypatch.setattr(rocks.Checkpoint, "write", full)
+    monkeypatch.setattr(rocks.RocksCheckpoint, "write", full)
     source.execute("UPDATE items SET price = price + 1")
     wait_until(lambda: running.book.checkpoints.error, "it is noticed")
     assert running.book.checkpoints.error.code == "53100"

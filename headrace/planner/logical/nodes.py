@@ -139,7 +139,7 @@ class ApplyNode:
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """One aggregate: ``function`` and all else as ``collections.plan.Aggregate`` has it."""
+    """One aggregate: ``function`` and all else as ``collections.plan.AggregateSpec`` has it."""
 
     column: Col
     function: str
@@ -361,7 +361,7 @@ class ExpandNode:
 
 @dataclass(frozen=True, slots=True)
 class TimeTest:
-    """A comparison with the clock: see ``collections.plan.TimeTest``."""
+    """A comparison with the clock: see ``collections.plan.TimeTestSpec``."""
 
     column: Col
     test: Expr

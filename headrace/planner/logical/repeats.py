@@ -3,7 +3,7 @@
 Column ids are unique in a plan, also where parts repeat.  Copies have the better plans: each is optimised
 for its own reader, and those that end up alike are computed once in any case.  But copies of copies grow
 exponentially with the depth of a query, so only so much is copied; after that a plan gets a name
-(``logical.Again``), and the whole is a graph.
+(``logical.AgainNode``), and the whole is a graph.
 
 A plan that is named is a plan of its own: passes see its readers as leaves, and it as a root.  Its
 number is greater than those of the plans that it reads itself.
