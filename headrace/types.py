@@ -34,7 +34,6 @@ Lsn = NewType("Lsn", int)
 Txid = NewType("Txid", int)
 """Number of a batch; first batch 1; 0 is the population."""
 Oid = NewType("Oid", int)
-Weight = NewType("Weight", int)
 
 FIRST_USER_OID: Final = 16384
 """Objects below were made by initdb (``FirstNormalObjectId``)."""
@@ -97,11 +96,6 @@ def arrow_type(oid: int) -> pa.DataType:
     return _ARROW.get(oid, pa.string())
 
 
-def is_native(oid: int) -> bool:
-    """Whether values of ``oid`` travel as machine values rather than as text."""
-    return oid in _ARROW
-
-
 @dataclass(frozen=True, slots=True)
 class Field:
     """One column: its name and its Postgres type (domains already resolved to the base type)."""
@@ -137,14 +131,6 @@ def diff_batch(
 ) -> pa.RecordBatch:
     """Build a diff batch; ``columns`` in schema order, ``weights`` int64 of the same length."""
     return pa.RecordBatch.from_arrays([*columns, weights], schema=arrow_schema(schema))
-
-
-def empty_batch(schema: Schema) -> pa.RecordBatch:
-    """A diff batch of no rows."""
-    target = arrow_schema(schema)
-    return pa.RecordBatch.from_arrays(
-        [pa.array([], f.type) for f in target], schema=target
-    )
 
 
 def format_lsn(lsn: int) -> str:

@@ -10,6 +10,7 @@ FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 METHODS_MAX = 25
 PARAMETERS_MAX = 7
+PROSE_COLUMNS_MAX = 100
 SMALL_MAX = 600
 """OIDs up to it are numbers as any other."""
 MANY = 3
@@ -61,6 +62,20 @@ def wide_functions(tree: ast.AST) -> list[str]:
         if count > PARAMETERS_MAX:
             out.append(f"{node.name}: {count} parameters")
     return out
+
+
+def long_prose(text: str, tree: ast.AST) -> list[str]:
+    """Lines of docstrings and comments that are too long."""
+    prose = {i for i, s in enumerate(text.split("\n"), 1) if s.lstrip().startswith("#")}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()), end_lineno=int(end)):
+                prose |= set(range(node.lineno, end + 1))
+    return [
+        f"line {i}: {len(line)} columns"
+        for i, line in enumerate(text.split("\n"), 1)
+        if i in prose and len(line) > PROSE_COLUMNS_MAX
+    ]
 
 
 def opens(tree: ast.AST) -> list[str]:

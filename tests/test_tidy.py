@@ -242,6 +242,7 @@ def test_module(path: Path) -> None:
     problems = banned(tree) if path.name != "clock.py" else []  # the replacement itself
     name = str(path.relative_to(PACKAGE))
     problems += limits.long_functions(tree)
+    problems += limits.long_prose(text, tree)
     if not is_kernel(path):
         problems += other_than(LARGE, name, limits.large_classes(tree))
         problems += other_than(WIDE, name, limits.wide_functions(tree))
@@ -559,6 +560,12 @@ def test_oid_rule_itself() -> None:
     assert limits.bare_oids(ast.parse("x = f(1043)"), oids) == ["1043"]
     assert limits.bare_oids(ast.parse("x = {16, 20, 25, 0}"), oids)
     assert not limits.bare_oids(ast.parse("x = (16, 20, 3, 25); y = 25"), oids)
+
+
+def test_prose_that_is_too_long_is_seen() -> None:
+    text = f'"""{"x" * 110}"""\nx = "{"x" * 110}"\n    # {"x" * 110}\n'
+    found = limits.long_prose(text, ast.parse(text))
+    assert [f.split(":")[0] for f in found] == ["line 1", "line 3"]
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

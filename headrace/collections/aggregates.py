@@ -1,8 +1,9 @@
 """The aggregates of a reduce: what each keeps per group, gathers per txid, and answers.
 
 An ``Accumulator`` keeps a few integers per group (in the group's state value); a ``Kept``
-aggregate keeps its values in a state of the reduce, and an ``Asked`` one reads ``Rows`` there.  ``Unique`` puts DISTINCT before an accumulator.
-Weights may be negative within a txid; at its end no multiplicity may be (BugError).
+aggregate keeps its values in a state of the reduce, and an ``Asked`` one reads ``Rows`` there.
+``Unique`` puts DISTINCT before an accumulator. Weights may be negative within a txid; at its end no
+multiplicity may be (BugError).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from headrace.kernels import by_key as kernel
 from headrace.types import Schema
 
 Found = kernel.Found
-"""What some keys show: as ``IndexState.scan_many``, positions of keys (ascending), rows, weights."""
+"""What keys show, as ``IndexState.scan_many``: positions of keys (ascending), rows, weights."""
 
 
 def difference(before: Found, after: Found) -> Found:

@@ -45,7 +45,7 @@ class SourceSpec:
     """``wanted`` as SQL that population adds to its COPY: text, place in ``columns``, text, …"""
     schema: Schema = ()
     wanted: tuple[Expr, ...] = ()
-    """Rows for which not all of these are true are neither kept nor shown.  None of them may fail."""
+    """Rows for which one of these is not true are not kept, nor shown.  None of them may fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class AggregateSpec:
     ``function``: ``count_star``, ``count``, ``sum``, ``avg``, ``min``, ``max``, ``any`` (the least
     representation of the values, by length then bytes), ``single`` (the value of the only row, NULL
     over no row, RowError 21000 over more) or ``remote``: keep the multiset and let Postgres
-    evaluate ``sql`` for the touched groups.  There ``$1`` is ``argument``, ``$2`` … are ``more``, and
-    ``$0`` is the row's place in the group's canonical order.
+    evaluate ``sql`` for the touched groups.  There ``$1`` is ``argument``, ``$2`` … are ``more``,
+    and ``$0`` is the row's place in the group's canonical order.
     """
 
     function: str
@@ -140,8 +140,8 @@ class AggregateSpec:
     row: tuple[int, ...] = ()
     """Columns, all it reads among them, that give the order of the group's rows.
 
-    Aggregates of one ``ReduceSpec`` with the same row see its values together: ``remote`` in that order,
-    ``any`` is the first value that is not NULL.  Without: each by ``columns`` of its own.
+    Aggregates of one ``ReduceSpec`` with the same row see its values together: ``remote`` in that
+    order, ``any`` is the first value that is not NULL.  Without: each by ``columns`` of its own.
     """
     shows_order: bool = False
     """Whether its value depends on an order that the query may leave open."""
@@ -222,8 +222,8 @@ class TopKSpec:
 class RunningSpec:
     """A window function that needs nobody's help: its value follows from the rows before.
 
-    ``function``: ``row_number``, ``rank``, ``dense_rank``, ``lag`` and ``lead`` (by ``distance``, else
-    ``default`` as output text), ``first_value``, ``last_value``, ``count``, ``sum``, ``min``,
+    ``function``: ``row_number``, ``rank``, ``dense_rank``, ``lag`` and ``lead`` (by ``distance``,
+    else ``default`` as output text), ``first_value``, ``last_value``, ``count``, ``sum``, ``min``,
     ``max``; over column ``argument`` (``count`` without: rows) where boolean column ``condition``.
     """
 
@@ -344,8 +344,8 @@ class WorkTableSpec:
 class RecursiveSpec:
     """WITH RECURSIVE: ``base``, then ``step`` over the rows of the iteration before.
 
-    ``step`` begins with the ``WorkTableSpec`` and ends with the node whose rows, ``ITERATION`` last, are
-    the next iteration; its nodes read each other and the nodes ``outer`` of the plan.
+    ``step`` begins with the ``WorkTableSpec`` and ends with the node whose rows, ``ITERATION``
+    last, are the next iteration; its nodes read each other and the nodes ``outer`` of the plan.
     ``distinct`` (UNION): a row that an earlier iteration had is not new.
     """
 
@@ -398,7 +398,7 @@ class TimeTestSpec:
     ranged: bool = True
     """Rows between two bounds may change; false: only rows equal to one of them."""
     slack: int | None = None
-    """How far the bound may ever fall behind one it has had, in units of ``shift``; None: unknown."""
+    """How far the bound may fall behind one it has had, in units of ``shift``; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,8 @@ class Recursive(Collection):
     State: those of the step's collections; ``id`` if distinct: canonical key -> iteration, row ->
         weight, one entry per row and iteration that yields it.
     Time: emits on TimeEnd.  Work is proportional to the changes in all iterations.
-    Errors: DefiniteFailure (54001) beyond ``iterations_max`` iterations or ``rows_max`` changed rows
-        in one; those of the step.
+    Errors: DefiniteFailure (54001) beyond ``iterations_max`` iterations or ``rows_max`` changed
+        rows in one; those of the step.
     Source: the iteration as a part of the time, as in McSherry et al., Differential dataflow (CIDR
         2013): deletions in cycles end, because a row never supports itself in its own iteration.
     """

@@ -1,7 +1,7 @@
 """Window functions whose value follows from the rows before: computed here, from a change on.
 
-Each partition stands in the store twice, in one order: its rows, and what was shown of them.  After a
-change the rows from the first changed peer group on are run through again, until behind the last
+Each partition stands in the store twice, in one order: its rows, and what was shown of them.  After
+a change the rows from the first changed peer group on are run through again, until behind the last
 change the values are what they were: from there on all else is what it was.
 """
 

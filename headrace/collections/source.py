@@ -94,9 +94,9 @@ class _Ops:
 class Source(Collection):
     """All rows of a base table.
 
-    Meaning: the multiset of the table's wanted rows, reduced to the needed columns.  Ops are carried out
-        in stream order; what an op sequence leaves as it was yields no diff.  Input is no diff
-        batch, so there are no negative weights.
+    Meaning: the multiset of the table's wanted rows, reduced to the needed columns.  Ops are
+        carried out in stream order; what an op sequence leaves as it was yields no diff.  Input is
+        no diff batch, so there are no negative weights.
     Shape: change batch (or population rows) -> ``columns``; key: the table's.
     State: ``id``: canonical key -> row; with REPLICA IDENTITY FULL row -> weight.  As large as
         the needed columns of the wanted rows.

@@ -86,8 +86,9 @@ def signatures(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, 
     """Per node that may be shared: what it and all below it compute, under session ``settings``.
 
     Nodes of any two plans are equal if their signatures are.  Left out is what keeps no state worth
-    sharing, and what is not a function of the tables' rows alone: the clock, and groups that show the
-    form of a key in which it came first (1.0 or 1.00) - the form depends on when the view began.
+    sharing, and what is not a function of the tables' rows alone: the clock, and groups that show
+    the form of a key in which it came first (1.0 or 1.00) - the form depends on when the view
+    began.
     """
     names: dict[str, str] = {}
     worth: set[str] = set()

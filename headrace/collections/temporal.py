@@ -60,8 +60,8 @@ class Temporal(Collection):
         has left behind for good (``TimeTest.slack``) are not.
     Time: holds the txid's diffs until TimeEnd.  A test is a function of how the row's ``key``
         stands to ``bound``(T), so only rows between the bounds of the T before and of this T,
-        both included, can change.  That holds of any function of the clock, monotone or not (a month
-        before the 31st and before the 30th may be the same day).
+        both included, can change.  That holds of any function of the clock, monotone or not (a
+        month before the 31st and before the 30th may be the same day).
     Errors: RowError when key, bound or test fails.
     """
 

@@ -34,8 +34,8 @@ class TopK(ByKey):
         weight at a TimeEnd is a bug.
     Shape: input -> the same columns; key: ``keys``.
     State: native order: ``id``: key -> sort key, tiebreak, row -> weight, of which only the first
-        offset + limit are read.  Else ``id``: key -> row -> weight and ``id.head``, the first rows of
-        each group; the whole group is read only when one of those goes.
+        offset + limit are read.  Else ``id``: key -> row -> weight and ``id.head``, the first rows
+        of each group; the whole group is read only when one of those goes.
     Time: emits on TimeEnd what became different at the front of each touched group; without
         limit it passes diffs on at once as well.
     Errors: BugError on a negative weight; RowError or TransientError of Postgres where it ranks.

@@ -1,15 +1,16 @@
 """One connection that evaluates: what it is set to, its statements, and how to end one.
 
-A statement is waited for in short pieces, between which the bound of the thread is asked whether to go
-on; its rows are taken as they come, so that never all of them are in memory before anybody has counted.
+A statement is waited for in short pieces, between which the bound of the thread is asked whether to
+go on; its rows are taken as they come, so that never all of them are in memory before anybody has
+counted.
 
 What may run code of users does so in a transaction of its own, in one message:
 
     BEGIN READ ONLY │ the statement │ Sync │ ROLLBACK │ Sync
 
-A function may alter any setting of its session, also that transactions are read only; but not of the
-transaction that it runs in, and with that go all settings, before another statement runs.  Nor is such
-a statement kept prepared: whoever can EXECUTE can put another one under its name.
+A function may alter any setting of its session, also that transactions are read only; but not of
+the transaction that it runs in, and with that go all settings, before another statement runs.  Nor
+is such a statement kept prepared: whoever can EXECUTE can put another one under its name.
 """
 
 from __future__ import annotations

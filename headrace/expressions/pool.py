@@ -1,13 +1,13 @@
 """The few connections over which all views of a process have their expressions evaluated.
 
-A connection belongs to a *key*: where it goes, its settings, and whose code runs on it.  When all are
-taken, the one that was used least recently is given to another key: with ``DISCARD ALL`` where only
-built-in functions run, else by closing it and opening another.  So code of one owner never finds what
-that of another has left in a session.
+A connection belongs to a *key*: where it goes, its settings, and whose code runs on it.  When all
+are taken, the one that was used least recently is given to another key: with ``DISCARD ALL`` where
+only built-in functions run, else by closing it and opening another.  So code of one owner never
+finds what that of another has left in a session.
 
-A backend that does not end its statement when it is told to is *abandoned*: our side is closed at once,
-and it is terminated again and again until it is gone.  Who leaves too many of them is asked nothing
-more until then.
+A backend that does not end its statement when it is told to is *abandoned*: our side is closed at
+once, and it is terminated again and again until it is gone.  Who leaves too many of them is asked
+nothing more until then.
 """
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ def _failing(error: RowError, row: int, fields: Sequence[Field]) -> FailingRow:
 
 
 def _repeated(session: EvaluatorSession, fields: Sequence[Field]) -> str:
-    """FROM item ``t``: columns ``a1`` … as often as the weight says, ``o`` the group, ``i`` the place.
+    """FROM item ``t``: columns ``a1`` … as often as the weight says, ``o``: group, ``i``: place.
 
     It is ordered by ``o`` and ``i``, and so does every aggregate of a group see its rows.
     """

@@ -1,7 +1,7 @@
 """Set-returning functions evaluated by the user's Postgres: what ``remote`` is to scalar ones.
 
-``SELECT … FROM unnest($1, …) t, LATERAL ROWS FROM (f(t.a1), g(t.a2)) WITH ORDINALITY``: the calls run
-in lockstep for each distinct argument tuple of a batch, the shorter ones padded with NULLs.
+``SELECT … FROM unnest($1, …) t, LATERAL ROWS FROM (f(t.a1), g(t.a2)) WITH ORDINALITY``: the calls
+run in lockstep for each distinct argument tuple of a batch, the shorter ones padded with NULLs.
 Results of tuples that come again are remembered.
 """
 

@@ -1,8 +1,9 @@
 """Window functions evaluated by the user's Postgres, over whole partitions.
 
-The rows of some partitions travel as arrays, each with its weight; what comes back are the values of
-the calls for every row.  Postgres is handed the rows sorted by partition, ORDER BY and ordinal, which is
-the order of its window sort: so peers keep the order in which they were given, whatever the frames.
+The rows of some partitions travel as arrays, each with its weight; what comes back are the values
+of the calls for every row.  Postgres is handed the rows sorted by partition, ORDER BY and ordinal,
+which is the order of its window sort: so peers keep the order in which they were given, whatever
+the frames.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def changes(
 ) -> tuple[list[bytes], list[int], list[bytes], list[bytes | None]]:
     """What a replay did to the rows that are kept.
 
-    ``rows`` are the new rows of the ops from ``start`` on, of which the ``wanted`` ones are kept (None:
-    all).  Returns the rows that went, the
+    ``rows`` are the new rows of the ops from ``start`` on, of which the ``wanted`` ones are kept
+    (None: all).  Returns the rows that went, the
     positions in ``rows`` of those that came, and the keys and values to store (None deletes).
     A key that ends with the row it had takes no part.
     """

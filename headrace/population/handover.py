@@ -1,4 +1,4 @@
-"""What a population asks of the worker: to hold the slot while it lasts, and to go on with the view."""
+"""What a population asks of the worker: to hold the slot meanwhile, and to go on with the view."""
 
 from __future__ import annotations
 

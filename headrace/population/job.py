@@ -104,7 +104,7 @@ class Job:
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:
-        """Inside, errors of Postgres become those of our tree; after a cancel they all mean that."""
+        """Inside, Postgres' errors become those of our tree; after a cancel all mean that."""
         try:
             yield
         except psycopg.Error as error:

@@ -394,24 +394,6 @@ def saved_error(staging: Staging) -> HeadraceError | None:
     return from_wire(json.loads(path.read_text())) if path.exists() else None
 
 
-_KEYED: Final = (
-    plan.JoinSpec
-    | plan.ReduceSpec
-    | plan.TopKSpec
-    | plan.WindowSpec
-    | plan.DistinctSpec
-    | plan.SetOpSpec
-    | plan.RecursiveSpec
-)
-
-
-def exchange(node: Node) -> bool:
-    """Whether all rows of a key must meet in one task before ``node``."""
-    if isinstance(node, SourceSpec):
-        return node.full_identity
-    return isinstance(node, _KEYED)
-
-
 def single(node: Node) -> bool:
     """Whether all rows at all must meet in one task."""
     match node:

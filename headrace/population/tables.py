@@ -6,8 +6,8 @@ read, outside the snapshot, before the first row and after the last; any differe
 the population away (E11, H9).
 
 To plan a query over a table is to run code of its owner: Postgres computes what is constant in the
-expressions of its indexes and statistics, as who asks.  So of a table whose owner has not our rights
-anyway nothing is planned: it is read by a plain COPY, whole.
+expressions of its indexes and statistics, as who asks.  So of a table whose owner has not our
+rights anyway nothing is planned: it is read by a plain COPY, whole.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from headrace.collections.plan import Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_columns
 from headrace.errors import HeadraceError, TransientError
 from headrace.postgres.connect import Connection
-
-BLOCK_BYTES: Final = 8192
 
 
 class TableChanged(TransientError):

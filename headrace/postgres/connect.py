@@ -1,8 +1,9 @@
 """The door to the user's database: every connection of ours, pinned from its start.
 
-The settings travel as start-up ``options``: they override those of the database and the role (E7, E13),
-and they are in force before the first statement.  So one value always has one text, and no idle time-out
-ends a snapshot.  Only what evaluates is not pinned: its settings are those of a view (``for_values``).
+The settings travel as start-up ``options``: they override those of the database and the role (E7,
+E13), and they are in force before the first statement.  So one value always has one text, and no
+idle time-out ends a snapshot.  Only what evaluates is not pinned: its settings are those of a view
+(``for_values``).
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def session(
         conninfo(dsn, name=name, replication=replication, settings=settings),
         autocommit=autocommit,
         prepare_threshold=5 if prepare else None,
-        # A replication connection knows the simple protocol only; this one sends values as literals.
+        # A replication connection knows the simple protocol only; this one sends values as
+        # literals.
         cursor_factory=psycopg.ClientCursor if replication else psycopg.Cursor,
     )
     if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:

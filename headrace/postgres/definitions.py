@@ -1,18 +1,19 @@
 """What a view's values depend on besides its tables: functions, operators, types and their like.
 
-``find`` follows everything that a plan names as far as it goes, through the dependencies that Postgres
-keeps, the casts, checks and operator classes of types, and the words in the bodies of functions.  Each
-object has one row (or several) in the catalog, and ``xmin`` says which transaction wrote it last.  So
-what was changed and changed back between two looks is not what it was: the values that were computed
-in between may be wrong for good, however alike the object looks now.  ``VACUUM`` leaves ``xmin`` as it is.
+``find`` follows everything that a plan names as far as it goes, through the dependencies that
+Postgres keeps, the casts, checks and operator classes of types, and the words in the bodies of
+functions.  Each object has one row (or several) in the catalog, and ``xmin`` says which transaction
+wrote it last.  So what was changed and changed back between two looks is not what it was: the
+values that were computed in between may be wrong for good, however alike the object looks now.
+``VACUUM`` leaves ``xmin`` as it is.
 
-``marks`` is the quick look: only what a change cannot leave as it was.  ``read`` has names and contents
-too, by which ``difference`` tells in words what has happened.
+``marks`` is the quick look: only what a change cannot leave as it was.  ``read`` has names and
+contents too, by which ``difference`` tells in words what has happened.
 
 What leaves no trace is an object that comes and goes again between two looks.  So there is a look
-before and after whatever a batch evaluates, and this is all that may go unseen: a cast, a check of a
-domain, a mapping of a text search configuration or another function of a name that a body calls, made
-*and* dropped by transactions that both commit while one batch is evaluated.
+before and after whatever a batch evaluates, and this is all that may go unseen: a cast, a check of
+a domain, a mapping of a text search configuration or another function of a name that a body calls,
+made *and* dropped by transactions that both commit while one batch is evaluated.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from headrace.types import FIRST_USER_OID
 Connection = psycopg.Connection[Any]
 
 Definitions = dict[str, Any]
-"""JSON.  ``objects``: by ``catalog:oid`` name, content and what a change leaves behind; ``words``: those
-in bodies of functions; ``called``: user functions of such names; ``deep``: as for ``find``."""
+"""JSON.  ``objects``: by ``catalog:oid`` name, content and what a change leaves behind; ``words``:
+those in functions' bodies; ``called``: user functions of such names; ``deep``: as for ``find``."""
 
 Marks = dict[str, Any]
 """As ``Definitions``, without names and contents."""

@@ -17,9 +17,10 @@ function, an operator or a cast is gone, which may be made again.  Where a table
 query reads is gone, or of another type, somebody has to decide.
 
 *Tables* are those whose changes are read, *relations* what the query names: a table that is read
-with its children has the members it had.  *Rights* are those that the owner needs, and the owners of
-views under it (``privileges``); a view that lacks one stops, and goes on when it is there again.  *Views* and *results*
-(views of Headrace, by their tables) are in the plan with the definitions they had.
+with its children has the members it had.  *Rights* are those that the owner needs, and the owners
+of views under it (``privileges``); a view that lacks one stops, and goes on when it is there again.
+*Views* and *results* (views of Headrace, by their tables) are in the plan with the definitions they
+had.
 
 *Rewrites.*  ``ALTER COLUMN v TYPE int USING v * 1000`` changes no fact of a column.  But it writes
 the column's row of pg_attribute *and* gives the table new storage, in one transaction; hardly

@@ -1,12 +1,12 @@
 """What roles must be allowed for a view to go on, and what of it they are not any more.
 
 A view acts for its owner: Postgres would answer its query for him only as long as he may read what
-it names, by whatever way (a grant to him, to PUBLIC, to a role that he is a member of, an attribute).
-What a view under it names is read by that view's owner.  So a *right* is a role and what it must be
-allowed: ``lacking`` asks Postgres for those that it would refuse now.
+it names, by whatever way (a grant to him, to PUBLIC, to a role that he is a member of, an
+attribute). What a view under it names is read by that view's owner.  So a *right* is a role and
+what it must be allowed: ``lacking`` asks Postgres for those that it would refuse now.
 
-Row security belongs to it: rows that a policy hides are told from the others by nobody but Postgres,
-so a table must be *open* to the role that reads it: no policy of it applies to him.
+Row security belongs to it: rows that a policy hides are told from the others by nobody but
+Postgres, so a table must be *open* to the role that reads it: no policy of it applies to him.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from headrace.errors import DefiniteFailure, OwnerGone, RightEnded
 Connection = psycopg.Connection[Any]
 
 Right = tuple[str, int, int, tuple[int, ...], int]
-"""(kind, role, object, columns, through): ``owner`` or ``reader`` (the role exists), ``select`` of a relation
-(without columns: of any), ``open`` is a relation, ``usage`` of a schema, ``execute`` of a function.
+"""(kind, role, object, columns, through): ``owner`` or ``reader`` (the role exists), ``select`` of
+a relation (without columns: of any), ``open`` is a relation, ``usage`` of a schema, ``execute`` of
+a function.
 
-``through``: the table of a view of Headrace whose query needs it, which is not for all to see; or 0."""
+``through``: the table of a view of Headrace whose query needs it, which is not for all; or 0."""
 Lack = dict[str, Any]
 """JSON: why a right is none."""
 

@@ -339,7 +339,8 @@ class Processor:
     def blame(self, view: Unit, error: HeadraceError, frames: Frames) -> HeadraceError:
         """``error`` with the source row that causes it, where one can be found.
 
-        What reads shared subplans is not searched.  The state is that before the batch afterwards, or an earlier one.
+        What reads shared subplans is not searched.  The state is that before the batch afterwards,
+        or an earlier one.
         """
         with self._suspects.during(view.id, frames.txid):
             return self._blame(view, error, frames)

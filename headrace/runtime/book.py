@@ -1,18 +1,19 @@
 """The engine's data: what its parts read and write, and nothing that does something.
 
-Every part of the engine gets the book, and of the others only what it uses.  Here are facts and what
-can be read off them; whoever changes one is a part, and says so.
+Every part of the engine gets the book, and of the others only what it uses.  Here are facts and
+what can be read off them; whoever changes one is a part, and says so.
 
 Threads.  The engine's thread owns every field: it alone writes them.  Other threads may read single
-values, which are those of some moment not long ago (status, ``doing``), and copy what they go through.
-Besides,
+values, which are those of some moment not long ago (status, ``doing``), and copy what they
+go through.  Besides,
 
-* ``holds``, ``pipeline`` and ``evaluators`` have locks of their own, and ``suspects`` marks of each thread: they
-  are for any thread (those of the sink, the dataflows and the control socket);
-* ``checkpoints`` are begun and ended by the engine's thread, and written by the thread inside of it;
+* ``holds``, ``pipeline`` and ``evaluators`` have locks of their own, and ``suspects`` marks of each
+  thread: they are for any thread (those of the sink, the dataflows and the control socket);
+* ``checkpoints`` are begun and ended by the engine's thread, and written by the thread inside it;
 * of ``owner`` the catalog connection is the engine's, the other one the sink thread's;
-* a view's or subplan's store and dataflow are worked with by one thread of the dataflows at a time, while the
-  engine's waits for it, and its store is read by the checkpoint thread as of a committed txid;
+* a view's or subplan's store and dataflow are worked with by one thread of the dataflows at a time,
+  while the engine's waits for it, and its store is read by the checkpoint thread as of a committed
+  txid;
 * ``stopping`` is set by whoever ends the engine.
 """
 

@@ -6,7 +6,8 @@
 
 Up to ``max_inflight_batches`` txids are between taken and committed; a view processes them, and
 the sink thread commits them, strictly in order.  That the sink's commit precedes the checkpoint,
-and the checkpoint the confirming, is what makes a kill harmless at any point (docs/ARCHITECTURE.md).
+and the checkpoint the confirming, is what makes a kill harmless at any point
+(docs/ARCHITECTURE.md).
 
 Everything that goes wrong and may be tried again ends in one place, *rewind*: forget what was
 not committed, own the views anew, and stream again from the least state, with the recorded

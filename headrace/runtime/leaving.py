@@ -1,4 +1,4 @@
-"""How views stop, on the engine's thread: for good, until they can go on, or because they are gone."""
+"""How views stop, on the engine's thread: for good, until they can go on, or as they are gone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """How the engine comes to a running stream, at the start and from any trouble; or cannot.
 
-The state database says where we stand, the source must be the one it is of, and views are owned anew.
+The state database says where we stand, the source must be the one it is of, and views are owned
+anew.
 """
 
 from __future__ import annotations

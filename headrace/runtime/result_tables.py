@@ -1,8 +1,8 @@
-"""A look at the result tables now and then: a view that changes seldom need not wait for its next row.
+"""A look at the result tables now and then: a view that seldom changes need not wait for a row.
 
-Each table has a *sign*, which changes when somebody drops, renames or alters it, grants a right on it
-or makes an index.  Only then is it looked at closely: a view whose table is gone or altered stops, and
-what users have made of the table is written down (sink/kept.py), in case that it goes.
+Each table has a *sign*, which changes when somebody drops, renames or alters it, grants a right on
+it or makes an index.  Only then is it looked at closely: a view whose table is gone or altered
+stops, and what users have made of the table is written down (sink/kept.py), in case that it goes.
 """
 
 from __future__ import annotations

@@ -4,33 +4,35 @@
                                 ├── diffs of the shared subplan, txid by txid ◄── its own state
     view b: plan ──► own part ◄─┘
 
-A *shared subplan* is a unit like a view, without a result table: it has a plan, a store and a mark, is
-processed before those that read it, committed when they are, and checkpointed with them in one write.
+A *shared subplan* is a unit like a view, without a result table: it has a plan, a store and a mark,
+is processed before those that read it, committed when they are, and checkpointed with them in one
+write.
 
 How it comes about.  A new view is populated whole, as if it were alone.  When the worker takes its
-state, it looks for the largest subplans that other views have too (``subplans.signatures``).  Where one
-is found, the staged state of those nodes becomes the state of a shared subplan, and the new view reads
-from it.  The others, which run with a state of their own, *join*: at a moment when nothing is in flight,
-and both they and the shared subplan are durable at one txid, they drop their state of these
-nodes and read on.  Both are functions of the same tables as of the same txid, so nothing changes hands.  A
-view that meets a shared subplan joins it likewise, once it has caught up.  Shared subplans may read
-others.
+state, it looks for the largest subplans that other views have too (``subplans.signatures``).  Where
+one is found, the staged state of those nodes becomes the state of a shared subplan, and the new
+view reads from it.  The others, which run with a state of their own, *join*: at a moment when
+nothing is in flight, and both they and the shared subplan are durable at one txid, they drop their
+state of these nodes and read on.  Both are functions of the same tables as of the same txid, so
+nothing changes hands.  A view that meets a shared subplan joins it likewise, once it has caught up.
+Shared subplans may read others.
 
-Those who stand still.  A view that is paused, or whose table is locked, stops at its txid; the shared
-subplan goes on with the others.  What it sends is therefore kept in its state (``shared.py``) until
-everybody who reads it is durably beyond; a view that goes on is fed from there.
+Those who stand still.  A view that is paused, or whose table is locked, stops at its txid; the
+shared subplan goes on with the others.  What it sends is therefore kept in its state
+(``shared.py``) until everybody who reads it is durably beyond; a view that goes on is fed from
+there.
 
-* Invariant 1: the mark of a shared subplan is never behind that of anybody who reads it, in memory and
-  in each checkpoint; and what it sent since the least durable mark of theirs is in its log.
+* Invariant 1: the mark of a shared subplan is never behind that of anybody who reads it, in memory
+  and in each checkpoint; and what it sent since the least durable mark of theirs is in its log.
 * Invariant 2: who reads what is written in one batch with the dropping of states, or the making of
   marks: at any moment of a crash a unit has the state that its part of the plan needs.
 * Invariant 3: a shared subplan without readers is dropped.
 
-When it fails (a row divides by zero in it), everybody who reads it fails, as each would have alone.  A view
-that has stopped for good reads nothing any more; filled anew, it may share again.
+When it fails (a row divides by zero in it), everybody who reads it fails, as each would have alone.
+A view that has stopped for good reads nothing any more; filled anew, it may share again.
 
-Not shared: what reads the clock, and groups that show a key in the form in which it came first.  Views
-are kept out by their option ``sharing``, all of them by the setting of that name.
+Not shared: what reads the clock, and groups that show a key in the form in which it came first.
+Views are kept out by their option ``sharing``, all of them by the setting of that name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batches in which nothing happens but that time passes, for views that read the clock.
 
-A view shows its query as of a position in the stream and an instant.  A batch moves the instant of the
-views that it touches to the time of its last commit; between batches the ticker looks now and then
-whether some row's time has come, and makes a batch of nothing but an instant.
+A view shows its query as of a position in the stream and an instant.  A batch moves the instant of
+the views that it touches to the time of its last commit; between batches the ticker looks now and
+then whether some row's time has come, and makes a batch of nothing but an instant.
 
 The instant is part of the batch's record, which is durable before the batch is processed, so a
 replay does what was done.  The source's clock decides, as for now() in the source; it is never

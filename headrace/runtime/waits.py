@@ -1,8 +1,9 @@
 """Who waits for a view to cover a position (``wait_for``), or to have caught up once it is adopted.
 
-All on the engine's thread.  A waiter is an entry in a heap, and is looked at only when the view has come
-far enough: many waiters cost memory and nothing else.  The least position that the engine itself has
-not come to is passed to the stream, which then asks the server for it and closes the batch early.
+All on the engine's thread.  A waiter is an entry in a heap, and is looked at only when the view has
+come far enough: many waiters cost memory and nothing else.  The least position that the engine
+itself has not come to is passed to the stream, which then asks the server for it and closes the
+batch early.
 """
 
 from __future__ import annotations

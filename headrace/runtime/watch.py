@@ -74,7 +74,7 @@ class Watch:
         self._now: dict[int, Facts] = {}
         """The last facts read, by view, where ``_facts`` may be an earlier view of the same."""
         self._quiet: dict[int, frozenset[tuple[int, int]]] = {}
-        """What had been done for a view, by unit, when it was looked at and nothing was under way."""
+        """What had been done for a view, by unit, when it was looked at with nothing under way."""
         self._columns = Columns(self._observations)
         self.due = 0.0
         """When to poll next, on the monotonic clock."""

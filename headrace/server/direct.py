@@ -1,7 +1,7 @@
 """Calls made on direct connections: the command table, its notifications, its outcomes.
 
-A row says for whom it is by the OID of the role that wrote it (``sql/commands.sql``).  All else in it
-is as anybody may have written it: it is read where a command fails alone.
+A row says for whom it is by the OID of the role that wrote it (``sql/commands.sql``).  All else in
+it is as anybody may have written it: it is read where a command fails alone.
 
 Two connections of the engine's role: one listens, and its backend is what
 ``headrace.engine_running`` looks for; the other writes.  A command whose caller has gone is

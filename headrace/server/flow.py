@@ -1,7 +1,7 @@
 """What the parts of one client session share: where it is, and what is to be done for it.
 
-The parts (``startup.py``, ``queries.py``, ``calling.py``, ``incoming.py``, ``outgoing.py``) act on it;
-it reads no message itself.
+The parts (``startup.py``, ``queries.py``, ``calling.py``, ``incoming.py``, ``outgoing.py``) act on
+it; it reads no message itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What comes from the client: whole messages and parts of streamed ones, up to where a call begins."""
+"""What the client sends: whole messages and parts of streamed ones, up to where a call begins."""
 
 from __future__ import annotations
 

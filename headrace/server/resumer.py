@@ -7,10 +7,10 @@
 * ``on_damage``: what Headrace has made was lost or spoilt: state, stream, result table.
 * none: a view that has exceeded a limit catches up alone in this way, whatever its options say.
 
-With ``stop`` the view keeps its last consistent contents until somebody resyncs it.  An attempt that
-fails is told in the view's message and made again after a while, ever more rarely; how often at most,
-``tries`` decides.  No more are under way at once than populations may load: so many views may have
-stopped at one moment.  What has been done stays in the view's note (``list_views()``).
+With ``stop`` the view keeps its last consistent contents until somebody resyncs it.  An attempt
+that fails is told in the view's message and made again after a while, ever more rarely; how often
+at most, ``tries`` decides.  No more are under way at once than populations may load: so many views
+may have stopped at one moment.  What has been done stays in the view's note (``list_views()``).
 """
 
 from __future__ import annotations

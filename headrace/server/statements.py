@@ -1,9 +1,9 @@
 """Recognises the statements that the commander answers itself; everything else is not ours.
 
 ``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)``
-(or ``verify_view``) when they are the only statement of a text.  It need not understand every spelling: what it
-does not recognise is relayed, and the procedures in the database carry it out through the
-command table.  So ``None`` is always a correct answer, and a wrong reading never is.
+(or ``verify_view``) when they are the only statement of a text.  It need not understand every
+spelling: what it does not recognise is relayed, and the procedures in the database carry it out
+through the command table.  So ``None`` is always a correct answer, and a wrong reading never is.
 
 Source: "Lexical Structure" of the Postgres documentation.
 """

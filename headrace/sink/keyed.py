@@ -4,7 +4,8 @@ A row whose key stays is updated where it stands, so that what refers to it, a f
 all, does not see it go.
 
 * Invariant: rows that are paired have equal keys.  Where a type's equality is not known here, equal
-  means identical: then a row may go and come again, which is right too, and holds at each statement.
+  means identical: then a row may go and come again, which is right too, and holds at each
+  statement.
 """
 
 from __future__ import annotations

@@ -384,9 +384,9 @@ def check(
 ) -> None:
     """Prove that the result table is still what ``create`` made, and not in ``publication``.
 
-    ``filling``: it is about to be filled anew, which puts right what is ours (population/replace.py):
-    types of columns, columns and a key that are missing, whether it is logged or published.  What
-    somebody has added stands against that.
+    ``filling``: it is about to be filled anew, which puts right what is ours
+    (population/replace.py): types of columns, columns and a key that are missing, whether it is
+    logged or published.  What somebody has added stands against that.
 
     Raises:
         SinkTableError: it is gone, or was altered; the message says how.

@@ -1,9 +1,9 @@
 """Writes a view's diffs into its result table; the caller owns the transaction.
 
-Inserts go in by COPY.  A delete finds its row by the table's key, or else by the indexed hash of the
-row, compares every column exactly (two numerics of different scale are different rows), and deletes
-as many copies as the weight says, which is checked against the count.  A row whose key stays is
-updated (keyed.py).
+Inserts go in by COPY.  A delete finds its row by the table's key, or else by the indexed hash of
+the row, compares every column exactly (two numerics of different scale are different rows), and
+deletes as many copies as the weight says, which is checked against the count.  A row whose key
+stays is updated (keyed.py).
 
 Nothing of a user runs here, where it would have our rights (E16):
 

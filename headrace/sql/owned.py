@@ -1,4 +1,4 @@
-"""Whether schema ``headrace`` and all that is in it, or hangs on it, is our role's and of our making.
+"""Whether schema ``headrace`` and all in it, or hanging on it, is our role's and of our making.
 
 Whoever prepared an object that we then use has his code run with our rights: a trigger on a table,
 a function with a name of ours, a default.  So what is there is ours to the last object, or we

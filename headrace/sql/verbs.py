@@ -1,4 +1,4 @@
-"""The verbs: what a call can ask of Headrace.  All that a verb is called, takes and needs is told here.
+"""The verbs: what a call can ask of Headrace; what each is called, takes and needs.
 
 Of the table come the procedures in the user's database (``sql/calls.py``), how calls on our own
 port are bound (``server/procedures.py``), and the request that the builder or worker is sent.  What

@@ -1,8 +1,8 @@
 """What a stateful collection may ask of its state: arrays of bytes in, arrays of bytes out.
 
 Two shapes.  A ``MapState`` is key -> value.  An ``IndexState`` is an indexed Z-set: key -> row ->
-weight; keys are prefix-free (``kernels.rows.encode_keys`` makes them so) and rows come back in byte order.
-A ``VersionedStore`` knows which txid wrote what: it takes back the last ones,
+weight; keys are prefix-free (``kernels.rows.encode_keys`` makes them so) and rows come back in byte
+order. A ``VersionedStore`` knows which txid wrote what: it takes back the last ones,
 and is checkpointed as of a committed one while later ones are processed.
 
 Two implementations behind one contract: ``state.memory`` (tests, Spark executors) and
@@ -37,7 +37,7 @@ class IndexState(Protocol):
     def scan_many(
         self, keys: Sequence[bytes]
     ) -> tuple[list[int], list[bytes], list[int]]:
-        """(position in ``keys``, row, weight) of every row under each key, grouped by position, rows in byte order."""
+        """(position in ``keys``, row, weight) of all rows under each key, by position and row."""
 
     def first_many(
         self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None

@@ -4,9 +4,9 @@
     writes ─► state map ──changes──► checkpoint ──► section
 
 The keys of a state form 256 groups.  The map holds every entry of a *resident* group, and of a
-*spilled* one only those that are not in a checkpoint yet.  So the map is always right over the section:
-what it knows (removals too) counts; what it does not know is absent in a resident group, and
-in a spilled one the section says.
+*spilled* one only those that are not in a checkpoint yet.  So the map is always right over the
+section: what it knows (removals too) counts; what it does not know is absent in a resident group,
+and in a spilled one the section says.
 
 Batches are brought into physical order first: neighbours in the map and on disk are read together.
 """

@@ -1,7 +1,7 @@
 """A query as of an instant: what reads the clock in it replaced by a constant.
 
-The text must be Postgres' own of a view (``pg_get_viewdef``): there ``CURRENT_DATE`` and its kin are
-never anything else outside of quotes, and an unqualified ``now()`` is that of the system.
+The text must be Postgres' own of a view (``pg_get_viewdef``): there ``CURRENT_DATE`` and its kin
+are never anything else outside of quotes, and an unqualified ``now()`` is that of the system.
 """
 
 from __future__ import annotations

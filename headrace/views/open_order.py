@@ -2,8 +2,8 @@
 
 A query gives that order in part, or not at all; Postgres has one, ours is another.  So two right
 answers may differ: in the order of the elements of ``array_agg``, by which row ``any_value`` shows.
-``trace`` follows the columns of such aggregates through the plan; ``Open.keys`` are what is equal of
-them in any two right answers:
+``trace`` follows the columns of such aggregates through the plan; ``Open.keys`` are what is equal
+of them in any two right answers:
 
     array_agg(a), array_agg(b)   the multiset of their elements, side by side
     string_agg(a, ', ')          the multiset of its characters

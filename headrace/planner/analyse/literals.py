@@ -2,11 +2,11 @@
 
 Postgres reads a literal as soon as it knows its type.  Only the input of a composite, an array or a
 range reads parts of other types, domains with their checks among them, and only from a text that
-begins with a bracket.  So a query without such a text runs nobody's code (``suspects``); of any other
-one a harmless copy is analysed first, in which each such text is replaced by one that its type
-accepts, or refuses, before it reads any part.  The types that the copy shows then decide: a type is
-refused if somebody might add code to it (a check to a domain, a column to a composite) who could not
-act as the caller anyway.
+begins with a bracket.  So a query without such a text runs nobody's code (``suspects``); of any
+other one a harmless copy is analysed first, in which each such text is replaced by one that its
+type accepts, or refuses, before it reads any part.  The types that the copy shows then decide: a
+type is refused if somebody might add code to it (a check to a domain, a column to a composite) who
+could not act as the caller anyway.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Types, functions, operators, collations and their like in a stored query, by their names of today.
+"""Types, functions, operators, collations and kin in a stored query, by their names of today.
 
-Postgres prints them with their schemas, and where they stand tells what they are: types behind ``::``
-or the name of a column that they define, functions before ``(``, operators in ``OPERATOR()``,
-collations behind ``COLLATE``; constants of type regconfig and kin are literals.  What a text names is
-kept beside it by OID (``kept``), so the names can be written anew (``rewritten``).
+Postgres prints them with their schemas, and where they stand tells what they are: types behind
+``::`` or the name of a column that they define, functions before ``(``, operators in
+``OPERATOR()``, collations behind ``COLLATE``; constants of type regconfig and kin are literals.
+What a text names is kept beside it by OID (``kept``), so the names can be written anew
+(``rewritten``).
 
-Some operators are nowhere printed: those of ``USING``, ``NULLIF``, ``IS DISTINCT FROM`` and ``CASE x WHEN``.
-They are found again by the schemas in which they are now (``path``), and whatever was bound must be
-the objects that were kept (``lost``).
+Some operators are nowhere printed: those of ``USING``, ``NULLIF``, ``IS DISTINCT FROM`` and ``CASE
+x WHEN``. They are found again by the schemas in which they are now (``path``), and whatever was
+bound must be the objects that were kept (``lost``).
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def lost(
     named: Sequence[dict[str, Any]],
     bound: Collection[dict[str, Any]],
 ) -> tuple[list[str], bool]:
-    """Operators, and what was renamed or moved, that ``bound`` does not name; and whether some was."""
+    """Operators and renamed or moved objects that ``bound`` does not name; and whether any was."""
     had = {k: old for k, old in _had(named).items() if k[0] in ("operator", "function")}
     now = _now(conn, had)
     moved = {key for key, new in now.items() if new != had[key]}

@@ -1,8 +1,8 @@
 """A stored query as it reads now: tables, columns, types and functions by their names of today.
 
 ``canonical`` is text that Postgres printed when the view was created; renaming something that it
-names leaves it behind.  What it names is kept beside it by OID and column number (``named``), so every
-occurrence of a relation can be written anew, under the name that the rest of the text knows it by:
+names leaves it behind.  What it names is kept beside it by OID and column number (``named``), so
+every occurrence of a relation can be written anew, under the name by which the text knows it:
 
     FROM public.orders JOIN …   →   FROM "public"."purchases" "orders" ("id", "amount") JOIN …
 

@@ -1,11 +1,11 @@
 """The transaction in which a query is bound: role, settings, the temporary view.
 
-To analyse a query can run code of a user: a literal of a composite type is read at once, and with it
-the check of a domain inside.  So a query is analysed only where that can be nobody's code but the
-caller's own (``literals.py``), and that has no rights but his: ``SET ROLE`` does not keep it from
-ours, since it may reset the role, but inside of a SECURITY DEFINER function nobody may.  Everything
-that a caller has a say in is analysed, and computed, in temporary functions that belong to the
-caller: also our own SQL, in which a name may mean something else by then.
+To analyse a query can run code of a user: a literal of a composite type is read at once, and with
+it the check of a domain inside.  So a query is analysed only where that can be nobody's code but
+the caller's own (``literals.py``), and that has no rights but his: ``SET ROLE`` does not keep it
+from ours, since it may reset the role, but inside of a SECURITY DEFINER function nobody may.
+Everything that a caller has a say in is analysed, and computed, in temporary functions that belong
+to the caller: also our own SQL, in which a name may mean something else by then.
 
 Two things are left to a caller's code that runs so.  It may alter those functions, which are the
 caller's: so before each call it is looked at whether they still give up our rights.  And its names

@@ -156,7 +156,7 @@ class Binder:
         )
 
     def _select(self, level: Level, ordering: Ordering) -> Node:
-        """FROM, WHERE, GROUP BY, HAVING, windows, the select list, DISTINCT, LIMIT: in this order."""
+        """In this order: FROM, WHERE, GROUP BY, HAVING, windows, select list, DISTINCT, LIMIT."""
         query = level.query
         node = self._from(query.child("jointree"), level)
         site = Site(node)

@@ -2,9 +2,9 @@
 
 SQL gives the input of an aggregate no order but that of its own ORDER BY, yet Postgres feeds it the
 rows as the only FROM item yields them, and its manual says so.  So such an aggregate is bound as
-``array_agg(x ORDER BY y)``, in the parse tree: what the subquery sorts by becomes one more column of it,
-which nobody can name.  The order also comes through WITH queries, and through subqueries that
-change nothing about it.
+``array_agg(x ORDER BY y)``, in the parse tree: what the subquery sorts by becomes one more column
+of it, which nobody can name.  The order also comes through WITH queries, and through subqueries
+that change nothing about it.
 """
 
 from __future__ import annotations

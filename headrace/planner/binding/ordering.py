@@ -1,9 +1,9 @@
 """ORDER BY, LIMIT, OFFSET, WITH TIES and DISTINCT ON of one query level.
 
-A view is a multiset of rows: ORDER BY alone changes nothing and is not computed, so an expression in
-it that fails on some row fails only whoever reads the view in that order.  With LIMIT or OFFSET it
-decides which rows there are; rows equal in it stand in one canonical order (``collections.sorting``),
-and so do all rows where there is no ORDER BY.
+A view is a multiset of rows: ORDER BY alone changes nothing and is not computed, so an expression
+in it that fails on some row fails only whoever reads the view in that order.  With LIMIT or OFFSET
+it decides which rows there are; rows equal in it stand in one canonical order
+(``collections.sorting``), and so do all rows where there is no ORDER BY.
 
 A row without a type, ORDER BY (a, b), is sorted by its fields: it is never NULL itself, and of a
 field NULL is more than any value.

@@ -6,9 +6,10 @@ to the output of each node and to the keys of those that look at several rows at
 on such a way is the same for every iteration and stands outside.
 
 Equation: with W = {(i, row) : row in R(i)}, carried(step)(W) = {(i, row) : row in step(R(i))}.
-Counter-examples: of a FULL JOIN the rows of the other side without a partner belong to no iteration;
-an aggregate without GROUP BY gives a row for an iteration without any, where Postgres would have
-stopped.  Both are refused, as is everything else whose result over nothing is not nothing.
+Counter-examples: of a FULL JOIN the rows of the other side without a partner belong to no
+iteration; an aggregate without GROUP BY gives a row for an iteration without any, where Postgres
+would have stopped.  Both are refused, as is everything else whose result over nothing is not
+nothing.
 
 CYCLE is what Postgres rewrites it to (manual, 7.8.2.2): a column with the path so far and one that
 says whether the row stands in it; a row that does is not followed.  An element of the path is the

@@ -6,7 +6,8 @@ Each is an ``Apply`` below the node that evaluates the expression, and stands fo
     [NOT] EXISTS, IN …   as a conjunct of WHERE or ON: semi or anti Apply
     anywhere else        left Apply of counts: rows that match, rows for which it is unknown
 
-Inside of CASE, COALESCE, AND or OR a subquery that may fail says which rows ask for it (``Apply.asks``).
+Inside of CASE, COALESCE, AND or OR a subquery that may fail says which rows ask for it
+(``Apply.asks``).
 
 IN, ANY and ALL are three-valued.  ``x = ANY (S)`` is true where some y = x; else unknown where S
 is not empty and x is NULL, or S has a NULL; else false.  So NOT IN lets a row pass only if no y is

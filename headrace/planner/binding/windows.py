@@ -1,10 +1,11 @@
 """Window functions of one query level: from WINDOWFUNC and WINDOW clauses to ``Window`` nodes.
 
-Calls over the same partitions and order become one node, whatever their frames: where rows are equal in
-the order, Postgres promises that all of them see the rows in the same one, and within a node it is so.
-Others are nodes over each other.  What a call reads is a column below it.  An argument that may fail on a row becomes part of the call's SQL
-instead, so that Postgres computes it where, and only where, the function asks for it (lag reads other
-rows than its own, FILTER keeps rows away).
+Calls over the same partitions and order become one node, whatever their frames: where rows are
+equal in the order, Postgres promises that all of them see the rows in the same one, and within a
+node it is so. Others are nodes over each other.  What a call reads is a column below it.  An
+argument that may fail on a row becomes part of the call's SQL instead, so that Postgres computes it
+where, and only where, the function asks for it (lag reads other rows than its own, FILTER keeps
+rows away).
 
 Every call is analysed again by Postgres and must come out as what the query had.
 """
@@ -114,7 +115,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Definition:
-    """Window definitions that differ by their frames only: a clause of them, calls, keys among the targets."""
+    """Window definitions that differ by frames only: a clause, calls, keys among the targets."""
 
     clause: Tree
     keys: slice
@@ -313,8 +314,8 @@ class Windows:
     ) -> list[Expr]:
         """``every`` with columns for scalar subqueries that may have several rows.
 
-        No SQL has their check.  So they are computed for each row, which is exact where the function
-        looks at each row.
+        No SQL has their check.  So they are computed for each row, which is exact where the
+        function looks at each row.
         """
         if not any(map(_checked, every)):
             return every

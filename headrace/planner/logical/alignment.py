@@ -1,9 +1,10 @@
 """Aggregates of one query level that show the order of their input see it in one order.
 
 ``array_agg(a), array_agg(b)``: Postgres feeds both row by row, so the first elements come from one
-row, and so do all others; ``unnest(as, bs)`` and ``jsonb_object(keys, vals)`` rely on it.  Postgres'
-order is none that could be known; ours is that of the rows of all such arguments of the level, a
-function of the rows alone.  FILTER leaves rows out of it, ORDER BY puts it after its own items.
+row, and so do all others; ``unnest(as, bs)`` and ``jsonb_object(keys, vals)`` rely on it.
+Postgres' order is none that could be known; ours is that of the rows of all such arguments of the
+level, a function of the rows alone.  FILTER leaves rows out of it, ORDER BY puts it after its own
+items.
 
 DISTINCT and WITHIN GROUP sort by their own arguments: they are no part of it.
 """

@@ -356,7 +356,8 @@ def _fails(call: Call) -> bool:
 def serious(node: Node) -> bool:
     """Whether something in the plan may fail, so that it runs only for rows that ask for it.
 
-    Numbers out of range do not count: each query that adds or multiplies would be computed by domain.
+    Numbers out of range do not count: each query that adds or multiplies would be computed by
+    domain.
     """
     if isinstance(node, AgainNode):
         return node.fails

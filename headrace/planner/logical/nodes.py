@@ -118,9 +118,9 @@ class ApplyNode:
     """For every row of ``left`` the rows of ``right`` for it, joined as ``kind`` says.
 
     ``right`` and ``condition`` may read columns of ``left``.  ``kind``: ``inner``, ``left``,
-    ``semi``, ``anti``.  ``asks`` (of a left one whose right side has one row at most): nobody looks at
-    the columns of ``right`` in rows for which not all of it is true, so that nothing of it may fail
-    for their sake.
+    ``semi``, ``anti``.  ``asks`` (of a left one whose right side has one row at most): nobody looks
+    at the columns of ``right`` in rows for which not all of it is true, so that nothing of it may
+    fail for their sake.
     """
 
     left: Node
@@ -284,9 +284,9 @@ class WindowCall:
     """One window function.
 
     ``sql`` is the call with ``$n`` for ``args`` (columns of the input), FILTER included, OVER and
-    what follows excluded.  ``frame`` is its frame clause as SQL, offsets as constants (empty for the
-    default, and where it means nothing).  ``trusted``: only built-in functions take part.  ``running``: the same
-    for the collection ``Running``; its columns are places in ``args``.
+    what follows excluded.  ``frame`` is its frame clause as SQL, offsets as constants (empty for
+    the default, and where it means nothing).  ``trusted``: only built-in functions take part.
+    ``running``: the same for the collection ``Running``; its columns are places in ``args``.
     """
 
     column: Col
@@ -378,7 +378,8 @@ class TimeTest:
 class TemporalNode:
     """Every row of ``input`` with the values of ``tests`` at the instant of the batch.
 
-    ``planner/passes/temporal.py`` makes it after all rules; before, expressions read ``scalar.CLOCK``.
+    ``planner/passes/temporal.py`` makes it after all rules; before, expressions read
+    ``scalar.CLOCK``.
     """
 
     input: Node
@@ -417,9 +418,10 @@ class RecursiveNode:
 class AgainNode:
     """The rows of ``plan``, which has other readers too, under column ids of its own.
 
-    So a plan is a graph, and what it computes at several places stands in it once.  The ids inside of
-    ``plan`` mean nothing outside; all with the same ``number`` have the same one.  ``outer``: while
-    subqueries are being decorrelated it may read columns of queries around it, by these names.
+    So a plan is a graph, and what it computes at several places stands in it once.  The ids inside
+    of ``plan`` mean nothing outside; all with the same ``number`` have the same one.  ``outer``:
+    while subqueries are being decorrelated it may read columns of queries around it, by these
+    names.
     """
 
     plan: Node = field(compare=False, repr=False)

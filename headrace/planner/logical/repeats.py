@@ -1,9 +1,9 @@
 """Plans that are needed again: copied with other column ids, or named once.
 
-Column ids are unique in a plan, also where parts repeat.  Copies have the better plans: each is optimised
-for its own reader, and those that end up alike are computed once in any case.  But copies of copies grow
-exponentially with the depth of a query, so only so much is copied; after that a plan gets a name
-(``logical.AgainNode``), and the whole is a graph.
+Column ids are unique in a plan, also where parts repeat.  Copies have the better plans: each is
+optimised for its own reader, and those that end up alike are computed once in any case.  But copies
+of copies grow exponentially with the depth of a query, so only so much is copied; after that a plan
+gets a name (``logical.AgainNode``), and the whole is a graph.
 
 A plan that is named is a plan of its own: passes see its readers as leaves, and it as a root.  Its
 number is greater than those of the plans that it reads itself.
@@ -144,7 +144,7 @@ class PlanCopies:
         self._named: dict[int, tuple[Node, AgainNode]] = {}
         self._free: Known = {}
         self.pushed: dict[Pushed, tuple[tuple[int, ...], AgainNode]] = {}
-        """Domains pushed into named plans by ``domain.Push``: the domain's columns there, the plan."""
+        """Domains that ``domain.Push`` brought into named plans: their columns there, the plan."""
 
     def again(self, node: Node) -> Node:
         """The rows of ``node`` under new ids, columns in the same order; free references stay."""

@@ -91,7 +91,7 @@ def constant(expr: Expr) -> str | None:
 
 
 CLOCK: Final = Ref(-1_000_000, TIMESTAMPTZ, -1, 0, "now()")
-"""``now()``, a column of no node: ``refs`` does not name it (see ``planner/passes/temporal.py``)."""
+"""``now()``, a column of no node; ``refs`` leaves it out (``planner/passes/temporal.py``)."""
 
 
 def refs(expr: Expr) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Sets of columns that no two rows of a plan node have in common: keys that a table of it could have.
+"""Sets of columns that no two rows of a plan node share: keys that a table of it could have.
 
 Two NULLs count as equal.  The answer is a proposal (``explain_view``): whoever takes it up gets a
 primary key, which Postgres checks.
@@ -149,7 +149,7 @@ def _nullable(node: Node, names: Sequence[str], key: Key) -> str:
 
 
 def explain(node: Node, names: Sequence[str]) -> str:
-    """Which key the planner proposes for a table with the rows of ``node``; columns by ``names``."""
+    """The key that is proposed for a table with the rows of ``node``; columns by ``names``."""
     columns = node.columns
     keys = unique(node)
     if frozenset() in keys:

@@ -10,8 +10,8 @@ the like go equalities, as keys.
 *By domain* (``domain.Push``): the right side is computed for each distinct combination of the
 values that it reads of the left side, and joined on these.
 
-Where not every row of the left side asks for the right one (``Apply.asks``), the domain has the values of
-those that do, and what is computed above the join is computed for those only:
+Where not every row of the left side asks for the right one (``Apply.asks``), the domain has the
+values of those that do, and what is computed above the join is computed for those only:
 
     Apply(l, r, asks c) = LeftJoin(l, Push(Distinct[what r reads](Filter[c](l)), r))
 

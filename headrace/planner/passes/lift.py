@@ -1,9 +1,10 @@
-"""What reads the left side of an ``Apply`` moves up and out of its right side, as far as that is exact.
+"""What reads the left side of an ``Apply`` moves out of its right side, as far as that is exact.
 
-Conditions move as they are.  Past groups, DISTINCT, LIMIT and windows go equalities alone, whose inner
-side becomes one more key:
+Conditions move as they are.  Past groups, DISTINCT, LIMIT and windows go equalities alone, whose
+inner side becomes one more key:
 
-    Apply(l, Aggregate[sum(x)](Filter[k = l.k](r))) = LeftJoin[k = l.k](l, Aggregate[sum(x) by k](r))
+    Apply(l, Aggregate[sum(x)](Filter[k = l.k](r)))
+  = LeftJoin[k = l.k](l, Aggregate[sum(x) by k](r))
 
 Counter-examples: ``k < l.k`` puts a row into the groups of many rows of the left side.  A group
 without keys exists over no rows: ``count(*)`` of none is 0, not NULL, so counts are mended above

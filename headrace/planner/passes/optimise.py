@@ -2,8 +2,8 @@
 
 A rule is a module of ``rules/``: ``apply(node)`` rewrites one node and never changes its
 output columns; a rule that breaks this is a bug and says so at once.  Or ``apply_all(plans)``
-rewrites the plan and all that it names (``logical.AgainNode``), of which only the first, the root, has to
-keep its columns.
+rewrites the plan and all that it names (``logical.AgainNode``), of which only the first, the root,
+has to keep its columns.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 No SQL can say it, so a kernel computes it.  Where the expression around it goes to Postgres, or
 would not always evaluate it, it is computed below, for the rows for which Postgres would:
 
-    Project[upper(single(n, v))](x)                   -> Project[upper(s)](Project[s = single(n, v)](x))
-    Project[CASE WHEN c THEN single(n, v) END](x)     -> s = single(CASE WHEN c THEN n ELSE 0 END, v)
+    Project[upper(single(n, v))](x)   -> Project[upper(s)](Project[s = single(n, v)](x))
+    Project[CASE WHEN c THEN single(n, v) END](x) -> s = single(CASE WHEN c THEN n ELSE 0 END, v)
 
 Runs after all rules: merging the projections again would undo it.
 """

@@ -2,9 +2,9 @@
 
     Source(t) below Filter[p](Scan), Filter[q](Scan) = Source(t where p or q) below the same
 
-A source leaves out the other rows, in the extraction and in the stream, where an UPDATE that brings one
-into view tells all of it: where no needed value can be stored apart (TOAST), or the stream carries
-whole old rows.  Filters stay where they are, so no result rests on this.
+A source leaves out the other rows, in the extraction and in the stream, where an UPDATE that brings
+one into view tells all of it: where no needed value can be stored apart (TOAST), or the stream
+carries whole old rows.  Filters stay where they are, so no result rests on this.
 
 Counter-examples: a predicate that may fail on a row must not see rows that other predicates keep
 away.  Of what the clock is compared with, every row may come into view.
@@ -41,7 +41,7 @@ def by_table(plan: Node) -> dict[int, list[ScanNode]]:
 
 
 def own(table: Table, attnum: int) -> int:
-    """The id of a column of the table itself: no other id is so far below 0 (an OID is over 16 383)."""
+    """The id of a column of the table itself: no other one is so low (an OID is over 16 383)."""
     return -(table.oid << 16) - attnum
 
 

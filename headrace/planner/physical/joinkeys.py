@@ -1,4 +1,4 @@
-"""Keys of joins: equalities of the two sides in one type, where our keys decide them as Postgres does."""
+"""Keys of joins: equalities of the sides in one type, where our keys decide as Postgres does."""
 
 from __future__ import annotations
 

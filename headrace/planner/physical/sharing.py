@@ -2,9 +2,9 @@
 
     x_1(a) … x_2(a)   =   x_1(a) … x_1(a)        where x_1 and x_2 differ in their names only
 
-A WITH query that is used twice, a view inside a view, the copy of a query's rows that a decorrelated
-subquery asks for: one node with several users, so its state is kept once.  What two views would
-compute alike is found by the worker (runtime/sharing.py).
+A WITH query that is used twice, a view inside a view, the copy of a query's rows that a
+decorrelated subquery asks for: one node with several users, so its state is kept once.  What two
+views would compute alike is found by the worker (runtime/sharing.py).
 
 Counter-example: ``sum(x)`` and ``sum(DISTINCT x)`` of one input share the input, not the groups.
 """

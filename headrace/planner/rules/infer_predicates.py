@@ -10,7 +10,8 @@ one: other rows there have no partner.  The same goes for what the arms of a dis
 one side.
 
 Counter-examples: for a LEFT JOIN nothing is inferred onto the preserved side.
-``a::text < 'x'`` says nothing of ``b`` when equal values may look different.  Under another collation ``b > 'x'`` is another predicate.
+``a::text < 'x'`` says nothing of ``b`` when equal values may look different.  Under another
+collation ``b > 'x'`` is another predicate.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ SemiJoin[c](x, Project[e](one row)) = Filter[c(e)](x)
 
 ``e`` reads no column, so it is the same for each row of ``x``: ``WITH c AS (SELECT now() AS t)``.
 
-Counter-examples: a LEFT JOIN with a condition shows NULLs where it is not true.  ``e`` that may fail is
-computed for rows of ``x`` then, where the query's other joins might have left none; such a row stays
-a join of its own.
+Counter-examples: a LEFT JOIN with a condition shows NULLs where it is not true.  ``e`` that may
+fail is computed for rows of ``x`` then, where the query's other joins might have left none; such a
+row stays a join of its own.
 """
 
 from __future__ import annotations

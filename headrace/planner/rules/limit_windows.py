@@ -1,7 +1,9 @@
 """A window of which only the first rows are asked for is computed over those alone.
 
-Filter[r <= n](Window[k, row_number() r](x)) = Filter[r <= n](Window[k, row_number() r](TopK[k, n](x)))
-Filter[r <= n](Window[k, rank() r](x))       = Filter[r <= n](Window[k, rank() r](TopK[k, n, ties](x)))
+Filter[r <= n](Window[k, row_number() r](x))
+    = Filter[r <= n](Window[k, row_number() r](TopK[k, n](x)))
+Filter[r <= n](Window[k, rank() r](x))
+    = Filter[r <= n](Window[k, rank() r](TopK[k, n, ties](x)))
 
 A change then costs what the first n rows of its group cost, not the whole partition.
 

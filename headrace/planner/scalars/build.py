@@ -1,4 +1,4 @@
-"""Constructors of our expressions: how each is spelled in SQL, which kernel computes it, what it may do.
+"""Constructors of expressions: how each is spelled in SQL, which kernel computes it, what it may.
 
 Whoever makes an expression, of a tree or of a plan, makes it here; casts are in ``casts``.
 """

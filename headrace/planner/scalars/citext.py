@@ -1,7 +1,7 @@
 """Type citext of the extension of that name: text that is equal without regard to case.
 
-Its operators compare ``lower(x)`` under the default collation, whatever the collation of ``x``, byte by
-byte.  So that is the key of a value, and equality of two is that of their keys:
+Its operators compare ``lower(x)`` under the default collation, whatever the collation of ``x``,
+byte by byte.  So that is the key of a value, and equality of two is that of their keys:
 
     x = y               -> lower(x::text COLLATE "default") = lower(y::text COLLATE "default")
     NULLIF(x, y)        -> CASE WHEN x = y THEN NULL ELSE x END

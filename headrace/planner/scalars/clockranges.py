@@ -1,10 +1,11 @@
-"""``range @> now()``: whether the clock stands within a row's range, as comparisons with its bounds.
+"""``range @> now()``: whether a row's range has the clock in it, as comparisons with its bounds.
 
-    r @> c  =  NOT isempty(r) AND (lower(r) IS NULL OR lower(r) < c OR lower_inc(r) AND lower(r) = c)
-                              AND (upper(r) IS NULL OR c < upper(r) OR upper_inc(r) AND upper(r) = c)
+    r @> c  =  NOT isempty(r)
+               AND (lower(r) IS NULL OR lower(r) < c OR lower_inc(r) AND lower(r) = c)
+               AND (upper(r) IS NULL OR c < upper(r) OR upper_inc(r) AND upper(r) = c)
 
-``temporal`` then finds comparisons of a row's value with the clock.  A range that is NULL makes the first
-part NULL and the others true, as it should.
+``temporal`` then finds comparisons of a row's value with the clock.  A range that is NULL makes the
+first part NULL and the others true, as it should.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Coercions in a tree: relabelling, casts through text, COLLATE; and conversions that no tree has."""
+"""Coercions in a tree: relabelling, casts through text, COLLATE; conversions that no tree has."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """AND, OR, CASE, COALESCE and kin, and tests of one value.
 
-Where not every part is always evaluated, a part is lowered in a scope that knows when it is evaluated (``Scope.only``).
+Where not every part is always evaluated, a part is lowered in a scope that knows when it is
+evaluated (``Scope.only``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every part of the planner knows of the query: facts of the catalog, places in its text, its session.
+"""What all of the planner knows of the query: facts of the catalog, places in its text, session.
 
 Expressions are made over it (``build``, ``casts``), and refused with it.
 """

@@ -1,4 +1,4 @@
-"""Leaves of expressions: columns, whole rows, constants, and subqueries, which are one value each."""
+"""Leaves of expressions: columns, whole rows, constants, and subqueries (one value each)."""
 
 from __future__ import annotations
 

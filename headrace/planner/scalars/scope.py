@@ -55,8 +55,8 @@ class Scope:
     subqueries: BindsSubqueries | None = None
     sites: Sites = ()
     when: tuple[tuple[str, Expr], ...] = ()
-    """Tests (``is_true`` and its kin) that are all true wherever the expression around needs the value
-    (CASE, COALESCE, AND, OR, FILTER); each is known only where those before it are true."""
+    """Tests (``is_true`` and its kin) that are all true wherever the expression around needs the
+    value (CASE, COALESCE, AND, OR, FILTER); each is known only where those before it are true."""
     later: frozenset[int] = frozenset()
     """Columns that are made above the sites: window functions."""
     depth: int = 0

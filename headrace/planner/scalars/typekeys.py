@@ -19,7 +19,7 @@ from headrace.planner.scalars.context import QueryContext
 from headrace.types import UNKNOWN
 
 _EXACT: Final = frozenset({"hstore", "ltree"})
-"""Extensions with a type (comparable ones have no other) whose values are equal if their texts are."""
+"""Extensions whose comparable types have values that are equal if their texts are."""
 _HINT: Final = (
     "Use an expression of another type that is equal for equal values, such as a cast to"
     " text."
@@ -61,8 +61,8 @@ def is_key(catalog: Catalog, oid: int, collation: int) -> bool:
 def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
     """Whether a value of a replica identity names its row to us.
 
-    Exact looks will do where equality is looser: the values of the table are unique, and Postgres logs
-    the old ones whenever their bytes change.
+    Exact looks will do where equality is looser: the values of the table are unique, and Postgres
+    logs the old ones whenever their bytes change.
     """
     return (
         is_key(catalog, oid, collation)
@@ -72,7 +72,7 @@ def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
 
 
 def key_value(context: QueryContext, expr: Expr, construct: str) -> Expr:
-    """What decides whether values of ``expr`` are equal in ``construct``: itself, or a value made of it."""
+    """What tells whether values of ``expr`` are equal in ``construct``: itself or a value of it."""
     if citext.is_citext(context.catalog, expr.oid):
         return citext.key(context, expr)
     require_key(context, expr, construct)
