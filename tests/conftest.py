@@ -10,6 +10,7 @@ stay together and in order, and all that want Spark share one session.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
+from tests.amounts import Run
 from tests.databases import Databases
 from tests.databases import drop_database as drop_database
 from tests.waiting import wait_until
@@ -32,10 +34,18 @@ hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 LOG_LINES_SHOWN = 150
-PATIENT = {"HEADRACE_VIEW_TIME_MS_MAX": "20000"}
-"""A busy machine may be ten times slower: there no view is to leave for that."""
 ENGINES = pytest.StashKey[list[EmbeddedEngine]]()
 """The engines of a test, for its report."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run without slow tests tries fewer examples of each property."""
+    Run.quick = config.option.markexpr == "not slow"
+    if Run.quick:
+        hypothesis.settings.register_profile(
+            "quick", hypothesis.settings(), max_examples=30
+        )
+        hypothesis.settings.load_profile("quick")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
@@ -93,6 +103,17 @@ def database(databases: Databases) -> Iterator[str]:
     databases.give_back(name)
 
 
+def environment(database: str) -> dict[str, str]:
+    """The settings of an engine on ``database``, where its test says nothing else."""
+    return {
+        # Slots belong to the whole server: one name per database.
+        "HEADRACE_SLOT_NAME": f"headrace_{database}",
+        "HEADRACE_SPARK_WARM": "false",
+        # A busy machine may be ten times slower: there no view is to leave for that.
+        "HEADRACE_VIEW_TIME_MS_MAX": "20000",
+    }
+
+
 @pytest.fixture
 def start_engine(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -102,16 +123,10 @@ def start_engine(
 
     def start(source: str, *args: str, **env: str) -> EmbeddedEngine:
         dbname = psycopg.conninfo.conninfo_to_dict(source)["dbname"]
-        defaults = {
-            # Slots belong to the whole server: one name per database.
-            "HEADRACE_SLOT_NAME": f"headrace_{dbname}",
-            "HEADRACE_SPARK_WARM": "false",
-            **PATIENT,
-        }
         engine = EmbeddedEngine(
             source,
             tmp_path / f"engine{len(engines)}",
-            env=defaults | env,
+            env=environment(str(dbname)) | env,
             args=args,
         )
         engines.append(engine)
@@ -124,27 +139,43 @@ def start_engine(
 
 
 @pytest.fixture
-def engine(
-    database: str, start_engine: Callable[..., EmbeddedEngine]
-) -> EmbeddedEngine:
-    """A running ``headrace start`` on a fresh database."""
-    return start_engine(database)
+def engine(request: pytest.FixtureRequest) -> EmbeddedEngine:
+    """A running ``headrace start`` on a fresh database, or the module's (``shared_engine``).
+
+    Mark ``engine_with`` gives its arguments and environment.
+    """
+    if request.node.get_closest_marker("shared_engine"):
+        shared: EmbeddedEngine = request.getfixturevalue("shared_engine")
+        return shared
+    database: str = request.getfixturevalue("database")
+    start: Callable[..., EmbeddedEngine] = request.getfixturevalue("start_engine")
+    given = request.node.get_closest_marker("engine_with")
+    return start(database, *given.args, **given.kwargs) if given else start(database)
 
 
 @pytest.fixture(scope="module")
 def running_engine(
-    databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[EmbeddedEngine]:
     """One engine for a whole module; tests use it through ``shared_engine``."""
+    with started(databases, tmp_path_factory, request.node) as engine:
+        yield engine
+
+
+@contextlib.contextmanager
+def started(
+    databases: Databases, folders: pytest.TempPathFactory, node: pytest.Item
+) -> Iterator[EmbeddedEngine]:
+    """An engine on a database of its own, as mark ``engine_with`` of the node says."""
+    given = node.get_closest_marker("engine_with")
     name = databases.take()
     engine = EmbeddedEngine(
         make_conninfo(databases.server, dbname=name),
-        tmp_path_factory.mktemp("engine") / "data",
-        env={
-            "HEADRACE_SLOT_NAME": f"headrace_{name}",
-            "HEADRACE_SPARK_WARM": "false",
-            **PATIENT,
-        },
+        folders.mktemp("engine") / "data",
+        env=environment(name) | (given.kwargs if given else {}),
+        args=given.args if given else (),
     )
     try:
         engine.start()
@@ -169,7 +200,7 @@ def shared_engine(
 ) -> Iterator[EmbeddedEngine]:
     """The module's engine, left without views and its database without tables.
 
-    For tests that harm neither: a module makes it its ``engine`` by a fixture of that name.
+    For tests that harm neither: ``pytest.mark.shared_engine`` makes it their ``engine``.
     """
     request.node.stash.setdefault(ENGINES, []).append(running_engine)
     yield running_engine

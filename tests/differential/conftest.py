@@ -1,9 +1,20 @@
-"""Fixtures of the differential tests: one engine per module, and a connection to either side."""
+"""Fixtures of the differential tests: one engine for all of them, and a connection to either side.
+
+They make tables and views, and nothing else: no other test of an engine is as harmless.
+"""
 
 from __future__ import annotations
 
 import psycopg
 import pytest
+
+from tests.conftest import started
+
+
+@pytest.fixture(scope="package")
+def running_engine(databases, tmp_path_factory, request):
+    with started(databases, tmp_path_factory, request.node) as engine:
+        yield engine
 
 
 @pytest.fixture

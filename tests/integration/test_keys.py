@@ -5,10 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
+pytestmark = pytest.mark.shared_engine
 
 
 def create(commander, name, query, options="{}"):

@@ -17,9 +17,14 @@ import pytest
 from tests.faults.helpers import WORKER
 from tests.waiting import PATIENCE_S, wait_until
 
+pytestmark = [
+    pytest.mark.shared_engine,
+    pytest.mark.engine_with(HEADRACE_VIEW_TIME_MS_MAX="0"),
+]
+
 BUILDER = "headrace.views.builder"
 LOCK = 4242
-SCHEMA = f"""
+TABLES = f"""
 CREATE TABLE items (id int PRIMARY KEY, g int);
 INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i;
 CREATE FUNCTION slow(x int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
@@ -53,18 +58,6 @@ def of_view(conn, name: str, what: str):
     return conn.execute(
         f"SELECT {what} FROM headrace.views WHERE view_name = %s", (name,)
     ).fetchone()
-
-
-@pytest.fixture
-def source(database):
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(SCHEMA)
-        yield conn
-
-
-@pytest.fixture
-def engine(database, source, start_engine):
-    return start_engine(database, HEADRACE_VIEW_TIME_MS_MAX="0")
 
 
 @contextlib.contextmanager

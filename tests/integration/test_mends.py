@@ -10,6 +10,10 @@ import pytest
 from tests.integration.conftest import ITEMS
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.shared_engine
+
+TABLES = ITEMS
+
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 NOTE = re.compile(r"^filled anew at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC because .+")
 
@@ -63,17 +67,6 @@ def until_kept(conn, *names):
     wait_until(
         lambda: conn.execute(known, (list(names),)).fetchone() == (len(names),), "known"
     )
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(source):
-    source.execute(ITEMS)
-    return source
 
 
 def indexes(conn, name):

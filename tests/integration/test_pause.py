@@ -22,20 +22,18 @@ def differs(conn, name):
     ).fetchall()
 
 
-@pytest.fixture
-def source(database):
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int)")
-        conn.execute("INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i")
-        yield conn
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int);
+INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i;
+"""
 
 
 def wait(conn, name):
     conn.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (name,))
 
 
-def test_paused_views_stand_still_and_go_on(database, source, start_engine):
-    engine = start_engine(database)
+@pytest.mark.shared_engine
+def test_paused_views_stand_still_and_go_on(engine, source):
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         for name in ("a", "b"):
             commander.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
@@ -66,8 +64,8 @@ def test_paused_views_stand_still_and_go_on(database, source, start_engine):
         assert differs(source, "a") == []
 
 
-def test_a_view_paused_for_too_long_needs_a_resync(database, source, start_engine):
-    engine = start_engine(database, HEADRACE_WAL_BUDGET_BYTES="2000000")
+@pytest.mark.engine_with(HEADRACE_WAL_BUDGET_BYTES="2000000")
+def test_a_view_paused_for_too_long_needs_a_resync(engine, source):
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         for name in ("a", "b"):
             commander.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
@@ -88,8 +86,8 @@ def test_a_view_paused_for_too_long_needs_a_resync(database, source, start_engin
         assert differs(source, "b") == []
 
 
-def test_only_owners_pause(database, source, start_engine):
-    engine = start_engine(database)
+@pytest.mark.shared_engine
+def test_only_owners_pause(engine, source):
     source.execute("DROP ROLE IF EXISTS e_pause; CREATE ROLE e_pause LOGIN")
     try:
         with psycopg.connect(engine.dsn, autocommit=True) as commander:

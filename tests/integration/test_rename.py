@@ -10,25 +10,13 @@ import pytest
 
 from tests.integration.conftest import ITEMS
 
+pytestmark = pytest.mark.shared_engine
+
 QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
 
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(source):
-    source.execute(ITEMS)
-    return source
-
-
-@pytest.fixture
-def commander(commander):
-    for name in ("v", "other"):
-        commander.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
-    return commander
+TABLES = ITEMS
+VIEWS = {"v": QUERY, "other": QUERY}
 
 
 def assert_follows(conn, name):

@@ -14,6 +14,10 @@ import pytest
 from tests.integration.conftest import ITEMS
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.shared_engine
+
+TABLES = ITEMS
+
 STOP = '{"on_damage": "stop", "on_change": "stop"}'
 """What was lost or altered waits for a call: else it might come by itself, just then."""
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
@@ -64,17 +68,6 @@ def cancelling(conn):
     finally:
         done.set()
         thread.join()
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(source):
-    source.execute(ITEMS)
-    return source
 
 
 @pytest.fixture

@@ -10,35 +10,17 @@ import subprocess
 import psycopg
 import pytest
 
-from tests.waiting import PATIENCE_S, bump, create_marker, wait_for, wait_until
+from tests.waiting import PATIENCE_S, bump, wait_for, wait_until
+
+pytestmark = pytest.mark.shared_engine
+
+TABLES = """
+CREATE TABLE orders (id int PRIMARY KEY, customer int, amount numeric(10,2));
+INSERT INTO orders SELECT i, i % 100, (i % 1000) / 10.0 FROM generate_series(1, 1000) i;
+"""
+MARKER = True
 
 PSQL = shutil.which("psql")
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(
-        engine.source, autocommit=True, prepare_threshold=None
-    ) as conn:
-        conn.execute(
-            "CREATE TABLE orders (id int PRIMARY KEY, customer int, amount numeric(10,2))"
-        )
-        conn.execute(
-            "INSERT INTO orders SELECT i, i % 100, (i % 1000) / 10.0 FROM generate_series(1, 1000) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
-        create_marker(source, conn)
-        yield conn
 
 
 QUERY = (

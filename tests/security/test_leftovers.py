@@ -12,6 +12,8 @@ import pytest
 from tests.faults.helpers import WORKER, same_text, status_of
 from tests.security.roles import connect, role
 
+pytestmark = pytest.mark.shared_engine
+
 SLY = """
 CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL);
 INSERT INTO t SELECT g, g FROM generate_series(1, 9) g;
@@ -56,14 +58,9 @@ QUERY = "SELECT id, f(n) AS n FROM t"
 ROWS = "SELECT id, n * 2 AS n FROM t"
 
 
-@pytest.fixture(scope="module")
-def engine(running_engine):
-    return running_engine
-
-
 @pytest.fixture
-def server(shared_engine):
-    with psycopg.connect(shared_engine.source, autocommit=True) as conn:
+def server(engine):
+    with psycopg.connect(engine.source, autocommit=True) as conn:
         yield conn
 
 
@@ -107,11 +104,11 @@ def test_nothing_is_written_whatever_was_set_before(server, low):
 
 
 @pytest.mark.parametrize("query", SWAPPED.values(), ids=SWAPPED)
-def test_a_function_that_exchanges_our_statements(shared_engine, server, low, query):
+def test_a_function_that_exchanges_our_statements(engine, server, low, query):
     """Prepared statements have no owner: one of that name may answer anything."""
-    before = shared_engine.child(WORKER)
+    before = engine.child(WORKER)
     sly(low, SWAPS.replace("{query}", query))
     low.execute("CALL headrace.create_view('v', %s)", (QUERY,))
     follows(low)
     assert status_of(low, "v")[0] == "running"
-    assert shared_engine.child(WORKER) == before
+    assert engine.child(WORKER) == before
