@@ -84,7 +84,9 @@ def filled(source, commander):
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("population", ["local", "spark"])
+@pytest.mark.parametrize(
+    "population", ["local", pytest.param("spark", marks=pytest.mark.slow)]
+)
 def test_rows_come_into_view_and_leave_it(source, commander, population):
     rng = random.Random(population)
     for name, query in VIEWS.items():

@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from tests.amounts import seeds
 from tests.differential.harness import create_view, follow
 from tests.waiting import create_marker
 
@@ -92,7 +93,7 @@ def change(rng: random.Random) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(0, 2))
 def test_tables_equal_their_queries(seed, source, commander):
     rng = random.Random(seed)
     source.execute(DDL)

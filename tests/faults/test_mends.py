@@ -13,8 +13,8 @@ from psycopg import sql
 
 from headrace.embedded.postgres import EmbeddedPostgres
 from tests.conftest import drop_database
-from tests.faults.helpers import WORKER, same_text, signal_worker, wait_until, wal_end
-from tests.waiting import PATIENCE_S
+from tests.faults.helpers import WORKER, same_text, signal_worker, wal_end
+from tests.waiting import PATIENCE_S, wait_until
 
 QUERIES = (
     "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g",
@@ -136,14 +136,24 @@ def test_all_is_lost_at_once(database, start_engine):
         assert leftovers(source) == []
 
 
-def test_killed_amid_mending_and_the_catalog_dropped(database, start_engine, tmp_path):
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("cp08", "cp07"),
+        pytest.param(("cp06", "cp08", "cp08b", "cp07"), marks=pytest.mark.slow),
+    ],
+    ids=len,
+)
+def test_killed_amid_mending_and_the_catalog_dropped(
+    database, start_engine, tmp_path, points
+):
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
     with connect(database) as source:
         fill(source)
-        views = create(source, QUERIES[:4])
-        for name, point in zip(views, ("cp06", "cp08", "cp08b", "cp07"), strict=True):
+        views = create(source, QUERIES[: len(points)])
+        for name, point in zip(views, points, strict=True):
             # The last one: everything is killed at once.
             (traps / point).write_text("hang:1" if point == "cp07" else "kill:1")
             before = source.execute(
