@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -114,6 +115,23 @@ def namesakes(trees: Mapping[str, ast.AST]) -> dict[str, list[str]]:
     return {name: found for name, found in where.items() if len(found) > 1}
 
 
+def sleeps(tree: ast.AST) -> list[str]:
+    """Where time is let pass; to let others go first (0) is something else."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"sleep", "time.sleep", "asyncio.sleep"}
+        and ast.unparse(node.args[0]) != "0"
+    ]
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """The tree of a file, parsed once for all rules."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def read(paths: list[Path]) -> dict[Path, ast.AST]:
     """Their trees."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {path: tree(path) for path in paths}

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from headrace.types import parse_lsn
-from tests.waiting import wait_until as wait_until
+from tests.waiting import wait_until
 
 WORKER = "headrace.runtime.worker"
 ENDLESS = """

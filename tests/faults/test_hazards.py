@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import time
 import uuid
 
 import psycopg
@@ -26,10 +25,9 @@ from tests.faults.helpers import (
     signal_worker,
     slot,
     status_of,
-    wait_until,
     wal_end,
 )
-from tests.waiting import bump, create_marker, wait_for
+from tests.waiting import at_any_moment, bump, create_marker, wait_for, wait_until
 
 MIB = 1024 * 1024
 
@@ -160,7 +158,7 @@ def test_kills_while_large_copies_arrive(engine):  # H18
             with source.cursor().copy("COPY t FROM STDIN") as copy:
                 for i in range(20_000):
                     copy.write_row((part * 20_000 + i, i % 7, f"row {i}"))
-            time.sleep(rng.uniform(0.0, 0.5))  # the kill comes at a random row
+            at_any_moment(rng, 0.0, 0.5)
             signal_worker(engine, signal.SIGKILL)
         check(source, views)
         assert source.execute("SELECT count(*) FROM copy").fetchone() == (80_000,)

@@ -12,38 +12,24 @@ import pytest
 
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import slot, status_of, wait_until, wal_end
+from tests.faults.helpers import slot, status_of, wal_end
 from tests.runtime.harness import (
     copy_state,
     create_view,
-    install_schema,
     same,
     settle,
     source_plan,
-    starting,
 )
 from tests.runtime.test_engine import WorkerProcess
+from tests.waiting import wait_until
 
 QUERY = "SELECT * FROM items"
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(
-            "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric)"
-        )
-        conn.execute(
-            "INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 50) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path / "data") as run:
-        yield run
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, name text, price numeric);
+INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 50) i;
+"""
 
 
 def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  # H14

@@ -8,22 +8,20 @@ from __future__ import annotations
 import json
 import shutil
 
-import psycopg
 import pytest
 
 from headrace.errors import ContinuityLost, HeadraceError, StateDamaged
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import status_of, wait_until
+from tests.faults.helpers import status_of
 from tests.runtime.harness import (
     Running,
     copy_state,
     create_view,
-    install_schema,
     same,
     settle,
     source_plan,
-    starting,
 )
+from tests.waiting import wait_until
 
 ROUNDS = 4
 KEYS = 400
@@ -135,24 +133,12 @@ def test_no_damaged_file_is_ever_loaded(tmp_path):
     assert refused > 20, "most of it must have been noticed"
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        for table, rows in (("items", 2000), ("others", 200)):
-            conn.execute(
-                f"CREATE TABLE {table} (id int PRIMARY KEY, name text, price numeric)"
-            )
-            conn.execute(
-                f"INSERT INTO {table} SELECT i, 'n' || i, i FROM generate_series(1, {rows}) i"
-            )
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path / "data") as run:
-        yield run
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, name text, price numeric);
+CREATE TABLE others (LIKE items INCLUDING ALL);
+INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 2000) i;
+INSERT INTO others SELECT i, 'n' || i, i FROM generate_series(1, 200) i;
+"""
 
 
 def two_views(start, database, source) -> Running:

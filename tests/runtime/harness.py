@@ -10,7 +10,6 @@ import contextlib
 import json
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,12 @@ from headrace.state import layout
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import write_run
 from headrace.types import WEIGHT, Field, parse_lsn
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
+
+ITEMS = """
+CREATE TABLE items (id int PRIMARY KEY, name text, price numeric);
+INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i;
+"""
 
 
 class Running:
@@ -264,21 +268,18 @@ def settle(
     """Wait until the engine has processed everything committed before the call."""
     row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     target = parse_lsn(row[0])
-    until = time.monotonic() + seconds
     conn.execute("SELECT pg_logical_emit_message(false, 'test', 'x')")
-    while True:
+    book = running.book
+
+    def covered() -> bool:
         if running.error is not None:
             raise running.error
-        book = running.book
-        if book.position.lsn >= target and all(
+        return book.position.lsn >= target and all(
             not v.live or v.mark.txid >= book.position.txid
             for v in list(book.views.values())
-        ):
-            return
-        assert time.monotonic() < until, (
-            book.position,
-            target,
-            book.error,
-            book.story.tell(),
         )
-        time.sleep(0.002)
+
+    def story() -> object:
+        return book.position, target, book.error, book.story.tell()
+
+    wait_until(covered, story, seconds, every_s=0.002)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,39 +26,24 @@ from headrace.process import faults, rpc
 from headrace.runtime import ownership, positions
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
+from tests.databases import drop_slots
 from tests.proxy import Proxy
 from tests.runtime.harness import (
+    ITEMS,
     Running,
     create_view,
-    install_schema,
     same,
     settings_for,
     settle,
     source_plan,
-    starting,
 )  # fmt: skip
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually, time_passes, wait_until
 
 QUERY = "SELECT * FROM items"
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(
-            "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric)"
-        )
-        conn.execute(
-            "INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path, ready=False) as run:
-        yield run
+TABLES = ITEMS
+READY = False
 
 
 def test_follows_every_change(source, start, database):
@@ -131,7 +117,8 @@ def assert_consistent(running, source):
             lambda v=view: (
                 written(v) == (v.progress.txid, v.progress.epoch)
                 and v.mark.sink_txid == v.progress.txid
-            )
+            ),
+            "the engine knows what is written",
         )
         assert view.mark.sink_txid <= view.mark.txid
 
@@ -208,13 +195,12 @@ def test_worker_ends_cleanly_on_sigterm_and_when_its_parent_is_gone(
 
 
 async def _status(path):
+    async def connect():
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return await rpc.connect(path)
+
     async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                peer = await rpc.connect(path)
-                break
-            except (FileNotFoundError, ConnectionRefusedError):
-                await asyncio.sleep(0.02)
+        peer = await eventually(connect, "it listens")
         await peer.call("start", {"holds": []})
         out = await peer.call("status")
         await peer.close()
@@ -259,19 +245,12 @@ def test_locked_table_waits_and_others_go_on(source, start, database):
         ).fetchone()
         assert status[:2] == ("sink_error", "55P03")
         assert str(blocker.info.backend_pid) in status[2]
-    wait_until(lambda: same(source, "a", QUERY) == [])
+    wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
     assert source.execute(
         "SELECT status, message FROM headrace.views WHERE view_name = 'a'"
     ).fetchone() == ("running", None)
     assert same(source, "b", QUERY) == []
     assert_consistent(running, source)
-
-
-def wait_until(done, seconds=PATIENCE_S):
-    until = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_restart_while_a_table_is_locked(source, start, database):
@@ -288,7 +267,7 @@ def test_restart_while_a_table_is_locked(source, start, database):
         source.execute("DELETE FROM items WHERE id < 4")
         settle(running, source)
         assert same(source, "b", QUERY) == []
-    wait_until(lambda: same(source, "a", QUERY) == [])
+    wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +298,9 @@ def test_result_table_changed_behind_our_back(source, start, database, harm):
     ).fetchone()
     assert status == ("error", SinkTableError.sqlstate)
     assert same(source, "b", QUERY) == []
-    wait_until(lambda: running.book.confirmed >= running.book.position.lsn)
+    wait_until(
+        lambda: running.book.confirmed >= running.book.position.lsn, "all is confirmed"
+    )
 
 
 def test_failing_row_stops_its_view_and_is_named(source, start, database):
@@ -405,7 +386,8 @@ def test_slot_advanced_by_somebody_else_stops_the_views(
     slot = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
     # Its sender may not have noticed yet that nobody listens.
     wait_until(
-        lambda: not source.execute(slot, (running.settings.slot_name,)).fetchone()[0]
+        lambda: not source.execute(slot, (running.settings.slot_name,)).fetchone()[0],
+        "nobody uses the slot",
     )
     source.execute(
         "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())",
@@ -413,7 +395,7 @@ def test_slot_advanced_by_somebody_else_stops_the_views(
     )
     running = start()
     running.engine.running.wait(PATIENCE_S)
-    wait_until(lambda: status_of(source, "v")[0] == "error")
+    wait_until(lambda: status_of(source, "v")[0] == "error", "it stops")
     assert status_of(source, "v") == ("error", ContinuityLost.sqlstate)
     create_view(running, database, "w", source_plan(source, "items"), QUERY)
     source.execute("DELETE FROM items WHERE id = 2")
@@ -430,22 +412,8 @@ def status_of(source, name):
 def test_slot_dropped_while_running(source, start, database):
     running = start()
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    slot = running.settings.slot_name
-    source.execute(
-        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
-        (slot,),
-    )
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-            break
-        except psycopg.errors.ObjectInUse:
-            source.execute(
-                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
-                (slot,),
-            )
-    wait_until(lambda: status_of(source, "v")[0] == "error")
+    drop_slots(source, source.info.dbname)
+    wait_until(lambda: status_of(source, "v")[0] == "error", "it stops")
 
 
 def test_idle_source_is_confirmed(source, start, database):  # H16
@@ -461,7 +429,8 @@ def test_idle_source_is_confirmed(source, start, database):  # H16
             "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
             " WHERE slot_name = %s",
             (target, running.settings.slot_name),
-        ).fetchone()[0]
+        ).fetchone()[0],
+        "it is confirmed",
     )
 
 
@@ -553,7 +522,7 @@ def test_network_cuts_and_stalls(source, database, tmp_path, proxy):  # H39
         else:
             relay.stall()
             source.execute("DELETE FROM items WHERE id = %s", (i + 1,))
-            time.sleep(0.05)
+            time_passes(0.05)
             relay.resume()
     settle(running, source)
     assert same(source, "v", QUERY) == []

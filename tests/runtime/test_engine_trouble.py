@@ -13,30 +13,24 @@ from headrace.sink.writer import SinkWriter
 from tests.faults.helpers import status_of
 from tests.runtime.harness import (
     create_view,
-    install_schema,
     same,
     settle,
     source_plan,
-    starting,
 )  # fmt: skip
 from tests.waiting import wait_until
 
 QUERY = "SELECT * FROM items"
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, name text)")
-        conn.execute("INSERT INTO items VALUES (1, 'one')")
-        yield conn
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, name text);
+INSERT INTO items VALUES (1, 'one');
+"""
 
 
 @pytest.fixture
-def running(source, database, tmp_path):
-    with starting(database, tmp_path) as start:
-        yield start()
+def running(source, start):
+    return start()
 
 
 def two_views(running, source, database) -> tuple[int, int]:
@@ -103,20 +97,18 @@ def test_no_memory_in_the_middle_of_a_copy(running, source, database, monkeypatc
     assert same(source, "w", QUERY) == []
 
 
-def test_a_catalog_row_that_cannot_be_read(source, database, tmp_path):
-    with starting(database, tmp_path) as start:
-        first = start()
-        number, _ = two_views(first, source, database)
-        first.stop()
-        source.execute(
-            "UPDATE headrace.views SET plan = '{\"nodes\": 7}' WHERE id = %s", (number,)
-        )
-        second = start()
-        source.execute("INSERT INTO items VALUES (2, 'two')")
-        settle(second, source)
-        status, code, _ = status_of(source, "v")
-        assert (status, code) == ("error", StateDamaged.sqlstate)
-        assert same(source, "w", QUERY) == []
+def test_a_catalog_row_that_cannot_be_read(running, source, start, database):
+    number, _ = two_views(running, source, database)
+    running.stop()
+    source.execute(
+        "UPDATE headrace.views SET plan = '{\"nodes\": 7}' WHERE id = %s", (number,)
+    )
+    second = start()
+    source.execute("INSERT INTO items VALUES (2, 'two')")
+    settle(second, source)
+    status, code, _ = status_of(source, "v")
+    assert (status, code) == ("error", StateDamaged.sqlstate)
+    assert same(source, "w", QUERY) == []
 
 
 def test_rights_that_end_while_a_view_is_blocked(running, source, database):

@@ -9,10 +9,8 @@ from headrace.collections import plan
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.types import BOOL, INT8, TEXT, Field
 from tests.runtime.harness import source_plan
-from tests.waiting import PATIENCE_S
 
 QUERY = "SELECT * FROM words"
-LONG_S = PATIENCE_S
 
 
 def write(source, *words: str) -> None:

@@ -24,7 +24,7 @@ from headrace.server.direct import Direct
 from headrace.server.listener import Listener
 from headrace.server.upstream import SourceAddress
 from headrace.sql import install
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, time_passes
 
 
 class FakeBuilder:
@@ -78,7 +78,7 @@ class FakeBuilder:
                 await asyncio.Event().wait()  # for ever
             except asyncio.CancelledError:
                 self.cancelled.set()
-                await asyncio.sleep(0.2)
+                await asyncio.to_thread(time_passes, 0.2)
                 self.cleaned.set()
                 raise
         progress(

@@ -23,9 +23,10 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import same_text, slot, wait_until, wal_end
+from tests.faults.helpers import same_text, slot, wal_end
 from tests.faults.matrix import load
 from tests.proxy import Proxy
+from tests.waiting import wait_until
 
 BUILDER = "headrace.views.builder"
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE_S", "90"))
@@ -226,14 +227,11 @@ class World:
         assert not self.witness.torn, self.witness.torn
 
     def _equal(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        def wrong() -> dict[str, Any]:
             with connect(self.dsn) as conn:
-                wrong = self._wrong(conn)
-            if not wrong:
-                return
-            assert time.monotonic() < deadline, wrong
-            time.sleep(0.02)
+                return self._wrong(conn)
+
+        wait_until(lambda: not wrong(), wrong)
 
     def _wrong(self, conn: psycopg.Connection) -> dict[str, Any]:
         """Views that are not equal or not running, and how."""
@@ -251,10 +249,7 @@ class World:
 
     def _nothing_left(self, conn: psycopg.Connection) -> None:
         end = wal_end(conn)
-        deadline = time.monotonic() + PATIENCE_S
-        while left := self._left(conn):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.02)
+        wait_until(lambda: not self._left(conn), lambda: self._left(conn))
         wait_until(
             lambda: slot(conn, self.slot_name)[0] >= end,
             f"the slot is confirmed up to {end:X}: nothing holds it",
