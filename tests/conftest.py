@@ -11,6 +11,7 @@ stay together and in order, and all that want Spark share one session.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -174,7 +175,7 @@ def started(
     engine = EmbeddedEngine(
         make_conninfo(databases.server, dbname=name),
         folders.mktemp("engine") / "data",
-        env=environment(name) | (given.kwargs if given else {}),
+        env=environment(name) | dict(given.kwargs if given else {}),
         args=given.args if given else (),
     )
     try:
@@ -211,7 +212,7 @@ def shared_engine(
             " ORDER BY (SELECT count(*) FROM headrace.view_uses WHERE view_id = id) DESC"
         ).fetchall()
         for (name,) in names:
-            wait_until(lambda n=name: dropped(conn, n), f"{name} is dropped")
+            wait_until(functools.partial(dropped, conn, name), f"{name} is dropped")
         for (name,) in conn.execute(
             "SELECT format('%I', nspname) FROM pg_namespace WHERE oid >= 16384"
             " AND nspname <> 'headrace' AND nspname !~ '^pg_' OR nspname = 'public'"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.amounts import seeds
 from tests.differential.generate import Generator
-from tests.differential.harness import create_view, follow
+from tests.views import create_view, follow
 from tests.waiting import create_marker
 
 SCHEMAS = int(os.environ.get("HEADRACE_DIFF_SCHEMAS", "2"))

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.amounts import seeds
-from tests.differential.harness import (
+from tests.views import (
     check,
     commit,
     create_view,

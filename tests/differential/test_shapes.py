@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 from tests.amounts import seeds
-from tests.differential.harness import create_view, difference, multiset
 from tests.differential.shapes import Shapes
+from tests.views import create_view, difference, multiset
 from tests.waiting import bump, create_marker, wait_until
 
 SCHEMAS = int(os.environ.get("HEADRACE_SHAPES", "2"))
@@ -79,7 +79,7 @@ def run(seed: int, source, commander, only: set[int] | None = None) -> Outcome:
     shown: list[tuple[str, list[str]]] = []
     for number in range(QUERIES):
         if only is None or number in only:
-            query, kinds = shapes.query(number, shown)
+            query, kinds = shapes.shape(number, shown)
             name = f"v{number}"
             if create(source, commander, name, query, outcome):
                 views[name] = query

@@ -15,6 +15,7 @@ import threading
 import psycopg
 import pytest
 
+from tests.views import differs
 from tests.waiting import (
     PATIENCE_S,
     at_any_moment,
@@ -145,11 +146,7 @@ def settle(source: psycopg.Connection) -> None:
 
 def assert_equal(source: psycopg.Connection, views: dict[str, str]) -> None:
     for name, query in views.items():
-        sql = (
-            f"SELECT 'missing', q::text FROM (({query}) EXCEPT ALL SELECT * FROM {name}) q"
-            f" UNION ALL SELECT 'extra', q::text FROM (SELECT * FROM {name} EXCEPT ALL ({query})) q"
-        )
-        assert source.execute(sql).fetchall() == [], name
+        assert differs(source, name, query) == [], name
 
 
 @pytest.mark.timeout(420)

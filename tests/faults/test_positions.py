@@ -12,7 +12,7 @@ import pytest
 
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import slot, status_of, wal_end
+from tests.faults.helpers import slot, wal_end
 from tests.runtime.harness import (
     copy_state,
     create_view,
@@ -21,6 +21,7 @@ from tests.runtime.harness import (
     source_plan,
 )
 from tests.runtime.test_engine import WorkerProcess
+from tests.views import status_of
 from tests.waiting import wait_until
 
 QUERY = "SELECT * FROM items"

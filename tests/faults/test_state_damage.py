@@ -12,7 +12,6 @@ import pytest
 
 from headrace.errors import ContinuityLost, HeadraceError, StateDamaged
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import status_of
 from tests.runtime.harness import (
     Running,
     copy_state,
@@ -21,6 +20,7 @@ from tests.runtime.harness import (
     settle,
     source_plan,
 )
+from tests.views import status_of
 from tests.waiting import wait_until
 
 ROUNDS = 4

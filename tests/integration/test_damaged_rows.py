@@ -8,7 +8,7 @@ import signal
 import psycopg
 import pytest
 
-from tests.faults.helpers import same_text, status_of
+from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
@@ -65,7 +65,7 @@ def test_a_stopped_view_with_a_row_that_is_damaged(conn, damage):
     )
     conn.execute("UPDATE t SET n = n + 1")
     conn.execute("CALL headrace.wait_for('whole')")
-    assert not same_text(conn, "whole", QUERY)
+    assert not differs(conn, "whole", QUERY)
     for name in ("broken", "whole"):
         conn.execute("CALL headrace.drop_view(%s)", (name,))
 
@@ -91,7 +91,7 @@ def test_a_builder_is_started_until_it_can_be_tidied_up_after(conn, engine):
     finally:
         conn.execute("DROP TRIGGER no ON headrace.views; DROP FUNCTION no()")
     conn.execute("CALL headrace.create_view('v', %s)", (QUERY,))
-    assert not same_text(conn, "v", QUERY)
+    assert not differs(conn, "v", QUERY)
     assert (
         conn.execute("SELECT FROM headrace.views WHERE view_name = 'dead'").fetchone()
         is None

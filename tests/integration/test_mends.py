@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import ITEMS
+from tests.views import differs
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
@@ -32,14 +33,10 @@ def told(conn, name):
 
 def same(conn, name, query=QUERY):
     """Whether the table is its query, digit by digit."""
-    rows = []
-    for relation in (f"TABLE {name}", query):
-        try:
-            found = conn.execute(f"SELECT q::text FROM ({relation}) q").fetchall()
-        except psycopg.errors.UndefinedTable:
-            return False
-        rows.append(sorted(row[0] for row in found))
-    return rows[0] == rows[1]
+    try:
+        return not differs(conn, name, query)
+    except psycopg.errors.UndefinedTable:
+        return False
 
 
 def mended(conn, name, query=QUERY, because=""):

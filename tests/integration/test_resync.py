@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import ITEMS
+from tests.views import differs
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
@@ -31,11 +32,7 @@ def status(conn, name):
 
 def assert_equal(conn, name, query=QUERY):
     """The table is its query, digit by digit."""
-    rows = [
-        sorted(r[0] for r in conn.execute(f"SELECT q::text FROM ({q}) q").fetchall())
-        for q in (f"TABLE {name}", query)
-    ]
-    assert rows[0] == rows[1]
+    assert differs(conn, name, query) == []
 
 
 def wait(conn, name):

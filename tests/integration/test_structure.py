@@ -7,8 +7,6 @@ import pytest
 
 from tests.waiting import bump, wait_for, wait_until
 
-pytestmark = pytest.mark.shared_engine
-
 TABLES = """
 CREATE TABLE p (id int, k int, v varchar(10), PRIMARY KEY (id, k)) PARTITION BY LIST (k);
 CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);

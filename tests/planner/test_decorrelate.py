@@ -331,6 +331,7 @@ def nested(depth, level=1):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data")
 def test_plans_do_not_grow_exponentially_with_the_depth(data):
     """Each level has twice the subqueries of the one around it."""

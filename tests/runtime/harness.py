@@ -24,6 +24,7 @@ from psycopg.types.json import Jsonb
 from headrace.collections import plan
 from headrace.collections.dataflow import Dataflow, load_columns
 from headrace.config import Settings
+from headrace.expressions.ir import Expr
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import copytext, text
 from headrace.population import uses
@@ -125,7 +126,7 @@ def settings_for(dsn: str, folder: Path, **changes: Any) -> Settings:
 
 
 def source_plan(
-    conn: psycopg.Connection, name: str, *, filtered: plan.Expr | None = None
+    conn: psycopg.Connection, name: str, *, filtered: Expr | None = None
 ) -> plan.PhysicalPlan:
     """All columns of a table (with primary key ``id``), perhaps filtered or mapped."""
     rows = conn.execute(
@@ -219,7 +220,7 @@ def create_view(
 
 def populate(
     dsn: str, physical: plan.PhysicalPlan, store: MemoryStore, settings: Settings
-):
+) -> tuple[int, pa.RecordBatch, dict[str, Any]]:
     """(consistent point, first result, facts) of a snapshot of a temporary slot."""
     info = connect.conninfo(dsn, name="population", replication=True)
     flow = Dataflow(physical, store, RemoteEvaluator(dsn, {}, None), 0)
@@ -252,14 +253,6 @@ def populate(
     weights = result.column(WEIGHT).to_numpy()
     rows = result.take(pa.array(np.arange(len(weights)).repeat(weights)))
     return lsn, rows, facts
-
-
-def same(conn: psycopg.Connection, name: str, query: str) -> list[Any]:
-    """Rows by which the result table differs from the query."""
-    return conn.execute(
-        f"SELECT 'missing', q::text FROM (({query}) EXCEPT ALL SELECT * FROM {name}) q"
-        f" UNION ALL SELECT 'extra', q::text FROM (SELECT * FROM {name} EXCEPT ALL ({query})) q"
-    ).fetchall()
 
 
 def settle(

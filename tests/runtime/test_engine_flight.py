@@ -18,7 +18,6 @@ from headrace.runtime.writing import SinkThread
 from headrace.state import rocks
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL
-from tests.faults.helpers import status_of
 from tests.proxy import Proxy
 from tests.runtime.harness import (
     ITEMS,
@@ -28,6 +27,7 @@ from tests.runtime.harness import (
     source_plan,
 )
 from tests.runtime.test_engine import WorkerProcess, assert_consistent
+from tests.views import status_of
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT * FROM items"

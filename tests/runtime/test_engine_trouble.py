@@ -10,13 +10,13 @@ from headrace.errors import StateDamaged
 from headrace.kernels import copytext
 from headrace.runtime import writing
 from headrace.sink.writer import SinkWriter
-from tests.faults.helpers import status_of
 from tests.runtime.harness import (
     create_view,
     same,
     settle,
     source_plan,
 )  # fmt: skip
+from tests.views import status_of
 from tests.waiting import wait_until
 
 QUERY = "SELECT * FROM items"

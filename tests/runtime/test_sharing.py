@@ -15,9 +15,9 @@ from headrace.process import faults
 from headrace.runtime import views
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Shared
-from tests.faults.helpers import status_of
-from tests.runtime.harness import create_view, same, settle
+from tests.runtime.harness import create_view, settle
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
+from tests.views import differs, status_of
 from tests.waiting import PATIENCE_S, wait_until
 
 JOINED = "FROM items i JOIN orders o ON o.item = i.id"
@@ -75,7 +75,7 @@ def change(source, rng: random.Random, transactions: int = 1) -> None:
 def check(running, source, **queries: str) -> None:
     settle(running, source)
     for name, query in queries.items():
-        assert same(source, name, query) == [], name
+        assert differs(source, name, query) == [], name
 
 
 def joined(running, count: int = 1) -> list[Shared]:

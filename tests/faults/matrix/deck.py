@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import psycopg
 
@@ -256,7 +257,7 @@ def process_cards(rng: random.Random) -> list[Card]:
 # --- the source and the network
 
 
-def server_stopped(mode: str) -> Card:
+def server_stopped(mode: Literal["kill", "smart", "fast", "immediate"]) -> Card:
     def do(world: World) -> None:
         at_any_moment(world.rng, 0.0, 0.2)
         log = world.server.log

@@ -23,9 +23,10 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import same_text, slot, wal_end
+from tests.faults.helpers import slot, wal_end
 from tests.faults.matrix import load
 from tests.proxy import Proxy
+from tests.views import differs
 from tests.waiting import wait_until
 
 BUILDER = "headrace.views.builder"
@@ -171,6 +172,7 @@ class World:
     ) -> Exception | None:
         """create_view; tried again if all it met was a TRUNCATE of the load."""
         options = f'{{"commit_group": "{group}"}}' if group else "{}"
+        error = None
         for _ in range(5):
             error = self.call(
                 f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')"
@@ -243,7 +245,7 @@ class World:
             name: s for name, s in statuses.items() if s[0] != "running"
         }
         for name, query in self.views.items():
-            if different := same_text(conn, name, query):
+            if different := differs(conn, name, query):
                 wrong[name] = (statuses[name], len(different), different[:5])
         return wrong
 
