@@ -581,6 +581,9 @@ def test_a_class_has_a_name_of_its_own() -> None:
 def test_tests_wait_for_conditions() -> None:
     paths = [p for p in (ROOT / "tests").rglob("*.py") if p.name != "waiting.py"]
     assert len(paths) > 200
+    paths = [
+        p for p in paths if "sleep(" in p.read_text()
+    ]  # the others need no parsing
     found = {
         str(path.relative_to(ROOT)): asleep
         for path, tree in limits.read(paths).items()

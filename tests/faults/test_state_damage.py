@@ -12,15 +12,8 @@ import pytest
 
 from headrace.errors import ContinuityLost, HeadraceError, StateDamaged
 from headrace.state.rocks import RocksDatabase
-from tests.runtime.harness import (
-    Running,
-    copy_state,
-    create_view,
-    same,
-    settle,
-    source_plan,
-)
-from tests.views import status_of
+from tests.runtime.harness import Running, copy_state, create_view, settle, source_plan
+from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 ROUNDS = 4
@@ -176,7 +169,7 @@ def test_damaged_state_is_set_aside_and_the_views_say_so(start, database, source
     create_view(running, database, "c", source_plan(source, "items"), QUERY)
     source.execute("UPDATE items SET price = 0 WHERE id % 2 = 0")
     settle(running, source, 60)
-    assert same(source, "c", QUERY) == []
+    assert differs(source, "c", QUERY) == []
 
 
 def test_files_deleted_under_an_open_database(tmp_path):
@@ -225,7 +218,7 @@ def test_damaged_block_stops_its_view_and_no_other(start, database, source):
     assert code == StateDamaged.sqlstate, message
     settle(running, source, 60)
     assert status_of(source, "b")[0] == "running"
-    assert same(source, "b", "SELECT * FROM others") == []
+    assert differs(source, "b", "SELECT * FROM others") == []
 
 
 def test_log_of_the_state_cut_while_stopped(start, database, source):
@@ -245,7 +238,7 @@ def test_log_of_the_state_cut_while_stopped(start, database, source):
     for name, query in (("a", QUERY), ("b", "SELECT * FROM others")):
         status, _, message = status_of(source, name)
         if status == "running":
-            assert same(source, name, query) == []
+            assert differs(source, name, query) == []
         else:
             assert status == "error"
             assert "headrace.resync_view" in (message or "")

@@ -197,8 +197,9 @@ def test_populations_under_eight_writers(bench, tmp_path):
     populate_under_load(bench, tmp_path, 6, seed=1)
 
 
-def test_spark_populations_under_eight_writers(spark_bench, tmp_path):
-    populate_under_load(spark_bench, tmp_path, 3, seed=2, population="spark")
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_spark_populations_under_eight_writers(spark_bench, tmp_path, rounds):
+    populate_under_load(spark_bench, tmp_path, rounds, seed=2, population="spark")
 
 
 @pytest.mark.slow

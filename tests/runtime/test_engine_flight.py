@@ -19,15 +19,9 @@ from headrace.state import rocks
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL
 from tests.proxy import Proxy
-from tests.runtime.harness import (
-    ITEMS,
-    create_view,
-    same,
-    settle,
-    source_plan,
-)
+from tests.runtime.harness import ITEMS, create_view, settle, source_plan
 from tests.runtime.test_engine import WorkerProcess, assert_consistent
-from tests.views import status_of
+from tests.views import differs, status_of
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT * FROM items"
@@ -145,7 +139,7 @@ def test_processing_goes_on_while_the_sink_writes(source, start, database, gate)
     assert len(running.book.pipeline.flights()) == 4
     gate.open.set()
     settle(running, source)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert_once_in_order(source, view_id)
     assert_consistent(running, source)
 
@@ -168,7 +162,7 @@ def test_failure_of_n_takes_back_all_later_ones(source, start, database, gate):
     assert running.book.reconnects >= 1
     written = dict(gate.written)
     assert all(written[txid] > attempt for txid, attempt in flights.items())
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert_once_in_order(source, view_id)
     assert_consistent(running, source)
 
@@ -191,7 +185,7 @@ def test_lost_commit_answers_with_more_in_flight(source, start, database, gate):
             gate.open.set()
             settle(running, source)
         assert relay.dropped >= 3, "the fault must have landed"
-        assert same(source, "v", QUERY) == []
+        assert differs(source, "v", QUERY) == []
         assert_once_in_order(source, view_id)
         running.stop()
     finally:
@@ -214,10 +208,10 @@ def test_table_locked_with_more_in_flight(source, start, database, gate):
         gate.open.set()
         wait_until(lambda: status_of(source, "a")[0] == "sink_error", "a leaves")
         settle(running, source)
-        assert same(source, "b", QUERY) == []
+        assert differs(source, "b", QUERY) == []
         assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == before
         assert moves(source, a) == []
-    wait_until(lambda: same(source, "a", QUERY) == [], "a has caught up")
+    wait_until(lambda: differs(source, "a", QUERY) == [], "a has caught up")
     settle(running, source)
     for view_id in (a, b):
         assert_once_in_order(source, view_id)
@@ -253,7 +247,7 @@ def test_row_error_behind_txids_in_flight(source, start, database, gate):
     assert "(id)=(13)" in (message or "")
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == wanted
     settle(running, source)
-    assert same(source, "b", QUERY) == []
+    assert differs(source, "b", QUERY) == []
 
 
 @pytest.mark.parametrize("verb", ["pause", "suspend"])
@@ -278,14 +272,14 @@ def test_view_taken_out_with_txids_in_flight(source, start, database, gate, verb
     kept = source.execute("SELECT * FROM a ORDER BY id").fetchall()
     source.execute("DELETE FROM items WHERE id < 5")
     settle(running, source)
-    assert same(source, "b", QUERY) == []
+    assert differs(source, "b", QUERY) == []
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept
     if verb == "pause":
         running.on(lambda: lifecycle.resume(a))
     else:
         running.on(lambda: lifecycle.release("job"))
     settle(running, source)
-    wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
+    wait_until(lambda: differs(source, "a", QUERY) == [], "it has caught up")
     assert_consistent(running, source)
 
 
@@ -302,7 +296,7 @@ def test_view_dropped_with_txids_in_flight(source, start, database, gate):
     gate.open.set()
     settle(running, source)
     wait_until(lambda: a not in running.book.views, "it is forgotten")
-    assert same(source, "b", QUERY) == []
+    assert differs(source, "b", QUERY) == []
     assert running.error is None
 
 
@@ -318,7 +312,7 @@ def test_view_adopted_with_txids_in_flight(source, start, database, gate):
     adopted.result(PATIENCE_S).result(PATIENCE_S)
     running.on(lambda: running.engine.lifecycle.release("b"))
     settle(running, source)
-    assert same(source, "a", QUERY) == same(source, "b", QUERY) == []
+    assert differs(source, "a", QUERY) == differs(source, "b", QUERY) == []
     assert_consistent(running, source)
 
 
@@ -371,7 +365,7 @@ def test_kill_9_with_tables_far_ahead_of_the_state(source, start, database):
     source.execute("DELETE FROM items WHERE id > 2008")
     running = start(**NEVER)
     settle(running, source)
-    assert same(source, "a", QUERY) == same(source, "b", QUERY) == []
+    assert differs(source, "a", QUERY) == differs(source, "b", QUERY) == []
     for view_id in ids:
         assert_once_in_order(source, view_id)
     assert_consistent(running, source)
@@ -422,13 +416,13 @@ def test_machine_lost_with_everything_that_was_not_synced(
     running = start(**NEVER)
     assert running.book.position.txid <= stood
     settle(running, source)
-    assert same(source, "b", QUERY) == []
-    assert same(source, "c", "SELECT * FROM others") == []
+    assert differs(source, "b", QUERY) == []
+    assert differs(source, "c", "SELECT * FROM others") == []
     source.execute("DELETE FROM items WHERE id < 3")
     running.on(lambda: running.engine.lifecycle.resume(a))
     settle(running, source)
-    wait_until(lambda: same(source, "a", QUERY) == [], "the paused one goes on")
-    assert same(source, "b", QUERY) == []
+    wait_until(lambda: differs(source, "a", QUERY) == [], "the paused one goes on")
+    assert differs(source, "b", QUERY) == []
     assert lag_after != source.execute("SELECT count(*) FROM items").fetchone()
     assert_consistent(running, source)
 
@@ -460,7 +454,7 @@ def test_commits_go_on_while_a_checkpoint_is_written(
     for i in range(5):
         source.execute("INSERT INTO items VALUES (%s, 'y', 2)", (500 + i,))
         settle(running, source)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert running.book.confirmed == held, "nothing of it is durable"
     going.set()
     wait_until(lambda: running.book.confirmed > held, "it is confirmed")
@@ -489,7 +483,7 @@ def test_checkpoint_that_cannot_be_written_is_tried_again(
     assert running.book.checkpoints.error.code == "53100"
     source.execute("DELETE FROM items WHERE id = 2")
     settle(running, source)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     target = running.book.position.lsn
     wait_until(lambda: running.book.confirmed >= target, "it is written at last")
     assert len(failures) == 3
@@ -498,7 +492,7 @@ def test_checkpoint_that_cannot_be_written_is_tried_again(
     running.stop()
     running = start()
     settle(running, source)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert_consistent(running, source)
 
 
@@ -555,6 +549,6 @@ def test_named_groups_commit_by_themselves_and_all_are_exact(source, start, data
         source.execute("DELETE FROM items WHERE id = 4")
         settle(running, source)
         for name in ("a", "b", "d"):
-            assert same(source, name, QUERY) == []
-    wait_until(lambda: same(source, "c", QUERY) == [], "c has caught up")
+            assert differs(source, name, QUERY) == []
+    wait_until(lambda: differs(source, "c", QUERY) == [], "c has caught up")
     assert_consistent(running, source)

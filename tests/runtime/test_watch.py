@@ -20,13 +20,8 @@ from headrace.postgres import fingerprint
 from headrace.postgres.fingerprint import Uses
 from headrace.sql.verbs import CreateView
 from headrace.views.create import create_view as populate_view
-from tests.runtime.harness import (
-    Running,
-    create_view,
-    same,
-    settle,
-    source_plan,
-)  # fmt: skip
+from tests.runtime.harness import Running, create_view, settle, source_plan
+from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
 STOPS = {
@@ -174,7 +169,7 @@ def test_each_silent_alteration_stops_its_view_only(source, start, database):
     assert others.fetchone() == (1,)
     source.execute("INSERT INTO keep VALUES (100, 1, 'x')")
     settle(running, source)
-    assert same(source, "k", "SELECT * FROM keep") == []
+    assert differs(source, "k", "SELECT * FROM keep") == []
     for name in STOPS:
         assert contents(source, name) == before[name], "the last contents are kept"
 
@@ -201,7 +196,7 @@ def test_harmless_alterations_stop_nothing(source, start, database):
         )
         settle(running, source)
         assert status(source, "v") == ("running", None, None), ddl
-        assert same(source, "v", f"SELECT id, v, w, m FROM {table}") == [], ddl
+        assert differs(source, "v", f"SELECT id, v, w, m FROM {table}") == [], ddl
     named = source.execute("SELECT schema_name, table_name FROM headrace.view_tables")
     assert named.fetchall() in ([], [("somewhere", "other_name")])
 
@@ -224,7 +219,7 @@ def test_rows_after_an_alteration_are_not_taken_in(source, start, database):
     assert "was rewritten" in stopped(source, "v")
     settle(running, source)
     assert source.execute("SELECT * FROM v ORDER BY 1").fetchall() == before
-    assert same(source, "k", "SELECT * FROM keep") == []
+    assert differs(source, "k", "SELECT * FROM keep") == []
 
 
 def test_alteration_while_the_engine_is_down(source, start, database):
@@ -241,7 +236,7 @@ def test_alteration_while_the_engine_is_down(source, start, database):
     running = start(catalog_poll_ms=600_000)
     assert "was rewritten" in stopped(source, "v")
     settle(running, source)
-    assert same(source, "k", "SELECT * FROM keep") == []
+    assert differs(source, "k", "SELECT * FROM keep") == []
 
 
 @pytest.mark.parametrize(
@@ -279,7 +274,7 @@ def test_publication_changed(source, start, database, ddl, why):
     source.execute("UPDATE keep SET v = 60 WHERE id = 6")
     settle(running, source)
     assert status(source, "w") == ("running", None, None)
-    assert same(source, "w", "SELECT * FROM keep") == []
+    assert differs(source, "w", "SELECT * FROM keep") == []
 
 
 def test_facts_of_a_version_that_kept_no_rights(source):
@@ -403,7 +398,7 @@ def test_alteration_during_population(source, start, database, ddl):
             if status(source, name)[0] == "running":
                 ends.add("exact")
                 query = "SELECT id, v, w, m, m = 'ok' AS fine FROM keep"
-                assert same(source, name, query) == [], phase
+                assert differs(source, name, query) == [], phase
             else:
                 ends.add("stopped")
                 stopped(source, name)
@@ -448,5 +443,5 @@ def test_renaming_during_population(source, start, database):
         settle(running, source)
         assert status(source, f"v_{phase}") == ("running", None, None)
         assert (
-            same(source, f"v_{phase}", f"SELECT id, {first}, {second} FROM n") == []
+            differs(source, f"v_{phase}", f"SELECT id, {first}, {second} FROM n") == []
         ), phase

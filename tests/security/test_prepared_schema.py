@@ -80,14 +80,26 @@ def refused(server: psycopg.Connection, low: psycopg.Connection, tmp_path) -> st
 
 
 @pytest.fixture
-def refused_here(server, low, tmp_path, capsys) -> Callable[[], str]:
-    """As ``refused``, by the same code in this process: a process takes a second to start."""
+def here(server, capsys) -> Callable[[str], tuple[int, str]]:
+    """As ``run``, in this process: one of its own takes a second to start."""
+
+    def run(word: str) -> tuple[int, str]:
+        slot = f"s_{server.info.dbname}"
+        status = cli.main([word, "--source", server.info.dsn, "--slot-name", slot])
+        done = capsys.readouterr()
+        return status, done.out + done.err
+
+    return run
+
+
+@pytest.fixture
+def refused_here(server, low, tmp_path, here) -> Callable[[], str]:
+    """As ``refused``, by the same code in this process."""
 
     def judged() -> str:
+        status, checked = here("check")
+        assert status == 1
         slot = f"s_{server.info.dbname}"
-        words = ["check", "--source", server.info.dsn, "--slot-name", slot]
-        assert cli.main(words) == 1
-        checked = capsys.readouterr().out
         settings = Settings(
             source=server.info.dsn, data_dir=tmp_path / "data", slot_name=slot
         )
@@ -105,13 +117,13 @@ def refused_here(server, low, tmp_path, capsys) -> Callable[[], str]:
     ["", META + TRIGGER, VIEWS],
     ids=["empty", "trigger", "view"],
 )
-def test_a_schema_of_somebody_else(server, low, tmp_path, prepared):
+def test_a_schema_of_somebody_else(low, refused_here, here, prepared):
     low.execute("CREATE SCHEMA headrace; GRANT ALL ON SCHEMA headrace TO PUBLIC")
     low.execute(prepared.format(low=low.info.user))
-    said = refused(server, low, tmp_path)
+    said = refused_here()
     assert f'schema "headrace" belongs to role "{low.info.user}"' in said
     # Nor is it touched when it is to be removed.
-    status, said = run(server, tmp_path, "uninstall")
+    status, said = here("uninstall")
     assert status == 1
     assert "belongs to role" in said
     assert low.execute("SELECT * FROM trace").fetchall() == []
@@ -244,6 +256,16 @@ def test_rights_that_were_given_on_our_tables_are_taken_back(server, low):
     ]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         low.execute("CREATE TABLE headrace.mine (n int)")
+
+
+def test_the_commands_refuse_and_end(server, low, tmp_path):
+    low.execute("CREATE SCHEMA headrace; GRANT ALL ON SCHEMA headrace TO PUBLIC")
+    low.execute((META + TRIGGER).format(low=low.info.user))
+    assert "belongs to role" in refused(server, low, tmp_path)
+    status, said = run(server, tmp_path, "uninstall")
+    assert status == 1
+    assert "belongs to role" in said
+    assert low.execute("SELECT * FROM trace").fetchall() == []
 
 
 def test_what_we_made_is_ours(server, tmp_path):
