@@ -31,7 +31,8 @@ def status_of(
 
 def differs(conn: psycopg.Connection, view: str, query: str) -> list[str]:
     """Rows in which view and query differ, compared by their exact text."""
-    rows = 'SELECT q::text COLLATE "C" FROM ({}) q'
+    # A name that no column has.
+    rows = 'SELECT "its row"::text COLLATE "C" FROM ({}) "its row"'
     mine, wanted = rows.format(f"TABLE {view}"), rows.format(query)
     found = conn.execute(
         f"SELECT 'missing', * FROM (({wanted}) EXCEPT ALL ({mine})) m UNION ALL"
