@@ -76,6 +76,13 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where Python may not keep what it compiled, every process of every engine compiles it."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("pycache"))
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """DSN of a server's ``postgres`` database, as superuser."""
