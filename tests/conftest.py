@@ -35,8 +35,33 @@ hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 LOG_LINES_SHOWN = 150
+SERVERS = {"postgres", "engine"}
+"""Fixtures of the tests that may take long."""
+UNIT = ("unit", True)
+UNIT_S_MAX = 0.25
 ENGINES = pytest.StashKey[list[EmbeddedEngine]]()
 """The engines of a test, for its report."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What ``make slow-units`` asks for."""
+    parser.addoption("--slow-units", action="store_true", help="list slow unit tests")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """List the tests without a server that take longer than they should."""
+    if not config.getoption("slow_units"):
+        return
+    slow = [
+        (report.duration, report.nodeid)
+        for report in terminalreporter.getreports("passed")
+        if UNIT in report.user_properties and report.duration > UNIT_S_MAX
+    ]
+    terminalreporter.section(f"{len(slow)} slow units")
+    for seconds, name in sorted(slow, reverse=True):
+        terminalreporter.line(f"{seconds:6.2f} s  {name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,6 +79,9 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """A file is one piece of work; the Spark tests of all files are another."""
+    for item in items:
+        if not SERVERS & set(getattr(item, "fixturenames", ())):
+            item.user_properties.append(UNIT)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
