@@ -104,6 +104,7 @@ def test_index_and_grants_survive_changes(commander, source):
     assert differs(source, "v", QUERY) == []
 
 
+@pytest.mark.slow  # tests/population/test_spark.py is quicker: its tests share one session
 def test_spark_population_with_progress(commander, source):
     source.execute(
         "INSERT INTO orders SELECT i, i % 1000, (i % 777) / 7.0 FROM generate_series(10001, 60000) i"
@@ -122,23 +123,22 @@ def test_spark_population_with_progress(commander, source):
 
 @pytest.mark.skipif(PSQL is None, reason="no psql")
 def test_psql_interrupt_leaves_nothing(engine, commander, source):
-    source.execute(
-        "INSERT INTO orders SELECT i, i % 1000, 1 FROM generate_series(1000001, 1060000) i"
-    )
-    call = (
-        f"CALL headrace.create_view('v', $${QUERY}$$, '{{\"population\": \"spark\"}}')"
-    )
-    process = subprocess.Popen(
-        [str(PSQL), engine.dsn, "-X", "-c", call],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "LC_ALL": "C.UTF-8"}, start_new_session=True,
-    )  # fmt: skip
+    call = f"CALL headrace.create_view('v', $${QUERY}$$)"
     status = "SELECT status FROM headrace.views WHERE view_name = 'v'"
-    wait_until(
-        lambda: source.execute(status).fetchone() == ("populating",), "it is at work"
-    )
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=PATIENCE_S)
+    with psycopg.connect(engine.source) as writer:
+        # The snapshot waits for an open transaction.
+        writer.execute("CREATE TABLE open_one (x int)")
+        process = subprocess.Popen(
+            [str(PSQL), engine.dsn, "-X", "-c", call],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "LC_ALL": "C.UTF-8"}, start_new_session=True,
+        )  # fmt: skip
+        wait_until(
+            lambda: source.execute(status).fetchone() == ("populating",), "it waits"
+        )
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=PATIENCE_S)
+        writer.rollback()
     assert "canceling statement due to user request" in error
     assert source.execute("SELECT to_regclass('v')").fetchone() == (None,)
     assert source.execute(
