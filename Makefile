@@ -12,7 +12,7 @@ ARGS   ?=
 # Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
 PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test test-all bench fmt lint types golden lock clean
+.PHONY: setup demo test slow-units test-all bench fmt lint types golden lock clean
 
 setup: $(VENV)/.installed $(VENV)/.kernels
 
@@ -38,6 +38,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -m 'not slow' $(PARALLEL) $(ARGS)
+
+# What needs no server and takes long all the same: on a quiet machine.
+slow-units: setup
+	$(BIN)/python -m pytest -q -m 'not slow' --slow-units $(ARGS) \
+	  tests/collections tests/kernels tests/planner tests/state tests/expressions
 
 test-all: setup
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)

@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests import limits
+
 Graph = Mapping[str, frozenset[str]]
 """Module -> the modules of the same package that it imports."""
 
@@ -22,7 +24,7 @@ def module_name(path: Path, root: Path) -> str:
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import, also those inside functions."""
-    for node in ast.walk(tree):
+    for node in limits.nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -37,7 +39,7 @@ def graph(package: Path) -> Graph:
     found = {}
     for name, path in files.items():
         out = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in limits.nodes(limits.tree(path)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 leaves = [f"{node.module}.{alias.name}" for alias in node.names]
                 out |= {n if n in files else node.module for n in leaves}

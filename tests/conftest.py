@@ -10,6 +10,8 @@ stay together and in order, and all that want Spark share one session.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
+from tests.amounts import Run
 from tests.databases import Databases
 from tests.databases import drop_database as drop_database
 from tests.waiting import wait_until
@@ -32,10 +35,43 @@ hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 LOG_LINES_SHOWN = 150
-PATIENT = {"HEADRACE_VIEW_TIME_MS_MAX": "20000"}
-"""A busy machine may be ten times slower: there no view is to leave for that."""
+SERVERS = {"postgres", "engine"}
+"""Fixtures of the tests that may take long."""
+UNIT = ("unit", True)
+UNIT_S_MAX = 0.25
 ENGINES = pytest.StashKey[list[EmbeddedEngine]]()
 """The engines of a test, for its report."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What ``make slow-units`` asks for."""
+    parser.addoption("--slow-units", action="store_true", help="list slow unit tests")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """List the tests without a server that take longer than they should."""
+    if not config.getoption("slow_units"):
+        return
+    slow = [
+        (report.duration, report.nodeid)
+        for report in terminalreporter.getreports("passed")
+        if UNIT in report.user_properties and report.duration > UNIT_S_MAX
+    ]
+    terminalreporter.section(f"{len(slow)} slow units")
+    for seconds, name in sorted(slow, reverse=True):
+        terminalreporter.line(f"{seconds:6.2f} s  {name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run without slow tests tries fewer examples of each property."""
+    Run.quick = config.option.markexpr == "not slow"
+    if Run.quick:
+        hypothesis.settings.register_profile(
+            "quick", hypothesis.settings(), max_examples=30
+        )
+        hypothesis.settings.load_profile("quick")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
@@ -43,6 +79,9 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """A file is one piece of work; the Spark tests of all files are another."""
+    for item in items:
+        if not SERVERS & set(getattr(item, "fixturenames", ())):
+            item.user_properties.append(UNIT)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
@@ -63,6 +102,13 @@ def pytest_runtest_makereport(
             title = f"log of engine {engine.data_dir}, {len(lines)} lines"
             report.sections.append((title, "\n".join(lines[-LOG_LINES_SHOWN:])))
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where Python may not keep what it compiled, every process of every engine compiles it."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("pycache"))
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +139,17 @@ def database(databases: Databases) -> Iterator[str]:
     databases.give_back(name)
 
 
+def environment(database: str) -> dict[str, str]:
+    """The settings of an engine on ``database``, where its test says nothing else."""
+    return {
+        # Slots belong to the whole server: one name per database.
+        "HEADRACE_SLOT_NAME": f"headrace_{database}",
+        "HEADRACE_SPARK_WARM": "false",
+        # A busy machine may be ten times slower: there no view is to leave for that.
+        "HEADRACE_VIEW_TIME_MS_MAX": "20000",
+    }
+
+
 @pytest.fixture
 def start_engine(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -102,16 +159,10 @@ def start_engine(
 
     def start(source: str, *args: str, **env: str) -> EmbeddedEngine:
         dbname = psycopg.conninfo.conninfo_to_dict(source)["dbname"]
-        defaults = {
-            # Slots belong to the whole server: one name per database.
-            "HEADRACE_SLOT_NAME": f"headrace_{dbname}",
-            "HEADRACE_SPARK_WARM": "false",
-            **PATIENT,
-        }
         engine = EmbeddedEngine(
             source,
             tmp_path / f"engine{len(engines)}",
-            env=defaults | env,
+            env=environment(str(dbname)) | env,
             args=args,
         )
         engines.append(engine)
@@ -124,27 +175,43 @@ def start_engine(
 
 
 @pytest.fixture
-def engine(
-    database: str, start_engine: Callable[..., EmbeddedEngine]
-) -> EmbeddedEngine:
-    """A running ``headrace start`` on a fresh database."""
-    return start_engine(database)
+def engine(request: pytest.FixtureRequest) -> EmbeddedEngine:
+    """A running ``headrace start`` on a fresh database, or the module's (``shared_engine``).
+
+    Mark ``engine_with`` gives its arguments and environment.
+    """
+    if request.node.get_closest_marker("shared_engine"):
+        shared: EmbeddedEngine = request.getfixturevalue("shared_engine")
+        return shared
+    database: str = request.getfixturevalue("database")
+    start: Callable[..., EmbeddedEngine] = request.getfixturevalue("start_engine")
+    given = request.node.get_closest_marker("engine_with")
+    return start(database, *given.args, **given.kwargs) if given else start(database)
 
 
 @pytest.fixture(scope="module")
 def running_engine(
-    databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[EmbeddedEngine]:
     """One engine for a whole module; tests use it through ``shared_engine``."""
+    with started(databases, tmp_path_factory, request.node) as engine:
+        yield engine
+
+
+@contextlib.contextmanager
+def started(
+    databases: Databases, folders: pytest.TempPathFactory, node: pytest.Item
+) -> Iterator[EmbeddedEngine]:
+    """An engine on a database of its own, as mark ``engine_with`` of the node says."""
+    given = node.get_closest_marker("engine_with")
     name = databases.take()
     engine = EmbeddedEngine(
         make_conninfo(databases.server, dbname=name),
-        tmp_path_factory.mktemp("engine") / "data",
-        env={
-            "HEADRACE_SLOT_NAME": f"headrace_{name}",
-            "HEADRACE_SPARK_WARM": "false",
-            **PATIENT,
-        },
+        folders.mktemp("engine") / "data",
+        env=environment(name) | dict(given.kwargs if given else {}),
+        args=given.args if given else (),
     )
     try:
         engine.start()
@@ -169,7 +236,7 @@ def shared_engine(
 ) -> Iterator[EmbeddedEngine]:
     """The module's engine, left without views and its database without tables.
 
-    For tests that harm neither: a module makes it its ``engine`` by a fixture of that name.
+    For tests that harm neither: ``pytest.mark.shared_engine`` makes it their ``engine``.
     """
     request.node.stash.setdefault(ENGINES, []).append(running_engine)
     yield running_engine
@@ -180,7 +247,7 @@ def shared_engine(
             " ORDER BY (SELECT count(*) FROM headrace.view_uses WHERE view_id = id) DESC"
         ).fetchall()
         for (name,) in names:
-            wait_until(lambda n=name: dropped(conn, n), f"{name} is dropped")
+            wait_until(functools.partial(dropped, conn, name), f"{name} is dropped")
         for (name,) in conn.execute(
             "SELECT format('%I', nspname) FROM pg_namespace WHERE oid >= 16384"
             " AND nspname <> 'headrace' AND nspname !~ '^pg_' OR nspname = 'public'"

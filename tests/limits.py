@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,14 +20,20 @@ OPENING = ("psycopg.connect", "psycopg.AsyncConnection.connect")
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree: many rules look at them."""
+    return tuple(ast.walk(tree))
+
+
 def functions(tree: ast.AST) -> Iterator[Functions]:
     """Every function and method."""
-    return (n for n in ast.walk(tree) if isinstance(n, Functions))
+    return (n for n in nodes(tree) if isinstance(n, Functions))
 
 
 def classes(tree: ast.AST) -> Iterator[ast.ClassDef]:
     """Every class."""
-    return (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+    return (n for n in nodes(tree) if isinstance(n, ast.ClassDef))
 
 
 def long_functions(tree: ast.AST) -> list[str]:
@@ -67,7 +74,7 @@ def wide_functions(tree: ast.AST) -> list[str]:
 def long_prose(text: str, tree: ast.AST) -> list[str]:
     """Lines of docstrings and comments that are too long."""
     prose = {i for i, s in enumerate(text.split("\n"), 1) if s.lstrip().startswith("#")}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Expr(value=ast.Constant(value=str()), end_lineno=int(end)):
                 prose |= set(range(node.lineno, end + 1))
@@ -82,8 +89,10 @@ def opens(tree: ast.AST) -> list[str]:
     """Connections that are opened."""
     return [
         ast.unparse(node.func)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in OPENING
+        for node in nodes(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "connect"  # most calls need no more
+        and ast.unparse(node.func) in OPENING
     ]
 
 
@@ -93,7 +102,7 @@ def bare_oids(tree: ast.AST, oids: frozenset[int]) -> list[str]:
     A small number is one where it stands among others of them.
     """
     out = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             out += [str(node.value)] * (node.value in oids and node.value > SMALL_MAX)
         elif isinstance(node, ast.Set | ast.Tuple | ast.List):
@@ -114,6 +123,23 @@ def namesakes(trees: Mapping[str, ast.AST]) -> dict[str, list[str]]:
     return {name: found for name, found in where.items() if len(found) > 1}
 
 
+def sleeps(tree: ast.AST) -> list[str]:
+    """Where time is let pass; to let others go first (0) is something else."""
+    return [
+        ast.unparse(node)
+        for node in nodes(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", getattr(node.func, "id", "")) == "sleep"
+        and ast.unparse(node.args[0]) != "0"
+    ]
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """The tree of a file, parsed once for all rules."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def read(paths: list[Path]) -> dict[Path, ast.AST]:
     """Their trees."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {path: tree(path) for path in paths}

@@ -7,6 +7,7 @@ import socket
 import threading
 from typing import Final
 
+Pair = tuple[socket.socket, socket.socket]
 _COMMIT_DONE: Final = b"C\x00\x00\x00\x0bCOMMIT\x00"
 
 
@@ -23,7 +24,7 @@ class Proxy:
         self.dropped = 0
         self.flowing = threading.Event()
         self.flowing.set()
-        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._pairs: set[Pair] = set()
         self._deaf: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -84,7 +85,7 @@ class Proxy:
                 ).start()
 
     def _relay(
-        self, pair, source: socket.socket, sink: socket.socket, answers: bool
+        self, pair: Pair, source: socket.socket, sink: socket.socket, answers: bool
     ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
@@ -101,7 +102,7 @@ class Proxy:
                     sink.sendall(data)
         self._end(pair)
 
-    def _end(self, pair) -> None:
+    def _end(self, pair: Pair) -> None:
         with self._lock:
             self._pairs.discard(pair)
         self._deaf.difference_update(pair)

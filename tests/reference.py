@@ -73,6 +73,8 @@ def _node(  # noqa: C901  one case per node
             return _topk(node, inputs[0])
         case plan.SinkSpec():
             return inputs[0]
+        case _:
+            raise AssertionError(f"{node} has no reference")
 
 
 def _distinct(node: plan.DistinctSpec, rows: Counter[Row]) -> Counter[Row]:

@@ -13,6 +13,7 @@ from headrace.errors import Interrupted, LimitExceeded, UserError
 from headrace.population.options import ViewOptions
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
+from tests.waiting import time_passes
 
 
 class Part:
@@ -35,7 +36,7 @@ def test_nothing_is_bounded_where_no_bound_is_applied():
 def test_own_time_counts_and_waiting_does_not():
     bound = Bound(Limits(time_ms=100))
     with bound.applied():
-        time.sleep(0.3)
+        time_passes(0.3)
         bounds.check()
         work(0.2)
         with pytest.raises(

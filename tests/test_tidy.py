@@ -237,8 +237,7 @@ def other_than(known: dict[str, str], name: str, found: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_module(path: Path) -> None:
-    text = path.read_text()
-    tree = ast.parse(text)
+    text, tree = path.read_text(), limits.tree(path)
     problems = banned(tree) if path.name != "clock.py" else []  # the replacement itself
     name = str(path.relative_to(PACKAGE))
     problems += limits.long_functions(tree)
@@ -370,7 +369,7 @@ def test_every_setting_has_a_reader() -> None:
 
 def test_every_module_is_used() -> None:
     texts = {p: p.read_text() for p in MODULES}
-    used = {name for t in texts.values() for _, name in arrows.imported(ast.parse(t))}
+    used = {name for p in MODULES for _, name in arrows.imported(limits.tree(p))}
     for name in ("pyproject.toml", "Makefile", "setup.py"):
         texts[ROOT / name] = (ROOT / name).read_text()
     unused = [
@@ -577,3 +576,23 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert len(trees) > 250
     found = limits.namesakes(trees)
     assert found == {}, found
+
+
+def test_tests_wait_for_conditions() -> None:
+    paths = [p for p in (ROOT / "tests").rglob("*.py") if p.name != "waiting.py"]
+    assert len(paths) > 200
+    paths = [
+        p for p in paths if "sleep(" in p.read_text()
+    ]  # the others need no parsing
+    found = {
+        str(path.relative_to(ROOT)): asleep
+        for path, tree in limits.read(paths).items()
+        if (asleep := limits.sleeps(tree))
+    }
+    assert found == {}, "tests/waiting.py has what waits, and says for what"
+
+
+def test_sleep_rule_itself() -> None:
+    assert limits.sleeps(ast.parse("time.sleep(1)")) == ["time.sleep(1)"]
+    assert limits.sleeps(ast.parse("async def f(): await asyncio.sleep(0.1)"))
+    assert not limits.sleeps(ast.parse("async def f(): await asyncio.sleep(0)"))

@@ -6,8 +6,11 @@ views commit a txid together, so once ``marker_view`` shows a number, every view
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -22,13 +25,51 @@ STOPPED = """
 """
 
 
-def wait_until(done: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
+def wait_until(
+    done: Callable[[], Any],
+    what: str | Callable[[], object],
+    seconds: float = PATIENCE_S,
+    every_s: float = 0.01,
+) -> Any:
     """The first true answer of ``done``; fails with ``what`` after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (answer := done()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
+        if time.monotonic() > deadline:
+            said = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {seconds} s: {said}")
+        time.sleep(every_s)
     return answer
+
+
+async def eventually(done: Callable[[], Any], what: str) -> Any:
+    """As ``wait_until``, while the loop goes on; ``done`` may be a coroutine function."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = done()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+def at_any_moment(rng: random.Random, least_s: float, most_s: float) -> None:
+    """Let a random time pass: what comes next, mostly a kill, meets the others anywhere."""
+    time.sleep(rng.uniform(least_s, most_s))
+
+
+def time_passes(seconds: float) -> None:
+    """Let so much time pass, where that is what the test is about: an age, a stall."""
+    time.sleep(seconds)
+
+
+def again_and_again(seconds: float) -> Iterator[None]:
+    """For so long: to look at what must be so at every moment."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.02)
 
 
 def create_marker(source: psycopg.Connection, commander: psycopg.Connection) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.collections.dataflow import Dataflow
@@ -16,6 +16,7 @@ from headrace.errors import BugError
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
 from headrace.types import WEIGHT
+from tests.amounts import examples
 from tests.plans import all_plans, table
 from tests.reference import Row, evaluate
 from tests.streams import DELETE, INSERT, TRUNCATE, UPDATE, Op, Table
@@ -122,7 +123,7 @@ def accumulate(shown: Counter[Row], diffs: Counter[Row]) -> Counter[Row]:
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["key", "full"])
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@examples(25)
 @given(first=choices, stream=streams)
 def test_equals_the_reference_after_every_txid(name, keyed, first, stream) -> None:
     tables = [table(1, keyed=keyed), table(2, keyed=keyed)]
@@ -156,7 +157,7 @@ def test_equals_the_reference_after_every_txid(name, keyed, first, stream) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=10)
+@examples(10)
 @given(first=choices, stream=streams)
 def test_rollback_and_replay_change_nothing(name, first, stream) -> None:
     tables = [table(1), table(2)]

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.collections import build, plan
@@ -17,6 +17,7 @@ from headrace.errors import DefiniteFailure
 from headrace.expressions.ir import Column
 from headrace.state.memory import MemoryStore
 from headrace.types import INT4, NUMERIC, Field
+from tests.amounts import examples
 from tests.ledger import diffs, lines
 from tests.plans import native, number
 
@@ -274,7 +275,7 @@ edges = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(txids=st.lists(st.tuples(edges, st.booleans()), max_size=6))
 def test_closure_equals_naive_iteration(txids) -> None:
     flow = Harness(closure(distinct=True))
@@ -289,7 +290,7 @@ def test_closure_equals_naive_iteration(txids) -> None:
     assert not any(flow.store.dump().values())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(txids=st.lists(st.tuples(edges, st.booleans()), max_size=5))
 def test_bounded_walks_equal_naive_iteration(txids) -> None:
     flow = Harness(bounded(4), (*PAIR, Field("n", INT4)))

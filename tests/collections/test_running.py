@@ -8,7 +8,7 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.collections import plan, running
@@ -17,6 +17,7 @@ from headrace.collections.running import Running
 from headrace.errors import BugError, RowError
 from headrace.state.memory import MemoryStore
 from headrace.types import BOOL, INT4, INT8, NUMERIC, TEXT, Field
+from tests.amounts import examples
 from tests.disturbed import WAYS, Disturbed, fitting, line
 from tests.ledger import diffs, lines
 
@@ -156,7 +157,7 @@ txids = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     stream=txids,
     names=st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3, unique=True),

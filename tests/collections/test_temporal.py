@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.collections import plan
@@ -14,6 +14,7 @@ from headrace.expressions.ir import Column, Expr, Literal, Native
 from headrace.expressions.native import TypeRef, resolve
 from headrace.state.memory import MemoryStore
 from headrace.types import BOOL, INT4, TIMESTAMPTZ, Field, diff_batch
+from tests.amounts import examples
 
 IN = (Field("ts", TIMESTAMPTZ), Field("k", INT4), Field("later", TIMESTAMPTZ))
 OUT = (*IN, Field("c0", BOOL), Field("c1", BOOL), Field("c2", BOOL), Field("c3", BOOL))
@@ -127,7 +128,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(stream=steps, first=st.lists(rows, max_size=6))
 def test_equals_comparing_every_row_at_every_instant(stream, first) -> None:
     store = MemoryStore()

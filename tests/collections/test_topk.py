@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.collections import plan, topk
@@ -15,6 +15,7 @@ from headrace.collections.topk import TopK
 from headrace.errors import BugError
 from headrace.state.memory import MemoryStore
 from headrace.types import FLOAT8, INT4, NUMERIC, TEXT, Field
+from tests.amounts import examples
 from tests.disturbed import WAYS, Disturbed, fitting, line
 from tests.ledger import diffs, lines
 from tests.reference import evaluate
@@ -148,7 +149,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     txids=st.lists(st.tuples(changes, st.sampled_from(WAYS)), max_size=6),
     keys=st.sampled_from([(), (0,)]),

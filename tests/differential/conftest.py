@@ -1,18 +1,37 @@
-"""Fixtures of the differential tests: one engine per module, and a connection to either side."""
+"""Fixtures of the differential tests: one engine for all of them, and a connection to either side.
+
+They make tables and views, and nothing else: no other test of an engine is as harmless.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 
+from headrace.embedded.engine import EmbeddedEngine
+from tests.conftest import started
+from tests.databases import Databases
+
+
+@pytest.fixture(scope="package")
+def running_engine(
+    databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Iterator[EmbeddedEngine]:
+    with started(databases, tmp_path_factory, request.node) as engine:
+        yield engine
+
 
 @pytest.fixture
-def engine(shared_engine):
+def engine(shared_engine: EmbeddedEngine) -> EmbeddedEngine:
     return shared_engine
 
 
 @pytest.fixture
-def source(engine):
+def source(engine: EmbeddedEngine) -> Iterator[psycopg.Connection]:
     with psycopg.connect(
         engine.source, autocommit=True, prepare_threshold=None
     ) as conn:
@@ -22,6 +41,6 @@ def source(engine):
 
 
 @pytest.fixture
-def commander(engine):
+def commander(engine: EmbeddedEngine) -> Iterator[psycopg.Connection]:
     with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
         yield conn

@@ -70,7 +70,7 @@ class Shapes(Generator):
             *(f"CREATE VIEW {name} AS {sql}" for name, sql, _ in self.views()),
         ]
 
-    def query(
+    def shape(
         self, number: int, results: Sequence[tuple[str, list[str]]] = ()
     ) -> tuple[str, list[str]]:
         """The query of that number and its columns' kinds; it may read ``results``, too."""
@@ -290,8 +290,9 @@ class Query:
             whole = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
             order, over = "", f" OVER ({by} {whole})"
         else:
-            order = self.maybe(0.4) and self.direction(self.rng.choice(fit)[0])
-            order = f" ORDER BY {order}" if order else ""
+            order = ""
+            if self.maybe(0.4):
+                order = f" ORDER BY {self.direction(self.rng.choice(fit)[0])}"
             end += self.grouping([c for c, _ in keys], items) if keys else ""
         condition = ""
         if self.maybe(0.3):
@@ -719,14 +720,14 @@ class Query:
                 text, kind = "count(*)", "big"
             return (f"(SELECT {text} FROM {source}{self.where(depth - 1, inner, columns, 0.4)})", kind)  # fmt: skip
         kind = rng.choice(["int", "text"])
-        inner, _ = self.plain(depth - 1, columns, [kind])
+        plain, _ = self.plain(depth - 1, columns, [kind])
         if roll < 0.8:
-            return f"({inner} ORDER BY 1 LIMIT 1)", kind
-        text = f"ARRAY({inner} ORDER BY 1)"
+            return f"({plain} ORDER BY 1 LIMIT 1)", kind
+        array = f"ARRAY({plain} ORDER BY 1)"
         return (
-            (text, "ints")
+            (array, "ints")
             if kind == "int"
-            else (f"array_to_string({text}, ',', '*')", "text")
+            else (f"array_to_string({array}, ',', '*')", "text")
         )
 
     def predicate(

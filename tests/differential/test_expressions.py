@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.differential.expressions import CASES, DDL, change, insert
-from tests.differential.harness import check
+from tests.views import check
 from tests.waiting import bump, create_marker, wait_for
 
 PER_VIEW = 10

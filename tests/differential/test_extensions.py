@@ -7,7 +7,7 @@ import random
 import psycopg
 import pytest
 
-from tests.differential.harness import create_view, follow, numbered
+from tests.views import create_view, follow, numbered
 from tests.waiting import create_marker
 
 DDL = """

@@ -14,7 +14,7 @@ from headrace.collections.source import load_columns
 from headrace.errors import UnsupportedError
 from headrace.planner import PlanRequest, plan
 from headrace.population.reader import WHOLE, copy_statement
-from tests.differential.harness import check, create_view, follow
+from tests.views import check, create_view, follow
 from tests.waiting import create_marker, wait_until
 
 DDL = """
@@ -84,7 +84,9 @@ def filled(source, commander):
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("population", ["local", "spark"])
+@pytest.mark.parametrize(
+    "population", ["local", pytest.param("spark", marks=pytest.mark.slow)]
+)
 def test_rows_come_into_view_and_leave_it(source, commander, population):
     rng = random.Random(population)
     for name, query in VIEWS.items():

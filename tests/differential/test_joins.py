@@ -9,7 +9,8 @@ import random
 
 import pytest
 
-from tests.differential.harness import create_view, follow, numbered
+from tests.amounts import seeds
+from tests.views import create_view, follow, numbered
 from tests.waiting import create_marker
 
 TABLES = ("r", "s", "w", "bag")
@@ -185,14 +186,7 @@ def test_joins_of_every_kind(source, commander):
     run(source, commander, 0, list(FIXED), Writer(0))
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", seeds(1, 35, 2))
 def test_random_chains_of_joins(seed, source, commander):
-    writer = Writer(seed)
-    run(source, commander, seed, [writer.query() for _ in range(12)], writer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 130))
-def test_more_random_chains_of_joins(seed, source, commander):
     writer = Writer(seed)
     run(source, commander, seed, [writer.query() for _ in range(12)], writer)

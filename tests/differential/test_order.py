@@ -11,7 +11,8 @@ import random
 import psycopg
 import pytest
 
-from tests.differential.harness import create_view, follow, numbered
+from tests.amounts import seeds
+from tests.views import create_view, follow, numbered
 from tests.waiting import create_marker
 
 DDL = """
@@ -265,24 +266,24 @@ def run(seed: int, source, commander, queries: list[str], writer: Writer) -> Non
     follow(source, views, transactions, f"seed {seed}")
 
 
-@pytest.mark.parametrize("seed", range(30, 32))
+@pytest.mark.parametrize("seed", seeds(30, 2))
 def test_inside_of_other_queries(seed, source, commander):
     run(seed, source, commander, list(INSIDE), Writer(seed))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(0, 3))
 def test_limits(seed, source, commander):
     writer = Writer(seed)
     run(seed, source, commander, [writer.limited() for _ in range(16)], writer)
 
 
-@pytest.mark.parametrize("seed", range(10, 13))
+@pytest.mark.parametrize("seed", seeds(10, 3))
 def test_windows(seed, source, commander):
     writer = Writer(seed)
     run(seed, source, commander, [writer.window() for _ in range(16)], writer)
 
 
-@pytest.mark.parametrize("seed", range(20, 22))
+@pytest.mark.parametrize("seed", seeds(20, 2))
 def test_fixed_queries(seed, source, commander):
     run(seed, source, commander, list(FIXED), Writer(seed))
 

@@ -10,7 +10,8 @@ import random
 import psycopg
 import pytest
 
-from tests.differential.harness import (
+from tests.amounts import seeds
+from tests.views import (
     check,
     commit,
     create_view,
@@ -26,12 +27,6 @@ DDL = """
     ALTER TABLE bag REPLICA IDENTITY FULL;
 """
 TRANSACTIONS = 12
-
-
-def seeds(first: int, count: int) -> list[object]:
-    """One seed for ``make test``, the others for ``make test-all``."""
-    more = range(first + 1, first + count)
-    return [first, *(pytest.param(seed, marks=pytest.mark.slow) for seed in more)]
 
 
 class Writer:

@@ -9,7 +9,8 @@ import random
 
 import pytest
 
-from tests.differential.harness import create_view, follow
+from tests.amounts import seeds
+from tests.views import create_view, follow
 from tests.waiting import create_marker
 
 DDL = """
@@ -92,7 +93,7 @@ def change(rng: random.Random) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(0, 2))
 def test_tables_equal_their_queries(seed, source, commander):
     rng = random.Random(seed)
     source.execute(DDL)

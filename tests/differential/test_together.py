@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.differential.harness import create_view, difference, multiset
+from tests.amounts import seeds
 from tests.differential.test_aggregates import FIRST, SMALL, Player, nine_digits
+from tests.views import create_view, difference, multiset
 
 SEED = int(os.environ.get("HEADRACE_TOGETHER_SEED", "1"))
 VIEWS = 18
-MORE = 20
+SEEDS = 22
 
 SOURCES = (
     "t",
@@ -181,12 +182,6 @@ def run(seed: int, source, commander) -> None:
     player.play(6)
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + 2))
+@pytest.mark.parametrize("seed", seeds(SEED, SEEDS))
 def test_aggregates_stand_beside_each_other_as_their_rows_do(seed, source, commander):
-    run(seed, source, commander)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(SEED + 2, SEED + 2 + MORE))
-def test_more_aggregates_beside_each_other(seed, source, commander):
     run(seed, source, commander)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.differential.expressions import DDL, VALUES, change, insert
-from tests.differential.harness import follow
+from tests.views import follow
 from tests.waiting import create_marker
 
 POSITIONS = {

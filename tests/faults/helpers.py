@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
+from headrace.embedded.engine import EmbeddedEngine
 from headrace.types import parse_lsn
-from tests.waiting import wait_until as wait_until
+from tests.waiting import wait_until
 
 WORKER = "headrace.runtime.worker"
 ENDLESS = """
@@ -44,19 +44,7 @@ def wal_end(conn: psycopg.Connection) -> int:
     return parse_lsn(row[0])
 
 
-def status_of(
-    conn: psycopg.Connection, name: str
-) -> tuple[str, str | None, str | None]:
-    """(status, SQLSTATE, message) of a view."""
-    row = conn.execute(
-        "SELECT status, sqlstate, message FROM headrace.views WHERE view_name = %s",
-        (name,),
-    ).fetchone()
-    assert row is not None, "the view is in the catalog"
-    return row
-
-
-def signal_worker(engine, number: signal.Signals) -> None:
+def signal_worker(engine: EmbeddedEngine, number: signal.Signals) -> None:
     pid = wait_until(lambda: engine.child(WORKER), "a worker")
     os.kill(pid, number)
 
@@ -67,15 +55,3 @@ def memory_peak_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no VmHWM")
-
-
-def same_text(conn: psycopg.Connection, view: str, query: str) -> list[Any]:
-    """Values in which view and query differ, compared by their exact text."""
-    rows = 'SELECT q::text COLLATE "C" FROM ({}) q'
-    mine, wanted = rows.format(f"TABLE {view}"), rows.format(query)
-    found = conn.execute(
-        f"SELECT 'missing', * FROM (({wanted}) EXCEPT ALL ({mine})) m UNION ALL"
-        f" SELECT 'extra', * FROM (({mine}) EXCEPT ALL ({wanted})) e"
-    ).fetchall()
-    # One line each: a row of many columns is not read otherwise.
-    return [f"{side} {row}" for side, row in found]

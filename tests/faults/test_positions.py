@@ -12,38 +12,19 @@ import pytest
 
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import slot, status_of, wait_until, wal_end
-from tests.runtime.harness import (
-    copy_state,
-    create_view,
-    install_schema,
-    same,
-    settle,
-    source_plan,
-    starting,
-)
+from tests.faults.helpers import slot, wal_end
+from tests.runtime.harness import copy_state, create_view, settle, source_plan
 from tests.runtime.test_engine import WorkerProcess
+from tests.views import differs, status_of
+from tests.waiting import wait_until
 
 QUERY = "SELECT * FROM items"
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(
-            "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric)"
-        )
-        conn.execute(
-            "INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 50) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path / "data") as run:
-        yield run
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, name text, price numeric);
+INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 50) i;
+"""
 
 
 def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  # H14
@@ -100,7 +81,7 @@ def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  
     running = start()
     settle(running, source, 60)
     for name in ("a", "b"):
-        assert same(source, name, QUERY) == []
+        assert differs(source, name, QUERY) == []
 
 
 def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
@@ -135,13 +116,13 @@ def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept
     source.execute("DELETE FROM items WHERE id < 9")
     settle(running, source, 60)
-    assert same(source, "b", QUERY) == []
+    assert differs(source, "b", QUERY) == []
     running.stop()
     running = start(wal_budget_bytes=2_000_000)
     source.execute("DELETE FROM items WHERE id < 12")
     settle(running, source, 60)
     assert status_of(source, "a")[0] == "error", "a restart does not revive it"
-    assert same(source, "b", QUERY) == []
+    assert differs(source, "b", QUERY) == []
 
 
 def test_view_blocked_after_idle_time_catches_up(start, database, source):
@@ -163,8 +144,8 @@ def test_view_blocked_after_idle_time_catches_up(start, database, source):
         running.stop()  # what the next one knows comes from the disk
         running = start(feedback_interval_ms=20, sink_retry_ms=100)
         source.execute("UPDATE items SET price = price + 1")
-        wait_until(lambda: same(source, "b", QUERY) == [], "the other goes on")
-    wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
+        wait_until(lambda: differs(source, "b", QUERY) == [], "the other goes on")
+    wait_until(lambda: differs(source, "a", QUERY) == [], "it has caught up")
     assert status_of(source, "a")[0] == "running"
 
 
@@ -177,7 +158,7 @@ def test_blocked_view_is_tried_again_in_time(start, database, source):
         source.execute("UPDATE items SET price = price + 1")
         wait_until(lambda: status_of(source, "a")[0] == "sink_error", "it is blocked")
     wait_until(lambda: status_of(source, "a")[0] == "running", "it is healed")
-    wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
+    wait_until(lambda: differs(source, "a", QUERY) == [], "it has caught up")
 
 
 def test_slot_that_moved_on_before_the_first_checkpoint_is_noticed(
@@ -254,7 +235,7 @@ def test_blocked_view_catches_up_by_the_part_of_a_batch_that_it_reads(
             source.execute("UPDATE items SET name = repeat(name, 30)")  # to a file
             source.execute("INSERT INTO others VALUES (1, 'one', 1)")
         wait_until(lambda: status_of(source, "b")[0] == "sink_error", "it is blocked")
-    wait_until(lambda: same(source, "b", others) == [], "it has caught up")
+    wait_until(lambda: differs(source, "b", others) == [], "it has caught up")
     assert status_of(source, "b")[0] == "running"
     settle(running, source, 60)
-    assert same(source, "a", QUERY) == []
+    assert differs(source, "a", QUERY) == []

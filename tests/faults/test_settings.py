@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.faults.helpers import same_text
+from tests.views import differs
 from tests.waiting import bump, create_marker, wait_for
 
 TYPES = """
@@ -116,7 +116,7 @@ def self_update(source: psycopg.Connection, views: dict[str, str]) -> None:
     wait_for(source, bump(source), 90)
     assert touched(source) == before
     for name, query in views.items():
-        assert not (wrong := same_text(source, name, query)), "\n".join([name, *wrong])
+        assert not (wrong := differs(source, name, query)), "\n".join([name, *wrong])
     # And a row goes when it is deleted: its stored text is the stream's.
     with source.transaction():
         source.execute(
@@ -128,7 +128,7 @@ def self_update(source: psycopg.Connection, views: dict[str, str]) -> None:
         number = bump(source)
     wait_for(source, number, 90)
     for name, query in views.items():
-        assert not (wrong := same_text(source, name, query)), "\n".join([name, *wrong])
+        assert not (wrong := differs(source, name, query)), "\n".join([name, *wrong])
 
 
 def scenario(start_engine, database: str, more: dict[str, str]) -> None:

@@ -8,22 +8,13 @@ from __future__ import annotations
 import json
 import shutil
 
-import psycopg
 import pytest
 
 from headrace.errors import ContinuityLost, HeadraceError, StateDamaged
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import status_of, wait_until
-from tests.runtime.harness import (
-    Running,
-    copy_state,
-    create_view,
-    install_schema,
-    same,
-    settle,
-    source_plan,
-    starting,
-)
+from tests.runtime.harness import Running, copy_state, create_view, settle, source_plan
+from tests.views import differs, status_of
+from tests.waiting import wait_until
 
 ROUNDS = 4
 KEYS = 400
@@ -135,24 +126,12 @@ def test_no_damaged_file_is_ever_loaded(tmp_path):
     assert refused > 20, "most of it must have been noticed"
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        for table, rows in (("items", 2000), ("others", 200)):
-            conn.execute(
-                f"CREATE TABLE {table} (id int PRIMARY KEY, name text, price numeric)"
-            )
-            conn.execute(
-                f"INSERT INTO {table} SELECT i, 'n' || i, i FROM generate_series(1, {rows}) i"
-            )
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path / "data") as run:
-        yield run
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, name text, price numeric);
+CREATE TABLE others (LIKE items INCLUDING ALL);
+INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 2000) i;
+INSERT INTO others SELECT i, 'n' || i, i FROM generate_series(1, 200) i;
+"""
 
 
 def two_views(start, database, source) -> Running:
@@ -190,7 +169,7 @@ def test_damaged_state_is_set_aside_and_the_views_say_so(start, database, source
     create_view(running, database, "c", source_plan(source, "items"), QUERY)
     source.execute("UPDATE items SET price = 0 WHERE id % 2 = 0")
     settle(running, source, 60)
-    assert same(source, "c", QUERY) == []
+    assert differs(source, "c", QUERY) == []
 
 
 def test_files_deleted_under_an_open_database(tmp_path):
@@ -239,7 +218,7 @@ def test_damaged_block_stops_its_view_and_no_other(start, database, source):
     assert code == StateDamaged.sqlstate, message
     settle(running, source, 60)
     assert status_of(source, "b")[0] == "running"
-    assert same(source, "b", "SELECT * FROM others") == []
+    assert differs(source, "b", "SELECT * FROM others") == []
 
 
 def test_log_of_the_state_cut_while_stopped(start, database, source):
@@ -259,7 +238,7 @@ def test_log_of_the_state_cut_while_stopped(start, database, source):
     for name, query in (("a", QUERY), ("b", "SELECT * FROM others")):
         status, _, message = status_of(source, name)
         if status == "running":
-            assert same(source, name, query) == []
+            assert differs(source, name, query) == []
         else:
             assert status == "error"
             assert "headrace.resync_view" in (message or "")

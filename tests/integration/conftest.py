@@ -1,4 +1,8 @@
-"""Connections to the engine of a module; what it fills them with, its own fixtures of these names say."""
+"""Connections to the engine of a test, and what is there before it begins.
+
+A module says by constants: ``TABLES``, statements for the source; ``MARKER``, whether there is
+the marker and its view; ``VIEWS``, queries by the names of their views.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
+from tests.waiting import create_marker
 
 ITEMS = """
 CREATE TABLE items (id int PRIMARY KEY, g int, x numeric);
@@ -16,16 +21,25 @@ INSERT INTO items SELECT i, i % 5, i * 1.50 FROM generate_series(1, 100) i;
 
 
 @pytest.fixture
-def source(engine: EmbeddedEngine) -> Iterator[psycopg.Connection]:
-    """A direct connection."""
-    with psycopg.connect(engine.source, autocommit=True) as conn:
+def source(
+    engine: EmbeddedEngine, request: pytest.FixtureRequest
+) -> Iterator[psycopg.Connection]:
+    """A direct connection to a database with the module's ``TABLES``."""
+    with psycopg.connect(
+        engine.source, autocommit=True, prepare_threshold=None
+    ) as conn:
+        conn.execute(getattr(request.module, "TABLES", ""))
         yield conn
 
 
 @pytest.fixture
 def commander(
-    engine: EmbeddedEngine, source: psycopg.Connection
+    engine: EmbeddedEngine, source: psycopg.Connection, request: pytest.FixtureRequest
 ) -> Iterator[psycopg.Connection]:
-    """A connection to the port, when there is what ``source`` makes."""
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+    """A connection to the port of an engine with the module's ``VIEWS``."""
+    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
+        if getattr(request.module, "MARKER", False):
+            create_marker(source, conn)
+        for name, query in getattr(request.module, "VIEWS", {}).items():
+            conn.execute("CALL headrace.create_view(%s, %s)", (name, query))
         yield conn

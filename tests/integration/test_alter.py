@@ -5,35 +5,26 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.views import differs
+
+pytestmark = pytest.mark.shared_engine
+
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int);
+INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i;
+CREATE TABLE kinds (g int PRIMARY KEY, ok bool);
+INSERT INTO kinds SELECT i, i <> 3 FROM generate_series(0, 9) i;
+"""
+
 OLD = "SELECT g, count(*) AS n FROM items GROUP BY g"
 NEW = "SELECT i.g, count(*) AS n FROM items i JOIN kinds k ON k.g = i.g WHERE k.ok GROUP BY i.g"
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(source):
-    source.execute("CREATE TABLE items (id int PRIMARY KEY, g int)")
-    source.execute("INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i")
-    source.execute("CREATE TABLE kinds (g int PRIMARY KEY, ok bool)")
-    source.execute("INSERT INTO kinds SELECT i, i <> 3 FROM generate_series(0, 9) i")
-    return source
-
-
-@pytest.fixture
-def commander(commander):
-    commander.execute(f"CALL headrace.create_view('v', '{OLD}')")
-    return commander
+VIEWS = {"v": OLD}
 
 
 def follows(conn, query):
     conn.execute("UPDATE items SET g = g + 1 WHERE id % 3 = 0")
     conn.execute("CALL headrace.wait_for('v', timeout => '90 s')")
-    rows = [conn.execute(f"{q} ORDER BY 1").fetchall() for q in ("TABLE v", query)]
-    return rows[0] == rows[1]
+    return differs(conn, "v", query) == []
 
 
 def published(conn):

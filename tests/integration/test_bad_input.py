@@ -5,31 +5,15 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.waiting import bump, create_marker, wait_for, wait_until
+from tests.waiting import bump, wait_for, wait_until
 
+pytestmark = pytest.mark.shared_engine
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(
-        engine.source, autocommit=True, prepare_threshold=None
-    ) as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY, k int, s text, d int)")
-        conn.execute(
-            "INSERT INTO t SELECT i, i % 3, 's' || i, 1 FROM generate_series(1, 10) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
-        create_marker(source, conn)
-        yield conn
+TABLES = """
+CREATE TABLE t (id int PRIMARY KEY, k int, s text, d int);
+INSERT INTO t SELECT i, i % 3, 's' || i, 1 FROM generate_series(1, 10) i;
+"""
+MARKER = True
 
 
 def create(conn: psycopg.Connection, name: str, query: str) -> None:

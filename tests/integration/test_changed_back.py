@@ -16,7 +16,7 @@ import pytest
 
 from tests.waiting import bump, create_marker, wait_until
 
-DDL = """
+TABLES = """
 CREATE SCHEMA one;
 CREATE SCHEMA two;
 CREATE SCHEMA three;
@@ -261,13 +261,6 @@ BLIND = pytest.mark.parametrize("engine", ["3600000"], indirect=True)
 def engine(database, start_engine, request):
     poll = getattr(request, "param", "1000")
     return start_engine(database, HEADRACE_CATALOG_POLL_MS=poll)
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        c.execute(DDL)
-        yield c
 
 
 @pytest.fixture

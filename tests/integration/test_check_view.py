@@ -5,6 +5,12 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+pytestmark = pytest.mark.shared_engine
+
+TABLES = """
+CREATE TABLE t (id int PRIMARY KEY, v int);
+CREATE TABLE keyless (x int);
+"""
 ACCEPTED = "SELECT v, count(*) AS n FROM t GROUP BY v"
 REFUSED = (
     ("SELECT id FROM t WHERE random() < 0.5", "0A000"),
@@ -12,14 +18,6 @@ REFUSED = (
     ("SELECT x FROM keyless", "55000"),
     ("SELECT id FROM", "42601"),
 )
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
-        conn.execute("CREATE TABLE keyless (x int)")
-        yield conn
 
 
 def made(source: psycopg.Connection) -> list:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import psycopg
 import pytest
 
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.shared_engine
+
 BUILDER = "headrace.views.builder"
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
 
 
 def test_its_tables_are_those_of_the_search_path_then(engine):
@@ -34,11 +32,11 @@ def test_its_tables_are_those_of_the_search_path_then(engine):
         )
         os.kill(engine.child(BUILDER), signal.SIGKILL)
         writer.rollback()
-        deadline = time.monotonic() + 90
         status = "SELECT status FROM headrace.views WHERE view_name = 'v'"
-        while conn.execute(status).fetchone() != ("running",):
-            assert time.monotonic() < deadline, conn.execute(status).fetchone()
-            time.sleep(0.05)
+        wait_until(
+            lambda: conn.execute(status).fetchone() == ("running",),
+            lambda: conn.execute(status).fetchone(),
+        )
         conn.execute("INSERT INTO app.t VALUES (3)")
         conn.execute("CALL headrace.wait_for('public.v')")
         rows = conn.execute("SELECT id FROM public.v ORDER BY id").fetchall()

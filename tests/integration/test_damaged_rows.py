@@ -8,8 +8,10 @@ import signal
 import psycopg
 import pytest
 
-from tests.faults.helpers import same_text, status_of
+from tests.views import differs, status_of
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.shared_engine
 
 BUILDER = "headrace.views.builder"
 QUERY = "SELECT id, n FROM t"
@@ -17,14 +19,9 @@ LIMIT = "54H01"
 """A stop after which a view is filled anew, whatever its options say."""
 
 
-@pytest.fixture(scope="module")
-def engine(running_engine):
-    return running_engine
-
-
 @pytest.fixture
-def conn(shared_engine):
-    with psycopg.connect(shared_engine.source, autocommit=True) as conn:
+def conn(engine):
+    with psycopg.connect(engine.source, autocommit=True) as conn:
         conn.execute("CREATE TABLE IF NOT EXISTS t (id int PRIMARY KEY, n int)")
         conn.execute("INSERT INTO t VALUES (1, 1) ON CONFLICT DO NOTHING")
         yield conn
@@ -68,14 +65,14 @@ def test_a_stopped_view_with_a_row_that_is_damaged(conn, damage):
     )
     conn.execute("UPDATE t SET n = n + 1")
     conn.execute("CALL headrace.wait_for('whole')")
-    assert not same_text(conn, "whole", QUERY)
+    assert not differs(conn, "whole", QUERY)
     for name in ("broken", "whole"):
         conn.execute("CALL headrace.drop_view(%s)", (name,))
 
 
-def test_a_builder_is_started_until_it_can_be_tidied_up_after(conn, shared_engine):
+def test_a_builder_is_started_until_it_can_be_tidied_up_after(conn, engine):
     """What the source answers to the tidying up does not end the supervision of the builder."""
-    first = shared_engine.child(BUILDER)
+    first = engine.child(BUILDER)
     conn.execute(
         "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql"
         " AS $$ BEGIN RAISE EXCEPTION 'no'; END $$"
@@ -90,13 +87,11 @@ def test_a_builder_is_started_until_it_can_be_tidied_up_after(conn, shared_engin
     try:
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        wait_until(
-            lambda: shared_engine.log.count("child not usable") > 0, "it is not used"
-        )
+        wait_until(lambda: engine.log.count("child not usable") > 0, "it is not used")
     finally:
         conn.execute("DROP TRIGGER no ON headrace.views; DROP FUNCTION no()")
     conn.execute("CALL headrace.create_view('v', %s)", (QUERY,))
-    assert not same_text(conn, "v", QUERY)
+    assert not differs(conn, "v", QUERY)
     assert (
         conn.execute("SELECT FROM headrace.views WHERE view_name = 'dead'").fetchone()
         is None

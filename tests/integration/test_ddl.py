@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import psycopg
-import pytest
-
-from tests.waiting import bump, create_marker, wait_until
+from tests.waiting import bump, wait_until
 
 STOPS = {
     "rewritten": (
@@ -48,32 +45,18 @@ CODES = dict.fromkeys(("rewritten", "relabelled", "replaced", "keyless"), "55H01
 """Of what a resync mends by itself, where the view's options are not to stop."""
 
 
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(
-        engine.source, autocommit=True, prepare_threshold=None
-    ) as conn:
-        conn.execute("CREATE TYPE mood AS ENUM ('ok', 'bad')")
-        conn.execute(
-            "CREATE FUNCTION twice(x int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT x * 2'"
-        )
-        for number in range(1, 10):
-            conn.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY, v int, m mood)")
-            conn.execute(
-                f"INSERT INTO t{number} SELECT i, i, 'ok' FROM generate_series(1, 5) i"
-            )
-        # Columns that a key merely includes are no part of the identity in the stream.
-        conn.execute(
-            "ALTER TABLE t9 DROP CONSTRAINT t9_pkey, ADD PRIMARY KEY (id) INCLUDE (v)"
-        )
-        yield conn
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
-        create_marker(source, conn)
-        yield conn
+TABLES = """
+CREATE TYPE mood AS ENUM ('ok', 'bad');
+CREATE FUNCTION twice(x int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT x * 2';
+"""
+for number in range(1, 10):
+    TABLES += f"""
+CREATE TABLE t{number} (id int PRIMARY KEY, v int, m mood);
+INSERT INTO t{number} SELECT i, i, 'ok' FROM generate_series(1, 5) i;
+"""
+# Columns that a key merely includes are no part of the identity in the stream.
+TABLES += "ALTER TABLE t9 DROP CONSTRAINT t9_pkey, ADD PRIMARY KEY (id) INCLUDE (v)"
+MARKER = True
 
 
 def test_views_stop_or_go_on(commander, source):

@@ -10,10 +10,7 @@ import pytest
 
 from headrace.process import rpc
 
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
+pytestmark = pytest.mark.shared_engine
 
 
 @pytest.mark.parametrize("direct", [False, True])

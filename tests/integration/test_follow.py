@@ -11,12 +11,11 @@ import re
 import signal
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
 from tests.waiting import wait_until
 
-DDL = """
+TABLES = """
 CREATE SCHEMA s;
 CREATE TYPE mood AS ENUM ('ok', 'bad');
 CREATE TYPE pair AS (x int, y varchar(5));
@@ -137,16 +136,8 @@ class World:
 
 
 @pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        c.execute(DDL)
-        yield c
-
-
-@pytest.fixture
-def world(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        yield World(engine, source, c)
+def world(engine, source, commander):
+    return World(engine, source, commander)
 
 
 GO_ON = (

@@ -5,10 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.views import differs
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
+pytestmark = pytest.mark.shared_engine
 
 
 def create(commander, name, query, options="{}"):
@@ -21,11 +20,7 @@ def create(commander, name, query, options="{}"):
 
 def assert_follows(commander, source, name, query):
     commander.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (name,))
-    rows = [
-        source.execute(f"SELECT x::text FROM ({q}) x ORDER BY 1").fetchall()
-        for q in (f"TABLE {name}", query)
-    ]
-    assert rows[0] == rows[1]
+    assert differs(source, name, query) == []
 
 
 def test_a_publication_for_all_tables_does_not_hinder_writing(

@@ -8,7 +8,12 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import ITEMS
+from tests.views import differs
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.shared_engine
+
+TABLES = ITEMS
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 NOTE = re.compile(r"^filled anew at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC because .+")
@@ -28,14 +33,10 @@ def told(conn, name):
 
 def same(conn, name, query=QUERY):
     """Whether the table is its query, digit by digit."""
-    rows = []
-    for relation in (f"TABLE {name}", query):
-        try:
-            found = conn.execute(f"SELECT q::text FROM ({relation}) q").fetchall()
-        except psycopg.errors.UndefinedTable:
-            return False
-        rows.append(sorted(row[0] for row in found))
-    return rows[0] == rows[1]
+    try:
+        return not differs(conn, name, query)
+    except psycopg.errors.UndefinedTable:
+        return False
 
 
 def mended(conn, name, query=QUERY, because=""):
@@ -63,17 +64,6 @@ def until_kept(conn, *names):
     wait_until(
         lambda: conn.execute(known, (list(names),)).fetchone() == (len(names),), "known"
     )
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(source):
-    source.execute(ITEMS)
-    return source
 
 
 def indexes(conn, name):

@@ -11,7 +11,9 @@ import pytest
 from tests.integration.test_follow import World
 from tests.waiting import wait_until
 
-DDL = """
+pytestmark = pytest.mark.shared_engine
+
+TABLES = """
 CREATE SCHEMA one;
 CREATE SCHEMA two;
 GRANT USAGE ON SCHEMA one, two TO PUBLIC;
@@ -75,16 +77,8 @@ STEPS = (
 
 
 @pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        c.execute(DDL)
-        yield c
-
-
-@pytest.fixture
-def world(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        yield World(engine, source, c)
+def world(engine, source, commander):
+    return World(engine, source, commander)
 
 
 def make(world: World, queries: dict[str, str], path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg.types.json import Jsonb
 
+from tests.views import differs
 from tests.waiting import bump, create_marker, wait_for, wait_until
 
 TOGETHER = "SELECT g, array_agg(a) AS x, array_agg(b) AS y FROM t GROUP BY g"
@@ -49,8 +50,7 @@ def test_aggregates_that_had_orders_of_their_own(engine):
             ("v", JUDGE),
             ("w", ALONE.replace("(b)", "(b ORDER BY b)")),
         ):
-            differ = f"(TABLE {name} EXCEPT ALL ({query}))"
-            assert source.execute(differ).fetchall() == []
+            assert differs(source, name, query) == []
 
 
 def make_old(source: psycopg.Connection, view_id: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.views import differs
 from tests.waiting import wait_until
 
 QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
@@ -16,26 +17,18 @@ def status(conn, name):
     ).fetchone()
 
 
-def differs(conn, name):
-    return conn.execute(
-        f"(TABLE {name} EXCEPT ALL ({QUERY})) UNION ALL (({QUERY}) EXCEPT ALL TABLE {name})"
-    ).fetchall()
-
-
-@pytest.fixture
-def source(database):
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int)")
-        conn.execute("INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i")
-        yield conn
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int);
+INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i;
+"""
 
 
 def wait(conn, name):
     conn.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (name,))
 
 
-def test_paused_views_stand_still_and_go_on(database, source, start_engine):
-    engine = start_engine(database)
+@pytest.mark.shared_engine
+def test_paused_views_stand_still_and_go_on(engine, source):
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         for name in ("a", "b"):
             commander.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
@@ -46,7 +39,7 @@ def test_paused_views_stand_still_and_go_on(database, source, start_engine):
         wait(commander, "b")
         assert status(source, "a") == ("paused", None)
         assert source.execute("TABLE a").fetchall() == before
-        assert differs(source, "b") == []
+        assert differs(source, "b", QUERY) == []
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="paused"):
             wait(commander, "a")
     engine.kill9()
@@ -60,14 +53,14 @@ def test_paused_views_stand_still_and_go_on(database, source, start_engine):
         commander.execute("CALL headrace.resume_view('a')")
         wait(commander, "a")
         assert status(source, "a") == ("running", None)
-        assert differs(source, "a") == []
+        assert differs(source, "a", QUERY) == []
         source.execute("UPDATE items SET g = g + 1")
         wait(source, "a")
-        assert differs(source, "a") == []
+        assert differs(source, "a", QUERY) == []
 
 
-def test_a_view_paused_for_too_long_needs_a_resync(database, source, start_engine):
-    engine = start_engine(database, HEADRACE_WAL_BUDGET_BYTES="2000000")
+@pytest.mark.engine_with(HEADRACE_WAL_BUDGET_BYTES="2000000")
+def test_a_view_paused_for_too_long_needs_a_resync(engine, source):
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         for name in ("a", "b"):
             commander.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
@@ -85,11 +78,11 @@ def test_a_view_paused_for_too_long_needs_a_resync(database, source, start_engin
             commander.execute("CALL headrace.resume_view('a')")
         assert "resync_view" in caught.value.diag.message_hint
         wait(commander, "b")
-        assert differs(source, "b") == []
+        assert differs(source, "b", QUERY) == []
 
 
-def test_only_owners_pause(database, source, start_engine):
-    engine = start_engine(database)
+@pytest.mark.shared_engine
+def test_only_owners_pause(engine, source):
     source.execute("DROP ROLE IF EXISTS e_pause; CREATE ROLE e_pause LOGIN")
     try:
         with psycopg.connect(engine.dsn, autocommit=True) as commander:

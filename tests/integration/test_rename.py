@@ -9,35 +9,21 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import ITEMS
+from tests.views import differs
+
+pytestmark = pytest.mark.shared_engine
 
 QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
 
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(source):
-    source.execute(ITEMS)
-    return source
-
-
-@pytest.fixture
-def commander(commander):
-    for name in ("v", "other"):
-        commander.execute(f"CALL headrace.create_view('{name}', '{QUERY}')")
-    return commander
+TABLES = ITEMS
+VIEWS = {"v": QUERY, "other": QUERY}
 
 
 def assert_follows(conn, name):
     conn.execute("UPDATE items SET g = g + 1")
     conn.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (name,))
-    rows = [
-        conn.execute(f"{q} ORDER BY 1").fetchall() for q in (f"TABLE {name}", QUERY)
-    ]
-    assert rows[0] == rows[1]
+    assert differs(conn, name, QUERY) == []
 
 
 def test_it_follows_under_each_name(commander, source, engine):

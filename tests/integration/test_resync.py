@@ -12,7 +12,12 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import ITEMS
+from tests.views import differs
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.shared_engine
+
+TABLES = ITEMS
 
 STOP = '{"on_damage": "stop", "on_change": "stop"}'
 """What was lost or altered waits for a call: else it might come by itself, just then."""
@@ -27,11 +32,7 @@ def status(conn, name):
 
 def assert_equal(conn, name, query=QUERY):
     """The table is its query, digit by digit."""
-    rows = [
-        sorted(r[0] for r in conn.execute(f"SELECT q::text FROM ({q}) q").fetchall())
-        for q in (f"TABLE {name}", query)
-    ]
-    assert rows[0] == rows[1]
+    assert differs(conn, name, query) == []
 
 
 def wait(conn, name):
@@ -64,17 +65,6 @@ def cancelling(conn):
     finally:
         done.set()
         thread.join()
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(source):
-    source.execute(ITEMS)
-    return source
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import pytest
 from tests.integration.test_resync import assert_equal, status, wait
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.shared_engine
+
 JOINED = "FROM items i JOIN sold s ON s.item = i.id"
 QUERIES = {
     "rows": f"SELECT i.g, s.x {JOINED}",
@@ -19,22 +21,12 @@ QUERIES = {
 OTHER = f"SELECT i.g, sum(s.x) + 1 AS total {JOINED} GROUP BY i.g"
 
 
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, g int)")
-        conn.execute("CREATE TABLE sold (id int PRIMARY KEY, item int, x numeric)")
-        conn.execute("INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 30) i")
-        conn.execute(
-            "INSERT INTO sold SELECT i, i % 40, i * 1.50 FROM generate_series(1, 100) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def commander(engine):
-    with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        yield conn
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int);
+CREATE TABLE sold (id int PRIMARY KEY, item int, x numeric);
+INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 30) i;
+INSERT INTO sold SELECT i, i % 40, i * 1.50 FROM generate_series(1, 100) i;
+"""
 
 
 def change(conn, rng):

@@ -12,18 +12,16 @@ import pytest
 from headrace.embedded.engine import EmbeddedEngine
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.shared_engine
+
+TABLES = """
+CREATE TABLE t (id int PRIMARY KEY, n int);
+INSERT INTO t SELECT i, 0 FROM generate_series(1, 9) i;
+"""
 SLOW = (
     "CREATE FUNCTION slow(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"
     " 'BEGIN PERFORM pg_sleep($1); RETURN $1; END'"
 )
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True) as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
-        conn.execute("INSERT INTO t SELECT i, 0 FROM generate_series(1, 9) i")
-        yield conn
 
 
 def listed(source: psycopg.Connection, name: str = "v") -> tuple:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.waiting import bump, create_marker, wait_for, wait_until
+from tests.waiting import bump, wait_for, wait_until
 
-DDL = """
+TABLES = """
 CREATE TABLE p (id int, k int, v varchar(10), PRIMARY KEY (id, k)) PARTITION BY LIST (k);
 CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);
 CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2);
@@ -58,18 +58,7 @@ STEPS = (
 )
 
 
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        c.execute(DDL)
-        yield c
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        create_marker(source, c)
-        yield c
+MARKER = True
 
 
 def rows(source, query: str) -> list[str]:

@@ -12,30 +12,19 @@ import pytest
 from tests.integration.conftest import ITEMS
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.shared_engine
+
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 JOINED = "SELECT i.id, i.x, k.name FROM items i JOIN kinds k ON k.g = i.g WHERE i.x > 1"
 VERIFY = "SELECT * FROM headrace.verify_view(%s)"
 
 
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(source):
-    source.execute(ITEMS)
-    source.execute("CREATE TABLE kinds (g int PRIMARY KEY, name text)")
-    source.execute("INSERT INTO kinds SELECT i, 'k' || i FROM generate_series(0, 9) i")
-    return source
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
-        conn.execute(f"CALL headrace.create_view('v', '{QUERY}')")
-        conn.execute(f"CALL headrace.create_view('j', '{JOINED}')")
-        yield conn
+TABLES = f"""
+{ITEMS}
+CREATE TABLE kinds (g int PRIMARY KEY, name text);
+INSERT INTO kinds SELECT i, 'k' || i FROM generate_series(0, 9) i;
+"""
+VIEWS = {"v": QUERY, "j": JOINED}
 
 
 def leftovers(conn):

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import PrerequisiteError
+from tests.views import differs
 from tests.waiting import bump, create_marker, wait_for
 
 VIEWS = {
@@ -68,9 +69,5 @@ def test_create_change_restart_kill(server, start_engine):
                 marker = bump(source)
             wait_for(source, marker)
             for name, query in VIEWS.items():
-                differ = source.execute(
-                    f"(TABLE {name} EXCEPT ALL ({query}))"
-                    f" UNION ALL (({query}) EXCEPT ALL TABLE {name})"
-                ).fetchall()
-                assert differ == [], (name, change)
+                assert differs(source, name, query) == [], change
         engine.stop()

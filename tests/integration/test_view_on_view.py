@@ -5,24 +5,15 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.waiting import bump, create_marker, wait_for, wait_until
+from tests.waiting import bump, wait_for, wait_until
 
+pytestmark = pytest.mark.shared_engine
 
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as c:
-        c.execute("CREATE TABLE t (id int PRIMARY KEY, v int, at timestamptz)")
-        c.execute(
-            "INSERT INTO t SELECT i, i % 3, '2024-01-01 00:00Z' FROM generate_series(1, 9) i"
-        )
-        yield c
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as c:
-        create_marker(source, c)
-        yield c
+TABLES = """
+CREATE TABLE t (id int PRIMARY KEY, v int, at timestamptz);
+INSERT INTO t SELECT i, i % 3, '2024-01-01 00:00Z' FROM generate_series(1, 9) i;
+"""
+MARKER = True
 
 
 def status(source, name: str) -> tuple:

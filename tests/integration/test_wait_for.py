@@ -11,9 +11,16 @@ import pytest
 
 from headrace.server.waits import record_end, search_path
 
+pytestmark = pytest.mark.shared_engine
+
 QUERY = (
     "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer"
 )
+TABLES = """
+CREATE TABLE orders (id int PRIMARY KEY, customer int, amount numeric(10,2));
+CREATE TABLE other (id int PRIMARY KEY);
+"""
+VIEWS = {"v": QUERY}
 
 
 @contextlib.contextmanager
@@ -32,30 +39,6 @@ def cancelling(conn):
     finally:
         done.set()
         thread.join()
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
-
-
-@pytest.fixture
-def source(engine):
-    with psycopg.connect(
-        engine.source, autocommit=True, prepare_threshold=None
-    ) as conn:
-        conn.execute(
-            "CREATE TABLE orders (id int PRIMARY KEY, customer int, amount numeric(10,2))"
-        )
-        conn.execute("CREATE TABLE other (id int PRIMARY KEY)")
-        yield conn
-
-
-@pytest.fixture
-def commander(engine, source):
-    with psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as conn:
-        conn.execute(f"CALL headrace.create_view('v', $${QUERY}$$)")
-        yield conn
 
 
 @pytest.mark.parametrize("way", ["commander", "direct"])

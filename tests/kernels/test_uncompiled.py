@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILED_ONLY = ("test_skiplist.py", Path(__file__).name)
 
 
-def run(folder: Path, *files: str) -> None:
+def run(folder: Path, *words: str) -> None:
     """Run tests of the kernels, in a copy of the tree that has no compiled module."""
     for part in ("headrace", "tests"):
         shutil.copytree(
@@ -32,14 +32,15 @@ def run(folder: Path, *files: str) -> None:
     ).stdout.strip()  # fmt: skip
     assert seen == str(folder / "headrace" / "kernels" / "rows.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *words],
         cwd=folder, env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
 
 
 def test_rows_and_numerics(tmp_path):
-    run(tmp_path, "tests/kernels/test_rows.py", "tests/kernels/test_numeric.py")
+    files = (f"tests/kernels/test_{n}.py" for n in ("rows", "numeric"))
+    run(tmp_path, "-m", "not slow", *files)
 
 
 @pytest.mark.slow

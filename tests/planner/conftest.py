@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -74,7 +75,7 @@ CREATE OPERATOR other.= (LEFTARG = int, RIGHTARG = int, FUNCTION = other.close);
 
 
 @pytest.fixture(scope="session")
-def planner_dsn(postgres):
+def planner_dsn(postgres: str) -> Iterator[str]:
     name = f"d_planner_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(postgres, autocommit=True) as server:
         # Code-point order, as in a container: text compares by bytes.
@@ -95,11 +96,11 @@ def planner_dsn(postgres):
 
 
 @pytest.fixture
-def conn(planner_dsn):
+def conn(planner_dsn: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(planner_dsn, autocommit=True) as conn:
         yield conn
 
 
 @pytest.fixture(scope="session")
-def rewrite():
+def rewrite() -> bool:
     return bool(os.environ.get("REWRITE"))

@@ -6,16 +6,20 @@ Columns are called ``c<id>``.  ``single`` and ``least_look`` are functions that 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
+import psycopg
 import pytest
 
 from headrace.expressions import placeholders
 from headrace.planner import PlanRequest
-from headrace.planner.logical.nodes import ApplyNode, children, free, kind
+from headrace.planner.logical.nodes import ApplyNode, Node, children, free, kind
 from headrace.planner.logical.scalar import quote
 from headrace.planner.passes.decorrelate import decorrelate
 from headrace.planner.passes.optimise import optimise
 from headrace.planner.plan import plan
+from headrace.planner.scalars.lower import Lowering
 
 FUNCTIONS = """
 CREATE SCHEMA IF NOT EXISTS plan_sql;
@@ -28,31 +32,31 @@ CREATE OR REPLACE FUNCTION plan_sql.least_look(anyarray) RETURNS anyelement LANG
 
 
 class Renderer:
-    def __init__(self, lowering):
+    def __init__(self, lowering: Lowering) -> None:
         self._lowering = lowering
         self._names = (f"q{i}" for i in itertools.count())
 
-    def sql(self, node) -> str:
+    def sql(self, node: Any) -> str:
         """A SELECT whose columns are those of ``node``, in order."""
         return getattr(self, f"_{kind(node).lower()}")(node)
 
-    def _from(self, node) -> str:
+    def _from(self, node: Any) -> str:
         return f"({self.sql(node)}) {next(self._names)}"
 
-    def _expr(self, expr) -> str:
+    def _expr(self, expr: Any) -> str:
         text = self._lowering.sql(expr, lambda ref: f"c{ref.id}")
         return text.replace("single(", "plan_sql.single(")
 
-    def _all(self, exprs) -> str:
+    def _all(self, exprs: Iterable[Any]) -> str:
         return " AND ".join(self._expr(e) for e in exprs) or "true"
 
-    def _columns(self, node) -> str:
+    def _columns(self, node: Any) -> str:
         return ", ".join(f"c{c.id}" for c in node.columns)
 
-    def _select(self, node, rest, *more) -> str:
+    def _select(self, node: Any, rest: str, *more: str) -> str:
         return f"SELECT {', '.join([*filter(None, [self._columns(node)]), *more])} FROM {rest}"
 
-    def _scan(self, node):
+    def _scan(self, node: Any) -> str:
         name = f'"{node.table.schema}"."{node.table.name}"'
         every = ", ".join(
             f'"{f.name}" AS c{c.id}' for c, f in (*node.fields, *node.hidden)
@@ -60,8 +64,8 @@ class Renderer:
         rows = f"(SELECT {every} FROM ONLY {name}) {next(self._names)}"
         return self._select(node, f"{rows} WHERE {self._all(node.predicates)}")
 
-    def _values(self, node):
-        def row(values):
+    def _values(self, node: Any) -> str:
+        def row(values: Sequence[str | None]) -> str:
             return "SELECT " + ", ".join(
                 f"{quote(v, self._lowering.type_name(c.oid))} AS c{c.id}"
                 for v, c in zip(values, node.columns, strict=True)
@@ -71,17 +75,17 @@ class Renderer:
             return row([None] * len(node.columns)) + " WHERE false"
         return " UNION ALL ".join(map(row, node.rows))
 
-    def _filter(self, node):
+    def _filter(self, node: Any) -> str:
         return self._select(
             node, f"{self._from(node.input)} WHERE {self._all(node.predicates)}"
         )
 
-    def _project(self, node):
+    def _project(self, node: Any) -> str:
         items = ", ".join(f"{self._expr(e)} AS c{c.id}" for c, e in node.items)
         # Columns that keep their ids would be ambiguous beside their new values in no case.
         return f"SELECT {items} FROM {self._from(node.input)}"
 
-    def _join(self, node, lateral=""):
+    def _join(self, node: Any, lateral: str = "") -> str:
         left, right = self._from(node.left), lateral + self._from(node.right)
         condition = self._all(node.condition)
         match node.kind:
@@ -102,10 +106,10 @@ class Renderer:
         rest = f"SELECT {', '.join([*nulls, *mine])} FROM {right}"
         return f"{both} UNION ALL {rest} WHERE NOT EXISTS (SELECT FROM {left} WHERE {condition})"
 
-    def _apply(self, node):
+    def _apply(self, node: Any) -> str:
         return self._join(node, "LATERAL ")
 
-    def _aggregate(self, node):
+    def _aggregate(self, node: Any) -> str:
         items = [f"{self._expr(e)} AS c{c.id}" for c, e in node.keys]
         items += [f"{self._agg(a)} AS c{a.column.id}" for a in node.aggs]
         keys = ", ".join(str(i + 1) for i in range(len(node.keys)))
@@ -123,7 +127,7 @@ class Renderer:
             arms.append(f"SELECT {', '.join(items)} FROM {nothing}")
         return " UNION ALL ".join(arms)
 
-    def _agg(self, agg):
+    def _agg(self, agg: Any) -> str:
         inputs = [self._expr(e) for e in agg.inputs]
         argument = self._expr(agg.argument) if agg.argument is not None else "*"
         where = (
@@ -141,31 +145,31 @@ class Renderer:
         distinct = "DISTINCT " if agg.distinct else ""
         return f"{agg.function}({distinct}{argument}){where}"
 
-    def _distinct(self, node):
+    def _distinct(self, node: Any) -> str:
         return f"SELECT DISTINCT {self._columns(node)} FROM {self._from(node.input)}"
 
-    def _arm(self, node, arm):
+    def _arm(self, node: Any, arm: Any) -> str:
         pairs = zip(arm.columns, node.columns, strict=True)
         return f"SELECT {', '.join(f'c{a.id} AS c{b.id}' for a, b in pairs)} FROM {self._from(arm)}"
 
-    def _union(self, node):
+    def _union(self, node: Any) -> str:
         return " UNION ALL ".join(self._arm(node, arm) for arm in node.inputs)
 
-    def _setop(self, node):
+    def _setop(self, node: Any) -> str:
         word = node.kind.upper() + (" ALL" if node.all else "")
         return f"{self._arm(node, node.left)} {word} {self._arm(node, node.right)}"
 
-    def _again(self, node):
+    def _again(self, node: Any) -> str:
         items = ", ".join(f"c{i} AS c{c.id}" for c, i in node.pairs)
         return f"SELECT {items} FROM {self._from(node.plan)}"
 
-    def _order(self, order):
+    def _order(self, order: Iterable[Any]) -> str:
         return ", ".join(
             f"c{o.column.id} USING {o.operator} NULLS {'FIRST' if o.nulls_first else 'LAST'}"
             for o in order
         )
 
-    def _topk(self, node):
+    def _topk(self, node: Any) -> str:
         keys = ", ".join(self._expr(k) for k in node.keys)
         every = ", ".join(f"c{c.id}" for c in node.columns)
         order = ", ".join(filter(None, [self._order(node.order), every]))
@@ -179,22 +183,21 @@ class Renderer:
             node, f"({rows}) {next(self._names)} WHERE place > {node.offset} AND {end}"
         )
 
-    def _window(self, node):
+    def _window(self, node: Any) -> str:
         keys = ", ".join(self._expr(k) for k in node.keys)
         partition = f"PARTITION BY {keys} " if keys else ""
         order = f"ORDER BY {self._order(node.order)} " if node.order else ""
         calls = []
         for call in node.calls:
-            text = placeholders.substitute(
-                call.sql, lambda n, args=call.args: self._expr(args[n - 1])
-            )
+            args = [self._expr(a) for a in call.args]
+            text = placeholders.substitute(call.sql, _nth(args))
             over = f"({partition}{order}{call.frame})"
             calls.append(f"{text} OVER {over} AS c{call.column.id}")
         inputs = ", ".join(f"c{c.id}" for c in node.input.columns)
         shown = ", ".join([*filter(None, [inputs]), *calls])
         return f"SELECT {shown} FROM {self._from(node.input)}"
 
-    def _expand(self, node):
+    def _expand(self, node: Any) -> str:
         arms = []
         for number, members in enumerate(node.sets):
             items = [f"c{c.id}" for c in node.input.columns]
@@ -206,7 +209,7 @@ class Renderer:
             arms.append(f"SELECT {', '.join(items)} FROM {self._from(node.input)}")
         return " UNION ALL ".join(arms)
 
-    def _functions(self, node):
+    def _functions(self, node: Any) -> str:
         assert len(node.calls) == 1, "one call is enough here"
         [call] = node.calls
         columns = ", ".join(f"c{c.id}" for c in node.outputs)
@@ -220,15 +223,24 @@ class Renderer:
         return self._select(node, f"{self._from(node.input)} {join} {call}")
 
 
+def _nth(texts: Sequence[str]) -> Callable[[int], str]:
+    return lambda number: texts[number - 1]
+
+
 class Seen(Exception):
     """Everything is known; the plan need not become physical."""
 
 
-def texts(conn, monkeypatch, query, **settings) -> dict[str, str]:
+def texts(
+    conn: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    query: str,
+    **settings: str,
+) -> dict[str, str]:
     """The plans of ``query`` as SQL, by stage."""
-    out = {}
+    out: dict[str, str] = {}
 
-    def spy(bound, lowering):
+    def spy(bound: Node, lowering: Lowering) -> NoReturn:
         render = Renderer(lowering)
         flat = decorrelate(bound, lowering)
         assert not any(isinstance(n, ApplyNode) for n in walk(flat))
@@ -245,7 +257,7 @@ def texts(conn, monkeypatch, query, **settings) -> dict[str, str]:
     return out
 
 
-def walk(node):
+def walk(node: Node) -> Iterator[Node]:
     yield node
     for child in children(node):
         yield from walk(child)

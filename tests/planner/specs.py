@@ -9,6 +9,7 @@ SELECT …
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def write(path: Path, head: str, cases: list[Case]) -> None:
     path.write_text("\n\n".join(out) + "\n")
 
 
-def check(path: Path, rewrite: bool, expected) -> None:
+def check(
+    path: Path, rewrite: bool, expected: Callable[[Case], dict[str, str]]
+) -> None:
     """Compare every case of ``path`` with ``expected(case) -> parts``, or rewrite it."""
     head, cases = read(path)
     assert cases, f"{path.name} has no case"

@@ -17,6 +17,7 @@ from headrace.planner import PlanRequest
 from headrace.planner.logical import repeats
 from headrace.planner.logical.repeats import named
 from headrace.planner.plan import plan
+from tests.amounts import seeds
 from tests.differential.subqueries import DDL, Maker
 from tests.planner.plan_sql import FUNCTIONS, texts, walk
 
@@ -284,16 +285,14 @@ def random_data(data):
 
 
 @pytest.mark.usefixtures("again")
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(0, 5, 2))
 def test_random_shapes(seed, random_data, monkeypatch):
     maker = Maker(seed)
     compare(random_data, monkeypatch, maker, maker.query)
 
 
 @pytest.mark.usefixtures("again")
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
-)
+@pytest.mark.parametrize("seed", seeds(0, 9))
 def test_outer_columns_stand_at_every_place(seed, random_data, monkeypatch):
     maker = Maker(seed)
     compare(random_data, monkeypatch, maker, maker.placed)
@@ -332,6 +331,7 @@ def nested(depth, level=1):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data")
 def test_plans_do_not_grow_exponentially_with_the_depth(data):
     """Each level has twice the subqueries of the one around it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ class Worker:
         self.dsn = dsn
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.down = 0
-        self.on_call = lambda method: None
+        self.on_call: Callable[[str], None] = lambda method: None
 
-    def call(self, method: str, params: dict[str, Any], job=None, **_: bool) -> Any:
+    def call(
+        self, method: str, params: dict[str, Any], job: Job | None = None, **_: bool
+    ) -> Any:
         self.on_call(method)
         if self.down:
             self.down -= 1
@@ -78,7 +81,7 @@ class Bench:
         )  # fmt: skip
         return create_view(self.context, job or self.job(), request)
 
-    def rows(self, query: str) -> list[tuple]:
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
         # By text: NaN is not itself, and 1.0 is not 1.00.
         cursor = self.conn.execute(f"SELECT whole::text FROM ({query}) whole")
         return sorted(cursor.fetchall())
@@ -111,7 +114,7 @@ class Bench:
 
 
 @pytest.fixture
-def shop(database: str):
+def shop(database: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(database, autocommit=True, prepare_threshold=None) as conn:
         conn.execute(plans.SCHEMA)
         plans.fill(conn)
@@ -119,7 +122,7 @@ def shop(database: str):
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory):
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
     """One Spark session for all tests; each test gives it its own database."""
     settings = Settings(data_dir=tmp_path_factory.mktemp("spark"))
     session = Spark(settings)
@@ -154,16 +157,18 @@ def bench(database: str, shop: psycopg.Connection, tmp_path: Path) -> Bench:
 
 
 @pytest.fixture
-def spark_bench(database: str, shop, tmp_path: Path, spark: Spark) -> Bench:
+def spark_bench(
+    database: str, shop: psycopg.Connection, tmp_path: Path, spark: Spark
+) -> Bench:
     return make_bench(database, shop, tmp_path, spark)
 
 
 @pytest.fixture
-def in_thread():
+def in_thread() -> Iterator[Callable[[Callable[[], Any]], threading.Thread]]:
     """Runs functions in threads; re-raises what they raised at the end."""
     threads: list[tuple[threading.Thread, list[BaseException]]] = []
 
-    def start(function) -> threading.Thread:
+    def start(function: Callable[[], Any]) -> threading.Thread:
         errors: list[BaseException] = []
 
         def guard() -> None:

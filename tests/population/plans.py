@@ -71,7 +71,7 @@ def source(
         chosen,
         () if full else (known["id"],),
         full,
-        "",
+        (),
         tuple(Field(c.name, c.oid, c.typmod) for c in chosen),
     )
 
@@ -80,17 +80,17 @@ def sink(node: p.Node) -> p.SinkSpec:
     return p.SinkSpec("sink", node.id, node.schema)
 
 
-def copy(conn) -> Case:
+def copy(conn: psycopg.Connection) -> Case:
     s = source(conn, "customers", ["id", "region", "note"])
     return Case("SELECT id, region, note FROM customers", p.PhysicalPlan((s, sink(s))))
 
 
-def multiset(conn) -> Case:
+def multiset(conn: psycopg.Connection) -> Case:
     s = source(conn, "tags", ["tag", "customer"])
     return Case("SELECT tag, customer FROM tags", p.PhysicalPlan((s, sink(s))))
 
 
-def filtered(conn) -> Case:
+def filtered(conn: psycopg.Connection) -> Case:
     s = source(conn, "orders", ["id", "amount", "f"])
     big = Native(">", (Column(0, INT4), Literal("100", INT4)), BOOL)
     f = p.FusedSpec(
@@ -112,7 +112,7 @@ def filtered(conn) -> Case:
     )
 
 
-def joined(conn) -> Case:
+def joined(conn: psycopg.Connection) -> Case:
     o = source(conn, "orders", ["customer", "amount"])
     c = source(conn, "customers", ["id", "region"])
     j = p.JoinSpec("join", o.id, c.id, (0,), (0,), (), (*o.schema, *c.schema))
@@ -133,7 +133,7 @@ def joined(conn) -> Case:
     )
 
 
-def outer(conn) -> Case:
+def outer(conn: psycopg.Connection) -> Case:
     """NULL keys on both sides, rows without a partner on both; then those that meet NULLs."""
     o = source(conn, "orders", ["customer", "amount"])
     c = source(conn, "customers", ["id", "region"])
@@ -152,7 +152,7 @@ def outer(conn) -> Case:
     )
 
 
-def self_join(conn) -> Case:
+def self_join(conn: psycopg.Connection) -> Case:
     t = source(conn, "tags", ["customer", "tag"])
     j = p.JoinSpec("join", t.id, t.id, (0,), (0,), (), (*t.schema, *t.schema))
     d = p.DistinctSpec("distinct", j.id, j.schema)
@@ -163,7 +163,7 @@ def self_join(conn) -> Case:
     )
 
 
-def total(conn) -> Case:
+def total(conn: psycopg.Connection) -> Case:
     o = source(conn, "orders", ["amount"])
     schema = (Field("n", INT8), Field("total", NUMERIC))
     r = p.ReduceSpec(
@@ -181,7 +181,7 @@ def total(conn) -> Case:
     )
 
 
-def together(conn) -> Case:
+def together(conn: psycopg.Connection) -> Case:
     """Aggregates with rows in common, and by the first of them."""
     o = source(conn, "orders", ["customer", "amount", "f"])
     row, names = (1, 2), ("amounts", "fs", "first")
@@ -201,7 +201,7 @@ def together(conn) -> Case:
     )
 
 
-def cross(conn) -> Case:
+def cross(conn: psycopg.Connection) -> Case:
     c = source(conn, "customers", ["region"])
     v = p.ValuesSpec(
         "values", (("1", "x"), ("2", None)), (Field("a", INT4), Field("b", TEXT))
@@ -213,7 +213,7 @@ def cross(conn) -> Case:
     )
 
 
-def union(conn) -> Case:
+def union(conn: psycopg.Connection) -> Case:
     o = source(conn, "orders", ["customer"])
     c = source(conn, "customers", ["id"])
     u = p.UnionSpec("union", (o.id, c.id, o.id), o.schema)
@@ -224,7 +224,7 @@ def union(conn) -> Case:
     )
 
 
-def union_of_joins(conn) -> Case:
+def union_of_joins(conn: psycopg.Connection) -> Case:
     o = source(conn, "orders", ["customer", "id"])
     c = source(conn, "customers", ["id", "region"])
     out = (*o.schema, *c.schema)

@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.population import staging
 from headrace.process import rpc
 from headrace.types import parse_lsn
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 QUERY = "SELECT region, count(*) AS n FROM customers GROUP BY region"
 CALLER = {"caller": "postgres", "settings": {"search_path": "public"}}
@@ -28,11 +28,8 @@ SLOTS = (
 )
 
 
-async def eventually(done) -> None:
-    """Return once ``done`` answers true; the loop goes on meanwhile."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not done():
-            await asyncio.sleep(0.02)
+def slots(bench) -> list[tuple]:
+    return bench.conn.execute(SLOTS).fetchall()
 
 
 class Process:
@@ -63,12 +60,13 @@ class Process:
             env=env,
             stdin=subprocess.PIPE,
         )
-        while True:
-            with contextlib.suppress(OSError):
-                self.peer = await rpc.connect(self.settings.builder_socket)
-                return
+
+        async def connect():
             assert self.process.poll() is None
-            await asyncio.sleep(0.02)
+            with contextlib.suppress(OSError):
+                return await rpc.connect(self.settings.builder_socket)
+
+        self.peer = await eventually(connect, "it listens")
 
     async def __aexit__(self, *_) -> None:
         if self.process.poll() is None:
@@ -218,7 +216,7 @@ def test_kill_in_the_middle_is_cleaned_up_at_the_next_start(bench):
                     )
                 )
                 await asyncio.wait_for(reached.wait(), PATIENCE_S)
-                await eventually(lambda: bench.conn.execute(SLOTS).fetchall())
+                await eventually(lambda: slots(bench), "it has a slot")
                 builder.process.kill()
                 with pytest.raises(HeadraceError):
                     await task
@@ -227,9 +225,11 @@ def test_kill_in_the_middle_is_cleaned_up_at_the_next_start(bench):
                 folder.make()
                 builder.calls.clear()
                 await builder.start()
-                await eventually(lambda: not bench.conn.execute(SLOTS).fetchall())
+                await eventually(lambda: not slots(bench), "its slot is gone")
                 assert not folder.path.exists()
-                await eventually(lambda: ("start", {"holds": []}) in builder.calls)
+                await eventually(
+                    lambda: ("start", {"holds": []}) in builder.calls, "it has started"
+                )
             # The commander's janitor removes the row; a new call for the name does as well.
             done = await builder.create("v")
             assert done["rows"] == 7
@@ -246,7 +246,7 @@ def test_staged_state_of_a_running_view_is_handed_over_again(bench):
 
     async def main() -> None:
         async with Process(bench) as builder:
-            await eventually(lambda: not folder.path.exists())
+            await eventually(lambda: not folder.path.exists(), "it is handed over")
             assert ("adopt", {"view_id": done["view_id"]}) in builder.calls
 
     asyncio.run(main())

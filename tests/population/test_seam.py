@@ -10,7 +10,6 @@ import collections
 import random
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import psycopg
@@ -25,7 +24,7 @@ from headrace.runtime import views
 from headrace.state.rocks import RocksDatabase
 from headrace.types import parse_lsn
 from tests.streams import numbered
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, time_passes, wait_until
 
 QUERIES = [
     "SELECT id, customer, amount FROM orders",
@@ -185,7 +184,7 @@ def populate_under_load(bench, path, rounds: int, seed: int, **options) -> None:
             query = QUERIES[number % len(QUERIES)]
             done = bench.create(f"v{number}", query, options=options)
             made.append((done["view_id"], f"v{number}", query))
-            time.sleep(0.05)
+            time_passes(0.05)
     finally:
         writers.finish()
     stream = changes(conn, bench.settings.slot_name)
@@ -198,8 +197,9 @@ def test_populations_under_eight_writers(bench, tmp_path):
     populate_under_load(bench, tmp_path, 6, seed=1)
 
 
-def test_spark_populations_under_eight_writers(spark_bench, tmp_path):
-    populate_under_load(spark_bench, tmp_path, 3, seed=2, population="spark")
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_spark_populations_under_eight_writers(spark_bench, tmp_path, rounds):
+    populate_under_load(spark_bench, tmp_path, rounds, seed=2, population="spark")
 
 
 @pytest.mark.slow

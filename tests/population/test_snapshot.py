@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import psycopg
 import pytest
 
@@ -16,7 +14,7 @@ from headrace.population.snapshot import SnapshotRef
 from headrace.population.tables import TableChanged
 from headrace.postgres.connect import for_job
 from tests.population import plans
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, time_passes, wait_until
 
 
 def export(bench, job=None, number="1", wait_ms=60_000):
@@ -254,7 +252,7 @@ def test_idle_timeouts_of_the_database_do_not_kill_it(bench):
     bench.conn.execute(f"ALTER DATABASE {name} SET idle_session_timeout = '200ms'")
     with export(bench) as snapshot:
         with reader.joined(bench.dsn, snapshot.ref) as conn:
-            time.sleep(0.6)
+            time_passes(0.6)
             reader.prove(conn, snapshot.ref)
         snapshot.check()
 

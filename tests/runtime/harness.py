@@ -10,7 +10,6 @@ import contextlib
 import json
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from psycopg.types.json import Jsonb
 from headrace.collections import plan
 from headrace.collections.dataflow import Dataflow, load_columns
 from headrace.config import Settings
+from headrace.expressions.ir import Expr
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import copytext, text
 from headrace.population import uses
@@ -38,7 +38,12 @@ from headrace.state import layout
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import write_run
 from headrace.types import WEIGHT, Field, parse_lsn
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
+
+ITEMS = """
+CREATE TABLE items (id int PRIMARY KEY, name text, price numeric);
+INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i;
+"""
 
 
 class Running:
@@ -121,7 +126,7 @@ def settings_for(dsn: str, folder: Path, **changes: Any) -> Settings:
 
 
 def source_plan(
-    conn: psycopg.Connection, name: str, *, filtered: plan.Expr | None = None
+    conn: psycopg.Connection, name: str, *, filtered: Expr | None = None
 ) -> plan.PhysicalPlan:
     """All columns of a table (with primary key ``id``), perhaps filtered or mapped."""
     rows = conn.execute(
@@ -215,7 +220,7 @@ def create_view(
 
 def populate(
     dsn: str, physical: plan.PhysicalPlan, store: MemoryStore, settings: Settings
-):
+) -> tuple[int, pa.RecordBatch, dict[str, Any]]:
     """(consistent point, first result, facts) of a snapshot of a temporary slot."""
     info = connect.conninfo(dsn, name="population", replication=True)
     flow = Dataflow(physical, store, RemoteEvaluator(dsn, {}, None), 0)
@@ -250,35 +255,24 @@ def populate(
     return lsn, rows, facts
 
 
-def same(conn: psycopg.Connection, name: str, query: str) -> list[Any]:
-    """Rows by which the result table differs from the query."""
-    return conn.execute(
-        f"SELECT 'missing', q::text FROM (({query}) EXCEPT ALL SELECT * FROM {name}) q"
-        f" UNION ALL SELECT 'extra', q::text FROM (SELECT * FROM {name} EXCEPT ALL ({query})) q"
-    ).fetchall()
-
-
 def settle(
     running: Running, conn: psycopg.Connection, seconds: float = PATIENCE_S
 ) -> None:
     """Wait until the engine has processed everything committed before the call."""
     row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     target = parse_lsn(row[0])
-    until = time.monotonic() + seconds
     conn.execute("SELECT pg_logical_emit_message(false, 'test', 'x')")
-    while True:
+    book = running.book
+
+    def covered() -> bool:
         if running.error is not None:
             raise running.error
-        book = running.book
-        if book.position.lsn >= target and all(
+        return book.position.lsn >= target and all(
             not v.live or v.mark.txid >= book.position.txid
             for v in list(book.views.values())
-        ):
-            return
-        assert time.monotonic() < until, (
-            book.position,
-            target,
-            book.error,
-            book.story.tell(),
         )
-        time.sleep(0.002)
+
+    def story() -> object:
+        return book.position, target, book.error, book.story.tell()
+
+    wait_until(covered, story, seconds, every_s=0.002)

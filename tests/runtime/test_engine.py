@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,45 +26,30 @@ from headrace.process import faults, rpc
 from headrace.runtime import ownership, positions
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
+from tests.databases import drop_slots
 from tests.proxy import Proxy
 from tests.runtime.harness import (
+    ITEMS,
     Running,
     create_view,
-    install_schema,
-    same,
     settings_for,
     settle,
     source_plan,
-    starting,
-)  # fmt: skip
-from tests.waiting import PATIENCE_S
+)
+from tests.views import differs
+from tests.waiting import PATIENCE_S, eventually, time_passes, wait_until
 
 QUERY = "SELECT * FROM items"
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(
-            "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric)"
-        )
-        conn.execute(
-            "INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path, ready=False) as run:
-        yield run
+TABLES = ITEMS
+READY = False
 
 
 def test_follows_every_change(source, start, database):
     running = start()
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     source.execute("UPDATE items SET price = 1.0 WHERE id = 3")
     source.execute("UPDATE items SET price = 1.00 WHERE id = 3")
     source.execute("DELETE FROM items WHERE id % 5 = 0")
@@ -72,7 +58,7 @@ def test_follows_every_change(source, start, database):
     )
     source.execute("UPDATE items SET id = id + 1000 WHERE id < 4")
     settle(running, source)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert source.execute("SELECT price::text FROM v WHERE id = 1003").fetchone() == (
         "1.00",
     )
@@ -111,7 +97,7 @@ def test_failure_at_every_point_loses_and_doubles_nothing(
         )
         settle(running, source)
     assert running.book.reconnects == 1, "the fault must have landed"
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert_consistent(running, source)
 
 
@@ -131,7 +117,8 @@ def assert_consistent(running, source):
             lambda v=view: (
                 written(v) == (v.progress.txid, v.progress.epoch)
                 and v.mark.sink_txid == v.progress.txid
-            )
+            ),
+            "the engine knows what is written",
         )
         assert view.mark.sink_txid <= view.mark.txid
 
@@ -156,7 +143,7 @@ def test_kill_9_at_every_point(source, database, tmp_path, start, point):
     source.execute("DELETE FROM items WHERE id > 5004")
     running = start(feedback_interval_ms=20)
     settle(running, source)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert_consistent(running, source)
 
 
@@ -208,13 +195,12 @@ def test_worker_ends_cleanly_on_sigterm_and_when_its_parent_is_gone(
 
 
 async def _status(path):
+    async def connect():
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return await rpc.connect(path)
+
     async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                peer = await rpc.connect(path)
-                break
-            except (FileNotFoundError, ConnectionRefusedError):
-                await asyncio.sleep(0.02)
+        peer = await eventually(connect, "it listens")
         await peer.call("start", {"holds": []})
         out = await peer.call("status")
         await peer.close()
@@ -235,11 +221,11 @@ def test_changes_between_snapshot_and_adoption(source, start, database):
     create_view(
         running, database, "v", source_plan(source, "items"), QUERY, between=change
     )
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     source.execute("UPDATE items SET price = 0")
     settle(running, source)
-    assert same(source, "v", QUERY) == []
-    assert same(source, "first", QUERY) == []
+    assert differs(source, "v", QUERY) == []
+    assert differs(source, "first", QUERY) == []
     assert running.book.holds.jobs() == {}
 
 
@@ -253,25 +239,18 @@ def test_locked_table_waits_and_others_go_on(source, start, database):
         for i in range(3):
             source.execute("UPDATE items SET price = price + 1 WHERE id = %s", (i + 1,))
             settle(running, source)
-        assert same(source, "b", QUERY) == []
+        assert differs(source, "b", QUERY) == []
         status = source.execute(
             "SELECT status, sqlstate, message FROM headrace.views WHERE view_name = 'a'"
         ).fetchone()
         assert status[:2] == ("sink_error", "55P03")
         assert str(blocker.info.backend_pid) in status[2]
-    wait_until(lambda: same(source, "a", QUERY) == [])
+    wait_until(lambda: differs(source, "a", QUERY) == [], "it has caught up")
     assert source.execute(
         "SELECT status, message FROM headrace.views WHERE view_name = 'a'"
     ).fetchone() == ("running", None)
-    assert same(source, "b", QUERY) == []
+    assert differs(source, "b", QUERY) == []
     assert_consistent(running, source)
-
-
-def wait_until(done, seconds=PATIENCE_S):
-    until = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_restart_while_a_table_is_locked(source, start, database):
@@ -287,8 +266,8 @@ def test_restart_while_a_table_is_locked(source, start, database):
         running = start()
         source.execute("DELETE FROM items WHERE id < 4")
         settle(running, source)
-        assert same(source, "b", QUERY) == []
-    wait_until(lambda: same(source, "a", QUERY) == [])
+        assert differs(source, "b", QUERY) == []
+    wait_until(lambda: differs(source, "a", QUERY) == [], "it has caught up")
 
 
 @pytest.mark.parametrize(
@@ -318,8 +297,10 @@ def test_result_table_changed_behind_our_back(source, start, database, harm):
         "SELECT status, sqlstate FROM headrace.views WHERE view_name = 'a'"
     ).fetchone()
     assert status == ("error", SinkTableError.sqlstate)
-    assert same(source, "b", QUERY) == []
-    wait_until(lambda: running.book.confirmed >= running.book.position.lsn)
+    assert differs(source, "b", QUERY) == []
+    wait_until(
+        lambda: running.book.confirmed >= running.book.position.lsn, "all is confirmed"
+    )
 
 
 def test_failing_row_stops_its_view_and_is_named(source, start, database):
@@ -337,7 +318,7 @@ def test_failing_row_stops_its_view_and_is_named(source, start, database):
     create_view(running, database, "b", physical, QUERY)
     source.execute("INSERT INTO items VALUES (300, 'fine', 1)")
     settle(running, source)
-    assert same(source, "a", bad) == []
+    assert differs(source, "a", bad) == []
     before = source.execute("SELECT count(*) FROM a").fetchone()
     source.execute(
         "INSERT INTO items VALUES (400, 'q', 1), (13, 'q', 1), (401, 'q', 1)"
@@ -350,7 +331,7 @@ def test_failing_row_stops_its_view_and_is_named(source, start, database):
     assert "(id)=(13)" in status[2]
     assert '"public"."items"' in status[2]
     assert source.execute("SELECT count(*) FROM a").fetchone() == before
-    assert same(source, "b", QUERY) == []
+    assert differs(source, "b", QUERY) == []
 
 
 def test_second_engine_refuses_to_start(source, start, database, tmp_path, monkeypatch):
@@ -375,7 +356,7 @@ def test_states_that_a_dying_worker_did_not_drop(source, start, database):
     again = start()
     source.execute("DELETE FROM items WHERE id = 1")
     settle(again, source)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     again.stop()
     files = RocksDatabase(running.settings.state_dir)
     assert 999 not in files.views()
@@ -405,7 +386,8 @@ def test_slot_advanced_by_somebody_else_stops_the_views(
     slot = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
     # Its sender may not have noticed yet that nobody listens.
     wait_until(
-        lambda: not source.execute(slot, (running.settings.slot_name,)).fetchone()[0]
+        lambda: not source.execute(slot, (running.settings.slot_name,)).fetchone()[0],
+        "nobody uses the slot",
     )
     source.execute(
         "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())",
@@ -413,12 +395,12 @@ def test_slot_advanced_by_somebody_else_stops_the_views(
     )
     running = start()
     running.engine.running.wait(PATIENCE_S)
-    wait_until(lambda: status_of(source, "v")[0] == "error")
+    wait_until(lambda: status_of(source, "v")[0] == "error", "it stops")
     assert status_of(source, "v") == ("error", ContinuityLost.sqlstate)
     create_view(running, database, "w", source_plan(source, "items"), QUERY)
     source.execute("DELETE FROM items WHERE id = 2")
     settle(running, source)
-    assert same(source, "w", QUERY) == []
+    assert differs(source, "w", QUERY) == []
 
 
 def status_of(source, name):
@@ -430,22 +412,8 @@ def status_of(source, name):
 def test_slot_dropped_while_running(source, start, database):
     running = start()
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    slot = running.settings.slot_name
-    source.execute(
-        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
-        (slot,),
-    )
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-            break
-        except psycopg.errors.ObjectInUse:
-            source.execute(
-                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
-                (slot,),
-            )
-    wait_until(lambda: status_of(source, "v")[0] == "error")
+    drop_slots(source, source.info.dbname)
+    wait_until(lambda: status_of(source, "v")[0] == "error", "it stops")
 
 
 def test_idle_source_is_confirmed(source, start, database):  # H16
@@ -461,7 +429,8 @@ def test_idle_source_is_confirmed(source, start, database):  # H16
             "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
             " WHERE slot_name = %s",
             (target, running.settings.slot_name),
-        ).fetchone()[0]
+        ).fetchone()[0],
+        "it is confirmed",
     )
 
 
@@ -479,7 +448,7 @@ def test_connections_cut_while_running(source, start, database):
         )
         settle(running, source)
     assert running.book.reconnects >= 3
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
 
 
 def test_million_row_transaction_is_spooled(source, start, database):
@@ -490,7 +459,7 @@ def test_million_row_transaction_is_spooled(source, start, database):
     )
     source.execute("UPDATE items SET price = price + 1 WHERE id > 39000")
     settle(running, source, 60)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
 
 
 def test_full_identity_duplicates(source, start, database):
@@ -535,7 +504,7 @@ def test_lost_commit_answers(source, database, tmp_path, proxy):  # H20
         source.execute("INSERT INTO items VALUES (%s, 'z', 0)", (700 + i,))
         settle(running, source)
     assert relay.dropped >= 3, "the fault must have landed"
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert_consistent(running, source)
     running.stop()
 
@@ -553,10 +522,10 @@ def test_network_cuts_and_stalls(source, database, tmp_path, proxy):  # H39
         else:
             relay.stall()
             source.execute("DELETE FROM items WHERE id = %s", (i + 1,))
-            time.sleep(0.05)
+            time_passes(0.05)
             relay.resume()
     settle(running, source)
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     running.stop()
 
 

@@ -18,41 +18,18 @@ from headrace.runtime.writing import SinkThread
 from headrace.state import rocks
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL
-from tests.faults.helpers import status_of, wait_until
 from tests.proxy import Proxy
-from tests.runtime.harness import (
-    create_view,
-    install_schema,
-    same,
-    settle,
-    source_plan,
-    starting,
-)
+from tests.runtime.harness import ITEMS, create_view, settle, source_plan
 from tests.runtime.test_engine import WorkerProcess, assert_consistent
+from tests.views import differs, status_of
+from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT * FROM items"
-LONG_S = 90.0
 NEVER = {"checkpoint_txids": 1_000_000, "checkpoint_interval_ms": 1_000_000}
 """Settings under which nothing is checkpointed by itself."""
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(
-            "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric)"
-        )
-        conn.execute(
-            "INSERT INTO items SELECT i, 'n' || i, i * 1.50 FROM generate_series(1, 20) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path / "data") as run:
-        yield run
+TABLES = ITEMS
 
 
 class Gate:
@@ -65,7 +42,7 @@ class Gate:
         write = SinkThread.write
 
         def gated(sink, owner, job):
-            assert self.open.wait(LONG_S)
+            assert self.open.wait(PATIENCE_S)
             answer = write(sink, owner, job)
             self.written.append((job.txid, job.attempt))
             return answer
@@ -141,7 +118,7 @@ def put_in_group(source, name: str, group: str) -> None:
 def test_processing_goes_on_while_the_sink_writes(source, start, database, gate):
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    settle(running, source, LONG_S)
+    settle(running, source)
     log_moves(source)
     gate.open.clear()
     fill(running, source)
@@ -161,8 +138,8 @@ def test_processing_goes_on_while_the_sink_writes(source, start, database, gate)
     source.execute("DELETE FROM items WHERE id = 3")
     assert len(running.book.pipeline.flights()) == 4
     gate.open.set()
-    settle(running, source, LONG_S)
-    assert same(source, "v", QUERY) == []
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
     assert_once_in_order(source, view_id)
     assert_consistent(running, source)
 
@@ -171,7 +148,7 @@ def test_failure_of_n_takes_back_all_later_ones(source, start, database, gate):
     """Invariant: n and what follows are replayed with a new attempt, each committed once."""
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    settle(running, source, LONG_S)
+    settle(running, source)
     log_moves(source)
     gate.open.clear()
     fill(running, source)
@@ -181,11 +158,11 @@ def test_failure_of_n_takes_back_all_later_ones(source, start, database, gate):
         " application_name = 'headrace sink' AND datname = current_database()"
     )
     gate.open.set()
-    settle(running, source, LONG_S)
+    settle(running, source)
     assert running.book.reconnects >= 1
     written = dict(gate.written)
     assert all(written[txid] > attempt for txid, attempt in flights.items())
-    assert same(source, "v", QUERY) == []
+    assert differs(source, "v", QUERY) == []
     assert_once_in_order(source, view_id)
     assert_consistent(running, source)
 
@@ -199,16 +176,16 @@ def test_lost_commit_answers_with_more_in_flight(source, start, database, gate):
         view_id = create_view(
             running, database, "v", source_plan(source, "items"), QUERY
         )
-        settle(running, source, LONG_S)
+        settle(running, source)
         log_moves(source)
         relay.drop_commit_every = 3
         for _ in range(4):
             gate.open.clear()
             fill(running, source)
             gate.open.set()
-            settle(running, source, LONG_S)
+            settle(running, source)
         assert relay.dropped >= 3, "the fault must have landed"
-        assert same(source, "v", QUERY) == []
+        assert differs(source, "v", QUERY) == []
         assert_once_in_order(source, view_id)
         running.stop()
     finally:
@@ -221,7 +198,7 @@ def test_table_locked_with_more_in_flight(source, start, database, gate):
     physical = source_plan(source, "items")
     a = create_view(running, database, "a", physical, QUERY)
     b = create_view(running, database, "b", physical, QUERY)
-    settle(running, source, LONG_S)
+    settle(running, source)
     log_moves(source)
     before = source.execute("SELECT * FROM a ORDER BY id").fetchall()
     gate.open.clear()
@@ -230,12 +207,12 @@ def test_table_locked_with_more_in_flight(source, start, database, gate):
         blocker.execute("LOCK TABLE a IN SHARE MODE")
         gate.open.set()
         wait_until(lambda: status_of(source, "a")[0] == "sink_error", "a leaves")
-        settle(running, source, LONG_S)
-        assert same(source, "b", QUERY) == []
+        settle(running, source)
+        assert differs(source, "b", QUERY) == []
         assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == before
         assert moves(source, a) == []
-    wait_until(lambda: same(source, "a", QUERY) == [], "a has caught up")
-    settle(running, source, LONG_S)
+    wait_until(lambda: differs(source, "a", QUERY) == [], "a has caught up")
+    settle(running, source)
     for view_id in (a, b):
         assert_once_in_order(source, view_id)
     assert_consistent(running, source)
@@ -258,7 +235,7 @@ def test_row_error_behind_txids_in_flight(source, start, database, gate):
     physical, query = failing_at_13(source)
     create_view(running, database, "a", physical, query)
     create_view(running, database, "b", source_plan(source, "items"), QUERY)
-    settle(running, source, LONG_S)
+    settle(running, source)
     gate.open.clear()
     fill(running, source, 3)
     wanted = source.execute(f"{query} ORDER BY id").fetchall()
@@ -269,8 +246,8 @@ def test_row_error_behind_txids_in_flight(source, start, database, gate):
     assert code == "22012"
     assert "(id)=(13)" in (message or "")
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == wanted
-    settle(running, source, LONG_S)
-    assert same(source, "b", QUERY) == []
+    settle(running, source)
+    assert differs(source, "b", QUERY) == []
 
 
 @pytest.mark.parametrize("verb", ["pause", "suspend"])
@@ -280,7 +257,7 @@ def test_view_taken_out_with_txids_in_flight(source, start, database, gate, verb
     physical = source_plan(source, "items")
     a = create_view(running, database, "a", physical, QUERY)
     create_view(running, database, "b", physical, QUERY)
-    settle(running, source, LONG_S)
+    settle(running, source)
     gate.open.clear()
     fill(running, source)
     lifecycle = running.engine.lifecycle
@@ -291,18 +268,18 @@ def test_view_taken_out_with_txids_in_flight(source, start, database, gate, verb
     )
     assert not out.done(), "it waits for what is in flight"
     gate.open.set()
-    out.result(LONG_S)
+    out.result(PATIENCE_S)
     kept = source.execute("SELECT * FROM a ORDER BY id").fetchall()
     source.execute("DELETE FROM items WHERE id < 5")
-    settle(running, source, LONG_S)
-    assert same(source, "b", QUERY) == []
+    settle(running, source)
+    assert differs(source, "b", QUERY) == []
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept
     if verb == "pause":
         running.on(lambda: lifecycle.resume(a))
     else:
         running.on(lambda: lifecycle.release("job"))
-    settle(running, source, LONG_S)
-    wait_until(lambda: same(source, "a", QUERY) == [], "it has caught up")
+    settle(running, source)
+    wait_until(lambda: differs(source, "a", QUERY) == [], "it has caught up")
     assert_consistent(running, source)
 
 
@@ -311,15 +288,15 @@ def test_view_dropped_with_txids_in_flight(source, start, database, gate):
     physical = source_plan(source, "items")
     a = create_view(running, database, "a", physical, QUERY)
     create_view(running, database, "b", physical, QUERY)
-    settle(running, source, LONG_S)
+    settle(running, source)
     gate.open.clear()
     fill(running, source)
     source.execute("DELETE FROM headrace.views WHERE id = %s", (a,))
     source.execute("DROP TABLE a")
     gate.open.set()
-    settle(running, source, LONG_S)
+    settle(running, source)
     wait_until(lambda: a not in running.book.views, "it is forgotten")
-    assert same(source, "b", QUERY) == []
+    assert differs(source, "b", QUERY) == []
     assert running.error is None
 
 
@@ -332,10 +309,10 @@ def test_view_adopted_with_txids_in_flight(source, start, database, gate):
     fill(running, source)
     adopted = running.engine.submit(lambda: running.engine.lifecycle.adopt(b))
     gate.open.set()
-    adopted.result(LONG_S).result(LONG_S)
+    adopted.result(PATIENCE_S).result(PATIENCE_S)
     running.on(lambda: running.engine.lifecycle.release("b"))
-    settle(running, source, LONG_S)
-    assert same(source, "a", QUERY) == same(source, "b", QUERY) == []
+    settle(running, source)
+    assert differs(source, "a", QUERY) == differs(source, "b", QUERY) == []
     assert_consistent(running, source)
 
 
@@ -351,7 +328,7 @@ def lag(source, running, count: int = 12) -> None:
         )
         source.execute("INSERT INTO items VALUES (%s, 'late', 1.10)", (1000 + i,))
         if running is not None:
-            settle(running, source, LONG_S)
+            settle(running, source)
 
 
 def test_kill_9_with_tables_far_ahead_of_the_state(source, start, database):
@@ -387,8 +364,8 @@ def test_kill_9_with_tables_far_ahead_of_the_state(source, start, database):
     assert all(max(moves(source, i)) >= before[i].txid + 10 for i in ids)
     source.execute("DELETE FROM items WHERE id > 2008")
     running = start(**NEVER)
-    settle(running, source, LONG_S)
-    assert same(source, "a", QUERY) == same(source, "b", QUERY) == []
+    settle(running, source)
+    assert differs(source, "a", QUERY) == differs(source, "b", QUERY) == []
     for view_id in ids:
         assert_once_in_order(source, view_id)
     assert_consistent(running, source)
@@ -411,7 +388,7 @@ def test_machine_lost_with_everything_that_was_not_synced(
         source_plan(source, "others"),
         "SELECT * FROM others",
     )
-    settle(running, source, LONG_S)
+    settle(running, source)
     running.stop()
     if groups == "two groups":
         put_in_group(source, "c", "g")
@@ -420,15 +397,15 @@ def test_machine_lost_with_everything_that_was_not_synced(
     shutil.copytree(folder / "state", folder / "synced")
     running = start(feedback_interval_ms=600_000, **NEVER)
     source.execute("INSERT INTO others VALUES (1, 'first', 1)")
-    settle(running, source, LONG_S)
+    settle(running, source)
     lag(source, running)
     source.execute("UPDATE items SET name = 'paused' WHERE id = 1")
-    settle(running, source, LONG_S)
+    settle(running, source)
     a = next(v.id for v in running.book.views.values() if v.target.table_name == "a")
     running.on(lambda: running.engine.lifecycle.pause(a))
     lag_after = source.execute("SELECT count(*) FROM items").fetchone()
     source.execute("UPDATE items SET price = 0 WHERE id % 3 = 0")
-    settle(running, source, LONG_S)
+    settle(running, source)
     stood = running.book.position.txid
     # What a machine's end leaves: the last synced checkpoint.
     running.book.checkpoints.begin = None  # type: ignore[assignment]  # no last word
@@ -438,14 +415,14 @@ def test_machine_lost_with_everything_that_was_not_synced(
     shutil.copytree(folder / "synced", folder / "state")
     running = start(**NEVER)
     assert running.book.position.txid <= stood
-    settle(running, source, LONG_S)
-    assert same(source, "b", QUERY) == []
-    assert same(source, "c", "SELECT * FROM others") == []
+    settle(running, source)
+    assert differs(source, "b", QUERY) == []
+    assert differs(source, "c", "SELECT * FROM others") == []
     source.execute("DELETE FROM items WHERE id < 3")
     running.on(lambda: running.engine.lifecycle.resume(a))
-    settle(running, source, LONG_S)
-    wait_until(lambda: same(source, "a", QUERY) == [], "the paused one goes on")
-    assert same(source, "b", QUERY) == []
+    settle(running, source)
+    wait_until(lambda: differs(source, "a", QUERY) == [], "the paused one goes on")
+    assert differs(source, "b", QUERY) == []
     assert lag_after != source.execute("SELECT count(*) FROM items").fetchone()
     assert_consistent(running, source)
 
@@ -458,7 +435,7 @@ def test_commits_go_on_while_a_checkpoint_is_written(
 ):
     running = start(feedback_interval_ms=20, checkpoint_interval_ms=10)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    settle(running, source, LONG_S)
+    settle(running, source)
     going = threading.Event()
     going.set()
     reached = threading.Event()
@@ -466,18 +443,18 @@ def test_commits_go_on_while_a_checkpoint_is_written(
 
     def slow(checkpoint, *, sync):
         reached.set()
-        assert going.wait(LONG_S)
+        assert going.wait(PATIENCE_S)
         write(checkpoint, sync=sync)
 
     monkeypatch.setattr(rocks.RocksCheckpoint, "write", slow)
     going.clear()
     source.execute("UPDATE items SET price = price + 1")
-    assert reached.wait(LONG_S)
+    assert reached.wait(PATIENCE_S)
     held = running.book.confirmed
     for i in range(5):
         source.execute("INSERT INTO items VALUES (%s, 'y', 2)", (500 + i,))
-        settle(running, source, LONG_S)
-    assert same(source, "v", QUERY) == []
+        settle(running, source)
+    assert differs(source, "v", QUERY) == []
     assert running.book.confirmed == held, "nothing of it is durable"
     going.set()
     wait_until(lambda: running.book.confirmed > held, "it is confirmed")
@@ -490,7 +467,7 @@ def test_checkpoint_that_cannot_be_written_is_tried_again(
     """A full disk stops neither processing nor commits, and nothing is confirmed by mistake."""
     running = start(feedback_interval_ms=20, checkpoint_interval_ms=10)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    settle(running, source, LONG_S)
+    settle(running, source)
     failures = []
     write = rocks.RocksCheckpoint.write
 
@@ -505,8 +482,8 @@ def test_checkpoint_that_cannot_be_written_is_tried_again(
     wait_until(lambda: running.book.checkpoints.error, "it is noticed")
     assert running.book.checkpoints.error.code == "53100"
     source.execute("DELETE FROM items WHERE id = 2")
-    settle(running, source, LONG_S)
-    assert same(source, "v", QUERY) == []
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
     target = running.book.position.lsn
     wait_until(lambda: running.book.confirmed >= target, "it is written at last")
     assert len(failures) == 3
@@ -514,8 +491,8 @@ def test_checkpoint_that_cannot_be_written_is_tried_again(
     assert running.book.reconnects == 0
     running.stop()
     running = start()
-    settle(running, source, LONG_S)
-    assert same(source, "v", QUERY) == []
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
     assert_consistent(running, source)
 
 
@@ -557,7 +534,7 @@ def test_named_groups_commit_by_themselves_and_all_are_exact(source, start, data
     put_in_group(source, "d", "g")
     running = start()
     source.execute("UPDATE items SET price = price + 1")
-    settle(running, source, LONG_S)
+    settle(running, source)
     xids = dict(
         source.execute(
             "SELECT v.view_name, p.xmin::text FROM headrace.views v"
@@ -570,8 +547,8 @@ def test_named_groups_commit_by_themselves_and_all_are_exact(source, start, data
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE c IN SHARE MODE")
         source.execute("DELETE FROM items WHERE id = 4")
-        settle(running, source, LONG_S)
+        settle(running, source)
         for name in ("a", "b", "d"):
-            assert same(source, name, QUERY) == []
-    wait_until(lambda: same(source, "c", QUERY) == [], "c has caught up")
+            assert differs(source, name, QUERY) == []
+    wait_until(lambda: differs(source, "c", QUERY) == [], "c has caught up")
     assert_consistent(running, source)

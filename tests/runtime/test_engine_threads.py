@@ -7,7 +7,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.faults.helpers import WORKER, wait_until
+from tests.faults.helpers import WORKER
+from tests.waiting import wait_until
 
 VIEWS = 50
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import hypothesis.strategies as st
-import psycopg
 import pytest
 from hypothesis import given
 
@@ -15,14 +14,8 @@ from headrace.runtime.holds import Holds
 from headrace.runtime.positions import Position
 from headrace.state.rocks import RocksDatabase
 from headrace.types import parse_lsn
-from tests.runtime.harness import (
-    create_view,
-    install_schema,
-    same,
-    settle,
-    source_plan,
-    starting,
-)
+from tests.runtime.harness import ITEMS, create_view, settle, source_plan
+from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT * FROM items"
@@ -92,17 +85,7 @@ def test_none_is_granted_before_the_beginning_nor_after_the_end(database_of_stat
     holds.release("a")
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(
-            "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric)"
-        )
-        conn.execute(
-            "INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 20) i"
-        )
-        yield conn
+TABLES = ITEMS
 
 
 def confirmed(conn, running) -> int:
@@ -127,35 +110,30 @@ def change(running, source, number: int) -> int:
     return before
 
 
-def test_a_hold_is_granted_and_kept_while_the_engine_is_busy(
-    source, database, tmp_path
-):
-    with starting(database, tmp_path) as start:
-        running = start(feedback_interval_ms=20)
-        create_view(running, database, "v", source_plan(source, "items"), QUERY)
-        go_on = threading.Event()
-        busy = running.engine.submit(lambda: go_on.wait(PATIENCE_S))
-        wait_until(busy.running, "the engine's thread is busy")
-        hold = running.book.holds.grant("job")
-        assert not busy.done()
-        go_on.set()
-        for number in range(3):
-            change(running, source, number)
-        txids = running.on(
-            lambda: (running.book.position.txid, list(running.book.records))
-        )
-        assert txids[0] > hold.txid
-        assert set(range(hold.txid + 1, txids[0] + 1)) <= set(txids[1])
-        assert confirmed(source, running) <= hold.lsn
-        running.stop()
-        # It outlives the worker, and is somebody's until the builder says otherwise.
-        running = start(feedback_interval_ms=20)
-        assert running.book.holds.jobs() == {"job": hold}
-        before = change(running, source, 4)
-        assert confirmed(source, running) <= hold.lsn
-        running.on(lambda: running.engine.lifecycle.keep_holds(set()))
-        wait_until(
-            lambda: change(running, source, 5) and confirmed(source, running) > before,
-            "the source is told",
-        )
-        assert same(source, "v", QUERY) == []
+def test_a_hold_is_granted_and_kept_while_the_engine_is_busy(source, start, database):
+    running = start(feedback_interval_ms=20)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    go_on = threading.Event()
+    busy = running.engine.submit(lambda: go_on.wait(PATIENCE_S))
+    wait_until(busy.running, "the engine's thread is busy")
+    hold = running.book.holds.grant("job")
+    assert not busy.done()
+    go_on.set()
+    for number in range(3):
+        change(running, source, number)
+    txids = running.on(lambda: (running.book.position.txid, list(running.book.records)))
+    assert txids[0] > hold.txid
+    assert set(range(hold.txid + 1, txids[0] + 1)) <= set(txids[1])
+    assert confirmed(source, running) <= hold.lsn
+    running.stop()
+    # It outlives the worker, and is somebody's until the builder says otherwise.
+    running = start(feedback_interval_ms=20)
+    assert running.book.holds.jobs() == {"job": hold}
+    before = change(running, source, 4)
+    assert confirmed(source, running) <= hold.lsn
+    running.on(lambda: running.engine.lifecycle.keep_holds(set()))
+    wait_until(
+        lambda: change(running, source, 5) and confirmed(source, running) > before,
+        "the source is told",
+    )
+    assert differs(source, "v", QUERY) == []

@@ -10,37 +10,17 @@ import pytest
 
 from headrace.collections.plan import PhysicalPlan, SinkSpec
 from headrace.types import Field
-from tests.runtime.harness import (
-    create_view,
-    install_schema,
-    same,
-    settle,
-    source_plan,
-    starting,
-)
+from tests.runtime.harness import create_view, settle, source_plan
+from tests.views import differs
 
-SECONDS = 60.0
 USED = (1, 3, 4)
 """Numbers of the columns that the view reads."""
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(
-            "CREATE TABLE t (id int PRIMARY KEY, junk text, v int, w text, more int)"
-        )
-        conn.execute(
-            "INSERT INTO t SELECT i, 'j', i, 'w' || i FROM generate_series(1, 9) i"
-        )
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path) as run:
-        yield run
+TABLES = """
+CREATE TABLE t (id int PRIMARY KEY, junk text, v int, w text, more int);
+INSERT INTO t SELECT i, 'j', i, 'w' || i FROM generate_series(1, 9) i;
+"""
 
 
 def plan(conn: psycopg.Connection, full: bool) -> PhysicalPlan:
@@ -112,7 +92,7 @@ def test_a_view_goes_on_under_any_names(source, start, database, seed, poll_ms, 
         drop = down is None and rng.random() < 0.25
         if drop:
             source.execute(f"UPDATE t SET {names(source)[1]} = {names(source)[1]}")
-            settle(running, source, SECONDS)
+            settle(running, source)
         with source.transaction():
             for _ in range(rng.randint(1, 4)):
                 if rng.random() < 0.5 and not drop:
@@ -128,8 +108,8 @@ def test_a_view_goes_on_under_any_names(source, start, database, seed, poll_ms, 
             running.stop()
             down = number
         if down is None and (drop or rng.random() < 0.5):
-            settle(running, source, SECONDS)
+            settle(running, source)
             read = ", ".join(names(source)[n] for n in USED)
-            assert same(source, "v", f"SELECT {read} FROM t") == [], number
+            assert differs(source, "v", f"SELECT {read} FROM t") == [], number
     found = source.execute("SELECT status, message FROM headrace.views").fetchall()
     assert found == [("running", None)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -23,40 +22,18 @@ from headrace.sink import commit, table
 from headrace.sink.table import ResultTable
 from headrace.types import INT4, Field, Txid
 from tests.ledger import diffs
-from tests.runtime.harness import (
-    create_view,
-    install_schema,
-    same,
-    settings_for,
-    settle,
-    source_plan,
-    starting,
-)  # fmt: skip
+from tests.runtime.harness import create_view, settings_for, settle, source_plan
 from tests.runtime.words import (
-    LONG_S,
     QUERY,
     assert_in_order,
     count_of,
     log_commits,
     write,
 )
-from tests.waiting import wait_until
+from tests.views import differs
+from tests.waiting import PATIENCE_S, at_any_moment, wait_until
 
-
-@pytest.fixture
-def source(database):
-    """Autocommit connection to a database with table ``words (id, word)``."""
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute("CREATE TABLE words (id serial PRIMARY KEY, word text)")
-        yield conn
-
-
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path) as run:
-        yield run
-        faults.arm("")
+TABLES = "CREATE TABLE words (id serial PRIMARY KEY, word text)"
 
 
 # --- T-4, T-9, T-25: the compare-and-set of the sink
@@ -174,7 +151,7 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
         work = running.engine.submit(
             lambda: running.engine.fail_batch(txid, caller), quiet=False
         )
-        work.result(LONG_S)
+        work.result(PATIENCE_S)
 
     with pytest.raises(PrerequisiteError, match="not in flight"):
         fail(running.book.position.txid)
@@ -191,9 +168,9 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
             fail(txid, "pg_monitor")
         fail(txid)
         wait_until(lambda: source.execute(waiter).fetchone() != first, "it is given up")
-    patient.result(LONG_S)
-    settle(running, source, LONG_S)
-    assert same(source, "v", QUERY) == []
+    patient.result(PATIENCE_S)
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
     attempts = source.execute("SELECT txid, attempt FROM headrace.progress").fetchall()
     assert attempts == [(txid, 1)]
     assert_in_order(source)
@@ -211,7 +188,7 @@ def gate(monkeypatch):
     commit_of = SinkThread.write
 
     def write(self, owner, job):
-        assert event.wait(LONG_S)
+        assert event.wait(PATIENCE_S)
         return commit_of(self, owner, job)
 
     monkeypatch.setattr(SinkThread, "write", write)
@@ -247,8 +224,8 @@ def test_T_8_T_9_batches_are_processed_while_one_commits(source, start, database
     assert txids == list(range(txids[0], txids[0] + 3))
     assert source.execute("TABLE v").fetchall() == [], "nothing is shown before"
     gate.set()
-    settle(running, source, LONG_S)
-    assert same(source, "v", QUERY) == []
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
     assert_in_order(source)
     moves = source.execute("SELECT txid FROM moves ORDER BY n").fetchall()
     assert moves == [(t,) for t in (*txids, txids[-1] + 1)]
@@ -270,11 +247,11 @@ def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(
     write(source, "man", "man")
     gate.set()
     wait_until(lambda: running.book.reconnects, "the fault must land")
-    settle(running, source, LONG_S)
+    settle(running, source)
     write(source, "man")
-    settle(running, source, LONG_S)
+    settle(running, source)
     assert running.book.reconnects == 1
-    assert same(source, "v", query) == same(source, "w", QUERY) == []
+    assert differs(source, "v", query) == differs(source, "w", QUERY) == []
     assert_in_order(source)
 
 
@@ -294,10 +271,10 @@ def test_T_30_fail_batch_leaves_earlier_ones_alone(source, start, database, gate
     work = running.engine.submit(
         lambda: running.engine.fail_batch(txids[2], None), quiet=False
     )
-    work.result(LONG_S)
+    work.result(PATIENCE_S)
     gate.set()
-    settle(running, source, LONG_S)
-    assert same(source, "v", QUERY) == []
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
     moves = source.execute("SELECT txid, attempt > 0 FROM moves ORDER BY n").fetchall()
     assert moves == list(zip(txids, [False, False, True, True], strict=True))
     attempts = {t: r.attempt for t, r in running.book.records.items()}
@@ -345,25 +322,25 @@ def test_T_1_exactly_once_whatever_fails(source, start, database, seed):
             work = engine.submit(
                 lambda txid=txid: engine.fail_batch(txid, None), quiet=False
             )
-            what = type(work.exception(LONG_S)).__name__
+            what = type(work.exception(PATIENCE_S)).__name__
         elif what == "lock":
             with psycopg.connect(database) as blocker:
                 blocker.execute(f"LOCK TABLE {dice.choice('vw')} IN SHARE MODE")
                 write(source, "man", "locked")
-                time.sleep(dice.random() * 0.4)
+                at_any_moment(dice, 0.0, 0.4)
         elif what == "settle":
-            settle(running, source, LONG_S)
+            settle(running, source)
         done[what] += 1
     faults.arm("")
 
     def equal() -> bool:
-        settle(running, source, LONG_S)
+        settle(running, source)
         statuses = source.execute(
             "SELECT DISTINCT status FROM headrace.views"
         ).fetchall()
         assert ("error",) not in statuses
-        return statuses == [("running",)] and not same(source, "v", QUERY)
+        return statuses == [("running",)] and not differs(source, "v", QUERY)
 
     wait_until(equal, f"the views catch up: {done}")
-    assert same(source, "w", man_query) == [], done
+    assert differs(source, "w", man_query) == [], done
     assert_in_order(source)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -22,17 +20,9 @@ from headrace.postgres import fingerprint
 from headrace.postgres.fingerprint import Uses
 from headrace.sql.verbs import CreateView
 from headrace.views.create import create_view as populate_view
-from tests.runtime.harness import (
-    Running,
-    create_view,
-    install_schema,
-    same,
-    settle,
-    source_plan,
-    starting,
-)  # fmt: skip
-
-SECONDS = 90.0
+from tests.runtime.harness import Running, create_view, settle, source_plan
+from tests.views import differs
+from tests.waiting import PATIENCE_S, wait_until
 
 STOPS = {
     "rewritten": ("ALTER TABLE {t} ALTER v TYPE int USING v * 1000", "was rewritten"),
@@ -107,27 +97,26 @@ HARMLESS = [
 ]
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute("CREATE TYPE mood AS ENUM ('ok', 'bad')")
-        conn.execute("CREATE TYPE pair AS (a int, b text)")
-        make_table(conn, "keep")
-        yield conn
+READY = False
 
 
-@pytest.fixture
-def start(database, tmp_path):
-    with starting(database, tmp_path, ready=False) as run:
-        yield run
+def table(name: str, extra: str = "") -> str:
+    """The statements that make it."""
+    return (
+        f"CREATE TABLE {name} (id int PRIMARY KEY, v int NOT NULL, w varchar(10) {extra});"
+        f"INSERT INTO {name} SELECT i, i, i FROM generate_series(1, 9) i;"
+    )
+
+
+TABLES = f"""
+CREATE TYPE mood AS ENUM ('ok', 'bad');
+CREATE TYPE pair AS (a int, b text);
+{table("keep")}
+"""
 
 
 def make_table(conn: psycopg.Connection, name: str, extra: str = "") -> None:
-    conn.execute(
-        f"CREATE TABLE {name} (id int PRIMARY KEY, v int NOT NULL, w varchar(10) {extra})"
-    )
-    conn.execute(f"INSERT INTO {name} SELECT i, i, i FROM generate_series(1, 9) i")
+    conn.execute(table(name, extra))
 
 
 def contents(conn: psycopg.Connection, view: str) -> list[tuple]:
@@ -141,16 +130,9 @@ def status(conn: psycopg.Connection, name: str) -> tuple:
     ).fetchone()
 
 
-def until(condition, what=""):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def stopped(conn: psycopg.Connection, name: str, *codes: str) -> str:
     """Wait until the view has stopped as it should; its message."""
-    until(lambda: status(conn, name)[0] != "running", f"{name} does not stop")
+    wait_until(lambda: status(conn, name)[0] != "running", f"{name} does not stop")
     state, message, code = status(conn, name)
     assert state == "error", (name, message)
     assert code in (codes or ("55000", "55H01", "55H02")), (name, message)
@@ -186,8 +168,8 @@ def test_each_silent_alteration_stops_its_view_only(source, start, database):
     )
     assert others.fetchone() == (1,)
     source.execute("INSERT INTO keep VALUES (100, 1, 'x')")
-    settle(running, source, SECONDS)
-    assert same(source, "k", "SELECT * FROM keep") == []
+    settle(running, source)
+    assert differs(source, "k", "SELECT * FROM keep") == []
     for name in STOPS:
         assert contents(source, name) == before[name], "the last contents are kept"
 
@@ -212,9 +194,9 @@ def test_harmless_alterations_stop_nothing(source, start, database):
         source.execute(
             f"UPDATE {table} SET v = v + 1 WHERE id %% 2 = %s", (number % 2,)
         )
-        settle(running, source, SECONDS)
+        settle(running, source)
         assert status(source, "v") == ("running", None, None), ddl
-        assert same(source, "v", f"SELECT id, v, w, m FROM {table}") == [], ddl
+        assert differs(source, "v", f"SELECT id, v, w, m FROM {table}") == [], ddl
     named = source.execute("SELECT schema_name, table_name FROM headrace.view_tables")
     assert named.fetchall() in ([], [("somewhere", "other_name")])
 
@@ -227,7 +209,7 @@ def test_rows_after_an_alteration_are_not_taken_in(source, start, database):
         running, database, "k", source_plan(source, "keep"), "SELECT * FROM keep"
     )
     source.execute("UPDATE t SET v = 5 WHERE id = 1")
-    settle(running, source, SECONDS)
+    settle(running, source)
     before = source.execute("SELECT * FROM v ORDER BY 1").fetchall()
     with source.transaction():
         source.execute("UPDATE t SET v = 6 WHERE id = 2")
@@ -235,9 +217,9 @@ def test_rows_after_an_alteration_are_not_taken_in(source, start, database):
         source.execute("UPDATE t SET v = 7 WHERE id = 3")
         source.execute("INSERT INTO keep VALUES (50, 1, 'x')")
     assert "was rewritten" in stopped(source, "v")
-    settle(running, source, SECONDS)
+    settle(running, source)
     assert source.execute("SELECT * FROM v ORDER BY 1").fetchall() == before
-    assert same(source, "k", "SELECT * FROM keep") == []
+    assert differs(source, "k", "SELECT * FROM keep") == []
 
 
 def test_alteration_while_the_engine_is_down(source, start, database):
@@ -253,8 +235,8 @@ def test_alteration_while_the_engine_is_down(source, start, database):
     source.execute("INSERT INTO keep VALUES (50, 1, 'x')")
     running = start(catalog_poll_ms=600_000)
     assert "was rewritten" in stopped(source, "v")
-    settle(running, source, SECONDS)
-    assert same(source, "k", "SELECT * FROM keep") == []
+    settle(running, source)
+    assert differs(source, "k", "SELECT * FROM keep") == []
 
 
 @pytest.mark.parametrize(
@@ -285,14 +267,14 @@ def test_publication_changed(source, start, database, ddl, why):
             "ALTER PUBLICATION headrace"
             " SET (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
         )
-    until(lambda: running.book.stream is not None, "the stream does not come back")
+    wait_until(lambda: running.book.stream is not None, "the stream does not come back")
     create_view(
         running, database, "w", source_plan(source, "keep"), "SELECT * FROM keep"
     )
     source.execute("UPDATE keep SET v = 60 WHERE id = 6")
-    settle(running, source, SECONDS)
+    settle(running, source)
     assert status(source, "w") == ("running", None, None)
-    assert same(source, "w", "SELECT * FROM keep") == []
+    assert differs(source, "w", "SELECT * FROM keep") == []
 
 
 def test_facts_of_a_version_that_kept_no_rights(source):
@@ -353,7 +335,7 @@ class _Direct:
             hold = running.book.holds.grant(params["job"])
             return {"txid": hold.txid, "lsn": hold.lsn}
         if method == "adopt":
-            running.on(lambda: lifecycle.adopt(params["view_id"])).result(SECONDS)
+            running.on(lambda: lifecycle.adopt(params["view_id"])).result(PATIENCE_S)
         if method == "release":
             running.on(lambda: lifecycle.release(params["job"]))
         return {}
@@ -376,7 +358,7 @@ def test_alteration_during_population(source, start, database, ddl):
     """At each step: the view is exact afterwards, or it was refused, or it stopped."""
     source.execute("ALTER TABLE keep ADD m mood")
     running = start(catalog_poll_ms=50)
-    running.engine.running.wait(SECONDS)
+    running.engine.running.wait(PATIENCE_S)
     settings = running.settings
     context = JobContext(settings, _Direct(running), Spark(settings))
     ends = set()
@@ -412,11 +394,11 @@ def test_alteration_during_population(source, start, database, ddl):
             assert other.closed, "the statement has run"
             polled(running)
             source.execute("UPDATE keep SET v = v + 1")
-            settle(running, source, SECONDS)
+            settle(running, source)
             if status(source, name)[0] == "running":
                 ends.add("exact")
                 query = "SELECT id, v, w, m, m = 'ok' AS fine FROM keep"
-                assert same(source, name, query) == [], phase
+                assert differs(source, name, query) == [], phase
             else:
                 ends.add("stopped")
                 stopped(source, name)
@@ -434,7 +416,7 @@ def test_renaming_during_population(source, start, database):
     source.execute("CREATE TABLE n (id int PRIMARY KEY, a int, b int)")
     source.execute("INSERT INTO n SELECT i, i, -i FROM generate_series(1, 9) i")
     running = start(catalog_poll_ms=50)
-    running.engine.running.wait(SECONDS)
+    running.engine.running.wait(PATIENCE_S)
     settings = running.settings
     context = JobContext(settings, _Direct(running), Spark(settings))
     first, second = "a", "b"
@@ -458,8 +440,8 @@ def test_renaming_during_population(source, start, database):
         assert other.closed, "the names were exchanged"
         first, second = second, first
         source.execute("UPDATE n SET a = a + 1 WHERE id % 2 = 0")
-        settle(running, source, SECONDS)
+        settle(running, source)
         assert status(source, f"v_{phase}") == ("running", None, None)
         assert (
-            same(source, f"v_{phase}", f"SELECT id, {first}, {second} FROM n") == []
+            differs(source, f"v_{phase}", f"SELECT id, {first}, {second} FROM n") == []
         ), phase

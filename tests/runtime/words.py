@@ -5,22 +5,22 @@ Table ``words (id serial, word text)`` and views of it; every move of a progress
 
 from __future__ import annotations
 
+import psycopg
+
 from headrace.collections import plan
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.types import BOOL, INT8, TEXT, Field
 from tests.runtime.harness import source_plan
-from tests.waiting import PATIENCE_S
 
 QUERY = "SELECT * FROM words"
-LONG_S = PATIENCE_S
 
 
-def write(source, *words: str) -> None:
+def write(source: psycopg.Connection, *words: str) -> None:
     """One transaction with a row for each word."""
     source.execute("INSERT INTO words (word) SELECT unnest(%s::text[])", (list(words),))
 
 
-def count_of(conn, word: str) -> tuple[plan.PhysicalPlan, str]:
+def count_of(conn: psycopg.Connection, word: str) -> tuple[plan.PhysicalPlan, str]:
     """How often ``words`` has a word: plan and query."""
     base = source_plan(conn, "words")
     node = base.nodes[0]
@@ -39,16 +39,18 @@ def count_of(conn, word: str) -> tuple[plan.PhysicalPlan, str]:
     return plan.PhysicalPlan((node, kept, counted, sink)), query
 
 
-def stored(source, view: str) -> tuple[int, str, int]:
+def stored(source: psycopg.Connection, view: str) -> tuple[int, str, int]:
     """(value, which transaction wrote it, progress) of a view of one count."""
-    return source.execute(
+    row = source.execute(
         f"SELECT v.n, v.xmin::text, p.txid FROM {view} v, headrace.progress p"
         " JOIN headrace.views w ON w.id = p.view_id WHERE w.view_name = %s",
         (view,),
     ).fetchone()
+    assert row is not None
+    return row
 
 
-def log_commits(source) -> None:
+def log_commits(source: psycopg.Connection) -> None:
     """Keep every move of a progress row in table ``moves``."""
     source.execute(
         "CREATE TABLE moves"
@@ -66,7 +68,7 @@ def log_commits(source) -> None:
     )
 
 
-def assert_in_order(source) -> None:
+def assert_in_order(source: psycopg.Connection) -> None:
     """Progress of every view has only ever moved up (T-9)."""
     moves = source.execute(
         "SELECT view_id, array_agg(txid ORDER BY n) FROM moves GROUP BY 1"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 import pytest
@@ -45,7 +44,7 @@ def server(shared_engine: EmbeddedEngine) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture
-def commander(start: Any) -> Running:
+def commander(start: Callable[..., Running]) -> Running:
     return start()
 
 

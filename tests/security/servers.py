@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from headrace.embedded.engine import EmbeddedEngine
 from tests.conftest import ENGINES
 from tests.databases import Databases
-from tests.faults.helpers import same_text, status_of
+from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 TABLE = """
@@ -77,7 +77,7 @@ def poison(conn: psycopg.Connection) -> None:
 
 def follows(conn: psycopg.Connection) -> None:
     """Wait until the healthy view has everything."""
-    wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other view follows")
+    wait_until(lambda: not differs(conn, "alive", ALIVE), "the other view follows")
     assert status_of(conn, "alive")[0] == "running"
 
 

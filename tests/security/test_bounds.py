@@ -10,9 +10,10 @@ import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
 from tests.databases import Databases
-from tests.faults.helpers import ENDLESS, WORKER, same_text, status_of
+from tests.faults.helpers import ENDLESS, WORKER
 from tests.security import servers
 from tests.security.servers import TABLE, create, follows, innocent, poison
+from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 TRIES_MAX = 3
@@ -94,9 +95,7 @@ def test_who_leaves_catches_up_alone(conn, running):
     create(conn, "v", query, view_rows_max=2000)
     conn.execute("INSERT INTO t VALUES (2, repeat('x', 2500))")
     wait_until(
-        lambda: (
-            status_of(conn, "v")[0] == "running" and not same_text(conn, "v", query)
-        ),
+        lambda: status_of(conn, "v")[0] == "running" and not differs(conn, "v", query),
         "it has caught up",
     )
     follows(conn)
@@ -111,7 +110,7 @@ def test_who_leaves_again_and_again_stops(conn):
         conn.execute("INSERT INTO t VALUES (%s, repeat('x', 2500))", (number,))
         wait_until(
             lambda: (
-                status_of(conn, "v")[0] == "running" and not same_text(conn, "v", query)
+                status_of(conn, "v")[0] == "running" and not differs(conn, "v", query)
             ),
             "it has caught up",
         )
@@ -125,7 +124,7 @@ def test_who_leaves_again_and_again_stops(conn):
     assert (status, code) == ("error", "54H01")
     assert message is not None and '{"view_rows_max": 20000}' in message
     conn.execute("CALL headrace.resync_view('v')")
-    assert not same_text(conn, "v", query)
+    assert not differs(conn, "v", query)
 
 
 @pytest.mark.parametrize("verb", ["drop_view", "pause_view"])

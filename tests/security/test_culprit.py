@@ -9,7 +9,8 @@ import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.process import faults
-from tests.faults.helpers import WORKER, same_text, status_of
+from tests.faults.helpers import WORKER
+from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 BUILDER = "headrace.views.builder"
@@ -58,17 +59,17 @@ def test_the_worker_stops_the_view_that_kills_it(engine, traps):
         assert "CALL headrace.resync_view('public.bad')" in message
         for name in ("a", "z"):
             wait_until(
-                lambda name=name: not same_text(conn, name, GOOD), f"{name} follows"
+                lambda name=name: not differs(conn, name, GOOD), f"{name} follows"
             )
             assert status_of(conn, name)[0] == "running"
         before = engine.child(WORKER)
         conn.execute("INSERT INTO t VALUES (4, 'poison')")
-        wait_until(lambda: not same_text(conn, "a", GOOD), "a follows")
+        wait_until(lambda: not differs(conn, "a", GOOD), "a follows")
         assert engine.child(WORKER) == before, "it does not die any more"
         (traps / faults.ROWS_TAKEN).unlink()
         conn.execute("CALL headrace.resync_view('bad')")
         conn.execute("INSERT INTO t VALUES (5, 'poison')")
-        wait_until(lambda: not same_text(conn, "bad", BAD), "it is right again")
+        wait_until(lambda: not differs(conn, "bad", BAD), "it is right again")
 
 
 @pytest.mark.slow
@@ -94,7 +95,7 @@ def test_a_view_that_nobody_waits_for_is_not_begun_for_ever(engine, traps):
         (traps / point).unlink()
         assert conn.execute("SELECT view_name FROM headrace.views").fetchall() == []
         conn.execute(f"CALL headrace.create_view('v', '{BAD}')")
-        assert not same_text(conn, "v", BAD)
+        assert not differs(conn, "v", BAD)
 
 
 @pytest.mark.slow

@@ -9,8 +9,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.faults.helpers import WORKER, same_text, status_of
+from tests.faults.helpers import WORKER
 from tests.security.roles import connect, role
+from tests.views import differs, status_of
+
+pytestmark = pytest.mark.shared_engine
 
 SLY = """
 CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL);
@@ -56,14 +59,9 @@ QUERY = "SELECT id, f(n) AS n FROM t"
 ROWS = "SELECT id, n * 2 AS n FROM t"
 
 
-@pytest.fixture(scope="module")
-def engine(running_engine):
-    return running_engine
-
-
 @pytest.fixture
-def server(shared_engine):
-    with psycopg.connect(shared_engine.source, autocommit=True) as conn:
+def server(engine):
+    with psycopg.connect(engine.source, autocommit=True) as conn:
         yield conn
 
 
@@ -87,7 +85,7 @@ def follows(low: psycopg.Connection) -> None:
     for _ in range(3):
         low.execute("UPDATE t SET n = n + 1000")
         low.execute("CALL headrace.wait_for('v')")
-        assert not same_text(low, "v", ROWS)
+        assert not differs(low, "v", ROWS)
 
 
 def test_nothing_is_written_whatever_was_set_before(server, low):
@@ -107,11 +105,11 @@ def test_nothing_is_written_whatever_was_set_before(server, low):
 
 
 @pytest.mark.parametrize("query", SWAPPED.values(), ids=SWAPPED)
-def test_a_function_that_exchanges_our_statements(shared_engine, server, low, query):
+def test_a_function_that_exchanges_our_statements(engine, server, low, query):
     """Prepared statements have no owner: one of that name may answer anything."""
-    before = shared_engine.child(WORKER)
+    before = engine.child(WORKER)
     sly(low, SWAPS.replace("{query}", query))
     low.execute("CALL headrace.create_view('v', %s)", (QUERY,))
     follows(low)
     assert status_of(low, "v")[0] == "running"
-    assert shared_engine.child(WORKER) == before
+    assert engine.child(WORKER) == before

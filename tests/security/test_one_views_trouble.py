@@ -10,9 +10,10 @@ import pytest
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.runtime.leaving import TRIES_MAX
 from tests.databases import Databases
-from tests.faults.helpers import WORKER, same_text, status_of
+from tests.faults.helpers import WORKER
 from tests.security import servers
 from tests.security.servers import ALIVE, TABLE, create, follows, innocent, poison
+from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 SCHEMA = f"""{TABLE}
@@ -112,7 +113,7 @@ def test_what_fails_at_the_commit_only(conn, running):
     )
     poison(conn)
     stops(conn, "v")
-    assert not same_text(conn, "w", ALIVE)
+    assert not differs(conn, "w", ALIVE)
     assert running.child(WORKER) == before
 
 
@@ -129,7 +130,7 @@ def test_a_row_that_is_too_large_for_an_index(conn, running):
     assert running.child(WORKER) == before
     conn.execute("DELETE FROM t WHERE id = 2")
     conn.execute("CALL headrace.resync_view('v')")
-    assert not same_text(conn, "v", ALIVE)
+    assert not differs(conn, "v", ALIVE)
 
 
 def test_a_publication_for_all_tables(conn, running):
@@ -141,19 +142,19 @@ def test_a_publication_for_all_tables(conn, running):
     query = "SELECT v, count(*) AS n FROM t GROUP BY v"
 
     def decided() -> bool:
-        return status_of(conn, "v")[0] == "error" or not same_text(conn, "v", query)
+        return status_of(conn, "v")[0] == "error" or not differs(conn, "v", query)
 
     wait_until(decided, "the view stops, or is right")
     status, code, message = status_of(conn, "v")
     if status == "error":
         assert code == "55000"
         assert message is not None and "replica identity" in message
-    wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other view follows")
+    wait_until(lambda: not differs(conn, "alive", ALIVE), "the other view follows")
     conn.execute("DROP PUBLICATION everything")
     if status == "error":
         conn.execute("CALL headrace.resync_view('v')")
     conn.execute("INSERT INTO t VALUES (5, 'four')")
-    wait_until(lambda: not same_text(conn, "v", query), "it is right again")
+    wait_until(lambda: not differs(conn, "v", query), "it is right again")
     assert running.child(WORKER) == before
 
 
@@ -180,15 +181,13 @@ def test_no_connection_is_left_to_evaluate_with(conn, running):
             lambda: running.log.count('"status": "sink_error"') > 4 * TRIES_MAX,
             "they were tried again and again",
         )
-        wait_until(lambda: not same_text(conn, "alive", ALIVE), "the other follows")
+        wait_until(lambda: not differs(conn, "alive", ALIVE), "the other follows")
         assert status_of(conn, "v")[0] == "sink_error"
         assert "too many connections" in status_of(conn, "v")[2]
     finally:
         conn.execute(f"ALTER DATABASE {database} CONNECTION LIMIT -1")
     conn.execute("INSERT INTO t VALUES (8, 'seven')")
     for name in ("v", "w"):
-        wait_until(
-            lambda name=name: not same_text(conn, name, query), f"{name} goes on"
-        )
+        wait_until(lambda name=name: not differs(conn, name, query), f"{name} goes on")
         assert status_of(conn, name)[0] == "running"
     assert running.child(WORKER) == before

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from headrace.config import Settings
+from headrace.errors import PrerequisiteError
+from headrace.server import cli, main
 from headrace.sql import install
 from tests.security.roles import connect, role
 
@@ -75,18 +79,51 @@ def refused(server: psycopg.Connection, low: psycopg.Connection, tmp_path) -> st
     return checked
 
 
+@pytest.fixture
+def here(server, capsys) -> Callable[[str], tuple[int, str]]:
+    """As ``run``, in this process: one of its own takes a second to start."""
+
+    def run(word: str) -> tuple[int, str]:
+        slot = f"s_{server.info.dbname}"
+        status = cli.main([word, "--source", server.info.dsn, "--slot-name", slot])
+        done = capsys.readouterr()
+        return status, done.out + done.err
+
+    return run
+
+
+@pytest.fixture
+def refused_here(server, low, tmp_path, here) -> Callable[[], str]:
+    """As ``refused``, by the same code in this process."""
+
+    def judged() -> str:
+        status, checked = here("check")
+        assert status == 1
+        slot = f"s_{server.info.dbname}"
+        settings = Settings(
+            source=server.info.dsn, data_dir=tmp_path / "data", slot_name=slot
+        )
+        with pytest.raises(PrerequisiteError) as started:
+            main.prepare(settings)
+        assert started.value.message in checked.splitlines()[0]
+        assert low.execute("SELECT * FROM trace").fetchall() == []
+        return checked
+
+    return judged
+
+
 @pytest.mark.parametrize(
     "prepared",
     ["", META + TRIGGER, VIEWS],
     ids=["empty", "trigger", "view"],
 )
-def test_a_schema_of_somebody_else(server, low, tmp_path, prepared):
+def test_a_schema_of_somebody_else(low, refused_here, here, prepared):
     low.execute("CREATE SCHEMA headrace; GRANT ALL ON SCHEMA headrace TO PUBLIC")
     low.execute(prepared.format(low=low.info.user))
-    said = refused(server, low, tmp_path)
+    said = refused_here()
     assert f'schema "headrace" belongs to role "{low.info.user}"' in said
     # Nor is it touched when it is to be removed.
-    status, said = run(server, tmp_path, "uninstall")
+    status, said = here("uninstall")
     assert status == 1
     assert "belongs to role" in said
     assert low.execute("SELECT * FROM trace").fetchall() == []
@@ -113,10 +150,12 @@ def test_a_schema_of_somebody_else(server, low, tmp_path, prepared):
     ],
     ids=["table", "view", "function", "type", "sequence", "operator"],
 )
-def test_objects_of_somebody_else_in_our_schema(server, low, tmp_path, prepared, named):
+def test_objects_of_somebody_else_in_our_schema(
+    server, low, refused_here, prepared, named
+):
     server.execute("CREATE SCHEMA headrace; GRANT ALL ON SCHEMA headrace TO PUBLIC")
     low.execute(prepared.format(low=low.info.user))
-    said = refused(server, low, tmp_path)
+    said = refused_here()
     assert named in said
     assert f'belongs to role "{low.info.user}"' in said
 
@@ -181,14 +220,14 @@ def test_objects_of_somebody_else_in_our_schema(server, low, tmp_path, prepared,
         *("check", "index", "function", "overload", "columns", "publication"),
     ],
 )
-def test_what_hangs_on_our_objects(server, low, tmp_path, prepared, named):
+def test_what_hangs_on_our_objects(server, low, refused_here, prepared, named):
     """Left by who had our rights once, or handed over with REASSIGN OWNED."""
     low.execute(
         "CREATE FUNCTION pure(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1'"
     )
     install.install(server)
     server.execute(prepared.format(low=low.info.user))
-    assert named in refused(server, low, tmp_path)
+    assert named in refused_here()
 
 
 def test_rights_that_were_given_on_our_tables_are_taken_back(server, low):
@@ -217,6 +256,16 @@ def test_rights_that_were_given_on_our_tables_are_taken_back(server, low):
     ]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         low.execute("CREATE TABLE headrace.mine (n int)")
+
+
+def test_the_commands_refuse_and_end(server, low, tmp_path):
+    low.execute("CREATE SCHEMA headrace; GRANT ALL ON SCHEMA headrace TO PUBLIC")
+    low.execute((META + TRIGGER).format(low=low.info.user))
+    assert "belongs to role" in refused(server, low, tmp_path)
+    status, said = run(server, tmp_path, "uninstall")
+    assert status == 1
+    assert "belongs to role" in said
+    assert low.execute("SELECT * FROM trace").fetchall() == []
 
 
 def test_what_we_made_is_ours(server, tmp_path):

@@ -10,12 +10,12 @@ import pytest
 from tests.security.roles import connect, role
 from tests.waiting import PATIENCE_S, wait_until
 
+pytestmark = [
+    pytest.mark.shared_engine,
+    pytest.mark.engine_with("--http", "127.0.0.1:0"),
+]
+
 SECRET = "sesame-4711"
-
-
-@pytest.fixture
-def engine(database, start_engine):
-    return start_engine(database, "--http", "127.0.0.1:0")
 
 
 @pytest.fixture

@@ -15,26 +15,20 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
-from tests.security import servers
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.shared_engine,
+    # It looks at the catalog more often, so that a view goes on sooner.
+    pytest.mark.engine_with(
+        HEADRACE_CATALOG_POLL_MS="300", HEADRACE_SINK_RETRY_MS="50"
+    ),
+]
 
 STATE = """
 SELECT status, sqlstate, message FROM headrace.views
  WHERE format('%%I.%%I', schema_name, view_name) = %s"""
-
-
-@pytest.fixture(scope="module")
-def running_engine(databases, tmp_path_factory):
-    """That looks at the catalog more often, so that a view goes on sooner."""
-    often = {"HEADRACE_CATALOG_POLL_MS": "300"}
-    with servers.running(databases, tmp_path_factory, "", **often) as engine:
-        yield engine
-
-
-@pytest.fixture
-def engine(shared_engine):
-    return shared_engine
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from headrace.server.direct import Direct
 from headrace.server.listener import Listener
 from headrace.server.upstream import SourceAddress
 from headrace.sql import install
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, time_passes
 
 
 class FakeBuilder:
@@ -78,7 +78,7 @@ class FakeBuilder:
                 await asyncio.Event().wait()  # for ever
             except asyncio.CancelledError:
                 self.cancelled.set()
-                await asyncio.sleep(0.2)
+                await asyncio.to_thread(time_passes, 0.2)
                 self.cleaned.set()
                 raise
         progress(
@@ -99,7 +99,10 @@ class Running:
     def __init__(self, source: str, folder: Path, **settings: Any) -> None:
         self.source = source
         self.builder = FakeBuilder()
-        given = {"allow_trust": True, "listen": "127.0.0.1:0"} | settings
+        given: dict[str, Any] = {
+            "allow_trust": True,
+            "listen": "127.0.0.1:0",
+        } | settings
         self.settings = Settings(source=source, data_dir=folder, **given)
         self.port = 0
         self.listener: Listener
@@ -162,7 +165,7 @@ class Running:
 
 
 @pytest.fixture
-def start(database: str, tmp_path: Path) -> Iterator[Any]:
+def start(database: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Start a commander on a fresh database that has our objects."""
     with psycopg.connect(database, autocommit=True) as conn:
         install.install(conn)
@@ -178,5 +181,5 @@ def start(database: str, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def commander(start: Any) -> Running:
+def commander(start: Callable[..., Running]) -> Running:
     return start()

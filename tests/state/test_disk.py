@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import TransientError
 from headrace.state.rocks import RocksDatabase
+from tests.waiting import wait_until
 
 MIB = 1024 * 1024
 
@@ -95,15 +96,14 @@ def test_full_disk_is_noticed_and_made_up_for(disk, count) -> None:
         with pytest.raises(TransientError):
             attempt(database, store)
     filler.unlink()
-    deadline = time.monotonic() + 90
-    while True:
-        try:
+
+    def written(store=store) -> bool:
+        with contextlib.suppress(TransientError):
             attempt(database, store)
-        except TransientError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        else:
-            break
+            return True
+        return False
+
+    wait_until(written, "there is room again")
     last = store.txid
     del store
     database.close()

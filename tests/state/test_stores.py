@@ -16,6 +16,7 @@ from headrace.state.map import keygroups
 from headrace.state.memory import MemoryStore
 from headrace.state.regulator import Load, Spill
 from headrace.state.rocks import RocksDatabase
+from tests.amounts import examples
 
 KEYS = [b"a", b"b", b"\xff", b"\xfe\xff", b"c\x00", b"z"]
 ROWS = [b"", b"\x00", b"a", b"ab", b"\xff\xff", b"q"]
@@ -277,7 +278,7 @@ operations = st.lists(
 
 
 @settings(
-    max_examples=40,
+    examples(40),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(todo=operations)

@@ -14,6 +14,7 @@ from headrace.errors import BugError
 from headrace.state.map import keygroups
 from headrace.state.regulator import Load, Spill
 from headrace.state.rocks import RocksDatabase
+from tests.amounts import examples
 
 KEYS = [b"a", b"b", b"\xff", b"c\x00", b"z", b"\xfe\xff"]
 ROWS = [b"", b"a", b"ab", b"\xff\xff"]
@@ -196,8 +197,7 @@ steps = st.lists(
 
 
 @settings(
-    max_examples=40,
-    deadline=None,
+    examples(40),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(todo=steps)

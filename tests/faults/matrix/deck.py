@@ -13,16 +13,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import psycopg
 
 from headrace.process import faults
-from tests.faults.helpers import ENDLESS, WORKER, slot, wait_until, wal_end
+from tests.faults.helpers import ENDLESS, WORKER, slot, wal_end
 from tests.faults.matrix import load
 from tests.faults.matrix.world import BUILDER, PATIENCE_S, World, connect
+from tests.waiting import at_any_moment, time_passes, wait_until
 
 Deed = Callable[[World], None]
 
@@ -158,7 +159,7 @@ def churn(victim: str | None) -> Card:
         for thread in threads:
             thread.start()
         if victim is not None:
-            time.sleep(world.rng.uniform(0.0, 0.5))
+            at_any_moment(world.rng, 0.0, 0.5)
             kill(world, victim)
         for thread in threads:
             thread.join(PATIENCE_S)
@@ -212,14 +213,14 @@ def kill(world: World, victim: str) -> None:
 def killed(victim: str, times: int = 1) -> Card:
     def do(world: World) -> None:
         for _ in range(times):
-            time.sleep(world.rng.uniform(0.0, 0.3))
+            at_any_moment(world.rng, 0.0, 0.3)
             kill(world, victim)
 
     return Card(f"kill -9 {victim} × {times}", do)
 
 
 def terminated(world: World) -> None:
-    time.sleep(world.rng.uniform(0.0, 0.2))
+    at_any_moment(world.rng, 0.0, 0.2)
     begin = len(world.engine.log)
     assert world.engine.stop() == 0, "SIGTERM ends it cleanly"
     assert "child killed" not in world.engine.log[begin:], "so it does its children"
@@ -236,7 +237,7 @@ def stopped(world: World) -> None:
     """A process that sleeps for a while and goes on as if nothing had happened."""
     pid = wait_until(lambda: world.child(WORKER), "a worker")
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(world.rng.uniform(0.05, 0.6))
+    at_any_moment(world.rng, 0.05, 0.6)
     os.kill(pid, signal.SIGCONT)
 
 
@@ -256,16 +257,16 @@ def process_cards(rng: random.Random) -> list[Card]:
 # --- the source and the network
 
 
-def server_stopped(mode: str) -> Card:
+def server_stopped(mode: Literal["kill", "smart", "fast", "immediate"]) -> Card:
     def do(world: World) -> None:
-        time.sleep(world.rng.uniform(0.0, 0.2))
+        at_any_moment(world.rng, 0.0, 0.2)
         log = world.server.log
         begin = log.stat().st_size
         if mode == "kill":
             world.server.kill()
         else:
             world.server.stop(mode)
-        time.sleep(world.rng.choice((0.0, 0.0, 0.4)))
+        time_passes(world.rng.choice((0.0, 0.0, 0.4)))
         world.server.start()
         if mode == "fast":
             # A server stops only when everything was confirmed to it.
@@ -301,12 +302,12 @@ def server_cards(rng: random.Random) -> list[Card]:
 def cut(world: World) -> None:
     for _ in range(world.rng.randint(1, 3)):
         world.proxy.cut()
-        time.sleep(world.rng.uniform(0.0, 0.2))
+        at_any_moment(world.rng, 0.0, 0.2)
 
 
 def stalled(world: World) -> None:
     world.proxy.stall()
-    time.sleep(world.rng.uniform(0.1, 0.7))
+    at_any_moment(world.rng, 0.1, 0.7)
     if world.rng.random() < 0.5:
         world.proxy.cut()
     world.proxy.resume()
@@ -321,7 +322,7 @@ def commits_unanswered(world: World) -> None:
     before = world.proxy.dropped
     world.proxy.drop_commit_every = world.rng.randint(1, 3)
     wait_until(lambda: world.proxy.dropped > before, "a COMMIT lost its answer")
-    time.sleep(world.rng.uniform(0.0, 0.3))
+    at_any_moment(world.rng, 0.0, 0.3)
     world.proxy.drop_commit_every = 0
 
 
@@ -413,10 +414,10 @@ def table_locked(world: World) -> None:
     name = world.rng.choice(list(world.views))
     with psycopg.connect(world.dsn) as blocker:
         blocker.execute(f"LOCK TABLE {name} IN SHARE MODE")
-        time.sleep(world.rng.uniform(0.1, 0.8))
+        at_any_moment(world.rng, 0.1, 0.8)
         if world.rng.random() < 0.4:
             kill(world, "worker")
-            time.sleep(world.rng.uniform(0.1, 0.8))
+            at_any_moment(world.rng, 0.1, 0.8)
 
 
 def disk_full(world: World) -> None:
@@ -434,7 +435,7 @@ def disk_full(world: World) -> None:
 
     try:
         wait_until(filled, "the engine says that its disk is full", PATIENCE_S)
-        time.sleep(world.rng.uniform(0.0, 0.5))
+        at_any_moment(world.rng, 0.0, 0.5)
     finally:
         ballast.unlink()
 
@@ -465,7 +466,7 @@ def resync_killed(world: World) -> None:
         target=lambda: errors.append(world.call(f"CALL headrace.resync_view('{name}')"))
     )
     thread.start()
-    time.sleep(world.rng.uniform(0.0, 0.4))
+    at_any_moment(world.rng, 0.0, 0.4)
     kill(world, victim)
     thread.join(PATIENCE_S)
     assert errors, "resync_view does not return"
@@ -613,7 +614,7 @@ def deal(seed: int) -> list[Card]:
 def second_blow(world: World) -> None:
     """Sometimes another fault meets the recovery from the first."""
     if world.rng.random() < 0.25:
-        time.sleep(world.rng.uniform(0.0, 0.6))
+        at_any_moment(world.rng, 0.0, 0.6)
         blow = world.rng.choice(("worker", "worker", "cut"))
         world.say(f"second blow: {blow}")
         if blow == "cut":

@@ -230,7 +230,12 @@ class Threads:
         for thread in self._threads:
             thread.join(60)
 
-    def _run(self, begin, work, pause_s: float) -> None:
+    def _run(
+        self,
+        begin: Callable[[psycopg.Connection], Any],
+        work: Callable[[psycopg.Connection], Any],
+        pause_s: float,
+    ) -> None:
         try:
             while not self._stop.is_set():
                 try:
@@ -292,7 +297,9 @@ class Load:
         self._threads.stop()
 
     @staticmethod
-    def _stepper(writer: Writer, lock: threading.Lock):
+    def _stepper(
+        writer: Writer, lock: threading.Lock
+    ) -> Callable[[psycopg.Connection], None]:
         def step(conn: psycopg.Connection) -> None:
             with lock:
                 writer.step(conn)
@@ -300,6 +307,7 @@ class Load:
         return step
 
 
+Rows = list[tuple[Any, ...]]
 _PROGRESS = """
     SELECT v.view_name, p.view_id, p.epoch, p.txid,
            -- Its first rows may be ahead of the batch that the others are at.
@@ -346,7 +354,7 @@ class Witness:
         self.reads += 1
         self._check(progress, total, seen, entries)
 
-    def _check(self, progress, total, seen, entries) -> None:
+    def _check(self, progress: Rows, total: Rows, seen: Rows, entries: Rows) -> None:
         if total != [self._total]:
             self._note(f"total is {total}, not {self._total}")
         for writer, n, last in seen:

@@ -23,9 +23,11 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import same_text, slot, wait_until, wal_end
+from tests.faults.helpers import slot, wal_end
 from tests.faults.matrix import load
 from tests.proxy import Proxy
+from tests.views import differs
+from tests.waiting import wait_until
 
 BUILDER = "headrace.views.builder"
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE_S", "90"))
@@ -170,6 +172,7 @@ class World:
     ) -> Exception | None:
         """create_view; tried again if all it met was a TRUNCATE of the load."""
         options = f'{{"commit_group": "{group}"}}' if group else "{}"
+        error = None
         for _ in range(5):
             error = self.call(
                 f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')"
@@ -226,14 +229,11 @@ class World:
         assert not self.witness.torn, self.witness.torn
 
     def _equal(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        def wrong() -> dict[str, Any]:
             with connect(self.dsn) as conn:
-                wrong = self._wrong(conn)
-            if not wrong:
-                return
-            assert time.monotonic() < deadline, wrong
-            time.sleep(0.02)
+                return self._wrong(conn)
+
+        wait_until(lambda: not wrong(), wrong)
 
     def _wrong(self, conn: psycopg.Connection) -> dict[str, Any]:
         """Views that are not equal or not running, and how."""
@@ -245,16 +245,13 @@ class World:
             name: s for name, s in statuses.items() if s[0] != "running"
         }
         for name, query in self.views.items():
-            if different := same_text(conn, name, query):
+            if different := differs(conn, name, query):
                 wrong[name] = (statuses[name], len(different), different[:5])
         return wrong
 
     def _nothing_left(self, conn: psycopg.Connection) -> None:
         end = wal_end(conn)
-        deadline = time.monotonic() + PATIENCE_S
-        while left := self._left(conn):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.02)
+        wait_until(lambda: not self._left(conn), lambda: self._left(conn))
         wait_until(
             lambda: slot(conn, self.slot_name)[0] >= end,
             f"the slot is confirmed up to {end:X}: nothing holds it",

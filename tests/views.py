@@ -1,6 +1,7 @@
-"""What differential tests share: views beside their queries, at every transaction.
+"""Views beside their queries: whether a view shows what it must, at every transaction.
 
-The fixtures that go with it (``engine``, ``source``, ``commander``) stand in ``conftest.py``.
+``differs`` asks Postgres, by exact text and at one moment; ``multiset`` brings the rows here,
+where floats may be looked at as a test likes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,33 @@ import psycopg
 
 from tests.waiting import bump, wait_for
 
+Rows = Counter[tuple[str | None, ...]]
 FLOAT_OIDS = {700, 701}
+
+
+def status_of(
+    conn: psycopg.Connection, name: str
+) -> tuple[str, str | None, str | None]:
+    """(status, SQLSTATE, message) of a view."""
+    row = conn.execute(
+        "SELECT status, sqlstate, message FROM headrace.views WHERE view_name = %s",
+        (name,),
+    ).fetchone()
+    assert row is not None, "the view is in the catalog"
+    return row
+
+
+def differs(conn: psycopg.Connection, view: str, query: str) -> list[str]:
+    """Rows in which view and query differ, compared by their exact text."""
+    # A name that no column has.
+    rows = 'SELECT "its row"::text COLLATE "C" FROM ({}) "its row"'
+    mine, wanted = rows.format(f"TABLE {view}"), rows.format(query)
+    found = conn.execute(
+        f"SELECT 'missing', * FROM (({wanted}) EXCEPT ALL ({mine})) m UNION ALL"
+        f" SELECT 'extra', * FROM (({mine}) EXCEPT ALL ({wanted})) e"
+    ).fetchall()
+    # One line each: a row of many columns is not read otherwise.
+    return [f"{side} {row}" for side, row in found]
 
 
 def twelve_digits(value: float) -> str:
@@ -21,11 +48,11 @@ def twelve_digits(value: float) -> str:
 
 def multiset(
     conn: psycopg.Connection, sql: str, shown: Callable[[float], str] = twelve_digits
-) -> Counter[tuple[str | None, ...]]:
+) -> Rows:
     """Rows of ``sql`` as text; floats as ``shown``, since their sums depend on the order."""
     result = conn.execute(sql).pgresult
     assert result is not None
-    out: Counter[tuple[str | None, ...]] = Counter()
+    out: Rows = Counter()
     for i in range(result.ntuples):
         row: list[str | None] = []
         for j in range(result.nfields):
@@ -38,7 +65,7 @@ def multiset(
     return out
 
 
-def difference(want: Counter, got: Counter) -> str:
+def difference(want: Rows, got: Rows) -> str:
     missing, extra = list((want - got).items())[:5], list((got - want).items())[:5]
     return f"missing {missing}\nextra {extra}"
 

@@ -1,0 +1,38 @@
+"""A source with our schema, and engines on it in this process.
+
+A module says by constants: ``TABLES``, statements for the source; ``READY``, whether an engine
+that starts is waited for until its first stream has started (it is, unless told otherwise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headrace.process import faults
+from tests.runtime.harness import Running, install_schema, starting
+
+
+@pytest.fixture
+def source(
+    database: str, request: pytest.FixtureRequest
+) -> Iterator[psycopg.Connection]:
+    """A connection to a database with our schema and the module's ``TABLES``."""
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(getattr(request.module, "TABLES", ""))
+        yield conn
+
+
+@pytest.fixture
+def start(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Running]]:
+    """Function that starts an engine; what still runs at the end is stopped, faults are over."""
+    ready = getattr(request.module, "READY", True)
+    with starting(database, tmp_path / "data", ready=ready) as run:
+        yield run
+        faults.arm("")
