@@ -37,14 +37,14 @@ ROOMS: dict[str, set[str]] = {
     "embedded": {"process"},
     "population": {
         *("collections", "expressions", "kernels", "planner", "postgres", "process"),
-        *("sink", "state"),
+        *("sink", "sql", "state"),
     },
     "runtime": {
         *("collections", "expressions", "forwarder", "kernels", "postgres"),
-        *("process", "sink", "state"),
+        *("process", "sink", "sql", "state"),
     },
-    "planner": {"collections", "expressions", "postgres"},
-    "sink": {"kernels", "postgres"},
+    "planner": {"collections", "expressions", "postgres", "sql"},
+    "sink": {"kernels", "postgres", "sql"},
     "forwarder": {"postgres"},
     "collections": {"expressions", "kernels", "process", "state"},
     "expressions": {"kernels", "postgres", "process"},

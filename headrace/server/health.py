@@ -15,10 +15,11 @@ import psycopg
 from headrace.config import Settings
 from headrace.postgres.connect import async_dicts
 from headrace.server.supervisor import Supervisor
+from headrace.sql.status import Status
 
 _TIMEOUT_S: Final = 5
 _STATES: Final = (
-    "pending", "populating", "running", "paused", "error", "sink_error",
+    *Status,
     "starting", "stopped",
 )  # fmt: skip
 """What list_views() says of a view."""

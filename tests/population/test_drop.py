@@ -13,8 +13,8 @@ from headrace.errors import (
     UserError,
 )
 from headrace.population import names
-from headrace.population.names import ViewRow
 from headrace.sql.verbs import CreateIndex, DropIndex, DropView
+from headrace.sql.views import ViewRow
 from headrace.views import drop, indexes
 from headrace.views.drop import _drop_table
 
@@ -148,7 +148,7 @@ def test_worker_that_is_down(bench, monkeypatch):
 def test_worker_forgets_only_what_is_dropped(bench, monkeypatch):
     """It cannot get its state back: a drop that fails late must not have told it."""
     bench.create("v", QUERY)
-    monkeypatch.setattr("headrace.views.drop.catalog.delete", fail)
+    monkeypatch.setattr("headrace.views.drop.views.delete", fail)
     with pytest.raises(HeadraceError):
         drop_view(bench, "v")
     assert "drop" not in bench.worker.methods

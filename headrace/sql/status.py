@@ -1,0 +1,61 @@
+"""What is written of how a view is, and a command: which status there is, and what may follow on which.
+
+What ``list_views()`` shows besides (``stopped``, ``starting``) nobody writes (``view_states.sql``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum, auto
+from typing import Final
+
+
+class Status(StrEnum):
+    """Of a view."""
+
+    PENDING = auto()
+    POPULATING = auto()
+    RUNNING = auto()
+    PAUSED = auto()
+    ERROR = auto()
+    """It has stopped, until it is filled anew."""
+    SINK_ERROR = auto()
+    """Its table cannot be written just now; all else is kept."""
+
+
+TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
+    Status.PENDING: frozenset({Status.POPULATING}),
+    Status.POPULATING: frozenset({Status.RUNNING}),
+    # Running from anywhere: filled anew.  The same again: for another reason.
+    Status.RUNNING: frozenset(
+        {Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR}
+    ),
+    Status.PAUSED: frozenset(
+        {Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR}
+    ),
+    Status.ERROR: frozenset({Status.RUNNING, Status.ERROR}),
+    Status.SINK_ERROR: frozenset(
+        {Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR}
+    ),
+}
+"""Status -> what it may become."""
+BORN: Final = Status.POPULATING
+"""What a new view is."""
+UNFINISHED: Final = (Status.PENDING, Status.POPULATING)
+"""There is no table yet."""
+OWNED: Final = (Status.RUNNING, Status.SINK_ERROR, Status.PAUSED)
+"""The source must keep what the view has not processed yet."""
+
+
+def ways_to(to: Status) -> list[Status]:
+    """What may become ``to``."""
+    return [before for before, after in TRANSITIONS.items() if to in after]
+
+
+class CommandStatus(StrEnum):
+    """Of a call that came by the command table."""
+
+    PENDING = auto()
+    RUNNING = auto()
+    DONE = auto()
+    FAILED = auto()
