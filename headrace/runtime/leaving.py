@@ -128,10 +128,10 @@ class Leaving:
         else:
             states.become(book.owner.conn, view.id, status, error)
         view.status = status
-        view.message = error.message
+        view.message = error.what
         view.doom = None
         view.retry_at = clock.monotonic() + book.settings.sink_retry_ms / 1000
-        view.story.add(status, reason=error.message, code=error.code)
+        view.story.add(status, reason=error.what, code=error.code)
         _log.warning("view stopped", view=view.id, status=status, code=error.code)
         if not blocked:
             self._sharing.left(view.id)
@@ -148,6 +148,4 @@ def _with_hint(error: HeadraceError, view: View) -> HeadraceError:
         hint = views.resync_hint(view)
     else:
         return error
-    return type(error)(
-        error.message, detail=error.detail, hint=hint, sqlstate=error.code
-    )
+    return error.again(hint=hint)

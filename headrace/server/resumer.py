@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -76,14 +75,10 @@ RULES: Final[dict[str, MendingRule]] = {
 """By SQLSTATE.  Code of a user may raise any of them: then filling anew fails as well."""
 
 _LOOK_S: Final = 1.0
-_FAILED: Final = " A resync failed: "
-_OVER: Final = " It is not tried again by itself: "
+_FAILED: Final = "A resync failed: "
+_OVER: Final = "It is not tried again by itself: "
 _WAITS: Final = "it waits to be filled anew by itself"
 _BEGUN: Final = "it is being filled anew by itself"
-_HINT: Final = re.compile(
-    r"; (?:(?:[A-Z][a-z ]+, then )?CALL headrace\.resync_view\(|Drop the view and ).*",
-    re.DOTALL,
-)
 _BUSY: Final = ("55006", "58000")
 """Another job is at the view, or the builder has died of it: no try was made.
 
@@ -174,7 +169,7 @@ class Resumer:
             tries = self._book(row)
             if tries.due(now, row.mark):
                 due.append(row)
-            elif tries.over and _OVER not in row.message:
+            elif tries.over and _OVER not in (row.tried or ""):
                 await self._give_up(conn, row, tries)
         free = self._side_by_side - len(self._jobs)
         await states.note(conn, [row.id for row in due[:free]], _BEGUN)
@@ -201,7 +196,7 @@ class Resumer:
         """Why it failed, if it did."""
         name = row.name
         # Somebody else may have done it while this waited for other jobs.
-        because = reason(row.message)
+        because = row.reason
         only = {"of": row.id, "because": because, "unasked": True}
         try:
             await self._commands.run(
@@ -227,7 +222,7 @@ class Resumer:
             return
         tries.failed(now, passing=_passing(error))
         why = "; ".join(filter(None, (error.message, error.detail)))
-        await states.tell(conn, row, _base(row.message) + _FAILED + why)
+        await states.tell(conn, row, _FAILED + why)
 
     async def _give_up(
         self, conn: AsyncConnection, row: StoppedView, tries: Tries
@@ -235,21 +230,12 @@ class Resumer:
         """Say that no more tries are made."""
         _log.warning("view is left stopped", view=row.name, tries=tries.spent)
         many = f"{tries.spent} tries within {WINDOW_S / 60:.0f} minutes did not help."
-        await states.tell(conn, row, row.message + _OVER + many)
+        told = " ".join(filter(None, (row.tried, _OVER + many)))
+        await states.tell(conn, row, told)
 
 
 def _view(row: StoppedView) -> tuple[str, str]:
     return row.name, row.made
-
-
-def reason(message: str) -> str:
-    """Why a view has stopped, of its message: without what could be done about it."""
-    return _HINT.sub("", _base(message)).rstrip(".")
-
-
-def _base(message: str) -> str:
-    """``message`` as it was before we told anything in it."""
-    return message.partition(_FAILED)[0].partition(_OVER)[0]
 
 
 def _governed(row: StoppedView) -> bool:

@@ -49,6 +49,7 @@ FILES: Final = (
     "await_command.sql",
     "command_result.sql",
     "verify_view.sql",
+    "view_message.sql",
     "view_states.sql",
     "list_views.sql",
     "explain_view.sql",

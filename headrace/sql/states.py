@@ -19,9 +19,12 @@ Connection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
 
 _BECOME: Final = """
-UPDATE headrace.views SET status = %(to)s, message = %(message)s, sqlstate = %(code)s
- WHERE id = %(id)s AND status = ANY (%(before)s)
-   AND (status, message, sqlstate) IS DISTINCT FROM (%(to)s, %(message)s, %(code)s)"""
+UPDATE headrace.views v
+   SET status = %(to)s, sqlstate = %(code)s, message = %(message)s, culprit = %(culprit)s,
+       detail = %(detail)s, hint = %(hint)s, tried = NULL
+ WHERE v.id = %(id)s AND v.status = ANY (%(before)s)
+   AND (v.status, v.sqlstate, v.message, v.culprit, v.detail, v.hint, v.tried)
+       IS DISTINCT FROM (%(to)s, %(code)s, %(message)s, %(culprit)s, %(detail)s, %(hint)s, NULL)"""
 _BEGUN: Final = """
 UPDATE headrace.views SET start_lsn = %s, result_oid = coalesce(%s::bigint::oid, result_oid),
        note = 'filled anew at ' || pg_catalog.to_char(
@@ -32,7 +35,7 @@ UPDATE headrace.views SET start_lsn = %s, result_oid = coalesce(%s::bigint::oid,
 _STOPPED: Final = """
 SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
        v.created_at::text AS made, r.rolname AS owner, coalesce(v.message, '') AS message,
-       v.sqlstate, v.options ->> 'on_change' AS on_change,
+       v.culprit, v.detail, v.tried, v.sqlstate, v.options ->> 'on_change' AS on_change,
        v.options ->> 'on_damage' AS on_damage, ROW(headrace.table_mark(v.result_oid),
          pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
          pg_catalog.to_regnamespace(pg_catalog.quote_ident(v.schema_name))::oid,
@@ -44,14 +47,15 @@ SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
  WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
  ORDER BY v.id"""
 _TELL: Final = """
-UPDATE headrace.views SET message = %s, note = NULL
- WHERE id = %s AND status = 'error' AND coalesce(message, '') = %s"""
+UPDATE headrace.views SET tried = %s, note = NULL
+ WHERE id = %s AND status = 'error' AND tried IS NOT DISTINCT FROM %s
+   AND coalesce(message, '') = %s"""
 _NOTE: Final = """
 UPDATE headrace.views SET note = %s
  WHERE id = ANY (%s) AND status = 'error' AND note IS DISTINCT FROM %s"""
 # A wait's view, and where the source is now, in one look.
 _LOOK_UP: Final = """
-SELECT v.id, v.status, v.message,
+SELECT v.id, v.status, headrace.view_message(v.id) AS message,
        EXISTS (SELECT FROM pg_roles o, pg_roles c WHERE o.oid = v.owner
           AND c.rolname = %(caller)s AND pg_has_role(c.oid, o.oid, 'USAGE')) AS owns,
        CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END AS name,
@@ -80,11 +84,21 @@ class StoppedView:
     made: str
     owner: str
     message: str
+    culprit: str | None
+    detail: str | None
+    tried: str | None
+    """What was done about it without a call, and did not help."""
     sqlstate: str
     on_change: str | None
     on_damage: str | None
     mark: str
     """As long as it stays the same, nothing was done to what stands against filling it anew."""
+
+    @property
+    def reason(self) -> str:
+        """Why it has stopped, without what could be done about it."""
+        what = f"{self.message} at {self.culprit}" if self.culprit else self.message
+        return "; ".join(filter(None, (what, self.detail))).rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +133,17 @@ def become(
     before = [s for s in ways_to(to) if only is None or s in only]
     if only is not None and len(before) < len(only):
         raise BugError(f"there is no way from {' or '.join(only)} to {to}")
-    message = None
-    if error is not None:
-        message = "; ".join(filter(None, (error.message, error.detail, error.hint)))
-    values = {
-        "to": to,
-        "message": message,
-        "code": error.code if error is not None else None,
-        "id": view_id,
-        "before": before,
+    told = {
+        name: getattr(error, name, None)
+        for name in ("code", "message", "culprit", "detail", "hint")
     }
+    values = {"to": to, "id": view_id, "before": before}
     try:
-        return conn.execute(_BECOME, values).rowcount == 1
+        return conn.execute(_BECOME, told | values).rowcount == 1
     except (psycopg.DataError, UnicodeError):
         # What no text of the database can hold must not keep the view from stopping.
-        assert message is not None, "all else is ours"
-        plain = message.encode("ascii", "backslashreplace").replace(b"\0", b"\\0")
-        return conn.execute(_BECOME, values | {"message": plain.decode()}).rowcount == 1
+        plain = {name: text and _plain(text) for name, text in told.items()}
+        return conn.execute(_BECOME, plain | values).rowcount == 1
 
 
 def begin(
@@ -156,7 +164,7 @@ def begin(
 def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:
     """A view has stopped for a reason that may be gone, as ``error`` says: put that before it."""
     conn.execute(
-        "UPDATE headrace.views SET message = %s || '; before: ' || message, sqlstate = %s"
+        "UPDATE headrace.views SET message = concat_ws('; before: ', %s::text, message), sqlstate = %s"
         " WHERE id = %s AND status = 'error'",
         (error.message, error.code, view_id),
     )
@@ -164,9 +172,7 @@ def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:
 
 def message(conn: Connection, view_id: int) -> str | None:
     """Why a view does not run, for its owner."""
-    row = conn.execute(
-        "SELECT message FROM headrace.views WHERE id = %s", (view_id,)
-    ).fetchone()
+    row = conn.execute("SELECT headrace.view_message(%s)", (view_id,)).fetchone()
     return row[0] if row else None
 
 
@@ -179,9 +185,9 @@ async def stopped(
         return await (await cursor.execute(_STOPPED, values)).fetchall()
 
 
-async def tell(conn: AsyncConnection, view: StoppedView, told: str) -> None:
-    """Give a stopped view another message, and no note, unless it has got one meanwhile."""
-    await conn.execute(_TELL, (told, view.id, view.message))
+async def tell(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
+    """Say what was tried with a stopped view, instead of a note, unless it was stopped anew."""
+    await conn.execute(_TELL, (tried, view.id, view.tried, view.message))
 
 
 async def note(conn: AsyncConnection, views: Collection[int], text: str) -> None:
@@ -196,3 +202,9 @@ async def look_up(conn: AsyncConnection, asked: Mapping[str, Any]) -> WaitedView
         found = await (await cursor.execute(_LOOK_UP, asked, prepare=True)).fetchone()
     assert found is not None, "an outer join has a row"
     return found
+
+
+def _plain(text: str) -> str:
+    return (
+        text.encode("ascii", "backslashreplace").replace(b"\0", b"\\0").decode("ascii")
+    )

@@ -27,7 +27,8 @@ def commander(engine, source):
 
 def status(source, name: str) -> tuple:
     return source.execute(
-        "SELECT status, message FROM headrace.views WHERE view_name = %s", (name,)
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
+        (name,),
     ).fetchone()
 
 

@@ -295,7 +295,8 @@ def test_a_row_that_fails_stops_all_who_read_it(source, database, start):
     wait_until(lambda: status_of(source, "two")[0] == Status.ERROR, "it has stopped")
     check(running, source, three=ROWS)
     message = source.execute(
-        "SELECT message FROM headrace.views WHERE id = %s", (ids["two"],)
+        "SELECT headrace.view_message(id) FROM headrace.views WHERE id = %s",
+        (ids["two"],),
     ).fetchone()[0]
     assert "division by zero" in message
     source.execute("UPDATE orders SET n = 1 WHERE id = 6")

@@ -137,7 +137,7 @@ def contents(conn: psycopg.Connection, view: str) -> list[tuple]:
 
 def status(conn: psycopg.Connection, name: str) -> tuple:
     return conn.execute(
-        "SELECT status, message, sqlstate FROM headrace.views WHERE view_name = %s",
+        "SELECT status, headrace.view_message(id), sqlstate FROM headrace.views WHERE view_name = %s",
         (name,),
     ).fetchone()
 

@@ -20,7 +20,7 @@ from tests.security.roles import connect, role
 from tests.waiting import wait_until
 
 STATE = """
-SELECT status, sqlstate, message FROM headrace.views
+SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views
  WHERE format('%%I.%%I', schema_name, view_name) = %s"""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from pathlib import Path
@@ -66,7 +67,9 @@ def test_a_status_changes_only_as_the_table_says(conn, before, to, only):
     if not allowed:
         assert row(conn) == was
         return
-    found = conn.execute("SELECT status, message, sqlstate FROM headrace.views")
+    found = conn.execute(
+        "SELECT status, headrace.view_message(id), sqlstate FROM headrace.views"
+    )
     assert found.fetchone() == (to, "after", DefiniteFailure.sqlstate)
     again = row(conn)
     assert states.become(conn, 1, to, error) is False, "nothing is written twice"
@@ -79,6 +82,58 @@ def test_from_other_statuses_than_those_that_are_said_nothing_changes(conn):
         was = row(conn)
         assert not states.become(conn, 1, Status.RUNNING, only={said})
         assert row(conn) == was
+
+
+def test_each_part_of_an_error_has_a_column_and_all_are_shown_as_one(conn):
+    put(conn, Status.RUNNING)
+    error = DefiniteFailure(
+        "m", culprit="row 1", detail="d", hint="h", sqlstate="22012"
+    )
+    states.become(conn, 1, Status.ERROR, error)
+    parts = "SELECT message, culprit, detail, hint, sqlstate, tried FROM headrace.views"
+    assert conn.execute(parts).fetchone() == ("m", "row 1", "d", "h", "22012", None)
+    assert states.message(conn, 1) == "m at row 1; d; h"
+    conn.execute("UPDATE headrace.views SET tried = 'In vain.'")
+    assert states.message(conn, 1) == "m at row 1; d; h In vain."
+    states.reconsider(conn, 1, DefiniteFailure("altered", sqlstate="55000"))
+    assert states.message(conn, 1) == "altered; before: m at row 1; d; h In vain."
+    states.become(conn, 1, Status.ERROR, DefiniteFailure("\0 and \ud800"))
+    assert states.message(conn, 1) == "\\0 and \\ud800"
+    states.become(conn, 1, Status.RUNNING)
+    assert conn.execute(parts).fetchone() == (None,) * 6
+    assert states.message(conn, 1) is None
+    # As an earlier version has kept them.
+    conn.execute(
+        "UPDATE headrace.views SET status = 'error', message = 'm; d; h In vain.'"
+    )
+    (shown,) = conn.execute("SELECT message FROM headrace.list_views()").fetchone()
+    assert shown == "m; d; h In vain."
+
+
+@pytest.mark.parametrize("message", [None, "m"])
+def test_what_was_tried_is_told_unless_the_view_was_stopped_anew(conn, message):
+    put(conn, Status.ERROR)
+    conn.execute("UPDATE headrace.views SET owner = current_user::regrole")
+    again = "UPDATE headrace.views SET message = %s, tried = %s, note = 'waits'"
+    seen = "SELECT tried, note FROM headrace.views"
+
+    async def tell() -> None:
+        dsn = make_conninfo(conn.info.dsn, password=conn.info.password)
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as one:
+            conn.execute(again, (message, None))
+            (view,) = await states.stopped(one, ["22012"], "none")
+            assert view.reason == (message or "")
+            await states.tell(one, view, "once")
+            assert conn.execute(seen).fetchone() == ("once", None)
+            for other in (("another", "once"), (message, "by another")):
+                conn.execute(again, other)
+                (found,) = await states.stopped(one, ["22012"], "none")
+                await states.tell(one, view, "late")
+                assert conn.execute(seen).fetchone() == (other[1], "waits")
+                await states.tell(one, found, "twice")
+                assert conn.execute(seen).fetchone() == ("twice", None)
+
+    asyncio.run(tell())
 
 
 @pytest.mark.parametrize(
