@@ -68,7 +68,7 @@ def renew(
     *,
     owner: int | None = None,
 ) -> None:
-    """Make the view another one for the worker: of another id (old, new), with the plan ``planned``.
+    """Make the view another one for the worker: of another id (old, new), and plan.
 
     ``query`` is its new text, if it has one; ``owner`` the OID of its new owner.  Views that read
     it are made for its query, and read as its owner.

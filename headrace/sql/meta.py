@@ -11,7 +11,7 @@ INSERT INTO headrace.meta (key, value)
 SELECT %s::text, a.pid || ' ' || extract(epoch FROM a.backend_start)
   FROM pg_catalog.pg_stat_activity a WHERE a.pid = coalesce(%s::int, pg_backend_pid())
     ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"""
-"""Of a process (``commander``, ``worker``) and its backend, by default that of the connection: it is there."""
+"""A process (``commander``, ``worker``) is there: its backend, by default this one."""
 
 
 def put(conn: psycopg.Connection[Any], key: str, value: str) -> None:

@@ -1,4 +1,4 @@
-"""What is written of how a view is, and a command: which status there is, and what may follow on which.
+"""Which status a view has, and a command; and what may follow on which.
 
 What ``list_views()`` shows besides (``stopped``, ``starting``) nobody writes (``view_states.sql``).
 """
@@ -23,20 +23,17 @@ class Status(StrEnum):
     """Its table cannot be written just now; all else is kept."""
 
 
+_LEFT: Final = frozenset(
+    {Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR}
+)
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.PENDING: frozenset({Status.POPULATING}),
     Status.POPULATING: frozenset({Status.RUNNING}),
     # Running from anywhere: filled anew.  The same again: for another reason.
-    Status.RUNNING: frozenset(
-        {Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR}
-    ),
-    Status.PAUSED: frozenset(
-        {Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR}
-    ),
+    Status.RUNNING: _LEFT,
+    Status.PAUSED: _LEFT,
+    Status.SINK_ERROR: _LEFT,
     Status.ERROR: frozenset({Status.RUNNING, Status.ERROR}),
-    Status.SINK_ERROR: frozenset(
-        {Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR}
-    ),
 }
 """Status -> what it may become."""
 BORN: Final = Status.POPULATING

@@ -1,4 +1,4 @@
-"""Rows of ``headrace.views``: what each view is.  How it is, and why, is written by ``sql/states.py``."""
+"""Rows of ``headrace.views``: what each view is; how it is and why, ``sql/states.py`` writes."""
 
 from __future__ import annotations
 

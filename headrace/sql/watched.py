@@ -1,6 +1,6 @@
 """The column ``watched`` of ``headrace.views``: the facts that a view was populated under.
 
-What they are is told in ``postgres/fingerprint.py``; ``ended`` among them: a right of its owner's has ended.
+What they are, ``postgres/fingerprint.py`` tells; ``ended``: a right of its owner's has.
 """
 
 from __future__ import annotations
