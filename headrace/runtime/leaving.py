@@ -131,7 +131,7 @@ class Leaving:
         view.message = error.what
         view.doom = None
         view.retry_at = clock.monotonic() + book.settings.sink_retry_ms / 1000
-        view.story.add(status, reason=error.what, code=error.code)
+        view.story.add(status, reason=error.message, code=error.code)
         _log.warning("view stopped", view=view.id, status=status, code=error.code)
         if not blocked:
             self._sharing.left(view.id)

@@ -1,7 +1,4 @@
-"""Which status a view has, and a command; and what may follow on which.
-
-What ``list_views()`` shows besides (``stopped``, ``starting``) nobody writes (``view_states.sql``).
-"""
+"""Which status a view has, and a command; and what may follow on which."""
 
 from __future__ import annotations
 
@@ -42,6 +39,10 @@ UNFINISHED: Final = (Status.PENDING, Status.POPULATING)
 """There is no table yet."""
 OWNED: Final = (Status.RUNNING, Status.SINK_ERROR, Status.PAUSED)
 """The source must keep what the view has not processed yet."""
+
+
+SHOWN: Final = (*Status, "starting", "stopped")
+"""What ``list_views()`` says: the last two nobody writes (``view_states.sql``)."""
 
 
 def ways_to(to: Status) -> list[Status]:

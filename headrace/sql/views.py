@@ -153,7 +153,9 @@ class Unfinished:
 
 def installed(conn: Connection) -> bool:
     """Whether there is a catalog."""
-    row = conn.execute("SELECT to_regclass('headrace.views') IS NOT NULL").fetchone()
+    row = conn.execute(
+        "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
+    ).fetchone()
     return bool(row and row[0])
 
 
@@ -272,12 +274,8 @@ def renew(
 
 def rename(conn: Connection, view_id: int, name: str) -> bool:
     """Give a view another name; False: it was dropped."""
-    return (
-        conn.execute(
-            "UPDATE headrace.views SET view_name = %s WHERE id = %s", (name, view_id)
-        ).rowcount
-        == 1
-    )
+    renamed = "UPDATE headrace.views SET view_name = %s WHERE id = %s"
+    return conn.execute(renamed, (name, view_id)).rowcount == 1
 
 
 def lock(conn: Connection, view_id: int) -> bool:

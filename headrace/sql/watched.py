@@ -13,6 +13,8 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
+from headrace.sql import views
+
 Connection = psycopg.Connection[Any]
 Facts = Mapping[str, Any]
 
@@ -48,12 +50,12 @@ def put(conn: Connection, view_id: int, facts: Facts) -> None:
     )
 
 
-def load(conn: Connection, views: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The facts of those of ``views`` that have any."""
+def load(conn: Connection, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """The facts of those of ``wanted`` that have any."""
     rows = conn.execute(
         "SELECT id, watched FROM headrace.views"
         " WHERE id = ANY (%s) AND watched IS NOT NULL",
-        (list(views),),
+        (list(wanted),),
     ).fetchall()
     return dict(rows)
 
@@ -77,10 +79,7 @@ def begin_again(conn: Connection, view_id: int) -> None:
 
 def fed(conn: Connection, publication: int | None) -> bool:
     """Whether a view was populated under the publication with that OID."""
-    known = conn.execute(
-        "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
-    ).fetchone()
-    if not known or not known[0]:
+    if not views.installed(conn):
         return False
     row = conn.execute(
         "SELECT FROM headrace.views WHERE (watched #>> '{publication,oid}')::bigint = %s"
