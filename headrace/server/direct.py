@@ -157,12 +157,10 @@ class Direct:
         try:
             if command.caller is None:
                 raise UndefinedError("the role that called does not exist any more")
-            arguments, settings = (
-                _read(command, "arguments"),
-                _read(command, "settings"),
-            )
+            arguments = _read(command, "arguments")
+            settings = settings_of(_read(command, "settings"))
             invocation = invocation_of(command.procedure, arguments)
-            context = CallContext(command.caller, settings_of(settings))
+            context = CallContext(command.caller, settings)
             found = await self._commands.run(invocation, context, report)
             self._post(
                 number, status=CommandStatus.DONE, result=json.dumps(_objects(found))
