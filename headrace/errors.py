@@ -12,7 +12,7 @@ raise any of them.  So ``transient`` is asked once, where a server has answered 
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 RESYNC: Final = "Drop the view and create it again."
 """Hint of what a resync mends; whoever stops the view and knows its name makes it the call."""
@@ -48,18 +48,39 @@ class HeadraceError(Exception):
         hint: str | None = None,
         position: int | None = None,
         sqlstate: str | None = None,
+        culprit: str | None = None,
     ) -> None:
-        """``position`` is the 1-based character position in the view's query text."""
+        """``position`` is the 1-based character position in the view's query text.
+
+        ``culprit``: the row that it happened at, in words.
+        """
         self.message = _bounded(message, MESSAGE_CHARS_MAX)
         super().__init__(self.message)
         self.detail = detail and _bounded(detail, DETAIL_CHARS_MAX)
         self.hint = hint and _bounded(hint, DETAIL_CHARS_MAX)
+        self.culprit = culprit and _bounded(culprit, MESSAGE_CHARS_MAX)
         self.position = position
         self.code = sqlstate or self.sqlstate
 
+    @property
+    def what(self) -> str:
+        """What has happened, and where."""
+        return f"{self.message} at {self.culprit}" if self.culprit else self.message
+
+    def again(self, **other: str | None) -> Self:
+        """A new one that says the same, but for ``other``."""
+        same = {
+            "message": self.message,
+            "detail": self.detail,
+            "hint": self.hint,
+            "sqlstate": self.code,
+            "culprit": self.culprit,
+        }
+        return type(self)(**(same | other))  # type: ignore[arg-type]
+
     def fields(self) -> dict[str, str]:
         """Wire fields (``C``, ``M``, ``D``, ``H``, ``P``) of the error."""
-        out = {"C": self.code, "M": self.message}
+        out = {"C": self.code, "M": self.what}
         if self.detail:
             out["D"] = self.detail
         if self.hint:

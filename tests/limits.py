@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +18,8 @@ SMALL_MAX = 600
 """OIDs up to it are numbers as any other."""
 MANY = 3
 OPENING = ("psycopg.connect", "psycopg.AsyncConnection.connect")
+
+STATUS = re.compile(r"\bstatus\b['\"\]]*$")
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -138,6 +142,78 @@ def sleeps(tree: ast.AST) -> list[str]:
 def tree(path: Path) -> ast.Module:
     """The tree of a file, parsed once for all rules."""
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def docstrings(tree: ast.AST) -> set[ast.AST]:
+    """Texts that stand alone."""
+    return {
+        node.value
+        for node in nodes(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Every text that is used."""
+    told = docstrings(tree)
+    for node in nodes(tree):
+        match node:
+            case ast.Constant(value=str(value)) if node not in told:
+                yield value
+
+
+def catalog_texts(tree: ast.AST, relations: frozenset[str]) -> list[str]:
+    """Relations of schema headrace that texts name, as a statement does; also in pieces."""
+    names = "|".join(sorted(relations))
+    named = re.compile(
+        rf"\bheadrace\.(?:{names})\b(?!\.\w)"
+        r"|(?i:\b(?:from|into|update|join|table|on)\s+headrace\.)(?:\{|$)"
+    )
+    out = [found[0] for text in texts(tree) if (found := named.search(text))]
+    for node in nodes(tree):
+        if isinstance(node, ast.Call):
+            given = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            pairs = itertools.pairwise(given)
+            out += [r for schema, r in pairs if schema == "headrace" and r in relations]
+        elif isinstance(node, ast.JoinedStr):
+            values = [v.value for v in node.values if isinstance(v, ast.Constant)]
+            pieces = [v for v in values if isinstance(v, str)]
+            out += [p for p in pieces if re.match(rf"\.(?:{names})\b", p)]
+    return out
+
+
+def bare_statuses(tree: ast.AST, words: frozenset[str]) -> list[str]:
+    """A status as a text: compared with what is called one, given to it, or given a name."""
+
+    def is_word(node: ast.AST | None) -> bool:
+        values = (
+            node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+        )
+        return any(isinstance(v, ast.Constant) and v.value in words for v in values)
+
+    def is_status(node: ast.AST | None) -> bool:
+        return node is not None and bool(STATUS.search(ast.unparse(node)))
+
+    out: list[ast.AST] = []
+    for node in nodes(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            found = any(map(is_word, sides)) and any(map(is_status, sides))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            same = isinstance(node.value, ast.Constant) and (
+                ast.unparse(target).lower() == node.value.value
+            )
+            found = is_word(node.value) and (same or is_status(target))
+        elif isinstance(node, ast.keyword):
+            found = is_word(node.value) and node.arg == "status"
+        elif isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            found = any(is_word(v) and is_status(k) for k, v in pairs)
+        else:
+            continue
+        out += [node] * found
+    return [ast.unparse(node) for node in out]
 
 
 def read(paths: list[Path]) -> dict[Path, ast.AST]:

@@ -37,14 +37,14 @@ ROOMS: dict[str, set[str]] = {
     "embedded": {"process"},
     "population": {
         *("collections", "expressions", "kernels", "planner", "postgres", "process"),
-        *("sink", "state"),
+        *("sink", "sql", "state"),
     },
     "runtime": {
         *("collections", "expressions", "forwarder", "kernels", "postgres"),
-        *("process", "sink", "state"),
+        *("process", "sink", "sql", "state"),
     },
-    "planner": {"collections", "expressions", "postgres"},
-    "sink": {"kernels", "postgres"},
+    "planner": {"collections", "expressions", "postgres", "sql"},
+    "sink": {"kernels", "postgres", "sql"},
     "forwarder": {"postgres"},
     "collections": {"expressions", "kernels", "process", "state"},
     "expressions": {"kernels", "postgres", "process"},
@@ -596,3 +596,67 @@ def test_sleep_rule_itself() -> None:
     assert limits.sleeps(ast.parse("time.sleep(1)")) == ["time.sleep(1)"]
     assert limits.sleeps(ast.parse("async def f(): await asyncio.sleep(0.1)"))
     assert not limits.sleeps(ast.parse("async def f(): await asyncio.sleep(0)"))
+
+
+SQL = PACKAGE / "sql"
+
+
+def relations() -> frozenset[str]:
+    """Tables of schema headrace."""
+    made = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?headrace\.(\w+)", re.MULTILINE)
+    return frozenset(r for p in SQL.glob("*.sql") for r in made.findall(p.read_text()))
+
+
+def outside(room: Path) -> dict[str, ast.AST]:
+    """The modules that are not in ``room``, by name."""
+    trees = limits.read([p for p in MODULES if p.parent != room])
+    return {name_of(path): tree for path, tree in trees.items()}
+
+
+def test_the_catalog_is_of_sql_alone() -> None:
+    names = relations()
+    assert len(names) > 5
+    trees = outside(SQL)
+    found = {
+        m: t for m, tree in trees.items() if (t := limits.catalog_texts(tree, names))
+    }
+    assert found == {}, "a function of headrace/sql/ does it"
+
+
+def test_a_status_is_no_text() -> None:
+    status = ast.parse((SQL / "status.py").read_text())
+    members = (n for c in limits.classes(status) for n in c.body)
+    words = frozenset(
+        n.targets[0].id.lower() for n in members if isinstance(n, ast.Assign)
+    )
+    assert len(words) > 7
+    trees = outside(SQL)
+    found = {
+        m: t for m, tree in trees.items() if (t := limits.bare_statuses(tree, words))
+    }
+    assert found == {}, "they are named in headrace/sql/status.py"
+
+
+def test_catalog_rules_themselves() -> None:
+    def named(text: str) -> list[str]:
+        return limits.catalog_texts(ast.parse(text), frozenset({"views", "meta"}))
+
+    assert named("x = 'SELECT FROM headrace.views'")
+    assert named("x = f'SELECT {c} FROM headrace.views v'")
+    assert named("x = 'SELECT FROM headrace.{}'")
+    assert named("x = 'SELECT FROM headrace.' + name")
+    assert named("x = f'SELECT FROM {SCHEMA}.meta'")
+    assert named("x = sql.Identifier('headrace', 'meta')")
+    assert not named("x = 'headrace.views.builder', 'See headrace.list_views()'")
+    assert not named("def f():\n    'What headrace.views has.'")
+
+    def bare(text: str) -> list[str]:
+        return limits.bare_statuses(ast.parse(text), frozenset({"error", "paused"}))
+
+    assert bare("if view.status == 'error': ...")
+    assert bare("if row['status'] not in ('running', 'paused'): ...")
+    assert bare("ERROR: Final = 'error'")
+    assert bare("view.status = 'paused'")
+    assert bare("f(status='error')")
+    assert bare("x = {'status': 'error'}")
+    assert not bare("x = {'error': 1}; y = level == 'error'; s = view.status == ERROR")

@@ -22,7 +22,7 @@ def status_of(
 ) -> tuple[str, str | None, str | None]:
     """(status, SQLSTATE, message) of a view."""
     row = conn.execute(
-        "SELECT status, sqlstate, message FROM headrace.views WHERE view_name = %s",
+        "SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
         (name,),
     ).fetchone()
     assert row is not None, "the view is in the catalog"

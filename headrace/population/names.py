@@ -15,7 +15,8 @@ from headrace.errors import (
 )
 from headrace.postgres.acting import act_as
 from headrace.postgres.connect import Connection
-from headrace.postgres.statements import quoted
+from headrace.sql import views
+from headrace.sql.views import ViewRow
 
 _BYTES_MAX: Final = 63
 _OURS: Final = "headrace"
@@ -37,34 +38,6 @@ class Role:
 
     oid: int
     name: str
-
-
-COLUMNS: Final = (
-    "v.id, v.schema_name, v.view_name, v.owner::oid::bigint,"
-    " (SELECT o.rolname FROM pg_roles o WHERE o.oid = v.owner), v.status,"
-    " v.result_oid::bigint"
-)
-"""Of headrace.views v, for ``ViewRow``."""
-
-
-@dataclass(frozen=True, slots=True)
-class ViewRow:
-    """A view of the catalog."""
-
-    id: int
-    schema: str
-    name: str
-    owner: int | None
-    """Its role's OID."""
-    owner_name: str | None
-    """None: there is no such role any more."""
-    status: str
-    result_oid: int | None
-
-    @property
-    def shown(self) -> str:
-        """Its name for messages."""
-        return quoted(self.schema, self.name)
 
 
 def parse(conn: Connection, text: str) -> tuple[str | None, str]:
@@ -137,13 +110,7 @@ def find(
     """The view called ``text``: in its schema, or the first on the caller's search path."""
     schema, name = parse(conn, text)
     path = [schema] if schema is not None else search_path(conn, caller, settings)
-    found = conn.execute(
-        f"SELECT {COLUMNS} FROM headrace.views v"  # noqa: S608  constants only
-        " WHERE v.view_name = %s AND v.schema_name = ANY(%s::name[])"
-        " ORDER BY array_position(%s::text[], v.schema_name::text) LIMIT 1",
-        (name, path, path),
-    ).fetchone()
-    return ViewRow(*found) if found else None
+    return views.find(conn, name, path)
 
 
 def search_path(
@@ -264,12 +231,7 @@ def _check_free(conn: Connection, namespace: int, schema: str, name: str) -> Non
         raise DuplicateError(f'relation "{name}" already exists', sqlstate="42P07")
     if row[1]:
         raise DuplicateError(f'type "{name}" already exists', sqlstate="42710")
-    taken = conn.execute(
-        "SELECT status FROM headrace.views WHERE schema_name = %s AND view_name = %s"
-        " AND status NOT IN ('pending', 'populating')",
-        (schema, name),
-    ).fetchone()
-    if taken:
+    if views.is_taken(conn, schema, name):
         raise DuplicateError(
             f'view "{name}" already exists',
             detail="Its result table was dropped or renamed.",

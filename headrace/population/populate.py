@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
-from headrace.population import catalog, local, reader, rights, staging, tables, uses
+from headrace.population import local, reader, rights, staging, tables, uses
 from headrace.population.context import JobContext
 from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
@@ -41,6 +41,7 @@ from headrace.postgres.failures import as_headrace
 from headrace.postgres.fingerprint import Facts
 from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
+from headrace.sql import reads, results, watched
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
@@ -72,7 +73,9 @@ def plan_with_facts(
             planned = replace(planned, explain={**planned.explain, "key": told})
         rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)
-        facts = fingerprint.take(conn, used, settings.publication_name)
+        facts = fingerprint.take(
+            conn, used, settings.publication_name, results.revisions
+        )
         uses.check_rights(facts)
         return planned, facts
 
@@ -136,7 +139,7 @@ class Population:
         with self._context.publication_lock, self._connect() as conn:
             self.register(conn, undo)
             self._job.phase("publication")
-            publication.add_tables(conn, self._settings, tables_read)
+            publication.add_tables(conn, self._settings, tables_read, watched.fed)
             faults.point(faults.TABLES_PUBLISHED)
         self._job.check()
 
@@ -244,7 +247,8 @@ class Population:
         return facts
 
     def _facts_now(self, conn: Connection, known: Facts) -> Facts:
-        (facts,) = fingerprint.read(conn, [known], self._settings.publication_name)
+        name = self._settings.publication_name
+        (facts,) = fingerprint.read(conn, [known], name, results.revisions)
         return facts
 
     def _mode(self) -> str:
@@ -311,7 +315,7 @@ class Population:
         ) as conn:
             with job.translating():
                 self.appear(conn, staged, facts)
-                catalog.set_watched(conn, self._view_id, taken)
+                watched.put(conn, self._view_id, taken)
                 check_slot(conn, self._settings, facts["start_lsn"])
             job.check()
             faults.point(faults.BEFORE_PUBLISH)
@@ -408,7 +412,7 @@ def unpublish_unused(context: JobContext, table_oids: list[int]) -> None:
         context.publication_lock,
         contextlib.closing(for_job(context.settings.source, what="builder")) as conn,
     ):
-        unused = catalog.unused_tables(conn, table_oids)
+        unused = reads.unused(conn, table_oids)
         if unused:
             publication.drop_tables(conn, context.settings, unused)
 

@@ -20,6 +20,8 @@ from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sink import keys, table
 from headrace.sink.kept import KeptOfTable
+from headrace.sql import progress, schemas, states
+from headrace.sql.status import Status
 from headrace.types import Field, format_lsn
 
 _PIECE_BYTES: Final = 1 << 20
@@ -62,15 +64,11 @@ def publish(
     wanted = NewTable(target, view.planned.columns, key, owner)
     oid = make_table(job, conn, wanted, staging)
     start_lsn = put_progress(conn, view_id, position)
-    changed = conn.execute(
-        "UPDATE headrace.views SET status = 'running', message = NULL, sqlstate = NULL,"
-        " result_oid = %s, start_lsn = %s WHERE id = %s AND status = 'populating'",
-        (oid, start_lsn, view_id),
-    ).rowcount
-    if changed != 1:
+    if not states.become(conn, view_id, Status.RUNNING, only={Status.POPULATING}):
         raise TransientError(
             f'view "{target.name}" was removed while it was being created'
         )
+    states.begin(conn, view_id, start_lsn, result_oid=oid)
     return oid
 
 
@@ -115,11 +113,7 @@ def make_table(job: Job, conn: Connection, wanted: NewTable, staging: Staging) -
 def put_progress(conn: Connection, view_id: int, position: dict[str, Any]) -> str:
     """The first progress row of a population; returns the LSN it starts from."""
     start_lsn = format_lsn(int(position["start_lsn"]))
-    conn.execute(
-        "INSERT INTO headrace.progress (view_id, txid, lsn, applied_at)"
-        " VALUES (%s, %s, %s, clock_timestamp())",
-        (view_id, int(position["txid"]), start_lsn),
-    )
+    progress.begin(conn, view_id, int(position["txid"]), start_lsn)
     return start_lsn
 
 
@@ -159,12 +153,7 @@ def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
             conn.execute(statement)
     except (psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation):
         return  # somebody has made it meanwhile
-    conn.execute(
-        "INSERT INTO headrace.made_schemas (schema_oid, owner)"
-        " SELECT oid, nspowner FROM pg_namespace WHERE nspname = %s"
-        " ON CONFLICT (schema_oid) DO UPDATE SET owner = EXCLUDED.owner",
-        (schema,),
-    )
+    schemas.remember(conn, schema)
 
 
 def _drop_hash_index(conn: Connection, schema: str, oid: int) -> bool:

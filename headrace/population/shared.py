@@ -182,6 +182,4 @@ def _again(error: Exception) -> HeadraceError:
     """``error`` for one of several who get it."""
     if not isinstance(error, HeadraceError):
         return BugError(f"internal error in a snapshot: {error!r}")
-    return type(error)(
-        error.message, detail=error.detail, hint=error.hint, sqlstate=error.code
-    )
+    return error.again()

@@ -30,7 +30,7 @@ added with a default) stops the view as well: it cannot be told apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,6 +52,8 @@ from headrace.types import FIRST_USER_OID
 Connection = psycopg.Connection[Any]
 
 Facts = dict[str, Any]
+Revisions = Callable[[Connection, list[int]], Facts]
+"""Facts of the views with these result tables, where Headrace is installed."""
 """JSON: ``owner`` (OID of a role), ``publication``, ``seen`` (the snapshot they are of), by OID the
 ``_KINDS``, ``rights``, which of them are ``lacks``, and ``definitions``.
 
@@ -151,14 +153,8 @@ SELECT pg_catalog.pg_current_snapshot()::text,
     JOIN pg_catalog.pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
    WHERE c.oid = ANY (%(views)s::oid[]))"""
 
-# Apart, so that facts can be read where Headrace is not installed.
-_READ_RESULTS: Final = """
-SELECT jsonb_object_agg(v.result_oid::bigint, jsonb_build_object(
-  'name', format('%%I.%%I', v.schema_name, v.view_name), 'revision', v.revision))
-  FROM headrace.views v WHERE v.result_oid = ANY (%s::oid[])"""
 
-
-def take(conn: Connection, uses: Uses, publication: str) -> Facts:
+def take(conn: Connection, uses: Uses, publication: str, revisions: Revisions) -> Facts:
     """The facts of one view, now (or in the snapshot that ``conn`` is in)."""
     columns = sorted(uses.columns)
     tables, attnums = [t for t, _ in columns], [n for _, n in columns]
@@ -182,6 +178,7 @@ def take(conn: Connection, uses: Uses, publication: str) -> Facts:
         },
         rights := _with_roles(uses),
         publication,
+        revisions,
     )
     facts: Facts = {"owner": uses.owner, **{kind: found[kind] for kind in _KINDS}}
     facts["relations"] = {
@@ -192,7 +189,9 @@ def take(conn: Connection, uses: Uses, publication: str) -> Facts:
     return _narrow(found, facts) | {"definitions": known}
 
 
-def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Facts]:
+def read(
+    conn: Connection, known: Iterable[Facts], publication: str, revisions: Revisions
+) -> list[Facts]:
     """For each of ``known``, the present facts of the same things, all of one moment."""
     views = list(known)
     columns = {
@@ -210,6 +209,7 @@ def read(conn: Connection, known: Iterable[Facts], publication: str) -> list[Fac
         },
         [right for view in views for right in rights_of(view)],
         publication,
+        revisions,
     )
     # By views that an earlier version has made, nothing of it is known.
     having = [i for i, view in enumerate(views) if "definitions" in view]
@@ -327,6 +327,7 @@ def _read(
     oids: dict[str, list[int]],
     rights: list[Right],
     publication: str,
+    revisions: Revisions,
 ) -> Facts:
     row = conn.execute(
         _READ,
@@ -342,10 +343,7 @@ def _read(
     assert row is not None, "a SELECT without FROM has one row"
     out = {"seen": row[0], "publication": row[1]}
     out |= {kind: part or {} for kind, part in zip(_KINDS[:-1], row[2:], strict=True)}
-    results = None
-    if oids["results"]:
-        results = conn.execute(_READ_RESULTS, (oids["results"],)).fetchone()
-    out["results"] = (results[0] if results else None) or {}
+    out["results"] = revisions(conn, oids["results"])
     out["lacks"] = privileges.lacking(conn, rights)
     return out
 

@@ -38,7 +38,9 @@ def tables(conn: Connection, name: str) -> frozenset[int]:
     return frozenset(int(row[0]) for row in rows)
 
 
-def add_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> list[int]:
+def add_tables(
+    conn: Connection, settings: Settings, oids: Sequence[int], fed: setup.Fed
+) -> list[int]:
     """Publish the tables ``oids``; returns those that were not published before.
 
     Committed when it returns.  REQUIRES: ``conn`` in autocommit, outside a transaction.
@@ -47,13 +49,15 @@ def add_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> lis
         PrerequisiteError: not our table to publish, or not the publication we made.
         TransientError: the locks were not free within the attempts.
     """
-    setup.ensure_publication(conn, settings)
+    setup.ensure_publication(conn, settings, fed)
     return _change(conn, settings, oids, add=True)
 
 
-def try_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> None:
+def try_tables(
+    conn: Connection, settings: Settings, oids: Sequence[int], fed: setup.Fed
+) -> None:
     """Do as ``add_tables`` would, and undo it: raises what that would."""
-    setup.ensure_publication(conn, settings)
+    setup.ensure_publication(conn, settings, fed)
     _change(conn, settings, oids, add=True, undo=True)
 
 

@@ -7,6 +7,7 @@ existed (E12).  It starts empty; ``publication.add_tables`` fills it.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from headrace.postgres import failures
 from headrace.types import Lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
+Fed = Callable[[Connection, int | None], bool]
+"""Whether a view was populated under the publication with that OID."""
 
 _log = structlog.get_logger(__name__)
 
@@ -125,7 +128,7 @@ def _foreign_publication(conn: Connection, name: str) -> list[PrerequisiteError]
     ]
 
 
-def ensure(conn: Connection, settings: Settings) -> SlotState:
+def ensure(conn: Connection, settings: Settings, fed: Fed) -> SlotState:
     """Check the source, make publication and slot where missing; idempotent.
 
     Raises:
@@ -136,7 +139,7 @@ def ensure(conn: Connection, settings: Settings) -> SlotState:
     if problems:
         raise problems[0]
     try:
-        ensure_publication(conn, settings)
+        ensure_publication(conn, settings, fed)
         state = slot_state(conn, settings.slot_name)
         if state is not None:
             return state
@@ -166,19 +169,20 @@ def ensure(conn: Connection, settings: Settings) -> SlotState:
     return SlotState(made.confirmed, made.restart, None, made.wal_status, created=True)
 
 
-def ensure_publication(conn: Connection, settings: Settings) -> None:
+def ensure_publication(conn: Connection, settings: Settings, fed: Fed) -> None:
     """Make the empty publication, or prove that the one there is like ours.
 
     The very one that views were fed by is made like it was.  They have stopped by then, or will:
     what was done to it stays visible (fingerprint.py).
     """
     name = settings.publication_name
-    if _oid(conn, name) is None:
+    oid = _oid(conn, name)
+    if oid is None:
         conn.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name)))
         _log.info("publication created", publication=name)
         return
     wrong = _wrong(conn, name)
-    if wrong and _fed(conn, name):
+    if wrong and fed(conn, oid):
         _put_right(conn, name)
         _log.warning("publication put right", publication=name, was=wrong)
         wrong = _wrong(conn, name)
@@ -217,21 +221,6 @@ def _wrong(conn: Connection, name: str) -> str | None:
     if _filtered(conn, name):
         return "has a row filter or column list"
     return None
-
-
-def _fed(conn: Connection, name: str) -> bool:
-    """Whether the publication is the one that a view was populated under."""
-    known = conn.execute(
-        "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
-    ).fetchone()
-    if not known or not known[0]:
-        return False
-    row = conn.execute(
-        "SELECT FROM headrace.views WHERE (watched #>> '{publication,oid}')::bigint = %s"
-        " LIMIT 1",
-        (_oid(conn, name),),
-    ).fetchone()
-    return row is not None
 
 
 def _put_right(conn: Connection, name: str) -> None:

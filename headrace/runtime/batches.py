@@ -383,12 +383,7 @@ class Processor:
             view.back(txid)
         if not where:
             return error
-        return type(error)(
-            f"{error.message} {where}",
-            detail=error.detail,
-            hint=error.hint,
-            sqlstate=error.code,
-        )
+        return error.again(culprit=where)
 
 
 def _only(

@@ -70,6 +70,6 @@ def _name(physical: PhysicalPlan, frame: TableDiffs, row: int) -> str:
                 values.append(value)
                 break
     if not source.key or len(values) != len(source.key):
-        return f"at a row of {where}"
+        return f"a row of {where}"
     names = ", ".join(c.name for c in source.key)
-    return f"at row ({names})=({', '.join(values)}) of {where}"
+    return f"row ({names})=({', '.join(values)}) of {where}"

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from headrace import clock
 from headrace.errors import RESYNC, DefiniteFailure, SinkBlocked
-from headrace.runtime import result_tables, views
+from headrace.runtime import result_tables
 from headrace.runtime.book import Book
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.result_tables import ResultTables
-from headrace.runtime.views import PAUSED, RUNNING, SINK_ERROR, View
+from headrace.runtime.views import View
+from headrace.sql import states
+from headrace.sql.status import Status
 
 
 class Healing:
@@ -29,13 +31,13 @@ class Healing:
         book = self._book
         budget = book.settings.wal_budget_bytes
         for view in list(book.views.values()):
-            still = view.status in (SINK_ERROR, PAUSED)
+            still = view.status in (Status.SINK_ERROR, Status.PAUSED)
             if not still or view.mark.txid >= book.position.txid:
                 continue
             behind = book.position.lsn - book.covered(view.mark)
             if not budget or behind <= budget:
                 continue
-            paused = view.status == PAUSED
+            paused = view.status == Status.PAUSED
             why = "" if paused else f"{view.message or 'Its result table was locked'}; "
             self._leaving.fail(
                 view,
@@ -57,14 +59,18 @@ class Healing:
         self._tables.poll()
         now = clock.monotonic()
         for view in list(book.views.values()):
-            if view.status != SINK_ERROR or view.suspended or now < view.retry_at:
+            if (
+                view.status != Status.SINK_ERROR
+                or view.suspended
+                or now < view.retry_at
+            ):
                 continue
             view.retry_at = now + book.settings.sink_retry_ms / 1000
             if not self._free(view):
                 continue
-            view.status = RUNNING
+            view.status = Status.RUNNING
             view.message = None
-            views.set_status(book.owner.conn, view.id, RUNNING)
+            states.become(book.owner.conn, view.id, Status.RUNNING)
             view.story.add("healed")
             self._rewind_soon()
 
@@ -73,7 +79,7 @@ class Healing:
         due = [
             v.retry_at
             for v in self._book.views.values()
-            if v.status == SINK_ERROR and not v.suspended
+            if v.status == Status.SINK_ERROR and not v.suspended
         ]
         return min([self._tables.due, *due])
 

@@ -12,8 +12,8 @@ from headrace.errors import HeadraceError
 from headrace.postgres.definitions import Definitions
 from headrace.postgres.privileges import Right
 from headrace.runtime.views import View
-from headrace.sink.commit import Progress
 from headrace.sink.table import ResultTable
+from headrace.sql.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,13 @@ from headrace.runtime import positions, views
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
 from headrace.runtime.sharing import Sharing
-from headrace.runtime.views import ERROR, PAUSED, SINK_ERROR, View
+from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.sink import table
+from headrace.sql import states
+from headrace.sql import views as catalog
+from headrace.sql.status import Status
 
 _log = structlog.get_logger(__name__)
 
@@ -63,7 +66,7 @@ class Leaving:
         view = book.views.pop(view_id, None)
         if view is not None:
             view.release()
-            view.status = ERROR
+            view.status = Status.ERROR
         if book.connections is not None:
             book.owner.writer.forget(view_id)
         self.drop_state(view_id)
@@ -107,25 +110,25 @@ class Leaving:
         """Stop a view: for good, or until it can go on (its table was locked, say)."""
         book = self._book
         self.leave(view)
-        if isinstance(error, SinkTableError) and not views.exists(
+        if isinstance(error, SinkTableError) and not catalog.exists(
             book.owner.conn, view.id
         ):
             self.forget(view.id)
             return
         error = self._watch.cause(view, error)
-        if view.status == PAUSED and isinstance(error, _DAMAGE):
+        if view.status == Status.PAUSED and isinstance(error, _DAMAGE):
             # What would fill it anew by itself would also let it run.
             error = DefiniteFailure(error.message, detail=error.detail, hint=error.hint)
         blocked = isinstance(error, SinkBlocked | Interrupted)
         if not blocked:
             error = _with_hint(error, view)
-        status = SINK_ERROR if blocked else ERROR
+        status = Status.SINK_ERROR if blocked else Status.ERROR
         if isinstance(error, RightEnded | OwnerGone):
             self._watch.end(view.id, error)
         else:
-            views.set_status(book.owner.conn, view.id, status, error)
+            states.become(book.owner.conn, view.id, status, error)
         view.status = status
-        view.message = error.message
+        view.message = error.what
         view.doom = None
         view.retry_at = clock.monotonic() + book.settings.sink_retry_ms / 1000
         view.story.add(status, reason=error.message, code=error.code)
@@ -145,6 +148,4 @@ def _with_hint(error: HeadraceError, view: View) -> HeadraceError:
         hint = views.resync_hint(view)
     else:
         return error
-    return type(error)(
-        error.message, detail=error.detail, hint=hint, sqlstate=error.code
-    )
+    return error.again(hint=hint)

@@ -16,8 +16,10 @@ from headrace.runtime.book import Book
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
 from headrace.runtime.taps import Taps
-from headrace.runtime.views import PAUSED, RUNNING, View
+from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
+from headrace.sql import states
+from headrace.sql.status import Status
 
 _log = structlog.get_logger(__name__)
 
@@ -95,13 +97,13 @@ class Lifecycle:
             UserError: 55000, it has stopped already.
         """
         view = self._known(view_id)
-        if view.status == PAUSED:
+        if view.status == Status.PAUSED:
             return
-        views.set_status(self._book.owner.conn, view.id, PAUSED)
+        states.become(self._book.owner.conn, view.id, Status.PAUSED)
         self._leaving.leave(view)
-        view.status = PAUSED
+        view.status = Status.PAUSED
         view.message = None
-        view.story.add(PAUSED)
+        view.story.add(Status.PAUSED)
         _log.info("view paused", view=view.id)
         self._waits.caught_up()
 
@@ -112,10 +114,10 @@ class Lifecycle:
             UserError: 55000, it has stopped meanwhile.
         """
         view = self._known(view_id)
-        if view.status != PAUSED:
+        if view.status != Status.PAUSED:
             return
-        views.set_status(self._book.owner.conn, view.id, RUNNING)
-        view.status = RUNNING
+        states.become(self._book.owner.conn, view.id, Status.RUNNING)
+        view.status = Status.RUNNING
         view.story.add("resumed")
         _log.info("view resumed", view=view.id)
         self._rewind_soon()

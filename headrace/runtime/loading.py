@@ -25,8 +25,11 @@ from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import StateMark
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.suspects import LOADING
-from headrace.runtime.views import PAUSED, RUNNING, View
+from headrace.runtime.views import View
 from headrace.runtime.watch import Watch
+from headrace.sql import states
+from headrace.sql import views as catalog
+from headrace.sql.status import Status
 
 _log = structlog.get_logger(__name__)
 
@@ -49,7 +52,7 @@ class Loading:
         marks = positions.views(book.db)
         listed = {view.id: view for view in views.load(conn)}
         for view_id in [i for i in book.views if i not in listed]:
-            if book.views[view_id].owned or not views.exists(conn, view_id):
+            if book.views[view_id].owned or not catalog.exists(conn, view_id):
                 self._leaving.forget(view_id)
         for view_id, view in listed.items():
             known = book.views.get(view_id)
@@ -204,7 +207,7 @@ class Loading:
         if wrong is not None:
             self._leaving.fail(view, wrong)
         elif view.live:
-            views.set_status(self._book.owner.conn, view.id, RUNNING)
+            states.become(self._book.owner.conn, view.id, Status.RUNNING)
 
     def _objection(self, view: View) -> HeadraceError | None:
         """What stands against a view's running; None: nothing."""
@@ -255,11 +258,11 @@ class Loading:
         # A worker may have died between forgetting the mark and dropping the states.
         for view_id in sorted(marks.keys() | self._book.db.views()):
             known = self._book.unit(view_id)
-            if known is None and not views.exists(conn, view_id):
+            if known is None and not catalog.exists(conn, view_id):
                 self._leaving.drop_state(view_id)
 
 
 def _revive(view: View) -> None:
     """The view has its state: it runs, unless somebody has paused it."""
-    if view.status != PAUSED:
-        view.status = RUNNING
+    if view.status != Status.PAUSED:
+        view.status = Status.RUNNING

@@ -29,8 +29,8 @@ from headrace.config import Settings
 from headrace.errors import FencedError, PrerequisiteError, PrivilegeError
 from headrace.postgres import connect, failures
 from headrace.runtime.views import View
-from headrace.sink import commit
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
+from headrace.sql import meta, progress
 
 Connection = psycopg.Connection[Any]
 
@@ -75,13 +75,7 @@ class Owner:
         if self._announced:
             return
         self._announced = True
-        self.conn.execute(
-            "INSERT INTO headrace.meta (key, value)"
-            " SELECT 'worker', a.pid || ' ' || extract(epoch FROM a.backend_start)"
-            " FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s"
-            " ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value",
-            (self.pid,),
-        )
+        self.conn.execute(meta.ANNOUNCE, ("worker", self.pid))
 
     def take_over(self, views: Iterable[View]) -> list[View]:
         """Become the owner of ``views``; returns those that have no progress (are gone).
@@ -90,20 +84,20 @@ class Owner:
             FencedError: somebody took one of them over since we had it.
         """
         wanted = list(views)
-        found = commit.take_over(self.conn, [v.id for v in wanted])
+        found = progress.take_over(self.conn, [v.id for v in wanted])
         gone = []
         for view in wanted:
-            progress = found.get(view.id)
-            if progress is None:
+            at = found.get(view.id)
+            if at is None:
                 gone.append(view)
                 continue
-            if view.progress is not None and progress.epoch != view.progress.epoch + 1:
+            if view.progress is not None and at.epoch != view.progress.epoch + 1:
                 raise FencedError(
                     f"another engine has taken over view {view.id}",
-                    detail=f"Its epoch was {progress.epoch - 1}; this engine had"
+                    detail=f"Its epoch was {at.epoch - 1}; this engine had"
                     f" {view.progress.epoch}.",
                 )
-            view.progress = progress
+            view.progress = at
         return gone
 
     def check_caller(self, caller: str | None) -> None:

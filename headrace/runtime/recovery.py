@@ -23,6 +23,7 @@ from headrace.runtime.loading import Loading
 from headrace.runtime.ownership import Owner
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Sharing
+from headrace.sql import watched
 from headrace.state.rocks import RocksDatabase
 
 _log = structlog.get_logger(__name__)
@@ -102,7 +103,7 @@ class Recovery:
     def _adopt_source(self) -> None:
         """Make sure of slot and publication; a new engine starts at the slot's position."""
         book = self._book
-        state = setup.ensure(book.owner.conn, book.settings)
+        state = setup.ensure(book.owner.conn, book.settings, watched.fed)
         if book.position.lsn == 0:
             book.position = Position(book.position.txid, state.confirmed)
             book.confirmed = max(book.confirmed, state.confirmed)
@@ -131,7 +132,7 @@ class Recovery:
         # Nobody can use what it still has, and it may never get over it: a slot cannot
         # decode what was written while its publication was not there (E12).
         setup.drop_slot(conn, book.settings.slot_name)
-        state = setup.ensure(conn, book.settings)
+        state = setup.ensure(conn, book.settings, watched.fed)
         self._durability.still()
         book.position = Position(book.next_txid - 1, state.confirmed)
         book.durable = book.position

@@ -8,7 +8,6 @@ stops, and what users have made of the table is written down (sink/kept.py), in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import psycopg
 import structlog
@@ -19,16 +18,10 @@ from headrace.errors import RESYNC, HeadraceError, SinkBlocked, SinkTableError
 from headrace.postgres import failures
 from headrace.runtime.book import Book
 from headrace.runtime.views import Connection, View
-from headrace.sink import kept, table, trouble
+from headrace.sink import table, trouble
+from headrace.sql import results
 
 _log = structlog.get_logger(__name__)
-_SIGNS: Final = """
-SELECT v.id, ROW(c.xmin, pg_catalog.to_regclass(
-           pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
-         ARRAY(SELECT i.indexrelid FROM pg_catalog.pg_index i
-                WHERE i.indrelid = v.result_oid ORDER BY 1))::text
-  FROM headrace.views v LEFT JOIN pg_catalog.pg_class c ON c.oid = v.result_oid
- WHERE v.id = ANY (%s)"""
 
 
 def unwritable(book: Book, view: View, *, lock: bool = False) -> HeadraceError | None:
@@ -81,8 +74,7 @@ class ResultTables:
         live = {view.id: view for view in book.views.values() if view.live}
         if not live:
             return
-        rows = conn.execute(_SIGNS, (list(live),)).fetchall()
-        found: dict[int, str] = dict(rows)
+        found = results.signs(conn, live)
         new = {i: sign for i, sign in found.items() if self._signs.get(i) != sign}
         self._signs = {i: sign for i, sign in self._signs.items() if i in live}
         sound = []
@@ -101,7 +93,7 @@ class ResultTables:
 
     def _note(self, conn: Connection, views: list[int]) -> None:
         try:
-            kept.note(conn, views)
+            results.note_kept(conn, views)
         except psycopg.Error as error:
             if failures.is_lost(error) or conn.closed:
                 raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,8 +34,12 @@ from headrace.process import bounds
 from headrace.process.bounds import Bound
 from headrace.runtime.positions import StateMark
 from headrace.runtime.story import Story
-from headrace.sink.commit import Progress
 from headrace.sink.table import ResultTable
+from headrace.sql import states
+from headrace.sql import views as catalog
+from headrace.sql.progress import Progress
+from headrace.sql.status import OWNED, Status
+from headrace.sql.views import WorkedView
 from headrace.state import layout
 from headrace.state.rocks import RocksStore
 from headrace.types import parse_lsn
@@ -43,13 +47,6 @@ from headrace.types import parse_lsn
 Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
-
-RUNNING: Final = "running"
-SINK_ERROR: Final = "sink_error"
-PAUSED: Final = "paused"
-ERROR: Final = "error"
-_OWNED: Final = (RUNNING, SINK_ERROR, PAUSED)
-
 
 _EMPTY: Final = StateMark(0, 0, 0)
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
@@ -198,7 +195,7 @@ class View(Unit):
     """One maintained view."""
 
     target: ResultTable
-    status: str
+    status: Status
     owner: str = ""
     message: str | None = None
     progress: Progress | None = None
@@ -223,12 +220,12 @@ class View(Unit):
     @property
     def live(self) -> bool:
         """Whether batches are processed for it."""
-        return self.status == RUNNING and self.suspended is None
+        return self.status == Status.RUNNING and self.suspended is None
 
     @property
     def owned(self) -> bool:
         """Whether the source must keep what it has not processed yet."""
-        return self.status in _OWNED
+        return self.status in OWNED
 
     @property
     def argument(self) -> str:
@@ -239,29 +236,18 @@ class View(Unit):
         ).replace("'", "''")
 
 
-_COLUMNS: Final = (
-    "SELECT v.id, v.schema_name, v.view_name, v.result_oid, v.plan, v.settings,"
-    " v.start_lsn::text, v.status, v.options->>'commit_group',"
-    " v.options->'sharing', v.options->'key', v.options, v.owner::text"
-    " FROM headrace.views v"
-)
-
-
 def load(conn: Connection) -> list[View]:
     """All views that should be running, in order of id; one that cannot be read is stopped."""
-    rows = conn.execute(
-        _COLUMNS + " WHERE v.status = ANY (%s) ORDER BY v.id", (list(_OWNED),)
-    ).fetchall()
     out = []
-    for row in rows:
+    for row in catalog.worked(conn, some=OWNED):
         try:
             out.append(_view(row))
         except Exception as error:  # noqa: BLE001  the boundary of one view's catalog row
-            _log.exception("view cannot be read", view=row[0])
+            _log.exception("view cannot be read", view=row.id)
             damage = StateDamaged(
                 "the view's catalog row cannot be read", detail=repr(error), hint=RESYNC
             )
-            set_status(conn, row[0], ERROR, damage)
+            states.become(conn, row.id, Status.ERROR, damage)
     return out
 
 
@@ -271,62 +257,16 @@ def load_one(conn: Connection, view_id: int) -> View:
     Raises:
         UndefinedError: there is none.
     """
-    row = conn.execute(_COLUMNS + " WHERE v.id = %s", (view_id,)).fetchone()
-    if row is None:
+    found = catalog.worked(conn, view_id)
+    if not found:
         raise UndefinedError(f"view {view_id} does not exist")
-    return _view(row)
-
-
-def exists(conn: Connection, view_id: int) -> bool:
-    """Whether the catalog still has the view."""
-    row = conn.execute(
-        "SELECT 1 FROM headrace.views WHERE id = %s", (view_id,)
-    ).fetchone()
-    return row is not None
+    return _view(found[0])
 
 
 def resync_hint(view: View, before: str = "") -> str:
     """The call that fills the view anew; ``before`` is what must be done first."""
     call = f"CALL headrace.resync_view('{view.argument}')"
     return f"{before}, then {call}." if before else f"{call} fills it anew."
-
-
-_SET_STATUS: Final = (
-    "UPDATE headrace.views SET status = %(status)s, message = %(message)s,"
-    " sqlstate = %(code)s WHERE id = %(id)s AND (status, message, sqlstate)"
-    " IS DISTINCT FROM (%(status)s, %(message)s, %(code)s)"
-)
-
-
-def set_status(
-    conn: Connection, view_id: int, status: str, error: HeadraceError | None = None
-) -> None:
-    """Write a view's status where it differs."""
-    message = None
-    if error is not None:
-        message = "; ".join(filter(None, (error.message, error.detail, error.hint)))
-    values = {
-        "status": status,
-        "message": message,
-        "code": error.code if error is not None else None,
-        "id": view_id,
-    }
-    try:
-        conn.execute(_SET_STATUS, values)
-    except (psycopg.DataError, UnicodeError):
-        # What no text of the database can hold must not keep the view from stopping.
-        assert message is not None, "all else is ours"
-        plain = message.encode("ascii", "backslashreplace").replace(b"\0", b"\\0")
-        conn.execute(_SET_STATUS, values | {"message": plain.decode()})
-
-
-def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:
-    """A view has stopped for a reason that may be gone, as ``error`` says: put that before it."""
-    conn.execute(
-        "UPDATE headrace.views SET message = %s || '; before: ' || message, sqlstate = %s"
-        " WHERE id = %s AND status = %s",
-        (error.message, error.code, view_id, ERROR),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,23 +306,23 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
         ) from error
 
 
-def _view(row: Sequence[Any]) -> View:
-    view_id, schema_name, name, oid, physical, settings, start_lsn, status = row[:8]
-    group, sharing, key, options, owner = row[8:]
-    rebuilt = plan.from_json(physical)
+def _view(row: WorkedView) -> View:
+    rebuilt = plan.from_json(row.plan)
     if not isinstance(rebuilt, PhysicalPlan):
-        raise BugError(f"view {view_id} has no physical plan in the catalog")
+        raise BugError(f"view {row.id} has no physical plan in the catalog")
+    options = row.options or {}
     return View(
-        view_id,
+        row.id,
         rebuilt,
-        {str(k): str(v) for k, v in (settings or {}).items()},
-        parse_lsn(start_lsn) if start_lsn else 0,
+        {str(k): str(v) for k, v in (row.settings or {}).items()},
+        parse_lsn(row.start_lsn) if row.start_lsn else 0,
         ResultTable(
-            view_id, schema_name, name, oid or 0, rebuilt.sink.schema, tuple(key or ())
+            *(row.id, row.schema_name, row.view_name, row.result_oid or 0),
+            *(rebuilt.sink.schema, tuple(options.get("key") or ())),
         ),
-        status,
-        owner or "",
-        commit_group=group or "",
-        shares=sharing is not False,
-        limits={k: int(v) for k, v in (options or {}).items() if k in bounds.NAMES},
+        Status(row.status),
+        row.owner or "",
+        commit_group=options.get("commit_group") or "",
+        shares=options.get("sharing") is not False,
+        limits={k: int(v) for k, v in options.items() if k in bounds.NAMES},
     )

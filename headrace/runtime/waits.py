@@ -18,7 +18,9 @@ from headrace.errors import DefiniteFailure, HeadraceError, UndefinedError
 from headrace.forwarder.stream import Stream
 from headrace.runtime import views
 from headrace.runtime.book import Book
-from headrace.runtime.views import ERROR, PAUSED, View
+from headrace.runtime.views import View
+from headrace.sql import views as catalog
+from headrace.sql.status import Status
 
 
 @dataclass(order=True, slots=True)
@@ -51,7 +53,7 @@ class PositionWaits:
         Raises:
             UndefinedError: there is no such view.
         """
-        if view_id not in self._book.views and not views.exists(
+        if view_id not in self._book.views and not catalog.exists(
             self._book.owner.conn, view_id
         ):
             raise UndefinedError("the view was dropped", sqlstate="42P01")
@@ -78,7 +80,7 @@ class PositionWaits:
                 waiting.future.set_exception(
                     DefiniteFailure(view.message or "the view has stopped")
                 )
-            elif view.mark.txid >= waiting.txid or view.status == PAUSED:
+            elif view.mark.txid >= waiting.txid or view.status == Status.PAUSED:
                 waiting.future.set_result(None)
             else:
                 left.append(waiting)
@@ -129,13 +131,13 @@ class PositionWaits:
 
 def _stopped(view: View) -> HeadraceError | None:
     """Why waiting for ``view`` is in vain; None: it is not."""
-    if view.status == ERROR:
+    if view.status == Status.ERROR:
         return DefiniteFailure(
             f"view {view.target.shown} has stopped",
             detail=view.message,
             hint=views.resync_hint(view),
         )
-    if view.status == PAUSED:
+    if view.status == Status.PAUSED:
         return DefiniteFailure(
             f"view {view.target.shown} is paused",
             hint=f"CALL headrace.resume_view('{view.argument}').",

@@ -24,7 +24,6 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 import structlog
-from psycopg.types.json import Jsonb
 
 from headrace import clock
 from headrace.errors import (
@@ -46,21 +45,11 @@ from headrace.postgres.numbering import Observation, VisibleXids
 from headrace.postgres.privileges import Right
 from headrace.runtime.book import Book
 from headrace.runtime.columns import Columns, Description
-from headrace.runtime.views import ERROR, Unit, View, reconsider, set_status
+from headrace.runtime.views import Unit, View
+from headrace.sql import reads, results, states, watched
+from headrace.sql.status import Status
 
 _log = structlog.get_logger(__name__)
-_STOPPED: Final = """
-SELECT v.id, v.watched, v.sqlstate = '55H01', v.sqlstate ~ '^(53|55|XX)'
-         OR v.options ->> 'on_change' IS NOT DISTINCT FROM 'stop'
-  FROM headrace.views v
- WHERE v.status = 'error' AND v.watched IS NOT NULL
-   AND (v.sqlstate = '55H01' OR v.sqlstate !~ '^(53|55|XX)')"""
-_END: Final = """
-UPDATE headrace.views SET watched = watched || '{"ended": true}'
- WHERE id = %s AND NOT watched ? 'ended'"""
-_BEGIN_AGAIN: Final = (
-    "UPDATE headrace.views SET watched = watched - 'ended' WHERE id = %s"
-)
 _VISIBLE_S: Final = 2.0
 _LOOK_S: Final = 0.005
 
@@ -103,19 +92,21 @@ class Watch:
         What made a row fail may have been altered since, and what the owner might not read he
         may read again.  Then they are filled anew, but nobody tries that as long as he may not.
         """
-        stopped = self._conn.execute(_STOPPED).fetchall()
+        stopped = watched.stopped(self._conn)
         if not stopped:
             return
         found = fingerprint.read(
             self._conn,
-            [row[1] for row in stopped],
+            [view.facts for view in stopped],
             self._book.settings.publication_name,
+            results.revisions,
         )
-        for (view_id, before, due, final), now in zip(stopped, found, strict=True):
-            error = fingerprint.difference(before, now)
-            ended = before.get("ended", False)
+        for view, now in zip(stopped, found, strict=True):
+            view_id = view.id
+            error = fingerprint.difference(view.facts, now)
+            ended = view.facts.get("ended", False)
             if isinstance(error, RightEnded | OwnerGone):
-                if due or ended:
+                if view.right_ended or ended:
                     self.end(view_id, error)
             elif ended and now["lacks"] and not isinstance(error, StructureChanged):
                 continue  # more has happened, but nobody can fill it yet
@@ -123,17 +114,17 @@ class Watch:
                 _log.info("rights are back", view=view_id)
                 back = StructureChanged("the owner's rights are back", hint=RESYNC)
                 with self._conn.transaction():
-                    reconsider(self._conn, view_id, error or back)
-                    self._conn.execute(_BEGIN_AGAIN, (view_id,))
-            elif isinstance(error, StructureChanged) and not final:
+                    states.reconsider(self._conn, view_id, error or back)
+                    watched.begin_again(self._conn, view_id)
+            elif isinstance(error, StructureChanged) and not view.final:
                 _log.info("failed view reconsidered", view=view_id)
-                reconsider(self._conn, view_id, error)
+                states.reconsider(self._conn, view_id, error)
 
     def end(self, view_id: int, error: HeadraceError) -> None:
         """A view stops for a right that has ended, until that is back."""
         with self._conn.transaction():
-            set_status(self._conn, view_id, ERROR, error)
-            self._conn.execute(_END, (view_id,))
+            states.become(self._conn, view_id, Status.ERROR, error)
+            watched.end(self._conn, view_id)
 
     def altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
         """The views among ``units``, or that read them, that cannot go on: a quick look."""
@@ -263,7 +254,10 @@ class Watch:
         if not known:
             return errors
         found = fingerprint.read(
-            self._conn, known.values(), self._book.settings.publication_name
+            self._conn,
+            known.values(),
+            self._book.settings.publication_name,
+            results.revisions,
         )
         for (view_id, before), now in zip(known.items(), found, strict=True):
             self._now[view_id] = now
@@ -299,30 +293,18 @@ class Watch:
                 self._quiet.pop(view_id, None)
         new = [view_id for view_id in wanted if view_id not in self._facts]
         if new:
-            rows = self._conn.execute(
-                "SELECT id, watched FROM headrace.views"
-                " WHERE id = ANY (%s) AND watched IS NOT NULL",
-                (new,),
-            ).fetchall()
-            self._facts.update(rows)
+            self._facts.update(watched.load(self._conn, new))
 
     def _keep(self, view_id: int, before: Facts, now: Facts) -> None:
         """Go on from the facts of ``now``."""
         with self._conn.transaction():
-            self._conn.execute(
-                "UPDATE headrace.views SET watched = %s WHERE id = %s",
-                (Jsonb(now), view_id),
-            )
+            watched.put(self._conn, view_id, now)
             for oid, table in now["tables"].items():
                 old, name = before["tables"][oid], (table["schema"], table["name"])
                 if (old["schema"], old["name"]) == name:
                     continue
                 _log.info("table renamed", view=view_id, table=".".join(name))
-                self._conn.execute(
-                    "UPDATE headrace.view_tables SET schema_name = %s, table_name = %s"
-                    " WHERE view_id = %s AND table_oid = %s",
-                    (*name, view_id, int(oid)),
-                )
+                reads.rename_table(self._conn, view_id, int(oid), name)
         self._facts[view_id] = now
 
 

@@ -38,8 +38,9 @@ from headrace.runtime.jobs import Answer, CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Closed, Pipeline
 from headrace.runtime.suspects import Suspects
-from headrace.sink import commit, trouble
-from headrace.sink.commit import Progress
+from headrace.sink import trouble
+from headrace.sql import progress
+from headrace.sql.progress import Progress
 from headrace.types import Lsn, Txid
 
 BREAKS_MAX: Final = 4
@@ -182,7 +183,7 @@ class _Group:
                 answer.failed |= stopped
                 continue
             try:
-                missing = commit.advance(
+                missing = progress.advance(
                     conn,
                     [p.progress for p in moving],
                     job.txid,

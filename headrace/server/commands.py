@@ -21,6 +21,7 @@ from headrace.server.procedures import Invocation
 from headrace.server.progress import Reporter, ready
 from headrace.server.waits import SessionWaits
 from headrace.sql.verbs import VERBS, CreateView, Request, Verb, ViewRequest, WaitFor
+from headrace.sql.views import Unfinished
 from headrace.types import INT8, TEXT
 
 LINGER_S: Final = 60.0
@@ -104,15 +105,17 @@ class Commands:
             self._under_way[caller] -= 1
             self._under_way += Counter()  # without those that have none
 
-    async def create_again(self, row: dict[str, Any]) -> None:
+    async def create_again(self, row: Unfinished) -> None:
         """Start again a view that was created without waiting, before the engine died."""
-        name = f"{_quoted(row['schema_name'])}.{_quoted(row['view_name'])}"
+        name = f"{_quoted(row.schema)}.{_quoted(row.name)}"
         # Its names are qualified: the search path it was written under is not kept.
-        query = row["canonical"] or row["query"]
-        about = {"caller": row["owner"], "settings": row["settings"], "unasked": True}
+        query = row.canonical or row.query
+        caller, settings, options = row.owner, row.settings, row.options
         await self._create_view(
             VERBS["create_view"],
-            CreateView(name, query, row["options"], **about),
+            CreateView(
+                *(name, query, options), caller=caller, settings=settings, unasked=True
+            ),
             lambda line: _log.info("population", view=name, line=line),
         )
 

@@ -33,6 +33,9 @@ from headrace.server.commands import Commands
 from headrace.server.context import CallContext, settings_of
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import invocation_of
+from headrace.sql import commands, meta
+from headrace.sql.commands import Taken
+from headrace.sql.status import CommandStatus
 
 LOOK_S: Final = 0.3
 MISSES_MAX: Final = 4
@@ -40,7 +43,6 @@ LOCK_CLASS: Final = 1_212_437_059
 _RETRY_S: Final = 0.5
 _TAKEN_MAX: Final = 16
 """Commands taken at once: each may have 8 MB."""
-_KEEP: Final = "1 hour"
 
 Connection = psycopg.AsyncConnection[dict[str, Any]]
 
@@ -117,25 +119,12 @@ class Direct:
                 "M": "headrace was restarted while the command was under way",
                 "H": "See headrace.list_views() and call again.",
             }
-            await conn.execute(
-                "UPDATE headrace.commands SET status = 'failed', error = %s,"
-                " finished_at = now() WHERE status = 'running'",
-                (json.dumps(error),),
-            )
+            await commands.fail_running(conn, error)
         else:
             # Taken, and not told to us before the connection was lost: they were not begun.
-            await conn.execute(
-                "UPDATE headrace.commands SET status = 'pending'"
-                " WHERE status = 'running' AND id <> ALL (%s)",
-                ([*self._tasks, *self._outbox],),
-            )
+            await commands.give_back(conn, [*self._tasks, *self._outbox])
         self._fresh = False
-        await conn.execute(
-            "INSERT INTO headrace.meta (key, value)"
-            " SELECT 'commander', pid || ' ' || extract(epoch FROM backend_start)"
-            " FROM pg_stat_activity WHERE pid = pg_backend_pid()"
-            " ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"
-        )
+        await conn.execute(meta.ANNOUNCE, ("commander", None))
 
     async def _listen(self, conn: Connection) -> None:
         """Take new commands as they are announced."""
@@ -148,26 +137,17 @@ class Direct:
 
     async def _take(self, conn: Connection) -> int:
         """Begin the commands that wait, a few of them; how many."""
-        cursor = await conn.execute(
-            "WITH taken AS (UPDATE headrace.commands SET status = 'running'"
-            " WHERE id IN (SELECT c.id FROM headrace.commands c WHERE c.status = 'pending'"
-            " ORDER BY c.id LIMIT %s)"
-            " RETURNING id, procedure, arguments, caller, settings)"
-            " SELECT t.id, t.procedure, t.arguments::text, t.settings::text,"
-            " r.rolname AS caller"
-            " FROM taken t LEFT JOIN pg_roles r ON r.oid = t.caller",
-            (_TAKEN_MAX,),
-        )
-        rows = await cursor.fetchall()
-        for row in sorted(rows, key=lambda r: int(r["id"])):
-            number = int(row["id"])
-            self._misses[number] = 0
-            self._tasks[number] = asyncio.create_task(self._run(number, row))
+        rows = await commands.take(conn, _TAKEN_MAX)
+        for row in rows:
+            self._misses[row.id] = 0
+            self._tasks[row.id] = asyncio.create_task(self._run(row))
         if rows:
             self._wake.set()
         return len(rows)
 
-    async def _run(self, number: int, row: dict[str, Any]) -> None:
+    async def _run(self, command: Taken) -> None:
+        number = command.id
+
         def report(line: str) -> None:
             # Nothing is lost that was not written yet: the last lines come with the outcome.
             if unwritten := self._outbox.get(number, {}).get("progress"):
@@ -175,27 +155,32 @@ class Direct:
             self._post(number, progress=json.dumps({"text": line}))
 
         try:
-            if row["caller"] is None:
+            if command.caller is None:
                 raise UndefinedError("the role that called does not exist any more")
-            arguments, settings = _read(row, "arguments"), _read(row, "settings")
-            invocation = invocation_of(row["procedure"], arguments)
-            context = CallContext(row["caller"], settings_of(settings))
+            arguments = _read(command, "arguments")
+            settings = settings_of(_read(command, "settings"))
+            invocation = invocation_of(command.procedure, arguments)
+            context = CallContext(command.caller, settings)
             found = await self._commands.run(invocation, context, report)
-            self._post(number, status="done", result=json.dumps(_objects(found)))
+            self._post(
+                number, status=CommandStatus.DONE, result=json.dumps(_objects(found))
+            )
         except asyncio.CancelledError:
             error = QueryCancelled("canceling statement due to user request")
             self._fail(number, error)
         except HeadraceError as error:
             self._fail(number, error)
         except Exception as error:  # noqa: BLE001  the command's boundary, as a session's
-            _log.exception("command failed", procedure=row["procedure"])
+            _log.exception("command failed", procedure=command.procedure)
             self._fail(number, BugError(f"internal error: {error!r}"))
         finally:
             self._tasks.pop(number, None)
             self._misses.pop(number, None)
 
     def _fail(self, number: int, error: HeadraceError) -> None:
-        self._post(number, status="failed", error=json.dumps(error.fields()))
+        self._post(
+            number, status=CommandStatus.FAILED, error=json.dumps(error.fields())
+        )
 
     def _post(self, number: int, **columns: str) -> None:
         self._outbox.setdefault(number, {}).update(columns)
@@ -212,30 +197,10 @@ class Direct:
             while self._outbox:
                 number, latest = next(iter(self._outbox.items()))
                 columns = dict(latest)
-                await conn.execute(
-                    "UPDATE headrace.commands SET status = coalesce(%s, status),"
-                    " progress = coalesce(%s::jsonb, progress),"
-                    " result = %s::jsonb, error = %s::jsonb, finished_at ="
-                    " CASE WHEN %s::text IS NOT NULL THEN clock_timestamp() END"
-                    " WHERE id = %s",
-                    (
-                        columns.get("status"),
-                        columns.get("progress"),
-                        columns.get("result"),
-                        columns.get("error"),
-                        columns.get("status"),
-                        number,
-                    ),
-                )
+                await commands.tell(conn, number, columns)
                 # Only now: a lost connection must not lose the outcome.
                 if self._outbox[number] == columns:
                     del self._outbox[number]
-                if "status" in columns:
-                    await conn.execute(
-                        "DELETE FROM headrace.commands"
-                        " WHERE finished_at < now() - %s::interval",
-                        (_KEEP,),
-                    )
             self._written.set()
             if self._tasks:
                 await self._look(conn)
@@ -258,10 +223,10 @@ class Direct:
                 task.cancel()
 
 
-def _read(row: dict[str, Any], column: str) -> Any:
+def _read(command: Taken, column: str) -> Any:
     """The value of a column that is JSON to Postgres, which reads more than Python does."""
     try:
-        return json.loads(row[column])
+        return json.loads(getattr(command, column))
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"the {column} of the call cannot be read",

@@ -15,13 +15,9 @@ import psycopg
 from headrace.config import Settings
 from headrace.postgres.connect import async_dicts
 from headrace.server.supervisor import Supervisor
+from headrace.sql.status import SHOWN
 
 _TIMEOUT_S: Final = 5
-_STATES: Final = (
-    "pending", "populating", "running", "paused", "error", "sink_error",
-    "starting", "stopped",
-)  # fmt: skip
-"""What list_views() says of a view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +143,7 @@ def _view_samples(view: dict[str, Any]) -> list[Sample]:
     label = (("view", str(view["name"])),)
     out = [
         Sample("headrace_view_state", int(view["status"] == s), (*label, ("state", s)))
-        for s in _STATES
+        for s in SHOWN
     ]
     if view["lag_ms"] is not None:
         seconds = float(view["lag_ms"]) / 1000

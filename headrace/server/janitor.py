@@ -14,37 +14,29 @@ from typing import Any
 
 import psycopg
 import structlog
-from psycopg.rows import dict_row, tuple_row
 
 from headrace.config import Settings
 from headrace.postgres import connect, publication
+from headrace.sql import reads, views
+from headrace.sql.views import Unfinished
 
 _log = structlog.get_logger(__name__)
 
 
-def clean(settings: Settings) -> list[dict[str, Any]]:
+def clean(settings: Settings) -> list[Unfinished]:
     """Remove abandoned populations; returns the rows of those to start again."""
     with connect.session(settings.source, name="headrace janitor") as conn:
-        rows = (
-            conn.cursor(row_factory=dict_row)
-            .execute(
-                "DELETE FROM headrace.views v WHERE v.status IN ('pending', 'populating')"
-                " RETURNING v.id, v.schema_name, v.view_name, v.query, v.canonical,"
-                " (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = v.owner) AS owner,"
-                " v.options, v.settings, v.block"
-            )
-            .fetchall()
-        )
+        rows = views.take_unfinished(conn)
         for row in rows:
             _log.info(
                 "abandoned population removed",
-                view=f"{row['schema_name']}.{row['view_name']}",
-                again=not row["block"] and row["owner"] is not None,
+                view=f"{row.schema}.{row.name}",
+                again=not row.block and row.owner is not None,
             )
-            remove_staging(settings.staging_dir / str(row["id"]))
+            remove_staging(settings.staging_dir / str(row.id))
         # Also without them: a builder may have died between dropping and unpublishing.
         _shrink_publication(conn, settings)
-    return [row for row in rows if not row["block"] and row["owner"] is not None]
+    return [row for row in rows if not row.block and row.owner is not None]
 
 
 def remove_staging(path: Path) -> None:
@@ -55,13 +47,8 @@ def remove_staging(path: Path) -> None:
 
 def _shrink_publication(conn: psycopg.Connection[Any], settings: Settings) -> None:
     """Take tables that no view reads any longer out of the publication."""
-    with conn.cursor(row_factory=tuple_row) as cursor:
-        rows = cursor.execute(
-            "SELECT t.table_oid::bigint FROM headrace.view_tables t"
-        ).fetchall()
-    used = {int(row[0]) for row in rows}
     with connect.connect(settings.source, name="headrace janitor") as plain:
         published = publication.tables(plain, settings.publication_name)
-        unused = sorted(published - used)
+        unused = reads.unused(conn, published)
         if unused:
             publication.drop_tables(plain, settings, unused)

@@ -32,7 +32,8 @@ from headrace.server.resumer import Resumer
 from headrace.server.supervisor import Supervisor
 from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
-from headrace.sql import install
+from headrace.sql import install, meta
+from headrace.sql.views import Unfinished
 
 _log = structlog.get_logger(__name__)
 _STOP_S_MAX: Final = 25.0
@@ -89,7 +90,7 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
                 raise problems[0]
             ownership.check_alone(conn)
             install.install(conn)
-            install.put_meta(conn, "slot_name", settings.slot_name)
+            meta.put(conn, "slot_name", settings.slot_name)
             if not settings.eval_dsn:
                 dsn = install.ensure_eval_role(conn, settings.data_dir, settings.source)
                 settings = settings.replace(eval_dsn=dsn or "")
@@ -197,10 +198,8 @@ class Commander:
             self._again.add(task)
             task.add_done_callback(self._again.discard)
 
-    async def _create_again(self, row: dict[str, Any]) -> None:
+    async def _create_again(self, row: Unfinished) -> None:
         try:
             await self._commands.create_again(row)
         except HeadraceError as error:
-            _log.warning(
-                "view was not created", view=row["view_name"], reason=str(error)
-            )
+            _log.warning("view was not created", view=row.name, reason=str(error))

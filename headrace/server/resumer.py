@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +46,8 @@ from headrace.server.commands import Commands
 from headrace.server.context import CallContext
 from headrace.server.procedures import Invocation
 from headrace.server.tries import WINDOW_S, Tries
+from headrace.sql import states
+from headrace.sql.states import AsyncConnection, StoppedView
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,47 +75,21 @@ RULES: Final[dict[str, MendingRule]] = {
 """By SQLSTATE.  Code of a user may raise any of them: then filling anew fails as well."""
 
 _LOOK_S: Final = 1.0
-# mark: what may stand against filling it anew, as far as the catalog tells.
-_STOPPED: Final = """
-SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
-       v.created_at::text AS made, r.rolname AS owner, coalesce(v.message, '') AS message,
-       v.sqlstate, v.options ->> 'on_change' AS on_change,
-       v.options ->> 'on_damage' AS on_damage, ROW(headrace.table_mark(v.result_oid),
-         pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
-         pg_catalog.to_regnamespace(pg_catalog.quote_ident(v.schema_name))::oid,
-         (SELECT p.xmin FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s),
-         ARRAY(SELECT c.xmin FROM headrace.view_tables t
-                 JOIN pg_catalog.pg_class c ON c.oid = t.table_oid
-                WHERE t.view_id = v.id ORDER BY t.table_oid))::text AS mark
-  FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
- WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
- ORDER BY v.id"""
-_FAILED: Final = " A resync failed: "
-_OVER: Final = " It is not tried again by itself: "
-_TELL: Final = """
-UPDATE headrace.views SET message = %(told)s, note = %(note)s
- WHERE id = %(id)s AND status = 'error' AND coalesce(message, '') = %(message)s"""
-_NOTE: Final = """
-UPDATE headrace.views SET note = %s
- WHERE id = ANY (%s) AND status = 'error' AND note IS DISTINCT FROM %s"""
+_FAILED: Final = "A resync failed: "
+_OVER: Final = "It is not tried again by itself: "
 _WAITS: Final = "it waits to be filled anew by itself"
 _BEGUN: Final = "it is being filled anew by itself"
-_HINT: Final = re.compile(
-    r"; (?:(?:[A-Z][a-z ]+, then )?CALL headrace\.resync_view\(|Drop the view and ).*",
-    re.DOTALL,
-)
 _BUSY: Final = ("55006", "58000")
 """Another job is at the view, or the builder has died of it: no try was made.
 
 So too if there is no such view any more, of that id."""
 
 _log = structlog.get_logger(__name__)
-Row = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _Job:
-    row: Row
+    row: StoppedView
     task: asyncio.Task[HeadraceError | None]
 
 
@@ -179,12 +154,12 @@ class Resumer:
         else:
             await asyncio.sleep(_LOOK_S)
 
-    async def _look(self, conn: psycopg.AsyncConnection[Row]) -> None:
+    async def _look(self, conn: AsyncConnection) -> None:
         for view in [v for v, job in self._jobs.items() if job.task.done()]:
             await self._ended(conn, self._jobs.pop(view))
-        wanted = {"kinds": list(RULES), "publication": self._settings.publication_name}
-        cursor = await conn.execute(_STOPPED, wanted)
-        rows = [row for row in await cursor.fetchall() if _governed(row)]
+        publication = self._settings.publication_name
+        found = await states.stopped(conn, list(RULES), publication)
+        rows = [row for row in found if _governed(row)]
         now = clock.monotonic()
         self._forget({_view(row) for row in rows}, now)
         due = []
@@ -192,22 +167,22 @@ class Resumer:
             if _view(row) in self._jobs:
                 continue
             tries = self._book(row)
-            if tries.due(now, row["mark"]):
+            if tries.due(now, row.mark):
                 due.append(row)
-            elif tries.over and _OVER not in row["message"]:
+            elif tries.over and _OVER not in (row.tried or ""):
                 await self._give_up(conn, row, tries)
         free = self._side_by_side - len(self._jobs)
-        await _note(conn, _BEGUN, due[:free])
-        await _note(conn, _WAITS, due[free:])
+        await states.note(conn, [row.id for row in due[:free]], _BEGUN)
+        await states.note(conn, [row.id for row in due[free:]], _WAITS)
         for row in due[:free]:
             self._jobs[_view(row)] = _Job(row, asyncio.create_task(self._resync(row)))
 
-    def _book(self, row: Row) -> Tries:
+    def _book(self, row: StoppedView) -> Tries:
         """The tries of a stopped view; new ones, if somebody has filled it by a call."""
         tries = self._tries.get(_view(row))
-        if tries is None or (tries.over and tries.view_id != row["id"]):
+        if tries is None or (tries.over and tries.view_id != row.id):
             tries = self._tries[_view(row)] = Tries()
-        tries.bound, tries.view_id = RULES[row["sqlstate"]].tries_max, row["id"]
+        tries.bound, tries.view_id = RULES[row.sqlstate].tries_max, row.id
         return tries
 
     def _forget(self, stopped: set[tuple[str, str]], now: float) -> None:
@@ -217,16 +192,16 @@ class Resumer:
             if self._tries[view].over or self._tries[view].forget(now):
                 del self._tries[view]
 
-    async def _resync(self, row: Row) -> HeadraceError | None:
+    async def _resync(self, row: StoppedView) -> HeadraceError | None:
         """Why it failed, if it did."""
-        name = row["name"]
+        name = row.name
         # Somebody else may have done it while this waited for other jobs.
-        because = reason(row["message"])
-        only = {"of": row["id"], "because": because, "unasked": True}
+        because = row.reason
+        only = {"of": row.id, "because": because, "unasked": True}
         try:
             await self._commands.run(
                 Invocation("resync_view", {"name": name, **only}),
-                CallContext(row["owner"], {}),
+                CallContext(row.owner, {}),
                 lambda line: _log.info("resync", view=name, line=line),
             )
         except HeadraceError as error:
@@ -238,7 +213,7 @@ class Resumer:
         _log.info("view filled anew", view=name, because=because)
         return None
 
-    async def _ended(self, conn: psycopg.AsyncConnection[Row], job: _Job) -> None:
+    async def _ended(self, conn: AsyncConnection, job: _Job) -> None:
         row, now = job.row, clock.monotonic()
         tries = self._tries[_view(row)]
         error = job.task.result()
@@ -247,40 +222,30 @@ class Resumer:
             return
         tries.failed(now, passing=_passing(error))
         why = "; ".join(filter(None, (error.message, error.detail)))
-        await _tell(conn, row, _base(row["message"]) + _FAILED + why)
+        await states.tell(conn, row, _FAILED + why)
 
     async def _give_up(
-        self, conn: psycopg.AsyncConnection[Row], row: Row, tries: Tries
+        self, conn: AsyncConnection, row: StoppedView, tries: Tries
     ) -> None:
         """Say that no more tries are made."""
-        _log.warning("view is left stopped", view=row["name"], tries=tries.spent)
+        _log.warning("view is left stopped", view=row.name, tries=tries.spent)
         many = f"{tries.spent} tries within {WINDOW_S / 60:.0f} minutes did not help."
-        await _tell(conn, row, row["message"] + _OVER + many)
+        told = " ".join(filter(None, (row.tried, _OVER + many)))
+        await states.tell(conn, row, told)
 
 
-def _view(row: Row) -> tuple[str, str]:
-    return row["name"], row["made"]
+def _view(row: StoppedView) -> tuple[str, str]:
+    return row.name, row.made
 
 
-def reason(message: str) -> str:
-    """Why a view has stopped, of its message: without what could be done about it."""
-    return _HINT.sub("", _base(message)).rstrip(".")
-
-
-def _base(message: str) -> str:
-    """``message`` as it was before we told anything in it."""
-    return message.partition(_FAILED)[0].partition(_OVER)[0]
-
-
-def _governed(row: Row) -> bool:
+def _governed(row: StoppedView) -> bool:
     """Whether its options want it to be filled anew."""
-    rule = RULES[row["sqlstate"]]
+    rule = RULES[row.sqlstate]
     if rule.option is None:
         return True
-    value = row[rule.option]
-    return (
-        getattr(ViewOptions(), rule.option) if value is None else value
-    ) in rule.values
+    said = getattr(row, rule.option)
+    by_default = getattr(ViewOptions(), rule.option)
+    return (by_default if said is None else said) in rule.values
 
 
 def _passing(error: HeadraceError) -> bool:
@@ -289,17 +254,3 @@ def _passing(error: HeadraceError) -> bool:
         return True
     # What a server has answered to our own statements while populating.
     return not isinstance(error, DefiniteFailure) and transient(error.code)
-
-
-async def _note(
-    conn: psycopg.AsyncConnection[Row], note: str, rows: Iterable[Row]
-) -> None:
-    ids = [row["id"] for row in rows]
-    if ids:
-        await conn.execute(_NOTE, (note, ids, note))
-
-
-async def _tell(conn: psycopg.AsyncConnection[Row], row: Row, told: str) -> None:
-    """Give the view another message, unless it has got one meanwhile."""
-    values = {"id": row["id"], "message": row["message"], "told": told, "note": None}
-    await conn.execute(_TELL, values)

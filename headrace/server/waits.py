@@ -27,6 +27,9 @@ from headrace.errors import (
 from headrace.postgres import failures
 from headrace.postgres.connect import async_session
 from headrace.process import rpc
+from headrace.sql import states
+from headrace.sql.states import WaitedView
+from headrace.sql.status import UNFINISHED, Status
 from headrace.sql.verbs import WaitFor
 from headrace.types import format_lsn, parse_lsn
 
@@ -38,25 +41,6 @@ _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
 _RETRY_S: Final = 0.05
 _ATTEMPTS: Final = 3
-
-_LOOKUP: Final = """
-SELECT v.id, v.status, v.message,
-       EXISTS (SELECT FROM pg_roles o, pg_roles c WHERE o.oid = v.owner
-          AND c.rolname = %(caller)s AND pg_has_role(c.oid, o.oid, 'USAGE')), CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END,
-       coalesce(%(lsn)s::pg_lsn, now.lsn)::text, now.lsn::text,
-       pg_current_wal_flush_lsn()::text,
-       extract(epoch FROM %(timeout)s::interval)::float8
-  FROM (SELECT parse_ident(%(name)s) AS parts, pg_current_wal_insert_lsn() AS lsn) now
-  LEFT JOIN LATERAL (
-    SELECT * FROM headrace.views x
-     WHERE x.view_name = now.parts[cardinality(now.parts)]
-       AND CASE cardinality(now.parts)
-           WHEN 1 THEN x.schema_name = ANY (%(path)s::name[]) AND EXISTS (
-             SELECT FROM pg_namespace n WHERE n.nspname = x.schema_name
-                AND has_schema_privilege(%(caller)s::name, n.oid, 'USAGE'))
-           WHEN 2 THEN x.schema_name = now.parts[1] ELSE false END
-     ORDER BY array_position(%(path)s::text[], x.schema_name::text) LIMIT 1) v ON true
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,31 +124,28 @@ class SessionWaits:
             ),
         }
         async with self._lock:
-            row = await self._ask(asked)
-            view_id, status, message, owns, name, lsn, now, flushed, timeout = row
-            if view_id is None:
+            found = await self._ask(asked)
+            if found.id is None:
                 raise UndefinedError(
                     f'view "{request.name}" does not exist',
                     hint="See headrace.list_views().",
                     sqlstate="42P01",
                 )
-            self._flushed = max(self._flushed, parse_lsn(flushed))
-            if min(parse_lsn(lsn), parse_lsn(now)) > self._flushed:
+            self._flushed = max(self._flushed, parse_lsn(found.flushed))
+            if min(parse_lsn(found.lsn), parse_lsn(found.now)) > self._flushed:
                 await self._flush()
-                self._flushed = parse_lsn(now)
-        # It may have a value of a row in it.
-        _check_status(name, status, message if owns else None)
-        if timeout is not None and timeout < 0:
+                self._flushed = parse_lsn(found.now)
+        _check_status(found)
+        if found.timeout is not None and found.timeout < 0:
             raise UserError("timeout must not be negative")
-        wanted = record_end(parse_lsn(lsn), self._block, self._segment)
-        return WaitTarget(int(view_id), name, wanted, timeout, bool(owns))
+        wanted = record_end(parse_lsn(found.lsn), self._block, self._segment)
+        return WaitTarget(found.id, found.name, wanted, found.timeout, found.owns)
 
-    async def _ask(self, asked: dict[str, Any]) -> tuple[Any, ...]:
+    async def _ask(self, asked: dict[str, Any]) -> WaitedView:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 conn = await self._connected()
-                cursor = await conn.execute(_LOOKUP, asked, prepare=True)
-                row = await cursor.fetchone()
+                return await states.look_up(conn, asked)
             except psycopg.OperationalError as error:
                 await self._disconnect()
                 if attempt == _ATTEMPTS:
@@ -180,9 +161,6 @@ class SessionWaits:
                 # Given up in the middle of an answer.
                 await self._disconnect()
                 raise
-            else:
-                assert row is not None, "an outer join has a row"
-                return row
         raise AssertionError("the last attempt returns or raises")
 
     async def _flush(self) -> None:
@@ -238,16 +216,19 @@ def record_end(lsn: int, block: int, segment: int) -> int:
     return page if lsn - page <= header else lsn
 
 
-def _check_status(name: str, status: str, message: str | None) -> None:
-    if status == "error":
-        raise DefiniteFailure(f"view {name} has stopped", detail=message)
-    if status == "paused":
-        argument = name.replace("'", "''")
+def _check_status(view: WaitedView) -> None:
+    if view.status == Status.ERROR:
+        # It may have a value of a row in it.
+        why = view.message if view.owns else None
+        raise DefiniteFailure(f"view {view.name} has stopped", detail=why)
+    if view.status == Status.PAUSED:
+        argument = view.name.replace("'", "''")
         raise DefiniteFailure(
-            f"view {name} is paused", hint=f"CALL headrace.resume_view('{argument}')."
+            f"view {view.name} is paused",
+            hint=f"CALL headrace.resume_view('{argument}').",
         )
-    if status in ("pending", "populating"):
-        raise DefiniteFailure(f"view {name} is being created")
+    if view.status in UNFINISHED:
+        raise DefiniteFailure(f"view {view.name} is being created")
 
 
 def _bad_argument(error: psycopg.Error) -> UserError:

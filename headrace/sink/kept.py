@@ -9,7 +9,6 @@ our rights.  What else somebody did to the table (other rights, comments, storag
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -19,51 +18,16 @@ from psycopg import sql
 
 from headrace.errors import UnsupportedError
 from headrace.postgres import statements
+from headrace.sql.results import FOREIGN
 from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
 
-# Built-in objects are pinned: they are in pg_depend as nobody's dependency.
-_FOREIGN: Final = """
-SELECT FROM pg_catalog.pg_depend d
- WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
-   AND d.refobjid >= %(user)s AND d.refclassid <> 'pg_catalog.pg_collation'::pg_catalog.regclass
-   AND NOT (d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
-            AND d.refobjid = i.indrelid)"""
-_NOTE: Final = f"""
-UPDATE headrace.views v SET kept = x.now
-  FROM (
-    SELECT w.id, pg_catalog.jsonb_build_object(
-      'readers', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(g.role,
-            CASE WHEN g.role <> 0 THEN pg_catalog.pg_get_userbyid(g.role::oid) END, g.passes)
-          ORDER BY g.role)
-        FROM (SELECT a.grantee::bigint AS role, bool_or(a.is_grantable) AS passes
-                FROM pg_catalog.aclexplode(c.relacl) a
-               WHERE a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
-               GROUP BY a.grantee) g),
-      'indexes', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(k.relname,
-            substr(t.whole, length(t.head) + 1)) ORDER BY k.relname)
-        FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class k ON k.oid = i.indexrelid
-       CROSS JOIN LATERAL (SELECT pg_catalog.pg_get_indexdef(k.oid) AS whole,
-            pg_catalog.format('CREATE INDEX %%I ON %%I.%%I ', k.relname, n.nspname, c.relname)
-              AS head) t
-       WHERE i.indrelid = c.oid AND i.indisvalid AND NOT i.indisunique AND NOT i.indisexclusion
-         AND k.relname <> 'headrace_row_hash_' || c.oid
-         AND pg_catalog.starts_with(t.whole, t.head) AND NOT EXISTS ({_FOREIGN}))) AS now
-      FROM headrace.views w JOIN pg_catalog.pg_class c ON c.oid = w.result_oid
-      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-     WHERE w.id = ANY (%(views)s)) x
- WHERE x.id = v.id AND v.kept IS DISTINCT FROM x.now"""  # noqa: S608  constants
 _NO_INDEX: Final = f"""
 SELECT FROM pg_catalog.pg_index i WHERE i.indexrelid = %(index)s::regclass
-   AND (i.indisunique OR i.indisexclusion OR EXISTS ({_FOREIGN}))"""
-
-
-def note(conn: Connection, views: Collection[int]) -> None:
-    """Write down what the result tables of ``views`` have, where it is not known."""
-    conn.execute(_NOTE, {"views": sorted(views), "user": FIRST_USER_OID})
+   AND (i.indisunique OR i.indisexclusion OR EXISTS ({FOREIGN}))"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ $$;
 GRANT USAGE ON SCHEMA headrace TO PUBLIC;
 GRANT SELECT ON headrace.meta, headrace.progress, headrace.view_tables, headrace.view_uses TO PUBLIC;
 GRANT SELECT (id, schema_name, view_name, query, columns, explain, options, settings, owner, result_oid,
-              start_lsn, status, message, sqlstate, note, block, created_at, canonical, revision)
+              start_lsn, status, message, detail, hint, culprit, sqlstate, tried, note, block, created_at, canonical, revision)
     ON headrace.views TO PUBLIC;
 GRANT SELECT, INSERT (procedure, arguments, settings) ON headrace.commands TO PUBLIC;
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA headrace TO PUBLIC;

@@ -25,7 +25,7 @@ from headrace import clock
 from headrace.errors import PrerequisiteError
 from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
-from headrace.sql import calls, owned
+from headrace.sql import calls, meta, owned, schemas, views
 
 SCHEMA_VERSION: Final = "1"
 EVAL_ROLE: Final = "headrace_eval"
@@ -49,6 +49,7 @@ FILES: Final = (
     "await_command.sql",
     "command_result.sql",
     "verify_view.sql",
+    "view_message.sql",
     "view_states.sql",
     "list_views.sql",
     "explain_view.sql",
@@ -137,22 +138,12 @@ def _install(conn: Connection) -> None:
                 hint="Grant CREATE on the database to the role of headrace.",
                 sqlstate="42501",
             ) from error
-        put_meta(conn, "version", SCHEMA_VERSION)
+        meta.put(conn, "version", SCHEMA_VERSION)
 
 
 def problems(conn: Connection) -> list[PrerequisiteError]:
     """What is in the place of our objects, or hangs on them, and is not ours."""
     return owned.problems(conn, made())
-
-
-def put_meta(conn: Connection, key: str, value: str) -> None:
-    """Set ``headrace.meta`` ``key``; writes nothing when it has that value already."""
-    conn.execute(
-        "INSERT INTO headrace.meta AS m (key, value) VALUES (%s, %s)"
-        " ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"
-        " WHERE m.value IS DISTINCT FROM EXCLUDED.value",
-        (key, value),
-    )
 
 
 def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
@@ -164,18 +155,10 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
     """
     with conn.transaction():
         alone(conn, _INSTALL_LOCK)
-        found = conn.execute(
-            "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
-        ).fetchone()
         names: list[str] = []
         owned.check(conn, made())
-        if found and found[0]:
-            rows = conn.execute(
-                "SELECT n.nspname, c.relname FROM headrace.views v"
-                " JOIN pg_catalog.pg_class c ON c.oid = v.result_oid"
-                " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace ORDER BY 1, 2"
-            ).fetchall()
-            for schema, table in rows:
+        if views.installed(conn):
+            for schema, table in views.tables(conn):
                 name = sql.Identifier(schema, table)
                 names.append(name.as_string(conn))
                 if tables:
@@ -190,16 +173,7 @@ def uninstall(conn: Connection, *, tables: bool = False) -> list[str]:
 
 def _drop_made_schemas(conn: Connection) -> None:
     """Drop the schemas that views were made in, where nothing else is in them."""
-    found = conn.execute(
-        "SELECT pg_catalog.to_regclass('headrace.made_schemas') IS NOT NULL"
-    ).fetchone()
-    if not found or not found[0]:
-        return  # installed by an earlier version
-    rows = conn.execute(
-        "SELECT n.nspname FROM headrace.made_schemas m JOIN pg_catalog.pg_namespace n"
-        " ON n.oid = m.schema_oid AND n.nspowner = m.owner"
-    ).fetchall()
-    for (name,) in rows:
+    for name in schemas.made(conn):
         with (
             contextlib.suppress(
                 psycopg.errors.DependentObjectsStillExist,

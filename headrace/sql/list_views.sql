@@ -7,7 +7,7 @@ CREATE FUNCTION headrace.list_views(
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT s.name, s.status, coalesce(s.message, nullif(concat_ws('; ', v.message, v.note), '')), v.query, s.rows, s.lag_ms,
+    SELECT s.name, s.status, coalesce(s.message, nullif(concat_ws('; ', headrace.view_message(v.id), v.note), '')), v.query, s.rows, s.lag_ms,
            s.lag_bytes, s.txid, s.lsn
       FROM headrace.view_states() WITH ORDINALITY s
       LEFT JOIN headrace.views v ON v.id = s.id  -- row security decides

@@ -47,5 +47,11 @@ END
 $$;
 -- What was made of its result table by users: grants and indexes (sink/kept.py).
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS kept jsonb;
+-- Of the error that has stopped it, with message and sqlstate: what is known, what can be done, the row
+-- that it fails on, and what the server has tried by itself.  (An earlier version had all in the message.)
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS detail text;
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS hint text;
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS culprit text;
+ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS tried text;
 -- What the server has done by itself, or is about to (server/resumer.py).
 ALTER TABLE headrace.views ADD COLUMN IF NOT EXISTS note text;

@@ -33,6 +33,7 @@ from headrace.population.spark import Spark
 from headrace.postgres.connect import for_job
 from headrace.postgres.failures import as_headrace
 from headrace.process import imports, parent, rpc, tasks
+from headrace.sql import views
 from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
     check,
@@ -319,8 +320,7 @@ def _guarded(work: Work, job: Job) -> Any:
 def view_ids(settings: Settings) -> set[int]:
     """Ids of all views in the catalog."""
     with contextlib.closing(for_job(settings.source, what="builder")) as conn:
-        rows = conn.execute("SELECT id FROM headrace.views").fetchall()
-    return {int(row[0]) for row in rows}
+        return views.ids(conn)
 
 
 def clean_up(settings: Settings) -> None:
@@ -330,16 +330,11 @@ def clean_up(settings: Settings) -> None:
     again that were created without waiting.
     """
     with contextlib.closing(for_job(settings.source, what="builder")) as conn:
-        exists = conn.execute("SELECT to_regclass('headrace.views')").fetchone()
-        if exists is None or exists[0] is None:
+        if not views.installed(conn):
             return
         slots = snapshots.remove_slots(conn, settings.slot_name)
-        kept = conn.execute(
-            "SELECT id FROM headrace.views WHERE status NOT IN ('pending', 'populating')"
-        ).fetchall()
-    removed = staging.remove_orphans(
-        settings.staging_dir, {int(row[0]) for row in kept}
-    )
+        kept = views.ids(conn, finished=True)
+    removed = staging.remove_orphans(settings.staging_dir, kept)
     if slots or removed:
         _log.info("left-over populations removed", slots=slots, directories=removed)
 

@@ -8,6 +8,7 @@ from headrace.population.job import Job
 from headrace.population.options import ViewOptions
 from headrace.population.populate import check_slot, plan_with_facts, planning
 from headrace.postgres import publication
+from headrace.sql import watched
 from headrace.sql.verbs import CheckView
 
 
@@ -22,6 +23,6 @@ def check_view(context: JobContext, job: Job, request: CheckView) -> dict[str, s
         planned, _ = plan_with_facts(conn, context.settings, wanted, ViewOptions())
         tables = [table.oid for table in planned.tables]
         with context.publication_lock:
-            publication.try_tables(conn, context.settings, tables)
+            publication.try_tables(conn, context.settings, tables, watched.fed)
         check_slot(conn, context.settings)
     return planned.explain

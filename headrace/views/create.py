@@ -23,6 +23,7 @@ from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
+from headrace.sql import views
 from headrace.sql.verbs import CreateView
 from headrace.views import quotas
 
@@ -91,7 +92,8 @@ class _Creation(Population):
 
         Nobody else does meanwhile: one that has just been entered would look stale.
         """
-        catalog.delete_stale(conn, self._view.target, self._context.live)
+        target = self._view.target
+        views.delete_stale(conn, target.schema, target.name, self._context.live)
         quotas.check_views(conn, self._settings, self._view.caller)
         self._view_id = catalog.insert(conn, self._view)
         self._live(self._view_id, undo)
@@ -105,4 +107,4 @@ class _Creation(Population):
 
     def _unregister(self) -> None:
         with self._connect() as conn:
-            catalog.delete(conn, self._view_id)
+            views.delete(conn, self._view_id)

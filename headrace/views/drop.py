@@ -17,14 +17,15 @@ from psycopg import sql
 
 from headrace import clock
 from headrace.errors import HeadraceError, TransientError, UndefinedError, UserError
-from headrace.population import catalog, names, staging
+from headrace.population import names, staging
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.names import ViewRow
 from headrace.population.populate import unpublish_unused
 from headrace.postgres.connect import Connection
 from headrace.process import faults
+from headrace.sql import reads, schemas, views
 from headrace.sql.verbs import DropView
+from headrace.sql.views import ViewRow
 from headrace.views.pause import check_not_live
 
 _log = structlog.get_logger(__name__)
@@ -61,7 +62,7 @@ def drop_view(context: JobContext, job: Job, request: DropView) -> dict[str, Any
         if found is None:
             return {"notice": f"the creation of view {view.shown} was canceled"}
         view = found
-        read = catalog.tables_of(conn, view.id)
+        read = reads.tables_of(conn, view.id)
         with job.translating():
             notices = _drop(context, job, conn, view)
     faults.point(faults.DROPPED)
@@ -106,7 +107,7 @@ def _drop(context: JobContext, job: Job, conn: Connection, view: ViewRow) -> lis
                 _lock_row(conn, view)
                 children = _drop_table(conn, view)
                 job.check()
-                catalog.delete(conn, view.id)
+                views.delete(conn, view.id)
                 schemas = _drop_made_schema(conn, view)
                 faults.point(faults.BEFORE_DROP)
         except psycopg.errors.LockNotAvailable:
@@ -134,12 +135,9 @@ def _lock_row(conn: Connection, view: ViewRow) -> None:
         UndefinedError: somebody dropped it, or gave it another id (a resync).
         UserError: 2BP01, other views of Headrace read it.
     """
-    row = conn.execute(
-        "SELECT FROM headrace.views WHERE id = %s FOR UPDATE", (view.id,)
-    ).fetchone()
-    if row is None:
+    if not views.lock(conn, view.id):
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
-    users = catalog.users(conn, view.result_oid)
+    users = reads.users(conn, view.result_oid)
     if users:
         raise UserError(
             f"cannot drop view {view.shown} because other views read it",
@@ -214,22 +212,13 @@ def _depended_on(
 
 def _drop_made_schema(conn: Connection, view: ViewRow) -> list[str]:
     """Drop the schema of ``view`` if it was made for a view, and nothing is in it any more."""
-    conn.execute(
-        "DELETE FROM headrace.made_schemas m WHERE NOT EXISTS"
-        " (SELECT FROM pg_namespace n WHERE n.oid = m.schema_oid)"
-    )
-    row = conn.execute(
-        "SELECT m.schema_oid FROM headrace.made_schemas m JOIN pg_namespace n"
-        " ON n.oid = m.schema_oid AND n.nspowner = m.owner WHERE n.nspname = %(name)s"
-        " AND NOT EXISTS (SELECT FROM headrace.views v WHERE v.schema_name = %(name)s)",
-        {"name": view.schema},
-    ).fetchone()
-    if row is None:
+    made = schemas.deserted(conn, view.schema)
+    if made is None:
         return []
     try:
         with conn.transaction():
             conn.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(view.schema)))
-            conn.execute("DELETE FROM headrace.made_schemas WHERE schema_oid = %s", row)
+            schemas.forget(conn, made)
     except (
         psycopg.errors.DependentObjectsStillExist,
         psycopg.errors.InsufficientPrivilege,

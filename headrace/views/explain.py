@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import PlanRequest, plan
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
+from headrace.sql import views
 from headrace.sql.verbs import ExplainView
 
 
@@ -32,10 +32,8 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
             view = None  # no identifier: a query
         if view is not None:
             names.check_owner(conn, view, caller)
-            row: Any = conn.execute(
-                "SELECT explain FROM headrace.views WHERE id = %s", (view.id,)
-            ).fetchone()
-            stages = row[0] if row else None
+            stored = views.stored(conn, view.id)
+            stages = stored.explain if stored else None
             if stages is not None and "physical" in stages:
                 found = _shared(context, view.id)
                 stages["physical"] = _with_shared(stages["physical"], found)

@@ -31,12 +31,13 @@ from headrace.errors import (
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.names import ViewRow
 from headrace.postgres import statements
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.sink import table
+from headrace.sql import views
 from headrace.sql.verbs import CreateIndex, DropIndex
+from headrace.sql.views import ViewRow
 from headrace.types import FIRST_USER_OID
 
 _DEFINITION_BYTES_MAX: Final = 8_192
@@ -75,20 +76,24 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
         try:
             schema, name = names.parse(conn, request.name)
             with conn.transaction():
-                found = _find(conn, schema, name, request)
+                path = [schema] if schema is not None else None
+                if path is None:
+                    path = names.search_path(conn, request.caller, request.settings)
+                found = views.find_index(conn, name, path)
                 if found is None:
                     raise UndefinedError(f'index "{request.name}" does not exist')
-                view, oid, schema = found
-                names.check_owner(conn, view, request.caller)
-                if view.result_oid and name == table.index_name(view.result_oid):
+                names.check_owner(conn, found, request.caller)
+                if found.result_oid and name == table.index_name(found.result_oid):
                     raise PrivilegeError(
                         f'index "{name}" is needed by headrace',
                         hint="It finds the rows to delete.",
                     )
                 conn.execute(
-                    sql.SQL("DROP INDEX {}").format(sql.Identifier(schema, name))
+                    sql.SQL("DROP INDEX {}").format(
+                        sql.Identifier(found.index_schema, name)
+                    )
                 )
-                return {"oid": oid}
+                return {"oid": found.index_oid}
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -235,24 +240,3 @@ def _indexes(conn: Connection, table_oid: int | None) -> dict[int, str]:
         (table_oid,),
     ).fetchall()
     return {int(oid): str(name) for oid, name in rows}
-
-
-def _find(
-    conn: Connection, schema: str | None, name: str, request: DropIndex
-) -> tuple[ViewRow, int, str] | None:
-    if schema is not None:
-        path = [schema]
-    else:
-        path = names.search_path(conn, request.caller, request.settings)
-    row = conn.execute(
-        f"SELECT {names.COLUMNS}, c.oid::bigint, n.nspname"  # noqa: S608  constants only
-        " FROM headrace.views v JOIN pg_index i ON i.indrelid = v.result_oid"
-        " JOIN pg_class c ON c.oid = i.indexrelid"
-        " JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.relname = %s AND n.nspname = ANY(%s::name[])"
-        " ORDER BY array_position(%s::text[], n.nspname::text) LIMIT 1",
-        (name, path, path),
-    ).fetchone()
-    if row is None:
-        return None
-    return ViewRow(*row[:-2]), int(row[-2]), str(row[-1])

@@ -12,10 +12,11 @@ from headrace.errors import PrivilegeError, UndefinedError
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.names import Role, ViewRow
+from headrace.population.names import Role
 from headrace.population.populate import planning
 from headrace.postgres.connect import Connection
 from headrace.sql.verbs import SetOwner
+from headrace.sql.views import ViewRow
 from headrace.views import quotas
 from headrace.views.pause import check_not_live
 from headrace.views.resync import Resync, plan_again, read

@@ -6,8 +6,9 @@ from headrace.errors import UserError
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.names import ViewRow
+from headrace.sql.status import Status
 from headrace.sql.verbs import ViewRequest
+from headrace.sql.views import ViewRow
 
 
 def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
@@ -17,7 +18,7 @@ def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
         UserError: 55000, it has stopped by itself; 55006, it is being populated.
     """
     view = _find(context, job, request)
-    if view.status != "paused":
+    if view.status != Status.PAUSED:
         context.worker.call("pause", {"view_id": view.id}, job)
 
 
@@ -28,7 +29,7 @@ def resume_view(context: JobContext, job: Job, request: ViewRequest) -> None:
         UserError: 55000, it has stopped, or was paused for too long: it needs a resync.
     """
     view = _find(context, job, request)
-    if view.status != "running":
+    if view.status != Status.RUNNING:
         context.worker.call("resume", {"view_id": view.id}, job)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.config import Settings
 from headrace.errors import UserError
 from headrace.postgres.connect import Connection, for_job
+from headrace.sql import views
 
 
 def check_views(conn: Connection, settings: Settings, owner: str | None) -> None:
@@ -20,15 +21,11 @@ def check_views(conn: Connection, settings: Settings, owner: str | None) -> None
     most = settings.views_per_role_max
     if owner is None or not most:
         return
-    row: Any = conn.execute(
-        "SELECT count(*) FROM headrace.views"
-        " WHERE owner = (SELECT oid FROM pg_roles WHERE rolname = %s)",
-        (owner,),
-    ).fetchone()
-    if row[0] < most or is_exempt(conn, owner):
+    count = views.count_of(conn, owner)
+    if count < most or is_exempt(conn, owner):
         return
     raise UserError(
-        f'role "{owner}" has {row[0]} views and may have no more',
+        f'role "{owner}" has {count} views and may have no more',
         hint="Drop some, or have the setting views_per_role_max raised.",
         sqlstate="53400",
     )

@@ -14,9 +14,10 @@ from headrace.errors import HeadraceError, UndefinedError, UnsupportedError
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.names import ViewRow
 from headrace.postgres.connect import Connection
+from headrace.sql import views
 from headrace.sql.verbs import RenameView
+from headrace.sql.views import ViewRow
 from headrace.views.pause import check_not_live
 
 
@@ -58,10 +59,7 @@ def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
 
 
 def _rename(conn: Connection, view: ViewRow, name: str) -> None:
-    changed = conn.execute(
-        "UPDATE headrace.views SET view_name = %s WHERE id = %s", (name, view.id)
-    ).rowcount
-    if changed != 1:
+    if not views.rename(conn, view.id, name):
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
     row = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c"

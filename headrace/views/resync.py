@@ -33,7 +33,7 @@ from headrace.planner.analyse.present import present
 from headrace.population import catalog, names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.names import Role, ViewName, ViewRow
+from headrace.population.names import Role, ViewName
 from headrace.population.options import ViewOptions
 from headrace.population.populate import (
     Population,
@@ -47,22 +47,13 @@ from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import table
+from headrace.sink.kept import KeptOfTable
+from headrace.sql import progress, reads, results, states, views
+from headrace.sql.status import Status
 from headrace.sql.verbs import AlterView, ResyncView
+from headrace.sql.views import StoredView, ViewRow
 from headrace.views import grants
 from headrace.views.pause import check_not_live
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What the catalog has of a view besides its name."""
-
-    canonical: str
-    options: dict[str, Any]
-    settings: dict[str, str]
-    schema: str
-    name: str
-    named: tuple[dict[str, Any], ...]
-    """What ``canonical`` names, by OID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,11 @@ def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
 
 
 def plan_again(
-    context: JobContext, conn: Connection, view: ViewRow, stored: Stored, owner: Role
+    context: JobContext,
+    conn: Connection,
+    view: ViewRow,
+    stored: StoredView,
+    owner: Role,
 ) -> Replanned:
     """The plan of a stored query under the names of today, of the objects that it has named.
 
@@ -117,12 +112,13 @@ def plan_again(
     Raises:
         UnsupportedError: something was renamed, and the text cannot be followed.
     """
-    named = stored.named
+    canonical, named = stored.canonical, stored.named
+    assert canonical is not None, "else it is not read"
     settings = objects.followed(conn, stored.settings, named)
 
     def attempt(*, loosely: bool) -> Replanned:
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
-        text = present(conn, stored.canonical, list(named), loosely=loosely)
+        text = present(conn, canonical, named, loosely=loosely)
         request = PlanRequest(text, owner.name, settings | found)
         options = ViewOptions.of(stored.options)
         try:
@@ -196,26 +192,21 @@ def _check_columns(conn: Connection, view: ViewRow, planned: Planned) -> None:
         )
 
 
-def read(conn: Connection, view: ViewRow) -> Stored:
+def read(conn: Connection, view: ViewRow) -> StoredView:
     """The view as it was created.
 
     Raises:
         UnsupportedError: by a version that did not keep enough of it.
     """
-    row: Any = conn.execute(
-        "SELECT canonical, options, settings, schema_name, view_name, named"
-        " FROM headrace.views WHERE id = %s",
-        (view.id,),
-    ).fetchone()
-    if row is None:
+    stored = views.stored(conn, view.id)
+    if stored is None:
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
-    if row[0] is None:
+    if stored.canonical is None:
         raise UnsupportedError(
             f'view "{view.name}" was created by an earlier version of headrace',
             hint="Drop the view and create it again.",
         )
-    canonical, options, settings, schema, name, named = row
-    return Stored(canonical, options, settings, schema, name, tuple(named or ()))
+    return stored
 
 
 @contextlib.contextmanager
@@ -237,7 +228,7 @@ class Resync(Population):
         context: JobContext,
         job: Job,
         view: ViewRow,
-        stored: Stored,
+        stored: StoredView,
         again: Replanned,
         query: str | None = None,
         because: str | None = None,
@@ -284,49 +275,46 @@ class Resync(Population):
         """Take a new id, and enter the tables that were not the view's before."""
         check_not_live(self._context, self._view)
         self._live(self._view.id, undo)
-        self._view_id = catalog.next_id(conn)
+        self._view_id = views.next_id(conn)
         self._live(self._view_id, undo)
-        self._read_before = catalog.tables_of(conn, self._view.id)
+        self._read_before = reads.tables_of(conn, self._view.id)
         more = [t for t in self._planned.tables if t.oid not in self._read_before]
         self._undo(
             undo,
             "tables",
             lambda: self._forget_tables([t.oid for t in more]),
         )
-        catalog.insert_tables(conn, self._view.id, more)
+        reads.insert_tables(conn, self._view.id, catalog.rows_of(more))
         # If this fails it may keep a view from being dropped that it no more reads.
-        catalog.insert_uses(conn, self._view.id, self._planned.results)
+        reads.insert_uses(conn, self._view.id, self._planned.results)
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Exchange rows, progress and catalog row."""
         self._owner = names.role_of(conn, self._owner.oid)
         self._worker.call("suspend", {"view_id": self._view.id, "job": self._job.name})
         # Nobody may drop or renew it meanwhile; the worker may write its status.
-        row: Any = conn.execute(
-            "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR KEY SHARE",
-            (self._view.id,),
-        ).fetchone()
-        if row is None:
+        held = views.hold(conn, self._view.id)
+        if held is None:
             raise UndefinedError(
                 f'view "{self._view.name}" was dropped', sqlstate="42P01"
             )
         with _hinting():
-            oid = self._write_rows(conn, row[0], staged)
-        catalog.delete_progress(conn, self._view.id)
+            oid = self._write_rows(conn, held[0], staged)
+        progress.end(conn, self._view.id)
         moved = self._owner.oid if self._moves else None
         if moved is not None:
             grants.move(conn, oid, self._view.owner, self._owner)
         catalog.renew(
             conn,
-            self._view.id,
-            self._view_id,
+            (self._view.id, self._view_id),
             self._planned,
             oid,
             self._query,
             owner=moved,
         )
         start_lsn = put_progress(conn, self._view_id, facts)
-        catalog.set_running(conn, self._view_id, start_lsn, self._because)
+        states.become(conn, self._view_id, Status.RUNNING)
+        states.begin(conn, self._view_id, start_lsn, because=self._because)
 
     def _write_rows(self, conn: Connection, oid: int | None, staged: Staging) -> int:
         stored, planned = self._stored, self._planned
@@ -339,7 +327,7 @@ class Resync(Population):
             wanted = NewTable(
                 *(ViewName(stored.schema, stored.name), planned.columns),
                 *(self._options.key, self._owner.name),
-                catalog.kept(conn, self._view.id),
+                KeptOfTable.of(results.kept(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
         self._replaced = replace_rows(
@@ -375,4 +363,4 @@ class Resync(Population):
 
     def _forget_tables(self, oids: list[int]) -> None:
         with self._connect() as conn:
-            catalog.delete_tables(conn, self._view.id, oids)
+            reads.forget_tables(conn, self._view.id, oids)

@@ -42,14 +42,16 @@ from headrace.population import names, rights, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.names import ViewRow
 from headrace.population.reader import prove
 from headrace.population.snapshot import SnapshotRef
 from headrace.postgres.acting import become
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.sink import table
+from headrace.sql import progress, states, views, watched
+from headrace.sql.status import Status
 from headrace.sql.verbs import ViewRequest
+from headrace.sql.views import ViewRow
 from headrace.types import FLOAT4, FLOAT8, NUMERIC, PINNED_SETTINGS
 from headrace.views import clocks, open_order
 from headrace.views.pause import check_not_live
@@ -140,39 +142,36 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
         )
     check_not_live(context, view)
     owns = names.acts_for_owner(conn, view, request.caller)
-    row: Any = conn.execute(
-        "SELECT v.canonical, v.named, v.settings, v.plan, v.status, v.message,"
-        " n.nspname, c.relname, has_table_privilege("
+    stored = views.stored(conn, view.id)
+    row = conn.execute(
+        "SELECT n.nspname, c.relname, has_table_privilege("
         "   coalesce(%s::name, current_user), c.oid, 'SELECT')"
-        " FROM headrace.views v LEFT JOIN pg_class c ON c.oid = v.result_oid"
-        " LEFT JOIN pg_namespace n ON n.oid = c.relnamespace WHERE v.id = %s",
-        (request.caller, view.id),
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
+        (request.caller, view.result_oid),
     ).fetchone()
-    canonical, named, settings, physical, status, message, schema, table, may_read = row
-    if table is None:
+    if stored is None or row is None:
         raise _gone(view)
+    schema, table, may_read = row
     if not may_read:
         raise PrivilegeError(f"permission denied for table {table}")
-    if status != "running":
+    if view.status != Status.RUNNING:
         raise DefiniteFailure(
-            f"view {view.shown} does not run: its status is {status}",
+            f"view {view.shown} does not run: its status is {view.status}",
             # It may have a value of a row in it.
-            detail=message
-            if names.acts_for_owner(conn, view, request.caller)
-            else None,
+            detail=states.message(conn, view.id) if owns else None,
         )
-    if canonical is None:
+    if stored.canonical is None:
         raise UnsupportedError(
             f"view {view.shown} was created by an earlier version of headrace"
         )
     _check_functions(conn, view)
-    _check_trusted(view, physical)
-    rebuilt = plan.from_json(physical)
+    _check_trusted(view, stored.plan)
+    rebuilt = plan.from_json(stored.plan)
     assert isinstance(rebuilt, plan.PhysicalPlan), "the catalog has plans"
     # What it reads of ours is a moment behind: its query is asked instead.
-    query = inlined(conn, canonical, named)
+    query = inlined(conn, stored.canonical, stored.named)
     name = sql.Identifier(schema, table)
-    return _Subject(view, query, settings, rebuilt, name, request.caller, owns)
+    return _Subject(view, query, stored.settings, rebuilt, name, request.caller, owns)
 
 
 def _gone(view: ViewRow) -> UndefinedError:
@@ -181,17 +180,10 @@ def _gone(view: ViewRow) -> UndefinedError:
 
 def _check_functions(conn: Connection, view: ViewRow) -> None:
     """Refuse code of users: it would run on a connection of ours (E16)."""
-    row = conn.execute(
-        "SELECT p.oid::regprocedure::text FROM headrace.views v"
-        " CROSS JOIN jsonb_object_keys(v.watched #> '{definitions,objects}') f (key)"
-        " JOIN pg_proc p ON 'pg_proc:' || p.oid = f.key"
-        " JOIN pg_language l ON l.oid = p.prolang"
-        " WHERE v.id = %s AND l.lanname NOT IN ('internal', 'c') ORDER BY 1 LIMIT 1",
-        (view.id,),
-    ).fetchone()
-    if row is not None:
+    function = watched.user_function(conn, view.id)
+    if function is not None:
         raise UnsupportedError(
-            f"verifying a view that calls {row[0]} is not supported",
+            f"verifying a view that calls {function} is not supported",
             detail="Code of users runs only where it has no rights.",
             hint=f"CALL headrace.resync_view('{view.schema}.{view.name}')"
             " says how many rows it had to change.",
@@ -282,15 +274,12 @@ class _Proof:
     def _see_table(self, conn: Connection) -> int:
         """Fix what the table is read as; its txid."""
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        row = conn.execute(
-            "SELECT txid FROM headrace.progress WHERE view_id = %s",
-            (self._subject.view.id,),
-        ).fetchone()
-        if row is None:
+        txid = progress.written(conn, self._subject.view.id)
+        if txid is None:
             raise UndefinedError(
                 f"view {self._subject.view.shown} was dropped", sqlstate="42P01"
             )
-        return int(row[0])
+        return txid
 
     def _boundary(self, lsn: int) -> int:
         """The last txid before ``lsn``, once the table has everything before it."""

@@ -59,6 +59,8 @@ def test_a_text_that_stands_for_the_current_time_stops_the_view(source, commande
     commander.execute(f"CALL headrace.create_view('v', '{query}')")
     check(source, {"v": query}, "population")
     source.execute("INSERT INTO words VALUES (4, ' ToDay ')")
-    status = "SELECT message FROM headrace.views WHERE status <> 'running'"
+    status = (
+        "SELECT headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
+    )
     row = wait_until(lambda: source.execute(status).fetchone(), "the view stops")
     assert "stands for the current time" in row[0]

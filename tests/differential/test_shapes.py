@@ -154,7 +154,7 @@ def wait_until_covered(source, marker, views, done, outcome) -> None:
         every_s=0.003,
     )
     for name, status, message in source.execute(
-        "SELECT view_name, status, message FROM headrace.views WHERE status <> 'running'"
+        "SELECT view_name, status, headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
     ).fetchall():
         query = views.pop(name.split(".")[-1], None)
         if query is not None:

@@ -9,6 +9,7 @@ from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
 from headrace.postgres import publication
 from headrace.postgres import slot as setup
+from headrace.sql import watched
 
 
 @pytest.fixture
@@ -31,9 +32,9 @@ def oid(conn, name) -> int:
 
 def test_ready_server_lacks_nothing_and_ensure_is_idempotent(conn, settings):
     assert setup.preflight(conn, settings) == []
-    first = setup.ensure(conn, settings)
+    first = setup.ensure(conn, settings, watched.fed)
     assert first.created
-    again = setup.ensure(conn, settings)
+    again = setup.ensure(conn, settings, watched.fed)
     assert not again.created
     assert again.confirmed == first.confirmed
     setup.drop(conn, settings)
@@ -71,7 +72,7 @@ def test_strange_publication_is_refused(conn, settings, made, word):
     conn.execute("CREATE TABLE t (a int PRIMARY KEY, b int)")
     conn.execute(made)
     with pytest.raises(PrerequisiteError, match=word):
-        setup.ensure(conn, settings)
+        setup.ensure(conn, settings, watched.fed)
 
 
 def test_slot_of_another_database_is_refused(conn, settings, postgres):
@@ -82,20 +83,22 @@ def test_slot_of_another_database_is_refused(conn, settings, postgres):
         )
         try:
             with pytest.raises(PrerequisiteError, match="not ours"):
-                setup.ensure(conn, settings)
+                setup.ensure(conn, settings, watched.fed)
         finally:
             other.execute("SELECT pg_drop_replication_slot(%s)", (settings.slot_name,))
 
 
 def test_tables_come_and_go(conn, settings):
-    setup.ensure(conn, settings)
+    setup.ensure(conn, settings, watched.fed)
     conn.execute('CREATE TABLE "t ""1" (a int PRIMARY KEY)')
     conn.execute('CREATE TABLE child () INHERITS ("t ""1")')
     first, child = oid(conn, '"t ""1"'), oid(conn, "child")
-    assert publication.add_tables(conn, settings, [first, first]) == [first]
-    assert publication.add_tables(conn, settings, [first]) == []
+    assert publication.add_tables(conn, settings, [first, first], watched.fed) == [
+        first
+    ]
+    assert publication.add_tables(conn, settings, [first], watched.fed) == []
     assert publication.tables(conn, "headrace") == {first}
-    assert publication.add_tables(conn, settings, [child, 4_000_000]) != []
+    assert publication.add_tables(conn, settings, [child, 4_000_000], watched.fed) != []
     assert publication.drop_tables(conn, settings, [first]) == [first]
     assert publication.drop_tables(conn, settings, [first]) == []
     assert publication.tables(conn, "headrace") == {child}
@@ -104,10 +107,12 @@ def test_tables_come_and_go(conn, settings):
 def test_locked_table_is_given_up_in_the_end(conn, settings, database, monkeypatch):
     monkeypatch.setattr(publication, "_ATTEMPTS", 2)
     monkeypatch.setattr(publication, "_PAUSE_S", 0.01)
-    setup.ensure(conn, settings)
+    setup.ensure(conn, settings, watched.fed)
     conn.execute("CREATE TABLE t (a int PRIMARY KEY)")
     with psycopg.connect(database) as other:
         other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(TransientError):
-            publication.add_tables(conn, settings, [oid(conn, "t")])
-    assert publication.add_tables(conn, settings, [oid(conn, "t")]) == [oid(conn, "t")]
+            publication.add_tables(conn, settings, [oid(conn, "t")], watched.fed)
+    assert publication.add_tables(conn, settings, [oid(conn, "t")], watched.fed) == [
+        oid(conn, "t")
+    ]

@@ -156,7 +156,7 @@ def test_table_without_key_names_the_statement(commander, source):
 def stopped(source: psycopg.Connection, name: str) -> tuple:
     """(status, message, SQLSTATE) of a view once it does not run."""
     sql = (
-        "SELECT status, message, sqlstate FROM headrace.views"
+        "SELECT status, headrace.view_message(id), sqlstate FROM headrace.views"
         " WHERE view_name = %s AND status <> 'running'"
     )
     return wait_until(lambda: source.execute(sql, (name,)).fetchone(), f"{name} stops")

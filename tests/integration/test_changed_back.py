@@ -230,7 +230,7 @@ class Story:
         """Views that have stopped, or are not what their queries give."""
         found: dict[str, object] = dict(
             self.source.execute(
-                "SELECT view_name, message FROM headrace.views WHERE status <> 'running'"
+                "SELECT view_name, headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
             ).fetchall()
         )
         for name, query in self.queries.items():
@@ -351,7 +351,9 @@ def test_a_view_that_a_row_has_stopped_comes_back_when_its_function_does(story):
     told.source.execute("DELETE FROM t WHERE v = 4")
     told.settle()
     told.source.execute("INSERT INTO t (id, v) VALUES (100, 4)")
-    failed = "SELECT message FROM headrace.views WHERE sqlstate = '22012'"
+    failed = (
+        "SELECT headrace.view_message(id) FROM headrace.views WHERE sqlstate = '22012'"
+    )
     wait_until(lambda: told.source.execute(failed).fetchone(), "stopped by the row")
     told.toggle("failing")
     told.settle()

@@ -38,7 +38,6 @@ def stopped(conn: psycopg.Connection, name: str, message: str | None) -> int:
 
 
 DAMAGE = {
-    "no message": "sqlstate = '54H01', message = NULL",
     "options that are none": "sqlstate = '54H01', message = 'x', options = '[]'",
     "options that are asked for": "sqlstate = '55000', message = 'x', options = '1'",
 }

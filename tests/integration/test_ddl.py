@@ -62,7 +62,7 @@ MARKER = True
 def test_views_stop_or_go_on(commander, source):
     def status(name: str) -> tuple:
         row = source.execute(
-            "SELECT status, message, sqlstate FROM headrace.views WHERE view_name = %s",
+            "SELECT status, headrace.view_message(id), sqlstate FROM headrace.views WHERE view_name = %s",
             (name,),
         ).fetchone()
         assert row is not None

@@ -102,7 +102,7 @@ class World:
 
     def stopped(self) -> list[tuple]:
         found = self.source.execute(
-            "SELECT view_name, message FROM headrace.views WHERE status <> 'running'"
+            "SELECT view_name, headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
         ).fetchall()
         self.seen |= set(found)
         return found

@@ -169,7 +169,7 @@ def test_code_of_a_user_has_no_rights_of_ours(server, traces, engine, login):
     want = "SELECT id, e, es, n FROM m.t ORDER BY id"
     have = "SELECT id, e, es, n FROM m.columns ORDER BY id"
     assert server.execute(have).fetchall() == server.execute(want).fetchall()
-    halted = "SELECT view_name, message FROM headrace.views WHERE status <> 'running'"
+    halted = "SELECT view_name, headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
     wait_until(lambda: not server.execute(halted).fetchall(), "all are filled anew")
     assert traces() == []
     for name in ("domains", "sums"):
@@ -194,7 +194,7 @@ def test_code_of_a_user_has_no_rights_of_ours(server, traces, engine, login):
     own.execute("CREATE TRIGGER trap BEFORE INSERT ON columns EXECUTE FUNCTION trap()")
     own.execute("GRANT ALL ON columns TO PUBLIC")
     own.execute("INSERT INTO t VALUES (9, 'ok', '{ok}', NULL, 9)")
-    status = "SELECT message FROM headrace.views WHERE view_name = 'columns'"
+    status = "SELECT headrace.view_message(id) FROM headrace.views WHERE view_name = 'columns'"
 
     def stopped() -> bool:
         why = server.execute(status).fetchone()[0] or ""
@@ -216,7 +216,7 @@ def test_a_new_cast_stops_what_it_could_change(database, server, traces, start_e
     server.execute(
         "CREATE CAST (mood[] AS text) WITH FUNCTION moods_text(mood[]) AS ASSIGNMENT"
     )
-    message = "SELECT message FROM headrace.views"
+    message = "SELECT headrace.view_message(id) FROM headrace.views"
 
     def stopped() -> bool:
         found = server.execute(message).fetchone()[0] or ""

@@ -26,7 +26,8 @@ QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 
 def status(conn, name):
     return conn.execute(
-        "SELECT status, message FROM headrace.views WHERE view_name = %s", (name,)
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
+        (name,),
     ).fetchone()
 
 

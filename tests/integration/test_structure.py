@@ -67,7 +67,8 @@ def rows(source, query: str) -> list[str]:
 
 def status(source, name: str) -> tuple:
     found = source.execute(
-        "SELECT status, message FROM headrace.views WHERE view_name = %s", (name,)
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
+        (name,),
     ).fetchone()
     assert found is not None
     return found

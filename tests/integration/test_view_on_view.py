@@ -18,7 +18,8 @@ MARKER = True
 
 def status(source, name: str) -> tuple:
     return source.execute(
-        "SELECT status, message FROM headrace.views WHERE view_name = %s", (name,)
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
+        (name,),
     ).fetchone()
 
 

@@ -17,7 +17,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import slot as setup
-from headrace.sql import install
+from headrace.sql import install, watched
 from headrace.sql.verbs import CreateView
 from headrace.types import parse_lsn
 from headrace.views.create import create_view
@@ -142,7 +142,7 @@ def make_bench(
         slot_name=f"s_{name}",
     )
     install.install(conn)
-    setup.ensure_publication(conn, settings)
+    setup.ensure_publication(conn, settings, watched.fed)
     worker = Worker(database)
     chosen = Spark(settings)
     if spark is not None:

@@ -12,8 +12,7 @@ from headrace.errors import (
     UnsupportedError,
     UserError,
 )
-from headrace.population import names
-from headrace.population.names import ViewRow
+from headrace.sql import views
 from headrace.sql.verbs import CreateIndex, DropIndex, DropView
 from headrace.views import drop, indexes
 from headrace.views.drop import _drop_table
@@ -101,13 +100,12 @@ def test_a_child_table_that_is_not_ours_to_let_go_is_named(bench, stranger):
     """Not as a superuser: the engine's role owns the view's table only."""
     bench.create("v", QUERY)
     bench.conn.execute("CREATE TABLE child () INHERITS (v)")
-    view = bench.conn.execute(
-        f"SELECT {names.COLUMNS} FROM headrace.views v"
-    ).fetchone()
+    view = views.find(bench.conn, "v", ["public"])
+    assert view is not None
     bench.conn.execute(f"ALTER TABLE v OWNER TO {stranger}")
     bench.conn.execute(f"SET ROLE {stranger}")
     with pytest.raises(UserError) as caught:
-        _drop_table(bench.conn, ViewRow(*view))
+        _drop_table(bench.conn, view)
     bench.conn.execute("RESET ROLE")
     assert caught.value.code == "2BP01"
     assert "public" in caught.value.detail
@@ -148,7 +146,7 @@ def test_worker_that_is_down(bench, monkeypatch):
 def test_worker_forgets_only_what_is_dropped(bench, monkeypatch):
     """It cannot get its state back: a drop that fails late must not have told it."""
     bench.create("v", QUERY)
-    monkeypatch.setattr("headrace.views.drop.catalog.delete", fail)
+    monkeypatch.setattr("headrace.views.drop.views.delete", fail)
     with pytest.raises(HeadraceError):
         drop_view(bench, "v")
     assert "drop" not in bench.worker.methods

@@ -33,7 +33,7 @@ from headrace.postgres import connect, fingerprint, publication
 from headrace.runtime.engine import Engine
 from headrace.runtime.positions import Position
 from headrace.sink import table
-from headrace.sql import install
+from headrace.sql import install, results, watched
 from headrace.state import layout
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import write_run
@@ -174,7 +174,9 @@ def create_view(
             " VALUES ('public', %s, %s, %s, 'populating') RETURNING id",
             (name, query, json.dumps(plan.to_json(physical))),
         ).fetchone()[0]
-        publication.add_tables(conn, settings, [s.table_oid for s in physical.sources])
+        publication.add_tables(
+            conn, settings, [s.table_oid for s in physical.sources], watched.fed
+        )
     store = MemoryStore()
     lsn, result, facts_of_source = populate(dsn, physical, store, settings)
     between()
@@ -247,7 +249,9 @@ def populate(
             reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'")
             used = uses.of(physical, role(reader, None).oid)
-            facts = fingerprint.take(reader, used, settings.publication_name)
+            facts = fingerprint.take(
+                reader, used, settings.publication_name, results.revisions
+            )
         slot.execute("ROLLBACK")
     result = flow.end(0)
     weights = result.column(WEIGHT).to_numpy()

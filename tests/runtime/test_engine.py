@@ -241,13 +241,13 @@ def test_locked_table_waits_and_others_go_on(source, start, database):
             settle(running, source)
         assert differs(source, "b", QUERY) == []
         status = source.execute(
-            "SELECT status, sqlstate, message FROM headrace.views WHERE view_name = 'a'"
+            "SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views WHERE view_name = 'a'"
         ).fetchone()
         assert status[:2] == ("sink_error", "55P03")
         assert str(blocker.info.backend_pid) in status[2]
     wait_until(lambda: differs(source, "a", QUERY) == [], "it has caught up")
     assert source.execute(
-        "SELECT status, message FROM headrace.views WHERE view_name = 'a'"
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = 'a'"
     ).fetchone() == ("running", None)
     assert differs(source, "b", QUERY) == []
     assert_consistent(running, source)
@@ -325,7 +325,7 @@ def test_failing_row_stops_its_view_and_is_named(source, start, database):
     )
     settle(running, source)
     status = source.execute(
-        "SELECT status, sqlstate, message FROM headrace.views WHERE view_name = 'a'"
+        "SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views WHERE view_name = 'a'"
     ).fetchone()
     assert status[:2] == ("error", "22012")
     assert "(id)=(13)" in status[2]

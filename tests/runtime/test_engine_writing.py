@@ -12,8 +12,9 @@ from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import SinkThread
-from headrace.sink import commit, table
+from headrace.sink import table
 from headrace.sink.table import ResultTable
+from headrace.sql import progress
 from headrace.types import INT4, Field, arrow_schema
 from tests.runtime.harness import install_schema, settings_for
 
@@ -62,7 +63,7 @@ class View:
         )
         oid = table.create(conn, "public", self.name, "SELECT 1::int AS a")
         self.target = ResultTable(number, "public", self.name, oid, SCHEMA)
-        self.progress = commit.take_over(conn, [number])[number]
+        self.progress = progress.take_over(conn, [number])[number]
 
     def part(self, *values: int) -> ViewPart:
         diffs = pa.RecordBatch.from_arrays(
@@ -143,7 +144,7 @@ def test_what_follows_a_txid_that_was_not_written_is_not_written(
     assert (a.stored[0], b.stored[0]) == (0, 2)
     # The engine has gone back to before txid 1.
     sink.start(owner)
-    b.progress = commit.Progress(2, b.progress.epoch, 2, 32)
+    b.progress = progress.Progress(2, b.progress.epoch, 2, 32)
     for txid in (1, 2):
         sink.write(owner, job(txid, a.part(txid), b.part(txid)))
     assert (a.rows, b.rows) == ([1, 2], [1, 2])
@@ -153,7 +154,7 @@ def test_a_txid_that_progress_shows_is_skipped(conn, owner, sink):
     a, b = View(conn, 1), View(conn, 2)
     sink.write(owner, job(1, a.part(1)))
     sink.start(owner)
-    a.progress = commit.take_over(conn, [1])[1]
+    a.progress = progress.take_over(conn, [1])[1]
     assert a.progress.txid == 1
     answer = sink.write(owner, job(1, a.part(1), b.part(1)))
     assert set(answer.progress) == {2}
@@ -201,7 +202,7 @@ def test_another_owner_fences_all_groups(conn, owner, sink):
     a, b = View(conn, 1, "g"), View(conn, 2)
     sink.start(owner)
     sink.write(owner, job(1, a.part(1), b.part(1)))
-    commit.take_over(conn, [1])
+    progress.take_over(conn, [1])
     with pytest.raises(FencedError):
         sink.write(owner, job(2, a.part(2)))
     assert a.rows == [1]

@@ -111,5 +111,7 @@ def test_a_view_goes_on_under_any_names(source, start, database, seed, poll_ms, 
             settle(running, source)
             read = ", ".join(names(source)[n] for n in USED)
             assert differs(source, "v", f"SELECT {read} FROM t") == [], number
-    found = source.execute("SELECT status, message FROM headrace.views").fetchall()
+    found = source.execute(
+        "SELECT status, headrace.view_message(id) FROM headrace.views"
+    ).fetchall()
     assert found == [("running", None)]

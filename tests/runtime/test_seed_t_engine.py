@@ -212,7 +212,7 @@ def test_T_28_a_lost_slot_is_not_guessed_over(source, start, database):
     running = start()
     status, code, message = wait_until(
         lambda: source.execute(
-            "SELECT status, sqlstate, message FROM headrace.views WHERE status = 'error'"
+            "SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views WHERE status = 'error'"
         ).fetchone(),
         "the view stops",
     )

@@ -18,8 +18,9 @@ from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.writing import SinkThread
-from headrace.sink import commit, table
+from headrace.sink import table
 from headrace.sink.table import ResultTable
+from headrace.sql import progress
 from headrace.types import INT4, Field, Txid
 from tests.ledger import diffs
 from tests.runtime.harness import create_view, settings_for, settle, source_plan
@@ -62,7 +63,7 @@ class Sink:
         self.take_over()
 
     def take_over(self) -> None:
-        self.progress = commit.take_over(self.owner.conn, [1])[1]
+        self.progress = progress.take_over(self.owner.conn, [1])[1]
         self.thread.start(self.owner)
 
     def write(self, txid: int, attempt: int = 0, *, at: int | None = None) -> Answer:
@@ -120,7 +121,7 @@ def test_T_4_T_9_T_25_sink_compare_and_set(sink):
         sink.write(10, at=9)
     assert sink.stored() == done
     # Another owner has taken the view over.
-    commit.take_over(sink.source, [1])
+    progress.take_over(sink.source, [1])
     with pytest.raises(FencedError):
         sink.write(9)
     assert sink.stored() == done

@@ -12,9 +12,9 @@ import pytest
 
 from headrace.planner import PlanRequest, plan
 from headrace.process import faults
-from headrace.runtime import views
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Shared
+from headrace.sql.status import Status
 from tests.runtime.harness import create_view, settle
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
 from tests.views import differs, status_of
@@ -257,11 +257,11 @@ def test_a_locked_table_holds_up_no_other(source, database, start):
         other.execute("LOCK TABLE one IN ACCESS EXCLUSIVE MODE")
         change(source, rng, 10)
         wait_until(
-            lambda: status_of(source, "one")[0] == views.SINK_ERROR, "it is blocked"
+            lambda: status_of(source, "one")[0] == Status.SINK_ERROR, "it is blocked"
         )
         change(source, rng, 10)
         check(running, source, two=SUMS)
-    wait_until(lambda: status_of(source, "one")[0] == views.RUNNING, "it goes on")
+    wait_until(lambda: status_of(source, "one")[0] == Status.RUNNING, "it goes on")
     change(source, rng, 10)
     check(running, source, one=ROWS, two=SUMS)
 
@@ -278,11 +278,12 @@ def test_a_row_that_fails_stops_all_who_read_it(source, database, start):
     ids = {n: create(running, database, n, q) for n, q in queries.items()}
     joined(running, len(running.book.subplans))
     source.execute("UPDATE orders SET n = 0 WHERE id = 6")
-    wait_until(lambda: status_of(source, "one")[0] == views.ERROR, "it has stopped")
-    wait_until(lambda: status_of(source, "two")[0] == views.ERROR, "it has stopped")
+    wait_until(lambda: status_of(source, "one")[0] == Status.ERROR, "it has stopped")
+    wait_until(lambda: status_of(source, "two")[0] == Status.ERROR, "it has stopped")
     check(running, source, three=ROWS)
     message = source.execute(
-        "SELECT message FROM headrace.views WHERE id = %s", (ids["two"],)
+        "SELECT headrace.view_message(id) FROM headrace.views WHERE id = %s",
+        (ids["two"],),
     ).fetchone()[0]
     assert "division by zero" in message
     source.execute("UPDATE orders SET n = 1 WHERE id = 6")

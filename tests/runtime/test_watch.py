@@ -18,6 +18,7 @@ from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import fingerprint
 from headrace.postgres.fingerprint import Uses
+from headrace.sql import results
 from headrace.sql.verbs import CreateView
 from headrace.views.create import create_view as populate_view
 from tests.runtime.harness import Running, create_view, settle, source_plan
@@ -125,7 +126,7 @@ def contents(conn: psycopg.Connection, view: str) -> list[tuple]:
 
 def status(conn: psycopg.Connection, name: str) -> tuple:
     return conn.execute(
-        "SELECT status, message, sqlstate FROM headrace.views WHERE view_name = %s",
+        "SELECT status, headrace.view_message(id), sqlstate FROM headrace.views WHERE view_name = %s",
         (name,),
     ).fetchone()
 
@@ -281,9 +282,9 @@ def test_facts_of_a_version_that_kept_no_rights(source):
     """Whose they were cannot be found out: such views are filled anew."""
     owner = names.role(source, None).oid
     uses = Uses(frozenset(), frozenset(), frozenset(), owner)
-    taken = fingerprint.take(source, uses, "none")
+    taken = fingerprint.take(source, uses, "none", results.revisions)
     for before in (taken, {k: v for k, v in taken.items() if k != "rights"}):
-        (now,) = fingerprint.read(source, [before], "none")
+        (now,) = fingerprint.read(source, [before], "none", results.revisions)
         error = fingerprint.difference(before, now)
         if "rights" in before:
             assert error is None
@@ -302,10 +303,10 @@ def test_functions_are_followed_through_their_bodies(source):
     oid = source.execute("SELECT 'top'::regproc::oid::bigint").fetchone()[0]
     owner = names.role(source, None).oid
     uses = Uses(frozenset(), frozenset(), frozenset({oid}), owner)
-    before = fingerprint.take(source, uses, "none")
+    before = fingerprint.take(source, uses, "none", results.revisions)
 
     def why(*, quiet=False):
-        (now,) = fingerprint.read(source, [before], "none")
+        (now,) = fingerprint.read(source, [before], "none", results.revisions)
         return fingerprint.difference(before, now, quiet=quiet)
 
     source.execute(

@@ -47,7 +47,9 @@ def everything(conn: psycopg.Connection, view: str) -> str:
     for statement in (
         "SELECT * FROM headrace.list_views()",
         "SELECT * FROM headrace.view_states()",
-        "SELECT id, query, message, note, explain, canonical FROM headrace.views",
+        "SELECT id, query, message, culprit, detail, hint, tried, note, explain, canonical"
+        " FROM headrace.views",
+        "SELECT headrace.view_message(n) FROM generate_series(1, 99) n",
         "SELECT plan FROM headrace.views",
         "SELECT watched FROM headrace.views",
         "SELECT * FROM headrace.view_tables",

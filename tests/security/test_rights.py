@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 STATE = """
-SELECT status, sqlstate, message FROM headrace.views
+SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views
  WHERE format('%%I.%%I', schema_name, view_name) = %s"""
 
 

@@ -18,7 +18,7 @@ from headrace.planner import PlanRequest
 from headrace.population.options import ViewOptions
 from headrace.population.populate import plan_with_facts
 from headrace.postgres import fingerprint
-from headrace.sql import install
+from headrace.sql import install, results
 from tests.security.roles import role
 
 QUERIES = (
@@ -106,7 +106,9 @@ def test_what_lacks_is_what_postgres_refuses(database, tmp_path):
             )
             with contextlib.suppress(psycopg.errors.InvalidGrantOperation):
                 conn.execute(change)
-            found = fingerprint.read(conn, [facts for _, _, facts in known], "none")
+            found = fingerprint.read(
+                conn, [facts for _, _, facts in known], "none", results.revisions
+            )
             for (reader, query, before), now in zip(known, found, strict=True):
                 why = refused(conn, reader, query)
                 assert bool(now["lacks"]) == (why is not None), (

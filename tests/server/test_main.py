@@ -111,7 +111,7 @@ def test_janitor_removes_abandoned_populations(database, tmp_path):
         staged.mkdir(parents=True)
         (staged / "run").write_text("x")
         again = janitor.clean(settings)
-        assert [r["view_name"] for r in again] == ["again"]
+        assert [r.name for r in again] == ["again"]
         assert not staged.exists()
         left = conn.execute("SELECT view_name FROM headrace.views").fetchall()
         assert left == [("alive",)]

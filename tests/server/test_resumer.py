@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from headrace.population.options import ViewOptions
-from headrace.server.resumer import RULES, reason
-
-CALL = "CALL headrace.resync_view('public.v')"
+from headrace.server.resumer import RULES
+from headrace.sql.states import StoppedView
 
 
 @pytest.mark.parametrize(
-    ("message", "why"),
+    ("told", "why"),
     [
-        (f"the state was damaged; in v1.sst; {CALL} fills it anew.", "the state was damaged; in v1.sst"),
-        (f"division by zero; Mend the row, then {CALL}.", "division by zero"),
-        (f'"v" was renamed to w; Undo that, then {CALL}. A resync failed: x; y', '"v" was renamed to w'),
-        (f"the slot is gone; {CALL} fills it anew. It is not tried again by itself: 3 tries", "the slot is gone"),
-        ("cannot be read; KeyError; Drop the view and create it again.", "cannot be read; KeyError"),
-        (f"altered; before: division by zero; {CALL} fills it anew.", "altered; before: division by zero"),
-        ("no hint.", "no hint"),
+        (("the state was damaged", None, "in v1.sst"), "the state was damaged; in v1.sst"),
+        (("division by zero", "row (id)=(2) of table t", None), "division by zero at row (id)=(2) of table t"),
+        (("cannot be read", None, "KeyError."), "cannot be read; KeyError"),
+        (("altered; before: division by zero", None, None), "altered; before: division by zero"),
+        (("no detail.", None, None), "no detail"),
     ],
 )  # fmt: skip
-def test_the_reason_is_told_without_what_to_do(message, why):
-    assert reason(message) == why
+def test_the_reason_is_told_without_what_to_do(told, why):
+    row = StoppedView(
+        1, "v", "", "", *told, "A resync failed: x", "22012", None, None, ""
+    )
+    assert row.reason == why
 
 
 def test_each_rule_names_an_option_and_its_values():

@@ -350,3 +350,19 @@ def test_owners_of_an_earlier_version_are_known_by_oid(conn):
         assert conn.execute("SELECT view_name FROM headrace.views").fetchall() == []
     finally:
         conn.execute(f"RESET ROLE; DROP ROLE {role}")
+
+
+def test_messages_of_an_earlier_version_stay_readable(conn):
+    """They have in one column what has several by now."""
+    install.install(conn)
+    conn.execute(
+        "DROP FUNCTION headrace.view_message;"
+        "ALTER TABLE headrace.views DROP COLUMN detail, DROP COLUMN hint,"
+        " DROP COLUMN culprit, DROP COLUMN tried;"
+        "INSERT INTO headrace.views (schema_name, view_name, query, status, message)"
+        " VALUES ('public', 'v', 'SELECT 1', 'error', 'what; why; Do this. It failed: x')"
+    )
+    for _ in range(2):
+        install.install(conn)
+        told = conn.execute("SELECT message FROM headrace.list_views()").fetchall()
+        assert told == [("what; why; Do this. It failed: x",)]

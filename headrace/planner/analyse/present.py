@@ -23,6 +23,7 @@ from headrace.errors import UnsupportedError
 from headrace.planner.analyse import objects
 from headrace.planner.analyse.objects import KEYWORD, NAME, TOKEN, plain
 from headrace.postgres.connect import Connection
+from headrace.sql import results
 
 _Write = Callable[[str, Sequence[str]], str]
 """SQL of an occurrence of a relation, by its alias and the columns that this names."""
@@ -39,9 +40,6 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, (
 _USER_TYPES: Final = """
 SELECT DISTINCT coalesce(nullif(t.typelem, 0), t.oid)::bigint FROM pg_type t
  WHERE (t.oid = ANY (%s::oid[]) OR t.typrelid = ANY (%s::oid[])) AND t.oid >= 16384"""
-_RESULTS: Final = """
-SELECT result_oid::bigint, canonical, named FROM headrace.views
- WHERE result_oid = ANY (%s::oid[]) AND canonical IS NOT NULL"""
 _VIEW: Final = """
 SELECT pg_get_viewdef(c.oid, false), (
   SELECT array_agg(DISTINCT d.refobjid::bigint) FROM pg_depend d
@@ -137,9 +135,9 @@ def inlined(
 
 def _definition(conn: Connection, oid: int, depth: int) -> str | None:
     """The query behind a table of ours, or behind a view of the user that reads one."""
-    found = conn.execute(_RESULTS, ([oid],)).fetchone()
-    if found is not None:
-        return inlined(conn, found[1], found[2], depth + 1)
+    found = results.read(conn, oid)
+    if found is not None and found.canonical is not None:
+        return inlined(conn, found.canonical, found.named, depth + 1)
     view = conn.execute(_VIEW, (oid,)).fetchone()
     if view is None:
         return None

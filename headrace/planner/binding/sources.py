@@ -12,7 +12,6 @@ caller where it is ``security_invoker``.  Row security counts where a relation i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -42,6 +41,9 @@ from headrace.planner.binding.relations import (
 )
 from headrace.postgres import acting
 from headrace.postgres.connect import Connection
+from headrace.sql import results, views
+from headrace.sql.results import ReadView
+from headrace.sql.status import Status
 
 _FIRST_LOW_ATTRIBUTE: Final = 7
 """Bit n of ``selectedCols`` is attribute n - 7 (FirstLowInvalidHeapAttributeNumber)."""
@@ -56,11 +58,6 @@ SELECT n.nspname, c.relname, pg_get_userbyid(c.relowner), r.ev_action::text,
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
  WHERE c.oid = %s"""
-_RESULTS: Final = """
-SELECT v.result_oid::bigint, v.schema_name, v.view_name, r.rolname, v.canonical, v.named,
-       v.settings, v.status
-  FROM headrace.views v LEFT JOIN pg_roles r ON r.oid = v.owner
- WHERE v.result_oid = ANY (%s::oid[])"""
 _RIGHTS: Final = """
 SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
   WHEN %(c)s::int2[] = '{}'
@@ -71,19 +68,6 @@ SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
   c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls OR (
     NOT c.relforcerowsecurity AND pg_has_role(r.oid, c.relowner, 'USAGE')))
   FROM pg_class c, pg_roles r WHERE c.oid = %(t)s::oid AND r.rolname = %(r)s::name"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A view of Headrace, by its table."""
-
-    name: str
-    owner: str | None
-    """None: there is no such role any more."""
-    canonical: str | None
-    named: list[dict[str, Any]] | None
-    settings: dict[str, str]
-    status: str
 
 
 class Sources:
@@ -99,7 +83,7 @@ class Sources:
         self._query: Tree | None = None
         self._caller = ""
         self._expanded: dict[tuple[int, str, str], Tree] = {}
-        self._known_results: dict[int, _Result | None] = {}
+        self._known_results: dict[int, ReadView | None] = {}
         self.texts: list[str] = []
         """SQL of what was put in place, in which its constants are written out."""
         self.relations: set[tuple[int, bool]] = set()
@@ -246,20 +230,14 @@ class Sources:
             self._expand(tree, oid, key[1], caller, named=False)
         return self._expanded[key]
 
-    def _result(self, oid: int) -> _Result | None:
+    def _result(self, oid: int) -> ReadView | None:
         """The view of Headrace whose table has that OID."""
         if oid not in self._known_results:
-            self._known_results[oid] = None
-            there: Any = self._conn.execute(
-                "SELECT to_regclass('headrace.views') IS NOT NULL"
-            ).fetchone()
-            if there[0]:
-                for found in self._conn.execute(_RESULTS, ([oid],)).fetchall():
-                    result = _Result(_quoted(*found[1:3]), *found[3:])
-                    self._known_results[oid] = result
+            there = views.installed(self._conn)
+            self._known_results[oid] = results.read(self._conn, oid) if there else None
         return self._known_results[oid]
 
-    def _result_tree(self, oid: int, result: _Result) -> Tree:
+    def _result_tree(self, oid: int, result: ReadView) -> Tree:
         """The query of a view of Headrace, which acts for its owner in everything."""
         name = result.name
         if result.owner is None:
@@ -270,7 +248,7 @@ class Sources:
         key = (oid, result.owner, result.owner)
         if key in self._expanded:
             return self._expanded[key]
-        if result.status not in ("running", "paused"):
+        if result.status not in (Status.RUNNING, Status.PAUSED):
             raise UnsupportedError(
                 f"view {name} cannot be read: its status is {result.status}",
                 hint=f"Run CALL headrace.resync_view('{name}') first.",
@@ -331,7 +309,7 @@ class Sources:
             if self._conn.info.transaction_status == TransactionStatus.INTRANS:
                 self._conn.execute("RESET ROLE")
 
-    def _check_settings(self, result: _Result, tree: Tree) -> None:
+    def _check_settings(self, result: ReadView, tree: Tree) -> None:
         """Refuse a view that was created under other settings, if it depends on them."""
         for name, value in result.settings.items():
             differs = self._settings.get(name, value) != value

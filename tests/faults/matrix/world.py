@@ -141,7 +141,7 @@ class World:
     def statuses(self, conn: psycopg.Connection) -> dict[str, tuple[str, str | None]]:
         """(status, message) of the views in the catalog."""
         rows = conn.execute(
-            "SELECT view_name, status, message FROM headrace.views"
+            "SELECT view_name, status, headrace.view_message(id) FROM headrace.views"
         ).fetchall()
         return {name: (status, message) for name, status, message in rows}
 

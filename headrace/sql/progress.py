@@ -1,4 +1,4 @@
-"""The progress compare-and-set: what makes a txid's rows appear exactly once.
+"""Rows of ``headrace.progress``, and their compare-and-set: a txid's rows appear exactly once.
 
 * Invariant 1: rows and progress change in one Postgres transaction.
 * Invariant 2: progress of a view moves only from the txid it was last written at (which its
@@ -30,6 +30,28 @@ class Progress:
     epoch: int
     txid: Txid
     lsn: Lsn
+
+
+def begin(conn: Connection, view_id: int, txid: int, lsn: str) -> None:
+    """The first progress of a view: what its population has covered."""
+    conn.execute(
+        "INSERT INTO headrace.progress (view_id, txid, lsn, applied_at)"
+        " VALUES (%s, %s, %s, clock_timestamp())",
+        (view_id, txid, lsn),
+    )
+
+
+def end(conn: Connection, view_id: int) -> None:
+    """End the ownership of a view: whoever still writes it finds no progress to move."""
+    conn.execute("DELETE FROM headrace.progress WHERE view_id = %s", (view_id,))
+
+
+def written(conn: Connection, view_id: int) -> Txid | None:
+    """The txid that the table of a view has; None: there is no such view."""
+    row = conn.execute(
+        "SELECT txid FROM headrace.progress WHERE view_id = %s", (view_id,)
+    ).fetchone()
+    return None if row is None else Txid(row[0])
 
 
 def take_over(conn: Connection, view_ids: Sequence[int]) -> dict[int, Progress]:

@@ -8,8 +8,7 @@ import psycopg
 import pytest
 
 from headrace.errors import BugError, FencedError
-from headrace.sink import commit
-from headrace.sql import install
+from headrace.sql import install, progress
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -30,11 +29,11 @@ def conn(database):
 
 def advance(conn, views, txid, attempt=0):
     with conn.transaction():
-        return commit.advance(conn, views, txid, attempt, 0x1_0000_0020, NOW)
+        return progress.advance(conn, views, txid, attempt, 0x1_0000_0020, NOW)
 
 
 def test_moves_all_views_together(conn):
-    owned = commit.take_over(conn, [1, 2, 3])
+    owned = progress.take_over(conn, [1, 2, 3])
     assert advance(conn, list(owned.values()), 5, 2) == []
     rows = conn.execute(
         "SELECT view_id, txid, attempt, lsn::text, source_commit_at FROM headrace.progress ORDER BY 1"
@@ -43,16 +42,16 @@ def test_moves_all_views_together(conn):
 
 
 def test_txids_that_changed_nothing_may_be_skipped(conn):
-    owned = commit.take_over(conn, [1])
+    owned = progress.take_over(conn, [1])
     assert advance(conn, [owned[1]], 9) == []
 
 
 def test_second_commit_and_gap_are_refused_and_say_which(conn):
-    owned = commit.take_over(conn, [1])
+    owned = progress.take_over(conn, [1])
     advance(conn, [owned[1]], 5)
     with pytest.raises(BugError, match="already done"):
         advance(conn, [owned[1]], 5)
-    ahead = commit.Progress(1, owned[1].epoch, 7, 0)
+    ahead = progress.Progress(1, owned[1].epoch, 7, 0)
     with pytest.raises(BugError, match="a gap"):
         advance(conn, [ahead], 8)
     assert conn.execute(
@@ -61,8 +60,8 @@ def test_second_commit_and_gap_are_refused_and_say_which(conn):
 
 
 def test_later_owner_fences_the_earlier(conn):
-    old = commit.take_over(conn, [1, 2])
-    commit.take_over(conn, [2])
+    old = progress.take_over(conn, [1, 2])
+    progress.take_over(conn, [2])
     with pytest.raises(FencedError):
         advance(conn, list(old.values()), 5)
     assert (
@@ -72,18 +71,18 @@ def test_later_owner_fences_the_earlier(conn):
 
 
 def test_dropped_view_is_told_apart(conn):
-    owned = commit.take_over(conn, [1, 2, 77])
+    owned = progress.take_over(conn, [1, 2, 77])
     assert set(owned) == {1, 2}
     conn.execute("DELETE FROM headrace.views WHERE id = 2")
     assert advance(conn, list(owned.values()), 5) == [2]
 
 
 def test_take_over_waits_for_a_commit_under_way(conn, database):
-    owned = commit.take_over(conn, [1])
+    owned = progress.take_over(conn, [1])
     with psycopg.connect(database) as slow:
-        commit.advance(slow, [owned[1]], 5, 0, 32, NOW)
+        progress.advance(slow, [owned[1]], 5, 0, 32, NOW)
         conn.execute("SET lock_timeout = '100ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            commit.take_over(conn, [1])
+            progress.take_over(conn, [1])
         slow.commit()
-    assert commit.take_over(conn, [1])[1].txid == 5
+    assert progress.take_over(conn, [1])[1].txid == 5

@@ -1,0 +1,83 @@
+"""Rows of ``headrace.commands``, as the commander takes them and answers; on an event loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import class_row
+
+from headrace.sql.status import CommandStatus
+
+Connection = psycopg.AsyncConnection[Any]
+
+_KEEP: Final = "1 hour"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A command to be carried out; all but the caller is as anybody may have written it."""
+
+    id: int
+    procedure: str
+    arguments: str
+    settings: str
+    caller: str | None
+    """None: there is no such role any more."""
+
+
+async def fail_running(conn: Connection, error: Mapping[str, str]) -> None:
+    """What is under way has failed: nobody carries it out."""
+    await conn.execute(
+        "UPDATE headrace.commands SET status = %s, error = %s,"
+        " finished_at = now() WHERE status = %s",
+        (CommandStatus.FAILED, json.dumps(error), CommandStatus.RUNNING),
+    )
+
+
+async def give_back(conn: Connection, known: Collection[int]) -> None:
+    """What is under way and none of ``known`` was not begun."""
+    await conn.execute(
+        "UPDATE headrace.commands SET status = %s WHERE status = %s AND id <> ALL (%s)",
+        (CommandStatus.PENDING, CommandStatus.RUNNING, list(known)),
+    )
+
+
+async def take(conn: Connection, most: int) -> list[Taken]:
+    """The next commands that wait, in order; they are under way."""
+    async with conn.cursor(row_factory=class_row(Taken)) as cursor:
+        await cursor.execute(
+            "WITH taken AS (UPDATE headrace.commands SET status = %s"
+            " WHERE id IN (SELECT c.id FROM headrace.commands c WHERE c.status = %s"
+            " ORDER BY c.id LIMIT %s)"
+            " RETURNING id, procedure, arguments, caller, settings)"
+            " SELECT t.id, t.procedure, t.arguments::text, t.settings::text,"
+            " r.rolname AS caller"
+            " FROM taken t LEFT JOIN pg_roles r ON r.oid = t.caller ORDER BY t.id",
+            (CommandStatus.RUNNING, CommandStatus.PENDING, most),
+        )
+        return await cursor.fetchall()
+
+
+async def tell(conn: Connection, number: int, columns: Mapping[str, str]) -> None:
+    """Write how far a command is; with a status: its outcome, and forget old ones."""
+    status = columns.get("status")
+    await conn.execute(
+        "UPDATE headrace.commands SET status = coalesce(%s, status),"
+        " progress = coalesce(%s::jsonb, progress),"
+        " result = %s::jsonb, error = %s::jsonb, finished_at ="
+        " CASE WHEN %s::text IS NOT NULL THEN clock_timestamp() END"
+        " WHERE id = %s",
+        (
+            *(status, columns.get("progress"), columns.get("result")),
+            *(columns.get("error"), status, number),
+        ),
+    )
+    if status is not None:
+        await conn.execute(
+            "DELETE FROM headrace.commands WHERE finished_at < now() - %s::interval",
+            (_KEEP,),
+        )

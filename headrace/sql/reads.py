@@ -1,0 +1,105 @@
+"""Rows of ``headrace.view_tables`` and ``headrace.view_uses``: what each view reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import psycopg
+
+from headrace.errors import UndefinedError
+
+Connection = psycopg.Connection[Any]
+
+
+def insert_tables(
+    conn: Connection, view_id: int, tables: Iterable[tuple[int, str, str]]
+) -> None:
+    """Register base tables of a view: OID, schema, name."""
+    with conn.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO headrace.view_tables (view_id, table_oid, schema_name, table_name)"
+            " VALUES (%s, %s, %s, %s)",
+            [(view_id, *table) for table in tables],
+        )
+
+
+def insert_uses(conn: Connection, view_id: int, results: Collection[int]) -> None:
+    """Register the views that a view reads, by their tables; idempotent.
+
+    Raises:
+        UndefinedError: one was dropped meanwhile.
+    """
+    if not results:
+        return
+    with conn.transaction():
+        # Against drop_view, which locks the row of the view that it drops.
+        found = conn.execute(
+            "SELECT FROM headrace.views WHERE result_oid = ANY (%s::oid[]) FOR KEY SHARE",
+            (sorted(results),),
+        ).rowcount
+        if found < len(results):
+            raise UndefinedError(
+                "a view that the query reads was dropped", sqlstate="42P01"
+            )
+        conn.execute(
+            "INSERT INTO headrace.view_uses SELECT %s, unnest(%s::oid[])"
+            " ON CONFLICT DO NOTHING",
+            (view_id, sorted(results)),
+        )
+
+
+def users(conn: Connection, result_oid: int | None) -> list[str]:
+    """Qualified names of the views that read the view with that table."""
+    rows = conn.execute(
+        "SELECT pg_catalog.format('%%I.%%I', v.schema_name, v.view_name)"
+        " FROM headrace.view_uses u JOIN headrace.views v ON v.id = u.view_id"
+        " WHERE u.result_oid = %s ORDER BY 1",
+        (result_oid,),
+    ).fetchall()
+    return [str(row[0]) for row in rows]
+
+
+def rename_table(conn: Connection, view_id: int, oid: int, name: Iterable[str]) -> None:
+    """A table that a view reads has another schema or name."""
+    conn.execute(
+        "UPDATE headrace.view_tables SET schema_name = %s, table_name = %s"
+        " WHERE view_id = %s AND table_oid = %s",
+        (*name, view_id, oid),
+    )
+
+
+def forget_tables(conn: Connection, view_id: int, oids: Collection[int]) -> None:
+    """A view does not read the tables ``oids``."""
+    conn.execute(
+        "DELETE FROM headrace.view_tables WHERE view_id = %s"
+        " AND table_oid = ANY (%s::oid[])",
+        (view_id, list(oids)),
+    )
+
+
+def forget(conn: Connection, view_id: int) -> None:
+    """A view reads nothing."""
+    conn.execute("DELETE FROM headrace.view_tables WHERE view_id = %s", (view_id,))
+    conn.execute("DELETE FROM headrace.view_uses WHERE view_id = %s", (view_id,))
+
+
+def unused(conn: Connection, tables: Collection[int]) -> list[int]:
+    """Those of ``tables`` that no view reads."""
+    rows = conn.execute(
+        "SELECT t.oid::bigint FROM unnest(%s::oid[]) AS t(oid)"
+        " WHERE NOT EXISTS (SELECT FROM headrace.view_tables v WHERE v.table_oid = t.oid)"
+        " ORDER BY 1",
+        (sorted(tables),),
+    ).fetchall()
+    return [int(row[0]) for row in rows]
+
+
+def tables_of(conn: Connection, view_id: int) -> list[int]:
+    """OIDs of the base tables of a view."""
+    rows = conn.execute(
+        "SELECT table_oid::bigint FROM headrace.view_tables WHERE view_id = %s"
+        " ORDER BY 1",
+        (view_id,),
+    ).fetchall()
+    return [int(row[0]) for row in rows]

@@ -1,0 +1,113 @@
+"""Views of ``headrace.views`` by their result tables, and what is known of those."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from headrace.sql.status import Status
+from headrace.types import FIRST_USER_OID
+
+Connection = psycopg.Connection[Any]
+
+_READ: Final = """
+SELECT v.schema_name, v.view_name, r.rolname AS owner, v.canonical, v.named, v.settings,
+       v.status
+  FROM headrace.views v LEFT JOIN pg_roles r ON r.oid = v.owner
+ WHERE v.result_oid = %s::bigint::oid"""
+_SIGNS: Final = """
+SELECT v.id, ROW(c.xmin, pg_catalog.to_regclass(
+           pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
+         ARRAY(SELECT i.indexrelid FROM pg_catalog.pg_index i
+                WHERE i.indrelid = v.result_oid ORDER BY 1))::text
+  FROM headrace.views v LEFT JOIN pg_catalog.pg_class c ON c.oid = v.result_oid
+ WHERE v.id = ANY (%s)"""
+FOREIGN: Final = """
+SELECT FROM pg_catalog.pg_depend d
+ WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
+   AND d.refobjid >= %(user)s AND d.refclassid <> 'pg_catalog.pg_collation'::pg_catalog.regclass
+   AND NOT (d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+            AND d.refobjid = i.indrelid)"""
+"""That the index ``i`` depends on what is not built in, which is pinned and nobody's dependency."""
+_NOTE_KEPT: Final = f"""
+UPDATE headrace.views v SET kept = x.now
+  FROM (
+    SELECT w.id, pg_catalog.jsonb_build_object(
+      'readers', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(g.role,
+            CASE WHEN g.role <> 0 THEN pg_catalog.pg_get_userbyid(g.role::oid) END, g.passes)
+          ORDER BY g.role)
+        FROM (SELECT a.grantee::bigint AS role, bool_or(a.is_grantable) AS passes
+                FROM pg_catalog.aclexplode(c.relacl) a
+               WHERE a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
+               GROUP BY a.grantee) g),
+      'indexes', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(k.relname,
+            substr(t.whole, length(t.head) + 1)) ORDER BY k.relname)
+        FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class k ON k.oid = i.indexrelid
+       CROSS JOIN LATERAL (SELECT pg_catalog.pg_get_indexdef(k.oid) AS whole,
+            pg_catalog.format('CREATE INDEX %%I ON %%I.%%I ', k.relname, n.nspname, c.relname)
+              AS head) t
+       WHERE i.indrelid = c.oid AND i.indisvalid AND NOT i.indisunique AND NOT i.indisexclusion
+         AND k.relname <> 'headrace_row_hash_' || c.oid
+         AND pg_catalog.starts_with(t.whole, t.head) AND NOT EXISTS ({FOREIGN}))) AS now
+      FROM headrace.views w JOIN pg_catalog.pg_class c ON c.oid = w.result_oid
+      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE w.id = ANY (%(views)s)) x
+ WHERE x.id = v.id AND v.kept IS DISTINCT FROM x.now"""  # noqa: S608  constants
+_REVISIONS: Final = """
+SELECT jsonb_object_agg(v.result_oid::bigint, jsonb_build_object(
+  'name', format('%%I.%%I', v.schema_name, v.view_name), 'revision', v.revision))
+  FROM headrace.views v WHERE v.result_oid = ANY (%s::oid[])"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadView:
+    """A view that queries read by its table."""
+
+    schema_name: str
+    view_name: str
+    owner: str | None
+    """None: there is no such role any more."""
+    canonical: str | None
+    named: list[dict[str, Any]] | None
+    settings: dict[str, str]
+    status: Status
+
+    @property
+    def name(self) -> str:
+        """Qualified and quoted."""
+        return sql.Identifier(self.schema_name, self.view_name).as_string()
+
+
+def read(conn: Connection, oid: int) -> ReadView | None:
+    """The view whose table has that OID."""
+    with conn.cursor(row_factory=class_row(ReadView)) as cursor:
+        return cursor.execute(_READ, (oid,)).fetchone()
+
+
+def revisions(conn: Connection, oids: Collection[int]) -> dict[str, Any]:
+    """Name and revision of the views with these tables, by OID: a fact of what reads them."""
+    row = conn.execute(_REVISIONS, (list(oids),)).fetchone() if oids else None
+    return (row[0] if row else None) or {}
+
+
+def signs(conn: Connection, views: Collection[int]) -> dict[int, str]:
+    """Of each view what changes when its table does, a right on it, or an index."""
+    return dict(conn.execute(_SIGNS, (list(views),)).fetchall())
+
+
+def note_kept(conn: Connection, views: Collection[int]) -> None:
+    """Write down what users have made of the tables of ``views``, where it is not known."""
+    conn.execute(_NOTE_KEPT, {"views": sorted(views), "user": FIRST_USER_OID})
+
+
+def kept(conn: Connection, view_id: int) -> dict[str, Any] | None:
+    """What was written down; None: nothing."""
+    row = conn.execute(
+        "SELECT kept FROM headrace.views WHERE id = %s", (view_id,)
+    ).fetchone()
+    return row[0] if row else None

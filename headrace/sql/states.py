@@ -1,0 +1,210 @@
+"""How each view of ``headrace.views`` is, and why: its status, message and note.
+
+Each status is written by ``become``, which knows from which it may come (``sql/status.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import class_row
+
+from headrace.errors import BugError, HeadraceError
+from headrace.sql.status import Status, ways_to
+
+Connection = psycopg.Connection[Any]
+AsyncConnection = psycopg.AsyncConnection[Any]
+
+_BECOME: Final = """
+UPDATE headrace.views v
+   SET status = %(to)s, sqlstate = %(code)s, message = %(message)s, culprit = %(culprit)s,
+       detail = %(detail)s, hint = %(hint)s, tried = NULL
+ WHERE v.id = %(id)s AND v.status = ANY (%(before)s)
+   AND (v.status, v.sqlstate, v.message, v.culprit, v.detail, v.hint, v.tried)
+       IS DISTINCT FROM (%(to)s, %(code)s, %(message)s, %(culprit)s, %(detail)s, %(hint)s, NULL)"""
+_BEGUN: Final = """
+UPDATE headrace.views SET start_lsn = %s, result_oid = coalesce(%s::bigint::oid, result_oid),
+       note = 'filled anew at ' || pg_catalog.to_char(
+         pg_catalog.timezone('UTC', pg_catalog.clock_timestamp()),
+         'YYYY-MM-DD HH24:MI:SS') || ' UTC because ' || %s::text
+ WHERE id = %s"""
+# mark: what may stand against filling it anew, as far as the catalog tells.
+_STOPPED: Final = """
+SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
+       v.created_at::text AS made, r.rolname AS owner, coalesce(v.message, '') AS message,
+       v.culprit, v.detail, v.tried, v.sqlstate, v.options ->> 'on_change' AS on_change,
+       v.options ->> 'on_damage' AS on_damage, ROW(headrace.table_mark(v.result_oid),
+         pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
+         pg_catalog.to_regnamespace(pg_catalog.quote_ident(v.schema_name))::oid,
+         (SELECT p.xmin FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s),
+         ARRAY(SELECT c.xmin FROM headrace.view_tables t
+                 JOIN pg_catalog.pg_class c ON c.oid = t.table_oid
+                WHERE t.view_id = v.id ORDER BY t.table_oid))::text AS mark
+  FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
+ WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
+ ORDER BY v.id"""
+_TELL: Final = """
+UPDATE headrace.views SET tried = %s, note = NULL
+ WHERE id = %s AND status = 'error' AND tried IS NOT DISTINCT FROM %s
+   AND coalesce(message, '') = %s"""
+_NOTE: Final = """
+UPDATE headrace.views SET note = %s
+ WHERE id = ANY (%s) AND status = 'error' AND note IS DISTINCT FROM %s"""
+# A wait's view, and where the source is now, in one look.
+_LOOK_UP: Final = """
+SELECT v.id, v.status, headrace.view_message(v.id) AS message,
+       EXISTS (SELECT FROM pg_roles o, pg_roles c WHERE o.oid = v.owner
+          AND c.rolname = %(caller)s AND pg_has_role(c.oid, o.oid, 'USAGE')) AS owns,
+       CASE WHEN v.id IS NOT NULL THEN format('%%I.%%I', v.schema_name, v.view_name) END AS name,
+       coalesce(%(lsn)s::pg_lsn, now.lsn)::text AS lsn, now.lsn::text AS now,
+       pg_current_wal_flush_lsn()::text AS flushed,
+       extract(epoch FROM %(timeout)s::interval)::float8 AS timeout
+  FROM (SELECT parse_ident(%(name)s) AS parts, pg_current_wal_insert_lsn() AS lsn) now
+  LEFT JOIN LATERAL (
+    SELECT * FROM headrace.views x
+     WHERE x.view_name = now.parts[cardinality(now.parts)]
+       AND CASE cardinality(now.parts)
+           WHEN 1 THEN x.schema_name = ANY (%(path)s::name[]) AND EXISTS (
+             SELECT FROM pg_namespace n WHERE n.nspname = x.schema_name
+                AND has_schema_privilege(%(caller)s::name, n.oid, 'USAGE'))
+           WHEN 2 THEN x.schema_name = now.parts[1] ELSE false END
+     ORDER BY array_position(%(path)s::text[], x.schema_name::text) LIMIT 1) v ON true
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedView:
+    """A view that has stopped, for one of the reasons that were asked for."""
+
+    id: int
+    name: str
+    made: str
+    owner: str
+    message: str
+    culprit: str | None
+    detail: str | None
+    tried: str | None
+    """What was done about it without a call, and did not help."""
+    sqlstate: str
+    on_change: str | None
+    on_damage: str | None
+    mark: str
+    """As long as it stays the same, nothing was done to what stands against filling it anew."""
+
+    @property
+    def reason(self) -> str:
+        """Why it has stopped, without what could be done about it."""
+        what = f"{self.message} at {self.culprit}" if self.culprit else self.message
+        return "; ".join(filter(None, (what, self.detail))).rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedView:
+    """A view that somebody waits for, and positions; times are as he has asked."""
+
+    id: int | None
+    """None: there is none of that name."""
+    status: Status
+    message: str | None
+    owns: bool
+    """Whether who asks acts for its owner."""
+    name: str
+    lsn: str
+    now: str
+    flushed: str
+    timeout: float | None
+
+
+def become(
+    conn: Connection,
+    view_id: int,
+    to: Status,
+    error: HeadraceError | None = None,
+    *,
+    only: Collection[Status] | None = None,
+) -> bool:
+    """Give a view another status; whether that has changed anything.
+
+    From what it is there must be a way to it: by ``only`` of them, if that is said.
+    """
+    before = [s for s in ways_to(to) if only is None or s in only]
+    if only is not None and len(before) < len(only):
+        raise BugError(f"there is no way from {' or '.join(only)} to {to}")
+    told = {
+        name: getattr(error, name, None)
+        for name in ("code", "message", "culprit", "detail", "hint")
+    }
+    values = {"to": to, "id": view_id, "before": before}
+    try:
+        return conn.execute(_BECOME, told | values).rowcount == 1
+    except (psycopg.DataError, UnicodeError):
+        # What no text of the database can hold must not keep the view from stopping.
+        plain = {name: text and _plain(text) for name, text in told.items()}
+        return conn.execute(_BECOME, plain | values).rowcount == 1
+
+
+def begin(
+    conn: Connection,
+    view_id: int,
+    start_lsn: str,
+    *,
+    result_oid: int | None = None,
+    because: str | None = None,
+) -> None:
+    """A view that runs does so from the position of its population on.
+
+    ``because``: why it was filled anew without a call, which stays noted.
+    """
+    conn.execute(_BEGUN, (start_lsn, result_oid, because, view_id))
+
+
+def reconsider(conn: Connection, view_id: int, error: HeadraceError) -> None:
+    """A view has stopped for a reason that may be gone, as ``error`` says: put that before it."""
+    conn.execute(
+        "UPDATE headrace.views SET message = concat_ws('; before: ', %s::text, message), sqlstate = %s"
+        " WHERE id = %s AND status = 'error'",
+        (error.message, error.code, view_id),
+    )
+
+
+def message(conn: Connection, view_id: int) -> str | None:
+    """Why a view does not run, for its owner."""
+    row = conn.execute("SELECT headrace.view_message(%s)", (view_id,)).fetchone()
+    return row[0] if row else None
+
+
+async def stopped(
+    conn: AsyncConnection, kinds: Sequence[str], publication: str
+) -> list[StoppedView]:
+    """Views that errors of these SQLSTATEs have stopped, of owners that there are."""
+    async with conn.cursor(row_factory=class_row(StoppedView)) as cursor:
+        values = {"kinds": list(kinds), "publication": publication}
+        return await (await cursor.execute(_STOPPED, values)).fetchall()
+
+
+async def tell(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
+    """Say what was tried with a stopped view, instead of a note, unless it was stopped anew."""
+    await conn.execute(_TELL, (tried, view.id, view.tried, view.message))
+
+
+async def note(conn: AsyncConnection, views: Collection[int], text: str) -> None:
+    """Note what is done about stopped views."""
+    if views:
+        await conn.execute(_NOTE, (text, list(views), text))
+
+
+async def look_up(conn: AsyncConnection, asked: Mapping[str, Any]) -> WaitedView:
+    """The view called ``name`` on ``path``, as ``caller`` may name it."""
+    async with conn.cursor(row_factory=class_row(WaitedView)) as cursor:
+        found = await (await cursor.execute(_LOOK_UP, asked, prepare=True)).fetchone()
+    assert found is not None, "an outer join has a row"
+    return found
+
+
+def _plain(text: str) -> str:
+    return (
+        text.encode("ascii", "backslashreplace").replace(b"\0", b"\\0").decode("ascii")
+    )

@@ -1,0 +1,9 @@
+-- Why a view is as it is, in one text: what happened at which row, what is known of it, what can be done
+-- and was tried by itself.  Of views that the current user may see.
+CREATE OR REPLACE FUNCTION headrace.view_message(view_id bigint) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT nullif(concat_ws(' ', nullif(concat_ws('; ',
+               nullif(concat_ws(' at ', v.message, v.culprit), ''), v.detail, v.hint), ''), v.tried), '')
+      FROM headrace.views v WHERE v.id = view_id
+$$;

@@ -1,0 +1,316 @@
+"""Rows of ``headrace.views``: what each view is; how it is and why, ``sql/states.py`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from headrace.postgres.statements import quoted
+from headrace.sql.status import BORN, UNFINISHED, Status
+
+Connection = psycopg.Connection[Any]
+
+_ROW: Final = """
+v.id, v.schema_name AS schema, v.view_name AS name, v.owner::oid::bigint,
+(SELECT o.rolname FROM pg_roles o WHERE o.oid = v.owner) AS owner_name, v.status,
+v.result_oid::bigint"""
+_FIND: Final = f"""
+SELECT {_ROW} FROM headrace.views v
+ WHERE v.view_name = %s AND v.schema_name = ANY(%s::name[])
+ ORDER BY array_position(%s::text[], v.schema_name::text) LIMIT 1"""  # noqa: S608  constants
+_OF_INDEX: Final = f"""
+SELECT {_ROW}, c.oid::bigint AS index_oid, n.nspname AS index_schema
+  FROM headrace.views v JOIN pg_index i ON i.indrelid = v.result_oid
+  JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = %s AND n.nspname = ANY(%s::name[])
+ ORDER BY array_position(%s::text[], n.nspname::text) LIMIT 1"""  # noqa: S608  constants
+_WORKED: Final = """
+SELECT v.id, v.schema_name, v.view_name, v.result_oid::bigint, v.plan, v.settings, v.start_lsn::text,
+       v.status, v.options, v.owner::text
+  FROM headrace.views v WHERE v.id = %(id)s OR %(id)s IS NULL AND v.status = ANY (%(some)s)
+ ORDER BY v.id"""
+_INSERT: Final = """
+INSERT INTO headrace.views (schema_name, view_name, query, owner, options, block, status,
+       columns, plan, explain, settings, canonical, named)
+VALUES (%s, %s, %s, (SELECT r.oid FROM pg_roles r WHERE r.oid = %s::bigint::oid),
+       %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING id, owner IS NOT NULL"""
+_RENEW: Final = """
+UPDATE headrace.views SET id = %s, revision = revision + %s, query = coalesce(%s, query),
+       result_oid = %s, owner = coalesce(%s::bigint::oid, owner),
+       columns = %s, plan = %s, explain = %s, settings = %s, canonical = %s, named = %s
+ WHERE id = %s"""
+_STORED: Final = """
+SELECT query, canonical, coalesce(named, '[]') AS named, options, settings, plan, explain,
+       schema_name AS schema, view_name AS name
+  FROM headrace.views WHERE id = %s"""
+_TAKE_UNFINISHED: Final = """
+DELETE FROM headrace.views v WHERE v.status = ANY (%s)
+RETURNING v.id, v.schema_name AS schema, v.view_name AS name, v.query, v.canonical,
+          (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = v.owner) AS owner,
+          v.options, v.settings, v.block"""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRow:
+    """A view of the catalog."""
+
+    id: int
+    schema: str
+    name: str
+    owner: int | None
+    """Its role's OID."""
+    owner_name: str | None
+    """None: there is no such role any more."""
+    status: Status
+    result_oid: int | None
+
+    @property
+    def shown(self) -> str:
+        """Its name for messages."""
+        return quoted(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow(ViewRow):
+    """A view, and an index of its table."""
+
+    index_oid: int
+    index_schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """What planning has made of a query, as JSON."""
+
+    columns: Any
+    plan: Any
+    explain: dict[str, str]
+    settings: dict[str, str]
+    canonical: str
+    named: list[dict[str, Any]]
+
+    def values(self) -> tuple[Any, ...]:
+        """Those of the columns, in this order."""
+        return (
+            *(Jsonb(self.columns), Jsonb(self.plan), Jsonb(self.explain)),
+            *(Jsonb(self.settings), self.canonical, Jsonb(self.named)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredView:
+    """A view as it was created."""
+
+    query: str
+    canonical: str | None
+    """None: it was made by a version that did not keep enough of it."""
+    named: list[dict[str, Any]]
+    """What ``canonical`` names, by OID."""
+    options: dict[str, Any]
+    settings: dict[str, str]
+    plan: Any
+    explain: dict[str, str] | None
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkedView:
+    """A view as the worker needs it."""
+
+    id: int
+    schema_name: str
+    view_name: str
+    result_oid: int | None
+    plan: Any
+    settings: dict[str, Any] | None
+    start_lsn: str | None
+    status: Status
+    options: dict[str, Any]
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A view whose population has died."""
+
+    id: int
+    schema: str
+    name: str
+    query: str
+    canonical: str | None
+    owner: str | None
+    """None: there is no such role any more."""
+    options: dict[str, Any]
+    settings: dict[str, str]
+    block: bool
+
+
+def installed(conn: Connection) -> bool:
+    """Whether there is a catalog."""
+    row = conn.execute(
+        "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def exists(conn: Connection, view_id: int) -> bool:
+    """Whether there is the view."""
+    row = conn.execute("SELECT 1 FROM headrace.views WHERE id = %s", (view_id,))
+    return row.fetchone() is not None
+
+
+def ids(conn: Connection, *, finished: bool = False) -> set[int]:
+    """Of all views; ``finished``: of those that have a table."""
+    rows = conn.execute(
+        "SELECT id FROM headrace.views WHERE NOT status = ANY (%s)",
+        (list(UNFINISHED) if finished else [],),
+    ).fetchall()
+    return {int(row[0]) for row in rows}
+
+
+def tables(conn: Connection) -> list[tuple[str, str]]:
+    """Schema and name of the result tables that are there."""
+    return conn.execute(
+        "SELECT n.nspname, c.relname FROM headrace.views v"
+        " JOIN pg_catalog.pg_class c ON c.oid = v.result_oid"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace ORDER BY 1, 2"
+    ).fetchall()
+
+
+def count_of(conn: Connection, role: str) -> int:
+    """How many views a role owns."""
+    row: Any = conn.execute(
+        "SELECT count(*) FROM headrace.views"
+        " WHERE owner = (SELECT oid FROM pg_roles WHERE rolname = %s)",
+        (role,),
+    ).fetchone()
+    return int(row[0])
+
+
+def is_taken(conn: Connection, schema: str, name: str) -> bool:
+    """Whether there is a view of that name that is not about to be made."""
+    row = conn.execute(
+        "SELECT FROM headrace.views WHERE schema_name = %s AND view_name = %s"
+        " AND NOT status = ANY (%s)",
+        (schema, name, list(UNFINISHED)),
+    ).fetchone()
+    return row is not None
+
+
+def find(conn: Connection, name: str, path: Sequence[str]) -> ViewRow | None:
+    """The view of that name in the first schema of ``path`` that has one."""
+    with conn.cursor(row_factory=class_row(ViewRow)) as cursor:
+        return cursor.execute(_FIND, (name, path, path)).fetchone()
+
+
+def find_index(conn: Connection, name: str, path: Sequence[str]) -> IndexRow | None:
+    """The index of that name on the table of a view, as ``find``."""
+    with conn.cursor(row_factory=class_row(IndexRow)) as cursor:
+        return cursor.execute(_OF_INDEX, (name, path, path)).fetchone()
+
+
+def stored(conn: Connection, view_id: int) -> StoredView | None:
+    """The view as it was created; None: it was dropped."""
+    with conn.cursor(row_factory=class_row(StoredView)) as cursor:
+        return cursor.execute(_STORED, (view_id,)).fetchone()
+
+
+def worked(
+    conn: Connection, view_id: int | None = None, some: Collection[Status] = ()
+) -> list[WorkedView]:
+    """One view; without ``view_id`` those of ``some`` status, in order of id."""
+    with conn.cursor(row_factory=class_row(WorkedView)) as cursor:
+        values = {"id": view_id, "some": list(some)}
+        return cursor.execute(_WORKED, values).fetchall()
+
+
+def next_id(conn: Connection) -> int:
+    """An id that no view has had."""
+    row: Any = conn.execute(
+        "SELECT nextval(pg_get_serial_sequence('headrace.views', 'id'))"
+    ).fetchone()
+    return int(row[0])
+
+
+def insert(
+    conn: Connection,
+    name: tuple[str, str],
+    query: str,
+    owner: int,
+    options: dict[str, Any],
+    planned: StoredPlan,
+    *,
+    block: bool,
+) -> int | None:
+    """A new view, which is being populated: its id; None: there is no role ``owner``.
+
+    Raises:
+        psycopg.errors.UniqueViolation: the name is taken.
+    """
+    values = (*name, query, owner, Jsonb(options), block, BORN, *planned.values())
+    row: Any = conn.execute(_INSERT, values).fetchone()
+    return int(row[0]) if row[1] else None
+
+
+def renew(
+    conn: Connection,
+    ids: tuple[int, int],
+    planned: StoredPlan,
+    result_oid: int,
+    query: str | None,
+    owner: int | None,
+) -> None:
+    """Give a view another id (old, new) and plan, and table; another query and owner, if any."""
+    another = int(query is not None or owner is not None)
+    values = (ids[1], another, query, result_oid, owner, *planned.values(), ids[0])
+    conn.execute(_RENEW, values)
+
+
+def rename(conn: Connection, view_id: int, name: str) -> bool:
+    """Give a view another name; False: it was dropped."""
+    renamed = "UPDATE headrace.views SET view_name = %s WHERE id = %s"
+    return conn.execute(renamed, (name, view_id)).rowcount == 1
+
+
+def lock(conn: Connection, view_id: int) -> bool:
+    """Nobody else may change the row, or read the view; False: it was dropped."""
+    row = conn.execute(
+        "SELECT FROM headrace.views WHERE id = %s FOR UPDATE", (view_id,)
+    )
+    return row.fetchone() is not None
+
+
+def hold(conn: Connection, view_id: int) -> tuple[int | None] | None:
+    """Nobody may drop or renew the view; the OID of its table.  None: it was dropped."""
+    return conn.execute(
+        "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR KEY SHARE",
+        (view_id,),
+    ).fetchone()
+
+
+def delete(conn: Connection, view_id: int) -> None:
+    """Forget a view; its progress and what it reads go with it."""
+    conn.execute("DELETE FROM headrace.views WHERE id = %s", (view_id,))
+
+
+def delete_stale(
+    conn: Connection, schema: str, name: str, live: Collection[int]
+) -> None:
+    """Forget a view of that name whose population died."""
+    conn.execute(
+        "DELETE FROM headrace.views WHERE status = ANY (%s)"
+        " AND schema_name = %s AND view_name = %s AND NOT id = ANY(%s::bigint[])",
+        (list(UNFINISHED), schema, name, list(live)),
+    )
+
+
+def take_unfinished(conn: Connection) -> list[Unfinished]:
+    """Forget every view whose population died: what is known of them."""
+    with conn.cursor(row_factory=class_row(Unfinished)) as cursor:
+        return cursor.execute(_TAKE_UNFINISHED, (list(UNFINISHED),)).fetchall()

@@ -1,0 +1,102 @@
+"""The column ``watched`` of ``headrace.views``: the facts that a view was populated under.
+
+What they are, ``postgres/fingerprint.py`` tells; ``ended``: a right of its owner's has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from headrace.sql import views
+
+Connection = psycopg.Connection[Any]
+Facts = Mapping[str, Any]
+
+_STOPPED: Final = """
+SELECT v.id, v.watched AS facts, v.sqlstate = '55H01' AS right_ended, v.sqlstate ~ '^(53|55|XX)'
+         OR v.options ->> 'on_change' IS NOT DISTINCT FROM 'stop' AS final
+  FROM headrace.views v
+ WHERE v.status = 'error' AND v.watched IS NOT NULL
+   AND (v.sqlstate = '55H01' OR v.sqlstate !~ '^(53|55|XX)')"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A view that has stopped for a reason that may go."""
+
+    id: int
+    facts: dict[str, Any]
+    right_ended: bool
+    final: bool
+    """Whether a change is no reason to fill it anew."""
+
+
+def stopped(conn: Connection) -> list[Stopped]:
+    """Views whose rows or rights may be mended by now."""
+    with conn.cursor(row_factory=class_row(Stopped)) as cursor:
+        return cursor.execute(_STOPPED).fetchall()
+
+
+def put(conn: Connection, view_id: int, facts: Facts) -> None:
+    """Keep the facts of a view, for the worker to compare."""
+    conn.execute(
+        "UPDATE headrace.views SET watched = %s WHERE id = %s", (Jsonb(facts), view_id)
+    )
+
+
+def load(conn: Connection, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """The facts of those of ``wanted`` that have any."""
+    rows = conn.execute(
+        "SELECT id, watched FROM headrace.views"
+        " WHERE id = ANY (%s) AND watched IS NOT NULL",
+        (list(wanted),),
+    ).fetchall()
+    return dict(rows)
+
+
+def end(conn: Connection, view_id: int) -> None:
+    """A right has ended."""
+    conn.execute(
+        "UPDATE headrace.views SET watched = watched || '{\"ended\": true}'"
+        " WHERE id = %s AND NOT watched ? 'ended'",
+        (view_id,),
+    )
+
+
+def begin_again(conn: Connection, view_id: int) -> None:
+    """The rights are back."""
+    conn.execute(
+        "UPDATE headrace.views SET watched = watched - 'ended' WHERE id = %s",
+        (view_id,),
+    )
+
+
+def fed(conn: Connection, publication: int | None) -> bool:
+    """Whether a view was populated under the publication with that OID."""
+    if not views.installed(conn):
+        return False
+    row = conn.execute(
+        "SELECT FROM headrace.views WHERE (watched #>> '{publication,oid}')::bigint = %s"
+        " LIMIT 1",
+        (publication,),
+    ).fetchone()
+    return row is not None
+
+
+def user_function(conn: Connection, view_id: int) -> str | None:
+    """A function of a user's that the view calls, if there is any."""
+    row = conn.execute(
+        "SELECT p.oid::regprocedure::text FROM headrace.views v"
+        " CROSS JOIN jsonb_object_keys(v.watched #> '{definitions,objects}') f (key)"
+        " JOIN pg_proc p ON 'pg_proc:' || p.oid = f.key"
+        " JOIN pg_language l ON l.oid = p.prolang"
+        " WHERE v.id = %s AND l.lanname NOT IN ('internal', 'c') ORDER BY 1 LIMIT 1",
+        (view_id,),
+    ).fetchone()
+    return None if row is None else str(row[0])
