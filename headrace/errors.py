@@ -290,4 +290,6 @@ def from_wire(wire: Wire) -> HeadraceError:
 
 
 def _bounded(text: str, length_max: int) -> str:
-    return text if len(text) <= length_max else f"{text[: length_max - 1]}…"
+    text = text if len(text) <= length_max else f"{text[: length_max - 1]}…"
+    # Half of a surrogate pair, as in the name of a file, is no character to whoever is told.
+    return text.encode(errors="backslashreplace").decode()

@@ -27,6 +27,7 @@ import functools
 from dataclasses import dataclass
 from typing import Final, NewType
 
+import msgspec
 import pyarrow as pa
 
 Lsn = NewType("Lsn", int)
@@ -96,8 +97,17 @@ def arrow_type(oid: int) -> pa.DataType:
     return _ARROW.get(oid, pa.string())
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class PlanPart(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag=lambda name: name.removesuffix("Spec"),
+):
+    """Data of a physical plan; as JSON it has its ``kind``, what people call its class."""
+
+
+class Field(PlanPart, frozen=True):
     """One column: its name and its Postgres type (domains already resolved to the base type)."""
 
     name: str

@@ -9,11 +9,11 @@ One transaction, always rolled back: nothing is left in the user's database.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import psycopg
+from msgspec.structs import replace
 
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.errors import UnsupportedError

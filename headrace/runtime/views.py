@@ -307,9 +307,12 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 
 def _view(row: WorkedView) -> View:
-    rebuilt = plan.from_json(row.plan)
-    if not isinstance(rebuilt, PhysicalPlan):
-        raise BugError(f"view {row.id} has no physical plan in the catalog")
+    try:
+        rebuilt = plan.from_json(row.plan)
+    except (ValueError, TypeError, KeyError) as error:
+        raise BugError(
+            f"view {row.id} has no physical plan in the catalog", detail=f"{error!r}."
+        ) from error
     options = row.options or {}
     return View(
         row.id,

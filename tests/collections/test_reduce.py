@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import psycopg
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from headrace.collections import plan
 from headrace.collections.reduce import Reduce

@@ -301,7 +301,7 @@ def test_accepted(conn, query):
 def remotes(value):
     if isinstance(value, ir.Remote):
         yield value
-    for name in getattr(value, "__dataclass_fields__", ()):
+    for name in getattr(value, "__struct_fields__", ()):
         yield from remotes(getattr(value, name))
     if isinstance(value, tuple):
         for item in value:

@@ -104,11 +104,16 @@ def test_a_cancel_arrives_as_one(tmp_path):
             call = asyncio.create_task(other.peer.call("wait", linger_s=60))
             await other.asked.wait()
             number = next(iter(other.peer._waiting))
-            other.peer._send({"cancel": number})
+            other.peer._send(rpc._Cancel(number))
             with pytest.raises(QueryCancelled):
                 await call
 
     asyncio.run(run())
+
+
+def test_what_no_text_can_hold_is_told_all_the_same(tmp_path):
+    got = asyncio.run(answer(tmp_path / "s", RowError("no \ud800", hint="\udfff")))
+    assert (got.message, got.hint) == ("no \\ud800", "\\udfff")
 
 
 def test_no_error_is_larger_than_a_message(tmp_path):
