@@ -14,7 +14,7 @@ float4 / float8        float32 / float64
 date                   int32, days since 2000-01-01; min/max int32 are -/+infinity
 time                   int64, microseconds since midnight
 timestamp, timestamptz int64, microseconds since 2000-01-01 (UTC); min/max are -/+infinity
-everything else        string: exactly Postgres' own output text under ``PINNED_SETTINGS``
+everything else        string: exactly Postgres' own output text under ``PINNED_SETTINGS`` (postgres/settings.py)
 =====================  ==========================================================
 
 ``numeric`` is text as well: it has no upper precision and its display scale is part of
@@ -62,34 +62,6 @@ _ARROW: Final[dict[int, pa.DataType]] = {
     TIMESTAMP: pa.int64(),
     TIMESTAMPTZ: pa.int64(),
 }
-
-PINNED_SETTINGS: Final[dict[str, str]] = {
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "postgres",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "client_encoding": "UTF8",
-    # Temporary objects stand before all schemas unless they are named: they may be a user's.
-    "search_path": "pg_catalog, pg_temp",
-    "xmloption": "content",
-    "lc_monetary": "C",
-    # Off, it reads the element NULL of an array as the string "NULL".
-    "array_nulls": "on",
-    "standard_conforming_strings": "on",
-    "transform_null_equals": "off",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    # Higher, a stream gets no warnings; lower, it gets messages that are none.
-    "client_min_messages": "notice",
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "row_security": "off",
-}
-"""Settings pinned on *every* connection that reads or writes values (stream, population,
-evaluation, sink), so that one value always has one text (E13)."""
 
 
 def arrow_type(oid: int) -> pa.DataType:

@@ -28,26 +28,16 @@ from headrace.errors import (
 from headrace.expressions.link import Key, Unconnected
 from headrace.expressions.pool import Pool
 from headrace.postgres import failures
+from headrace.postgres.settings import (
+    FORCED,
+    FUNCTION_PATH,
+    OUTPUT,
+    PINNED_SETTINGS,
+    canonical,
+)
 from headrace.process import bounds
 from headrace.process.bounds import Described
-from headrace.types import PINNED_SETTINGS, Field, arrow_type
-
-_FORCED: Final = frozenset(
-    {
-        "client_encoding", "lc_monetary", "statement_timeout", "row_security",
-        "idle_in_transaction_session_timeout", "default_transaction_read_only", "role",
-        "session_authorization",
-    }
-)  # fmt: skip
-"""Captured values of these are ignored: values could not be read back, or rights would change."""
-
-FUNCTION_PATH: Final = "functions.search_path"
-"""Captured setting: the schemas in which functions of users look for names, in order."""
-
-_OUTPUT: Final = (
-    "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output",
-)  # fmt: skip
-"""Settings that decide how values look."""
+from headrace.types import Field, arrow_type
 
 _DEFAULT_COLLATION: Final = 100
 
@@ -82,9 +72,7 @@ class EvaluatorSession:
         self._owner = owner
         self._value_bytes_max = value_bytes_max
         captured = {
-            _canonical_name(k): v
-            for k, v in settings.items()
-            if k.lower() not in _FORCED
+            canonical(k): v for k, v in settings.items() if k.lower() not in FORCED
         }
         path = captured.pop(FUNCTION_PATH, None)
         if path is not None and not trusted:
@@ -97,7 +85,7 @@ class EvaluatorSession:
             "jit": "off",
         }
         self._switched = [
-            name for name in _OUTPUT if effective[name] != PINNED_SETTINGS[name]
+            name for name in OUTPUT if effective[name] != PINNED_SETTINGS[name]
         ]
         self._key = Key(dsn, tuple(effective.items()), None if trusted else owner)
         self._types: dict[int, tuple[str, bool]] = {}
@@ -301,13 +289,6 @@ def _rows(
             if part is not None:
                 bound.expect(part, len(found))
     return found
-
-
-def _canonical_name(name: str) -> str:
-    for known in PINNED_SETTINGS:
-        if known.lower() == name.lower():
-            return known
-    return name
 
 
 def _check_type(oid: int, field: Field) -> None:

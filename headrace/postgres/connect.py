@@ -17,7 +17,7 @@ from psycopg.rows import DictRow, TupleRow, dict_row
 
 from headrace.errors import HeadraceError, PrerequisiteError, UserError
 from headrace.postgres.failures import translate
-from headrace.types import PINNED_SETTINGS
+from headrace.postgres.settings import PINNED_SETTINGS
 
 Connection = psycopg.Connection[Any]
 

@@ -1,23 +1,33 @@
-"""The procedures of the verbs: each queues a command for the commander, and waits for its end."""
+"""The procedures of the verbs: each queues a command for the commander, and waits for its end.
+
+With it go the caller's settings, as the function of that name tells them.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from headrace.postgres.settings import AS_JSON
 from headrace.sql.verbs import VERBS, Verb
 
 _TYPES: Final = {"bool": "boolean"}
 """Where SQL has another word."""
+_CAPTURED: Final = f"""CREATE OR REPLACE FUNCTION headrace.captured_settings()
+RETURNS jsonb LANGUAGE sql STABLE AS $$ {AS_JSON} $$;
+"""
 
 
 def names() -> list[str]:
-    """The names of all procedures."""
-    return [name for verb in VERBS.values() if (name := verb.called)]
+    """The names of what ``texts`` make."""
+    return [
+        "captured_settings",
+        *(name for verb in VERBS.values() if (name := verb.called)),
+    ]
 
 
 def texts() -> list[str]:
     """The statements that make them, or make them again."""
-    return [_text(verb) for verb in VERBS.values() if verb.called]
+    return [_CAPTURED, *(_text(verb) for verb in VERBS.values() if verb.called)]
 
 
 def _text(verb: Verb) -> str:

@@ -44,7 +44,6 @@ FILES: Final = (
     "table_mark.sql",
     "result_identity.sql",
     "engine_running.sql",
-    "captured_settings.sql",
     "submit.sql",
     "await_command.sql",
     "command_result.sql",

@@ -16,8 +16,9 @@ from headrace.errors import BugError, RowError
 from headrace.expressions.native import TypeRef, resolve_aggregate
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import copytext, text
+from headrace.postgres.settings import PINNED_SETTINGS
 from headrace.state.memory import MemoryStore
-from headrace.types import PINNED_SETTINGS, Field, diff_batch
+from headrace.types import Field, diff_batch
 
 INT2, INT4, INT8, TEXT, BOOL, NUMERIC, FLOAT4, FLOAT8 = (
     21,
