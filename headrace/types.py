@@ -14,7 +14,7 @@ float4 / float8        float32 / float64
 date                   int32, days since 2000-01-01; min/max int32 are -/+infinity
 time                   int64, microseconds since midnight
 timestamp, timestamptz int64, microseconds since 2000-01-01 (UTC); min/max are -/+infinity
-everything else        string: exactly Postgres' own output text under ``PINNED_SETTINGS`` (postgres/settings.py)
+everything else        string: exactly Postgres' own output text under ``PINNED_SETTINGS``
 =====================  ==========================================================
 
 ``numeric`` is text as well: it has no upper precision and its display scale is part of
