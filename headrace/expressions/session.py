@@ -21,6 +21,7 @@ from headrace import errors
 from headrace.errors import (
     BugError,
     DefiniteFailure,
+    ErrorFamily,
     Interrupted,
     OutOfReach,
     RowError,
@@ -46,8 +47,8 @@ _TOO_LARGE: Final = "headrace: too many bytes: "
 
 _NUMBERS: Final = itertools.count()
 
-_GONE: Final = ("0A", "25", "42", "3D", "3F", "2F", "28")
-"""SQLSTATE classes that no row is to blame for."""
+_READ_ONLY: Final = "25006"
+"""By our own doing everything is so where expressions are evaluated: that will not pass."""
 
 
 class EvaluatorSession:
@@ -309,9 +310,10 @@ def _raise(error: psycopg.Error) -> NoReturn:
         raise bound.too_large(message.rpartition(_TOO_LARGE)[2].strip('"')) from error
     if code is None:
         raise BugError(f"the statement could not be sent: {message}") from error
-    if code.startswith(_GONE):
+    family = errors.family(code)
+    if family is ErrorFamily.DEFINITE or code == _READ_ONLY:
         raise DefiniteFailure(message, sqlstate=code) from error
-    if errors.transient(code):
+    if family is ErrorFamily.TRANSIENT:
         raise Interrupted(message, sqlstate=code) from error
     raise RowError(message, sqlstate=code) from error
 

@@ -17,7 +17,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from headrace.errors import RESYNC, DefiniteFailure, TransientError
+from headrace.errors import RESYNC, Deadly, TransientError
 from headrace.process.deaths import DeathRecord, Marks
 
 _log = structlog.get_logger(__name__)
@@ -63,14 +63,13 @@ class Suspects:
             self._txids, self._deaths = set(), 0
             self._write()
 
-    def error(self) -> DefiniteFailure:
+    def error(self) -> Deadly:
         """Why the guilty stop."""
-        return DefiniteFailure(
+        return Deadly(
             "the worker died while processing this view",
             detail=f"It died {CAREFUL_AFTER + 1} times at the same place; the last time it"
             " was processing nothing else.",
             hint=RESYNC,
-            sqlstate="58000",
         )
 
     def stopped(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from headrace.errors import DefiniteFailure
+from headrace.errors import Deadly
 from headrace.process.deaths import DeathRecord, Marks
 
 _log = structlog.get_logger(__name__)
@@ -41,15 +41,14 @@ class Poison:
         """The block populates view ``name``; ``unasked``: nobody has called for it.
 
         Raises:
-            DefiniteFailure: 58000, builders have died of it, and nobody has called.
+            Deadly: builders have died of it, and nobody has called.
         """
         key = _key(name)
         deaths = self._deaths.get(key, 0)
         if unasked and deaths >= DEATHS_MAX:
-            raise DefiniteFailure(
+            raise Deadly(
                 f"the builder died {deaths} times while filling this view",
                 hint="It is not filled again before somebody calls for it.",
-                sqlstate="58000",
             )
         with self._marks.during(key, 0):
             try:

@@ -123,10 +123,3 @@ def test_no_error_is_larger_than_a_message(tmp_path):
     assert len(got.message) <= MESSAGE_CHARS_MAX
     assert len(got.detail) <= DETAIL_CHARS_MAX
     assert len(str(got)) <= MESSAGE_CHARS_MAX
-
-
-def test_what_is_transient_of_a_server():
-    for code in (None, "08006", "40001", "40P01", "53300", "55P03", "57P01", "58030"):
-        assert errors.transient(code), code
-    for code in ("22012", "23505", "42501", "54000", "55000", "XX000", "P0001"):
-        assert not errors.transient(code), code
