@@ -27,9 +27,9 @@ class Poison:
 
     def __init__(self, folder: Path) -> None:
         """Count what the last builder has left in ``folder``."""
-        self._record = DeathRecord(folder / "builder.deaths")
+        self._record = DeathRecord(folder / "builder.deaths", dict[int, int])
         self._marks = Marks(folder / "builder.marks")
-        self._deaths = self._read()
+        self._deaths = self._record.read() or {}
         for key, _ in self._marks.left:
             self._deaths[key] = self._deaths.get(key, 0) + 1
             _log.warning("the last builder died in a population", deaths=self._deaths)
@@ -60,14 +60,6 @@ class Poison:
     def close(self) -> None:
         """The builder is asked to end."""
         self._marks.close()
-
-    def _read(self) -> dict[int, int]:
-        try:
-            found = self._record.read() or {}
-            return {int(key): int(times) for key, times in found.items()}
-        except (ValueError, AttributeError, TypeError) as error:
-            _log.warning("deaths forgotten", reason=repr(error))
-            return {}
 
     def _write(self) -> None:
         self._record.write(self._deaths)
