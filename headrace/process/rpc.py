@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from headrace.errors import (
     BugError,
@@ -30,6 +31,7 @@ Progress = Callable[[dict[str, Any]], None]
 Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
 
 _LIMIT = 64 * 1024 * 1024
+_log = structlog.get_logger(__name__)
 
 
 class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -135,6 +137,8 @@ class Peer:
                 self._dispatch(_READ.decode(line))
         except (OSError, asyncio.IncompleteReadError):
             pass
+        except msgspec.DecodeError as error:
+            _log.error("what the peer says is no message", reason=str(error))
         finally:
             self.closed.set()
             for future in self._waiting.values():

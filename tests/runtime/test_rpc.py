@@ -37,7 +37,7 @@ class Other:
         self.asked = asyncio.Event()
 
     async def __aenter__(self) -> Other:
-        handlers = {"fail": self._fail, "wait": self._wait}
+        handlers = {"fail": self._fail, "wait": self._wait, "answer": self._answer}
         self._server = await rpc.serve(self.path, handlers, self.peers.append)
         self.peer = await rpc.connect(self.path)
         return self
@@ -48,6 +48,9 @@ class Other:
 
     async def _fail(self, params, progress):
         raise self.error
+
+    async def _answer(self, params, progress):
+        return {"all": "well"}
 
     async def _wait(self, params, progress):
         self.asked.set()
@@ -107,6 +110,29 @@ def test_a_cancel_arrives_as_one(tmp_path):
             other.peer._send(rpc._Cancel(number))
             with pytest.raises(QueryCancelled):
                 await call
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"nonsense",
+        b'{"type": "_Nonsense", "id": 1}',
+        b'{"type": "_Ask", "id": 1, "method": "wait", "params": {}, "more": 1}',
+        b'{"type": "_Ask", "id": "1", "method": "wait", "params": {}}',
+        b'{"type": "_Ask", "id": 1, "method": "wait"}',
+    ],
+)
+def test_what_is_no_message_ends_the_connection(tmp_path, line):
+    async def run() -> None:
+        async with Other(tmp_path / "s") as other:
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            writer.write(line + b"\n")
+            assert await reader.read() == b""
+            writer.close()
+            assert not other.asked.is_set()
+            assert (await other.peer.call("answer")) == {"all": "well"}
 
     asyncio.run(run())
 
