@@ -12,17 +12,15 @@ from headrace.sql.verbs import VERBS, Verb
 
 _TYPES: Final = {"bool": "boolean"}
 """Where SQL has another word."""
-_CAPTURED: Final = f"""CREATE OR REPLACE FUNCTION headrace.captured_settings()
+CAPTURED: Final = "captured_settings"
+_CAPTURED: Final = f"""CREATE OR REPLACE FUNCTION headrace.{CAPTURED}()
 RETURNS jsonb LANGUAGE sql STABLE AS $$ {AS_JSON} $$;
 """
 
 
 def names() -> list[str]:
-    """The names of what ``texts`` make."""
-    return [
-        "captured_settings",
-        *(name for verb in VERBS.values() if (name := verb.called)),
-    ]
+    """The names of all procedures."""
+    return [name for verb in VERBS.values() if (name := verb.called)]
 
 
 def texts() -> list[str]:
@@ -56,7 +54,7 @@ DECLARE
 BEGIN
     COMMIT;
     command := headrace.submit('{verb.name}', pg_catalog.jsonb_build_object({packed}),
-                               headrace.captured_settings());
+                               headrace.{CAPTURED}());
     COMMIT;
     WHILE NOT done LOOP
         SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;
