@@ -184,7 +184,7 @@ def drop(meta: Meta, shared: Shared) -> None:
 def put_feeds(meta: Meta, unit_id: int, feeds: Mapping[str, int]) -> None:
     """Write down what a unit reads."""
     key = _FEEDS + str(unit_id).encode()
-    meta[key] = msgspec.json.encode(feeds) if feeds else None
+    meta[key] = msgspec.json.encode(dict(feeds)) if feeds else None
 
 
 def _made(unit_id: int, value: bytes) -> Shared:

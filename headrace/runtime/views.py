@@ -7,13 +7,13 @@ resync and hold back nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import psycopg
 import structlog
 
@@ -291,7 +291,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        data = json.loads(path.read_bytes())
+        data = msgspec.json.decode(path.read_bytes())
         if data["format"] != layout.FORMAT:
             raise StateDamaged("the view's staged state has another format")
         lsn = data.get("start_lsn", data["lsn"])

@@ -162,9 +162,7 @@ class Direct:
             invocation = invocation_of(command.procedure, arguments)
             context = CallContext(command.caller, settings)
             found = await self._commands.run(invocation, context, report)
-            self._post(
-                number, status=CommandStatus.DONE, result=_json(_objects(found))
-            )
+            self._post(number, status=CommandStatus.DONE, result=_json(_objects(found)))
         except asyncio.CancelledError:
             error = QueryCancelled("canceling statement due to user request")
             self._fail(number, error)
@@ -178,9 +176,7 @@ class Direct:
             self._misses.pop(number, None)
 
     def _fail(self, number: int, error: HeadraceError) -> None:
-        self._post(
-            number, status=CommandStatus.FAILED, error=_json(error.fields())
-        )
+        self._post(number, status=CommandStatus.FAILED, error=_json(error.fields()))
 
     def _post(self, number: int, **columns: str) -> None:
         self._outbox.setdefault(number, {}).update(columns)
