@@ -10,7 +10,6 @@ join by an underscore (``[spark] master = "…"`` is ``spark_master``) and an ou
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import tomllib
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -243,14 +243,12 @@ class Settings:
 
     def to_json(self) -> str:
         """All fields as JSON, secrets included: for a child's environment only."""
-        return json.dumps(
-            {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        )
+        return msgspec.json.encode(self, enc_hook=os.fspath).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Inverse of ``to_json``; unknown keys are refused."""
-        return cls.of(json.loads(text))
+        return cls.of(msgspec.json.decode(text))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -318,10 +316,6 @@ def address(text: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65_535:
         raise UserError(f'invalid address "{text}"', hint="Write it as HOST:PORT.")
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -6,12 +6,13 @@ retried with bounded back-off; *session* errors end a client session; *bugs* sto
 Messages follow Postgres: lower-case, no full stop, names quoted; detail and hint are sentences.
 
 The class is what decides.  An SQLSTATE alone says nothing about who raised it: code of a user may
-raise any of them.  So ``transient`` is asked once, where a server has answered (``pinned``,
+raise any of them.  So ``family`` is asked once, where a server has answered (``pinned``,
 ``expressions.session``), and an error keeps its class from process to process (``to_wire``).
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import ClassVar, Final, Self
 
 RESYNC: Final = "Drop the view and create it again."
@@ -21,18 +22,34 @@ MESSAGE_CHARS_MAX: Final = 4_000
 DETAIL_CHARS_MAX: Final = 64_000
 """Code of a user says what it likes; it must fit a control message and the catalog many times."""
 
-_TRANSIENT_CLASSES: Final = ("08", "40", "53", "57", "58")
-_TRANSIENT: Final = frozenset(("25006", "55006", "55P03"))
+
+class ErrorFamily(Enum):
+    """Which of them an answer of a server to a *statement of ours* is, and what it is about."""
+
+    TRANSIENT = "the server, or somebody in the way: it may answer otherwise later"
+    DEFINITE = "the statement: no row is to blame, and it will not pass"
+    DATA = "what it was given, or code of a user"
+
+
+_FAMILIES: Final = {
+    **dict.fromkeys(("08", "40", "53", "57", "58"), ErrorFamily.TRANSIENT),
+    **dict.fromkeys(("25006", "55006", "55P03"), ErrorFamily.TRANSIENT),
+    **dict.fromkeys(("0A", "25", "28", "2F", "3D", "3F", "42"), ErrorFamily.DEFINITE),
+}
+"""By SQLSTATE, or by its class; all others are about data."""
+
+
+def family(sqlstate: str | None) -> ErrorFamily:
+    """The family of an answer; None: there was none."""
+    if sqlstate is None:
+        return ErrorFamily.TRANSIENT
+    default = _FAMILIES.get(sqlstate[:2], ErrorFamily.DATA)
+    return _FAMILIES.get(sqlstate, default)
 
 
 def transient(sqlstate: str | None) -> bool:
-    """Whether a server that answers so to a *statement of ours* may answer otherwise later.
-
-    None: it did not answer at all.
-    """
-    if sqlstate is None:
-        return True
-    return sqlstate in _TRANSIENT or sqlstate.startswith(_TRANSIENT_CLASSES)
+    """Whether trying again may help."""
+    return family(sqlstate) is ErrorFamily.TRANSIENT
 
 
 class HeadraceError(Exception):
@@ -195,6 +212,12 @@ class StateDamaged(DefiniteFailure):
     sqlstate = "55H04"
 
 
+class Deadly(DefiniteFailure):
+    """Processes of ours have died of it: it is left alone until somebody calls for it."""
+
+    sqlstate = "58000"
+
+
 class ContinuityLost(DefiniteFailure):
     """The stream cannot be continued without loss; every view needs a resync."""
 
@@ -290,4 +313,6 @@ def from_wire(wire: Wire) -> HeadraceError:
 
 
 def _bounded(text: str, length_max: int) -> str:
-    return text if len(text) <= length_max else f"{text[: length_max - 1]}…"
+    text = text if len(text) <= length_max else f"{text[: length_max - 1]}…"
+    # Half of a surrogate pair, as in the name of a file, is no character to whoever is told.
+    return text.encode(errors="backslashreplace").decode()

@@ -27,6 +27,7 @@ import functools
 from dataclasses import dataclass
 from typing import Final, NewType
 
+import msgspec
 import pyarrow as pa
 
 Lsn = NewType("Lsn", int)
@@ -62,42 +63,23 @@ _ARROW: Final[dict[int, pa.DataType]] = {
     TIMESTAMPTZ: pa.int64(),
 }
 
-PINNED_SETTINGS: Final[dict[str, str]] = {
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "postgres",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "client_encoding": "UTF8",
-    # Temporary objects stand before all schemas unless they are named: they may be a user's.
-    "search_path": "pg_catalog, pg_temp",
-    "xmloption": "content",
-    "lc_monetary": "C",
-    # Off, it reads the element NULL of an array as the string "NULL".
-    "array_nulls": "on",
-    "standard_conforming_strings": "on",
-    "transform_null_equals": "off",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    # Higher, a stream gets no warnings; lower, it gets messages that are none.
-    "client_min_messages": "notice",
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "row_security": "off",
-}
-"""Settings pinned on *every* connection that reads or writes values (stream, population,
-evaluation, sink), so that one value always has one text (E13)."""
-
 
 def arrow_type(oid: int) -> pa.DataType:
     """Arrow type in which values of Postgres type ``oid`` travel."""
     return _ARROW.get(oid, pa.string())
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class PlanPart(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag=lambda name: name.removesuffix("Spec"),
+):
+    """Data of a physical plan; as JSON it has its ``kind``, what people call its class."""
+
+
+class Field(PlanPart, frozen=True):
     """One column: its name and its Postgres type (domains already resolved to the base type)."""
 
     name: str

@@ -7,16 +7,15 @@ executor and in a test, so that the state on disk and the collections always agr
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
-from headrace.expressions.ir import Column, Expr, Literal, Native, Remote
-from headrace.types import Field, Schema
+import msgspec
+
+from headrace.expressions.ir import Expr
+from headrace.types import Field, PlanPart, Schema
 
 
-@dataclass(frozen=True, slots=True)
-class SourceColumn:
+class SourceColumn(PlanPart, frozen=True):
     """A column of a base table: ``attnum``; ``name`` is what it was called when it was planned."""
 
     attnum: int
@@ -26,8 +25,7 @@ class SourceColumn:
     collation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSpec:
+class SourceSpec(PlanPart, frozen=True):
     """The rows of one base table (one node per table of a view, shared by its scans).
 
     ``columns`` are the output; ``key`` are the primary-key (or replica-identity index) columns,
@@ -48,8 +46,7 @@ class SourceSpec:
     """Rows for which one of these is not true are not kept, nor shown.  None of them may fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class FilterSpec:
+class FilterSpec(PlanPart, frozen=True):
     """Rows for which every predicate is true; predicates run in order on the survivors."""
 
     id: str
@@ -58,8 +55,7 @@ class FilterSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MapSpec:
+class MapSpec(PlanPart, frozen=True):
     """One output column per expression."""
 
     id: str
@@ -68,8 +64,7 @@ class MapSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FusedSpec:
+class FusedSpec(PlanPart, frozen=True):
     """A chain of Filter and Map run as one collection on a synchronous edge."""
 
     id: str
@@ -78,8 +73,7 @@ class FusedSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JoinSpec:
+class JoinSpec(PlanPart, frozen=True):
     """Pairs of left x right with equal keys and all ``residual`` true, and what ``op`` adds.
 
     ``op``: ``inner``; ``left`` and ``full`` add the rows without a partner, NULLs beside them;
@@ -114,8 +108,7 @@ class JoinSpec:
         return port in self.watched and self.op != "semi"
 
 
-@dataclass(frozen=True, slots=True)
-class AggregateSpec:
+class AggregateSpec(PlanPart, frozen=True):
     """One aggregate: ``function`` over input column ``argument`` where boolean column ``filter``.
 
     ``function``: ``count_star``, ``count``, ``sum``, ``avg``, ``min``, ``max``, ``any`` (the least
@@ -153,8 +146,7 @@ class AggregateSpec:
         return first + self.more
 
 
-@dataclass(frozen=True, slots=True)
-class ReduceSpec:
+class ReduceSpec(PlanPart, frozen=True):
     """Group by input columns ``keys``; output is the keys, then the aggregates.
 
     With no keys there is always exactly one output row, also over no input; so it is for the keys
@@ -169,8 +161,7 @@ class ReduceSpec:
     always: tuple[tuple[str | None, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ExpandSpec:
+class ExpandSpec(PlanPart, frozen=True):
     """Each row once per grouping set.
 
     Output is the input's columns; then a copy of each input column ``keys``, NULL where the set
@@ -184,8 +175,7 @@ class ExpandSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SortKey:
+class SortKey(PlanPart, frozen=True):
     """One ORDER BY item: input column ``column`` under the ordering operator ``operator``.
 
     ``native``: the byte order of its canonical keys is that order; else Postgres is asked.
@@ -200,8 +190,7 @@ class SortKey:
     trusted: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TopKSpec:
+class TopKSpec(PlanPart, frozen=True):
     """Of each group of rows equal in columns ``keys``, ``limit`` rows from ``offset`` on.
 
     Rows stand in the order of ``order``, then of the canonical key of the other columns, then of
@@ -218,8 +207,7 @@ class TopKSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RunningSpec:
+class RunningSpec(PlanPart, frozen=True):
     """A window function that needs nobody's help: its value follows from the rows before.
 
     ``function``: ``row_number``, ``rank``, ``dense_rank``, ``lag`` and ``lead`` (by ``distance``,
@@ -234,8 +222,7 @@ class RunningSpec:
     default: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WindowCallSpec:
+class WindowCallSpec(PlanPart, frozen=True):
     """One window function: ``sql`` is the call, with ``$n`` for input columns ``args``.
 
     FILTER is part of it, OVER is not.  ``frame`` is the frame clause (empty: the default).
@@ -250,8 +237,7 @@ class WindowCallSpec:
     frame: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSpec:
+class WindowSpec(PlanPart, frozen=True):
     """Each row of the input, then the values of ``calls`` over the same partitions and order.
 
     The windows are PARTITION BY columns ``keys`` ORDER BY ``order``, each call with a frame of its
@@ -273,8 +259,7 @@ class WindowSpec:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DistinctSpec:
+class DistinctSpec(PlanPart, frozen=True):
     """Each distinct row once (equal as Postgres says; shown is the least representation)."""
 
     id: str
@@ -282,8 +267,7 @@ class DistinctSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class UnionSpec:
+class UnionSpec(PlanPart, frozen=True):
     """The multiset sum of all inputs (UNION ALL)."""
 
     id: str
@@ -291,8 +275,7 @@ class UnionSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SetOpSpec:
+class SetOpSpec(PlanPart, frozen=True):
     """INTERSECT or EXCEPT (``op``: ``intersect``, ``except``), ``all`` or distinct.
 
     Rows are equal as in ``DistinctSpec``; shown are the least representations of the left side.
@@ -306,8 +289,7 @@ class SetOpSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FlatMapSpec:
+class FlatMapSpec(PlanPart, frozen=True):
     """Each row beside the rows that set-returning functions give for it.
 
     ``calls`` are SQL over ``$1`` …, the input columns ``arguments``; they run in lockstep
@@ -329,8 +311,7 @@ ITERATION = "number of the iteration: no identifier of Postgres is as long as th
 """Name of the column that the nodes in the step of a ``RecursiveSpec`` carry."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkTableSpec:
+class WorkTableSpec(PlanPart, frozen=True):
     """First node in the step of a ``RecursiveSpec``: rows of the iteration before.
 
     The last column of ``schema``, and some column of all that follows from it, is ``ITERATION``.
@@ -340,8 +321,7 @@ class WorkTableSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RecursiveSpec:
+class RecursiveSpec(PlanPart, frozen=True):
     """WITH RECURSIVE: ``base``, then ``step`` over the rows of the iteration before.
 
     ``step`` begins with the ``WorkTableSpec`` and ends with the node whose rows, ``ITERATION``
@@ -360,8 +340,7 @@ class RecursiveSpec:
     """Rows of one iteration that a txid may change."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValuesSpec:
+class ValuesSpec(PlanPart, frozen=True):
     """Constant rows, each with weight 1 at txid 0; ``rows`` hold Postgres' output text."""
 
     id: str
@@ -369,8 +348,7 @@ class ValuesSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FeedSpec:
+class FeedSpec(PlanPart, frozen=True):
     """Rows of a subplan that the worker keeps elsewhere: it stands in place of its last node.
 
     Never part of a stored plan (runtime/subplans.py).
@@ -380,8 +358,7 @@ class FeedSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TimeTestSpec:
+class TimeTestSpec(PlanPart, frozen=True):
     """A comparison with the clock, which is the column after the input's.
 
     How ``key`` (of the row, type ``oid``) stands to ``bound`` (of the clock alone, its only column)
@@ -401,8 +378,7 @@ class TimeTestSpec:
     """How far the bound may fall behind one it has had, in units of ``shift``; None: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class TemporalSpec:
+class TemporalSpec(PlanPart, frozen=True):
     """Each row with one boolean column more per test, as of the batch's instant."""
 
     id: str
@@ -411,8 +387,7 @@ class TemporalSpec:
     schema: Schema = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SinkSpec:
+class SinkSpec(PlanPart, frozen=True):
     """The end: consolidated rows of the view."""
 
     id: str
@@ -443,8 +418,7 @@ Node = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PhysicalPlan:
+class PhysicalPlan(PlanPart, frozen=True):
     """Nodes in topological order; the last is the ``SinkSpec``."""
 
     nodes: tuple[Node, ...]
@@ -506,47 +480,39 @@ def inputs(node: Node) -> tuple[str, ...]:
             return (node.input,)
 
 
-def kind(part: type) -> str:
+def kind(part: type[PlanPart]) -> str:
     """What stored plans, and people, call a class of this module."""
-    return part.__name__.removesuffix("Spec")
+    return str(part.__struct_config__.tag)
 
 
-_KINDS: dict[str, type] = {
-    kind(c): c
-    for c in (
-        Field, SourceColumn, SourceSpec, FilterSpec, MapSpec, FusedSpec, JoinSpec, AggregateSpec, ExpandSpec, ReduceSpec, DistinctSpec, UnionSpec, SetOpSpec, FlatMapSpec,
-        WorkTableSpec, RecursiveSpec, TemporalSpec, TimeTestSpec,
-        ValuesSpec, FeedSpec, SinkSpec, SortKey, TopKSpec, RunningSpec, WindowCallSpec, WindowSpec, PhysicalPlan, Column, Literal, Native, Remote,
-    )
-}  # fmt: skip
+def to_json(value: PlanPart | Schema) -> Any:
+    """``value`` as plain JSON data."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def to_json(value: Any) -> Any:
-    """``value`` (plan, node, expression) as plain JSON data."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        out: dict[str, Any] = {"kind": kind(type(value))}
-        for f in dataclasses.fields(value):
-            out[f.name] = to_json(getattr(value, f.name))
-        return out
-    if isinstance(value, tuple | list):
-        return [to_json(v) for v in value]
-    return value
+def from_json(data: Any) -> PhysicalPlan:
+    """The plan that ``to_json`` has given.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none.
+    """
+    return msgspec.convert(_as_now(data), PhysicalPlan)
 
 
-def from_json(data: Any) -> Any:
-    """Inverse of ``to_json``; lists become tuples."""
-    if isinstance(data, dict):
-        kind = _KINDS[data["kind"]]
-        if kind is WindowSpec and "frame" in data:
-            data = _frame_per_call(data)
-        return kind(**{k: from_json(v) for k, v in data.items() if k != "kind"})
-    if isinstance(data, list):
-        return tuple(from_json(v) for v in data)
-    return data
-
-
-def _frame_per_call(data: dict[str, Any]) -> dict[str, Any]:
-    """A window as written when all its calls had one frame."""
-    rest = {k: v for k, v in data.items() if k != "frame"}
-    calls = [{**call, "frame": data["frame"]} for call in data["calls"]]
-    return {**rest, "calls": calls}
+def _as_now(data: Any) -> Any:
+    """Data of earlier as it is written now."""
+    if not isinstance(data, dict):
+        return data
+    out = {
+        k: [_as_now(n) for n in v] if k in ("nodes", "step") else v
+        for k, v in data.items()
+    }
+    kind = out.get("kind")
+    if kind == "Window" and "frame" in out:  # that of all its calls
+        frame = out.pop("frame")
+        out["calls"] = [{**call, "frame": frame} for call in out["calls"]]
+    if (
+        kind == "Source" and out.get("pushdown") == ""
+    ):  # a text, which never was another
+        out["pushdown"] = []
+    return out

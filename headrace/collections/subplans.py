@@ -7,11 +7,12 @@ Two nodes are equal if they differ only in the names of nodes and columns, and s
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from headrace.collections import plan as p
 from headrace.errors import BugError
@@ -40,19 +41,17 @@ def over(node: p.Node, names: Mapping[str, str]) -> p.Node:
     new: Any = node
     match node:
         case p.UnionSpec():
-            new = dataclasses.replace(node, inputs=wanted)
+            new = replace(node, inputs=wanted)
         case p.FusedSpec():
-            steps = (dataclasses.replace(node.steps[0], input=wanted[0]),)
-            new = dataclasses.replace(
-                node, input=wanted[0], steps=steps + node.steps[1:]
-            )
+            steps = (replace(node.steps[0], input=wanted[0]),)
+            new = replace(node, input=wanted[0], steps=steps + node.steps[1:])
         case _ if len(wanted) == 1 and hasattr(node, "input"):
-            new = dataclasses.replace(new, input=wanted[0])
+            new = replace(new, input=wanted[0])
         case p.RecursiveSpec():
             step = tuple(over(n, names) for n in node.step)
-            new = dataclasses.replace(node, base=wanted[0], outer=wanted[1:], step=step)
+            new = replace(node, base=wanted[0], outer=wanted[1:], step=step)
         case p.JoinSpec() | p.SetOpSpec():
-            new = dataclasses.replace(node, left=wanted[0], right=wanted[1])
+            new = replace(node, left=wanted[0], right=wanted[1])
     if p.inputs(new) != wanted:
         raise BugError(f"inputs of {p.kind(type(node))} cannot be exchanged")
     made: p.Node = new

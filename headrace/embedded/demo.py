@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shutil
 import signal
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+import msgspec
 import psycopg
 
 from headrace import clock
@@ -250,8 +250,12 @@ def run_once(options: DemoOptions) -> int:
         wrote_s = clock.monotonic() - began
         say("comparing each view with its query")
         answer = result(demo, demo.verify(), wrote_s)
-    sys.stdout.write(json.dumps(answer) + "\n")
+    _answer(answer)
     return 0 if answer["ok"] else 1
+
+
+def _answer(told: dict[str, Any]) -> None:
+    sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
 
 
 def run_live(options: DemoOptions) -> int:
@@ -279,7 +283,7 @@ def run(options: DemoOptions) -> int:
         if isinstance(error, HeadraceError):
             say("\n".join(filter(None, (error.detail, error.hint))))
         if options.once:
-            sys.stdout.write(json.dumps({"ok": False, "error": str(error)}) + "\n")
+            _answer({"ok": False, "error": str(error)})
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -8,11 +8,10 @@ raise is computed for the rows that ask for it (``expressions.conditional``), al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from headrace.types import PlanPart
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(PlanPart, frozen=True):
     """Column ``index`` of the input batch."""
 
     index: int
@@ -21,8 +20,7 @@ class Column:
     collation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(PlanPart, frozen=True):
     """A constant as Postgres' own output text (under the pinned settings); ``None`` is NULL."""
 
     text: str | None
@@ -31,8 +29,7 @@ class Literal:
     collation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Native:
+class Native(PlanPart, frozen=True):
     """``op`` applied by a kernel; ``op`` is a name known to ``expressions.native``."""
 
     op: str
@@ -42,8 +39,7 @@ class Native:
     collation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(PlanPart, frozen=True):
     """``sql`` evaluated by Postgres; ``$1`` … ``$n`` stand for ``args``, already of the right type.
 
     ``trusted`` is false when a function that is not built in takes part: such an expression is

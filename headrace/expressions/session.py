@@ -21,6 +21,7 @@ from headrace import errors
 from headrace.errors import (
     BugError,
     DefiniteFailure,
+    ErrorFamily,
     Interrupted,
     OutOfReach,
     RowError,
@@ -28,26 +29,16 @@ from headrace.errors import (
 from headrace.expressions.link import Key, Unconnected
 from headrace.expressions.pool import Pool
 from headrace.postgres import failures
+from headrace.postgres.settings import (
+    FORCED,
+    FUNCTION_PATH,
+    OUTPUT,
+    PINNED_SETTINGS,
+    canonical,
+)
 from headrace.process import bounds
 from headrace.process.bounds import Described
-from headrace.types import PINNED_SETTINGS, Field, arrow_type
-
-_FORCED: Final = frozenset(
-    {
-        "client_encoding", "lc_monetary", "statement_timeout", "row_security",
-        "idle_in_transaction_session_timeout", "default_transaction_read_only", "role",
-        "session_authorization",
-    }
-)  # fmt: skip
-"""Captured values of these are ignored: values could not be read back, or rights would change."""
-
-FUNCTION_PATH: Final = "functions.search_path"
-"""Captured setting: the schemas in which functions of users look for names, in order."""
-
-_OUTPUT: Final = (
-    "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output",
-)  # fmt: skip
-"""Settings that decide how values look."""
+from headrace.types import Field, arrow_type
 
 _DEFAULT_COLLATION: Final = 100
 
@@ -56,8 +47,8 @@ _TOO_LARGE: Final = "headrace: too many bytes: "
 
 _NUMBERS: Final = itertools.count()
 
-_GONE: Final = ("0A", "25", "42", "3D", "3F", "2F", "28")
-"""SQLSTATE classes that no row is to blame for."""
+_READ_ONLY: Final = "25006"
+"""By our own doing everything is so where expressions are evaluated: that will not pass."""
 
 
 class EvaluatorSession:
@@ -82,9 +73,7 @@ class EvaluatorSession:
         self._owner = owner
         self._value_bytes_max = value_bytes_max
         captured = {
-            _canonical_name(k): v
-            for k, v in settings.items()
-            if k.lower() not in _FORCED
+            canonical(k): v for k, v in settings.items() if k.lower() not in FORCED
         }
         path = captured.pop(FUNCTION_PATH, None)
         if path is not None and not trusted:
@@ -97,7 +86,7 @@ class EvaluatorSession:
             "jit": "off",
         }
         self._switched = [
-            name for name in _OUTPUT if effective[name] != PINNED_SETTINGS[name]
+            name for name in OUTPUT if effective[name] != PINNED_SETTINGS[name]
         ]
         self._key = Key(dsn, tuple(effective.items()), None if trusted else owner)
         self._types: dict[int, tuple[str, bool]] = {}
@@ -303,13 +292,6 @@ def _rows(
     return found
 
 
-def _canonical_name(name: str) -> str:
-    for known in PINNED_SETTINGS:
-        if known.lower() == name.lower():
-            return known
-    return name
-
-
 def _check_type(oid: int, field: Field) -> None:
     if oid == field.oid:
         return
@@ -328,9 +310,10 @@ def _raise(error: psycopg.Error) -> NoReturn:
         raise bound.too_large(message.rpartition(_TOO_LARGE)[2].strip('"')) from error
     if code is None:
         raise BugError(f"the statement could not be sent: {message}") from error
-    if code.startswith(_GONE):
+    family = errors.family(code)
+    if family is ErrorFamily.DEFINITE or code == _READ_ONLY:
         raise DefiniteFailure(message, sqlstate=code) from error
-    if errors.transient(code):
+    if family is ErrorFamily.TRANSIENT:
         raise Interrupted(message, sqlstate=code) from error
     raise RowError(message, sqlstate=code) from error
 

@@ -9,15 +9,14 @@ One transaction, always rolled back: nothing is left in the user's database.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import psycopg
+from msgspec.structs import replace
 
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.errors import UnsupportedError
-from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import check, position, session
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
@@ -43,6 +42,7 @@ from headrace.planner.scalars.forms import FORMS
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 from headrace.postgres.connect import Connection
+from headrace.postgres.settings import FUNCTION_PATH
 from headrace.types import UNKNOWN, Field, Schema
 
 _PROOF_CHUNK: Final = 500
@@ -65,7 +65,6 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         session.bind_query(conn, request.query, request.caller)
         settings = session.captured_settings(conn, request.settings)
         catalog = Catalog(conn)
-        session.pin_settings(conn)
         bound = session.read_view(conn, request.query)
         check.refuse_clock_literals(
             bound.tree,

@@ -8,10 +8,10 @@ DSN never stands in a Spark plan), ``segment`` and ``exit`` as JSON.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import psycopg
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -54,9 +54,8 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
 
     def __init__(self, options: dict[str, str]) -> None:
         self._path = options["spec"]
-        head, tail, schema_of = json.loads(options["segment"])
-        self._segment = Segment(head, tuple(tail), schema_of)
-        self._exit = Exit(*json.loads(options["exit"]))
+        self._segment = msgspec.json.decode(options["segment"], type=Segment)
+        self._exit = msgspec.json.decode(options["exit"], type=Exit)
 
     def partitions(self) -> Sequence[Range]:
         """One partition per block range."""

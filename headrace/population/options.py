@@ -2,69 +2,58 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
+
+import msgspec
+from msgspec import Meta
 
 from headrace.config import Settings
 from headrace.errors import UserError
 from headrace.process import bounds
 
-_MODES: Final = ("auto", "local", "spark")
-_KNOWN: Final = (
-    *(
-        "population",
-        "threshold_rows",
-        "block",
-        "commit_group",
-        "on_change",
-        "on_damage",
-        "sharing",
-        "key",
-    ),
-    *("max_recursion_iterations", "max_recursion_rows"),
-    *bounds.NAMES,
-)
-_ON_CHANGE: Final = ("follow", "stop", "resync")
-_ON_DAMAGE: Final = ("resync", "stop")
 _GROUP_MAX: Final = 63
-_LIMITS: Final = ("max_recursion_iterations", "max_recursion_rows")
 _LIMIT_MAX: Final = 2**31 - 1
 """The number of an iteration is an integer."""
+
+Count = Annotated[int, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=1, le=_LIMIT_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
     """How a view is populated and written."""
 
-    population: str = "auto"
+    population: Literal["auto", "local", "spark"] = "auto"
     """``local`` (in the builder), ``spark``, or ``auto``: by the number of rows."""
-    threshold_rows: int | None = None
+    threshold_rows: Count | None = None
     """Rows of all tables from which ``auto`` takes Spark; None: the server's setting."""
     block: bool = True
     """Whether the caller waits; without waiting the view outlives a restart of the engine."""
-    commit_group: str = ""
+    commit_group: Annotated[str, Meta(max_length=_GROUP_MAX)] = ""
     """Views of one group appear changed together; '': with all that name none."""
 
-    on_change: str = "follow"
+    on_change: Literal["follow", "stop", "resync"] = "follow"
     """What follows when a change of its tables' structure has stopped the view: ``follow`` has it
     resynced by itself where its query stands as it is, ``resync`` wherever that may mend it,
     ``stop`` nowhere (server/resumer.py)."""
 
-    on_damage: str = "resync"
+    on_damage: Literal["resync", "stop"] = "resync"
     """What follows when the view's state, its result table or the stream was lost or spoilt:
     ``resync`` has it filled anew by itself, with ``stop`` it waits for a call."""
 
     sharing: bool = True
     """Whether subplans that other views have too are kept once for all (runtime/sharing.py)."""
 
-    key: tuple[str, ...] = ()
+    key: Annotated[tuple[str, ...], Meta(min_length=1)] = ()
     """Columns of the result table's primary key; empty: it has none (sink/keys.py)."""
 
-    max_recursion_iterations: int | None = None
+    max_recursion_iterations: Limit | None = None
     """Iterations after which a WITH RECURSIVE is taken to have no end; None: the setting."""
 
-    max_recursion_rows: int | None = None
+    max_recursion_rows: Limit | None = None
     """Rows of one iteration that one transaction may change; None: the setting."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -98,65 +87,50 @@ class ViewOptions:
             UserError: 22023, an option is unknown or has no fitting value.
         """
         for name in given:
-            if name not in _KNOWN:
+            if name not in _TYPES:
                 raise UserError(
                     f'unrecognized option "{name}"',
-                    hint=f"Options are: {', '.join(sorted(_KNOWN))}.",
+                    hint=f"Options are: {', '.join(sorted(_TYPES))}.",
                 )
-        population = _word(given, "population", _MODES)
-        rows = given.get("threshold_rows")
-        if rows is not None and (
-            isinstance(rows, bool) or not isinstance(rows, int) or rows < 0
-        ):
-            raise UserError('option "threshold_rows" must be a number of rows')
-        block = given.get("block", True)
-        if not isinstance(block, bool):
-            raise UserError('option "block" must be true or false')
-        group = given.get("commit_group", "")
-        if not isinstance(group, str) or len(group) > _GROUP_MAX:
-            raise UserError(
-                f'option "commit_group" must be a text of at most {_GROUP_MAX} characters'
-            )
-        on_change = _word(given, "on_change", _ON_CHANGE)
-        on_damage = _word(given, "on_damage", _ON_DAMAGE)
-        sharing = given.get("sharing", True)
-        if not isinstance(sharing, bool):
-            raise UserError('option "sharing" must be true or false')
-        key = _key(given["key"]) if "key" in given else ()
-        iterations, changed = (_limit(name, given.get(name)) for name in _LIMITS)
-        fields = (population, rows, block, group, on_change, on_damage, sharing, key)
-        found = {n: _limit(n, given[n]) for n in bounds.NAMES if n in given}
-        limits = {n: value for n, value in found.items() if value is not None}
-        return cls(*fields, iterations, changed, limits=limits)
+        found: dict[str, Any] = {}
+        for name in (name for name in _TYPES if name in given):
+            try:
+                found[name] = msgspec.convert(given[name], _TYPES[name])
+            except msgspec.ValidationError as error:
+                raise _misfit(name, given[name]) from error
+        limits: dict[str, int] = {}
+        for name in bounds.NAMES:
+            if (value := found.pop(name, None)) is not None:
+                limits[name] = value
+        return cls(**found, limits=limits)
 
 
-def _word(given: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
-    """The value of an option that is one of ``values``; the first, if it is not given."""
-    value = given.get(name, values[0])
-    if value not in values:
-        raise UserError(
+_TYPES: Final[dict[str, Any]] = {
+    **{
+        name: kind
+        for name, kind in typing.get_type_hints(
+            ViewOptions, include_extras=True
+        ).items()
+        if name != "limits"
+    },
+    **dict.fromkeys(bounds.NAMES, Limit | None),
+}
+_WANTED: Final = {
+    "threshold_rows": "a number of rows",
+    "block": "true or false",
+    "commit_group": f"a text of at most {_GROUP_MAX} characters",
+    "sharing": "true or false",
+    "key": "a list of column names",
+}
+
+
+def _misfit(name: str, value: object) -> UserError:
+    """What is wrong with the value of an option."""
+    if typing.get_origin(_TYPES[name]) is Literal:
+        return UserError(
             f'invalid value for option "{name}": "{value}"',
-            hint=f"Values are: {', '.join(values)}.",
+            hint=f"Values are: {', '.join(typing.get_args(_TYPES[name]))}.",
         )
-    return str(value)
-
-
-def _key(value: object) -> tuple[str, ...]:
-    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
-        return tuple(value)
-    raise UserError(
-        'option "key" must be a list of column names',
-        hint='Write for example {"key": ["country"]}.',
-    )
-
-
-def _limit(name: str, value: object) -> int | None:
-    if value is None:
-        return None
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and 0 < value <= _LIMIT_MAX
-    ):
-        return value
-    raise UserError(f'option "{name}" must be a number from 1 to {_LIMIT_MAX}')
+    wanted = _WANTED.get(name, f"a number from 1 to {_LIMIT_MAX}")
+    hint = 'Write for example {"key": ["country"]}.' if name == "key" else None
+    return UserError(f'option "{name}" must be {wanted}', hint=hint)

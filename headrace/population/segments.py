@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from headrace.collections import build, plan
@@ -32,7 +32,7 @@ from headrace.collections.base import Collection, columns_of, decode, encode
 from headrace.collections.join import keys_of as join_keys
 from headrace.collections.plan import Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_batch, load_columns
-from headrace.errors import BugError, HeadraceError, from_wire, to_wire
+from headrace.errors import BugError, HeadraceError, Wire, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import rows as row_kernel
 from headrace.population import rows
@@ -41,7 +41,7 @@ from headrace.population.staging import Staging
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
 from headrace.state.memory import MemoryStore
-from headrace.types import Diffs, Field, Lsn, Schema, TimeEnd
+from headrace.types import Diffs, Field, Schema, TimeEnd
 
 SPARK_SCHEMA: Final = "key binary, port int, row binary, w bigint"
 ARROW_SCHEMA: Final = pa.schema(
@@ -98,35 +98,14 @@ class Spec:
 
     def write(self) -> Path:
         """Put it where the tasks find it."""
-        return self.staging.write_json(
-            "job.json",
-            {
-                "plan": plan.to_json(self.plan),
-                "dsn": self.dsn,
-                "eval_dsn": self.eval_dsn,
-                "settings": self.settings,
-                "snapshot": [self.ref.name, self.ref.proof, int(self.ref.start_lsn)],
-                "blocks": self.blocks,
-                "idle_ms": self.idle_ms,
-            },
-        )
+        return self.staging.write_json("job.json", self)
 
 
 @functools.lru_cache(maxsize=2)
 def load_spec(path: str) -> Spec:
     """The spec in file ``path``; kept, as one Python worker runs many tasks."""
-    data = json.loads(Path(path).read_text())
-    name, proof, lsn = data["snapshot"]
-    return Spec(
-        plan.from_json(data["plan"]),
-        data["dsn"],
-        data["eval_dsn"],
-        data["settings"],
-        SnapshotRef(name, proof, Lsn(lsn)),
-        Staging(Path(path).parent),
-        data["blocks"],
-        data["idle_ms"],
-    )
+    data = Path(path).read_bytes()
+    return msgspec.json.decode(data, type=Spec, dec_hook=lambda kind, at: kind(at))
 
 
 # --- running
@@ -391,7 +370,9 @@ def save_error(staging: Staging, error: HeadraceError) -> None:
 def saved_error(staging: Staging) -> HeadraceError | None:
     """The error of a task, if one failed for a reason of ours."""
     path = staging.path / ERROR_FILE
-    return from_wire(json.loads(path.read_text())) if path.exists() else None
+    if not path.exists():
+        return None
+    return from_wire(msgspec.json.decode(path.read_bytes(), type=Wire))
 
 
 def single(node: Node) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import sys
 import threading
@@ -18,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import psycopg
 import pyarrow as pa
 import structlog
@@ -313,15 +313,11 @@ class _Graph:
 
     def _emit(self, flow: _Flow, exit_: Exit) -> Any:
         if flow.frame is None:
-            segment = flow.segment
             return (
                 self._session.read.format("headrace")
                 .option("spec", self._path)
-                .option(
-                    "segment",
-                    json.dumps([segment.head, segment.tail, segment.schema_of]),
-                )
-                .option("exit", json.dumps([exit_.kind, exit_.node, exit_.port]))
+                .option("segment", msgspec.json.encode(flow.segment).decode())
+                .option("exit", msgspec.json.encode(exit_).decode())
                 .load()
             )
         function = functools.partial(run_task, self._path, flow.segment, exit_)

@@ -16,13 +16,15 @@ that is repeated replaces its file by an equal one.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from headrace.errors import BugError
 from headrace.state import layout
@@ -32,11 +34,11 @@ from headrace.state.rocks import write_run
 MANIFEST: Final = "manifest.json"
 
 
+@dataclass(frozen=True, slots=True)
 class Staging:
     """The staging directory of one population."""
 
-    def __init__(self, path: Path) -> None:
-        self.path: Final = path
+    path: Path
 
     def make(self) -> None:
         """Make it anew, empty."""
@@ -87,8 +89,8 @@ class Staging:
         path = self.path / name
         with self._renamed(path) as draft:
             handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "w") as file:
-                json.dump(data, file)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(data, enc_hook=os.fspath))
                 file.flush()
                 os.fsync(file.fileno())
         return path

@@ -13,10 +13,11 @@ rights anyway nothing is planned: it is read by a plain COPY, whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import sql
 
 from headrace.collections.plan import Node, PhysicalPlan, SourceSpec

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import PrerequisiteError
-from headrace.types import PINNED_SETTINGS
+from headrace.postgres.settings import PINNED_SETTINGS
 
 _SEARCH_PATH: Final = '"$user", public'
 """Postgres' own default, for a caller who gave none: ours is pinned."""

@@ -17,7 +17,7 @@ from psycopg.rows import DictRow, TupleRow, dict_row
 
 from headrace.errors import HeadraceError, PrerequisiteError, UserError
 from headrace.postgres.failures import translate
-from headrace.types import PINNED_SETTINGS
+from headrace.postgres.settings import PINNED_SETTINGS
 
 Connection = psycopg.Connection[Any]
 
@@ -77,10 +77,14 @@ def session(
         # literals.
         cursor_factory=psycopg.ClientCursor if replication else psycopg.Cursor,
     )
-    if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
-        conn.execute(_NO_TIMEOUT)
-        if not autocommit:
-            conn.commit()
+    try:
+        if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+            conn.execute(_NO_TIMEOUT)
+            if not autocommit:
+                conn.commit()
+    except BaseException:
+        conn.close()
+        raise
     return conn
 
 
@@ -148,8 +152,12 @@ async def async_session(
     conn = await psycopg.AsyncConnection.connect(
         conninfo(dsn, name=name, settings=settings), autocommit=True
     )
-    if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
-        await conn.execute(_NO_TIMEOUT)
+    try:
+        if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+            await conn.execute(_NO_TIMEOUT)
+    except BaseException:
+        await conn.close()
+        raise
     return conn
 
 

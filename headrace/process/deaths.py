@@ -6,15 +6,15 @@ process.  They need not survive the machine, whose end is nobody's fault here.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
+import msgspec
 import structlog
 
 _log = structlog.get_logger(__name__)
@@ -27,6 +27,7 @@ _BYTES: Final = _SLOTS * _MARK.size
 
 Mark = tuple[int, int]
 """Whom the work is for, and which piece of it."""
+Found = TypeVar("Found")
 
 
 class Marks:
@@ -97,16 +98,17 @@ class Marks:
             os.pwrite(self._file, data, at)
 
 
-class DeathRecord:
+class DeathRecord(Generic[Found]):
     """What processes have found out about the deaths before them: JSON in a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: type[Found]) -> None:
         self._path = path
+        self._kind = kind
 
-    def read(self) -> Any:
+    def read(self) -> Found | None:
         """What was written last; None: nothing, or it cannot be read."""
         try:
-            return json.loads(self._path.read_text())
+            return msgspec.json.decode(self._path.read_bytes(), type=self._kind)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -114,11 +116,11 @@ class DeathRecord:
             _log.warning("deaths forgotten", reason=repr(error))
             return None
 
-    def write(self, found: Any) -> None:
+    def write(self, found: Found) -> None:
         """Replace it; a disk without room leaves the last one."""
         draft = self._path.with_suffix(".draft")
         try:
-            draft.write_text(json.dumps(found))
+            draft.write_bytes(msgspec.json.encode(found))
             draft.replace(self._path)
         except OSError as error:
             _log.warning("deaths not recorded", reason=repr(error))

@@ -1,8 +1,7 @@
 """Control messages between commander, worker and builder: JSON lines over a Unix socket.
 
-A request is ``{"id", "method", "params"}``; the answer ``{"id", "result"}`` or ``{"id", "error"}``
-(``errors.to_wire``: it keeps its class), with any number of ``{"id", "progress"}`` before it.
-``{"cancel": id}`` asks the other side to cancel a request.  Control only: no rows travel here.
+A request is answered by one result or one error, which keeps its class (``errors.to_wire``), with
+any number of progress messages before.  Control only: no rows travel here.
 """
 
 from __future__ import annotations
@@ -10,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import msgspec
+import structlog
 
 from headrace.errors import (
     BugError,
@@ -21,6 +22,7 @@ from headrace.errors import (
     PeerGone,
     QueryCancelled,
     TransientError,
+    Wire,
     from_wire,
     to_wire,
 )
@@ -29,6 +31,36 @@ Progress = Callable[[dict[str, Any]], None]
 Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
 
 _LIMIT = 64 * 1024 * 1024
+_log = structlog.get_logger(__name__)
+
+
+class _Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    id: int
+    """Of the request that it is about; each side counts its own."""
+
+
+class _Ask(_Message):
+    method: str
+    params: dict[str, Any]
+
+
+class _Cancel(_Message):
+    """The other side is to cancel a request."""
+
+
+class _Progress(_Message):
+    progress: dict[str, Any]
+
+
+class _Result(_Message):
+    result: Any
+
+
+class _Error(_Message):
+    error: Wire
+
+
+_READ: Final = msgspec.json.Decoder(_Ask | _Cancel | _Progress | _Result | _Error)
 
 
 class Peer:
@@ -71,11 +103,11 @@ class Peer:
         self._waiting[number] = future
         if progress:
             self._progress[number] = progress
-        self._send({"id": number, "method": method, "params": params or {}})
+        self._send(_Ask(number, method, params or {}))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            self._send({"cancel": number})
+            self._send(_Cancel(number))
             if linger_s:
                 await asyncio.wait((future,), timeout=linger_s)
                 if future.done() and future.exception() is None:
@@ -95,16 +127,18 @@ class Peer:
             await self._writer.wait_closed()
         await self.closed.wait()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: _Message) -> None:
         if not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
+            self._writer.write(msgspec.json.encode(message) + b"\n")
 
     async def _read(self) -> None:
         try:
             while line := await self._reader.readline():
-                self._dispatch(json.loads(line))
+                self._dispatch(_READ.decode(line))
         except (OSError, asyncio.IncompleteReadError):
             pass
+        except msgspec.DecodeError as error:
+            _log.error("what the peer says is no message", reason=str(error))
         finally:
             self.closed.set()
             for future in self._waiting.values():
@@ -114,40 +148,35 @@ class Peer:
                 task.cancel()
             self._writer.close()
 
-    def _dispatch(self, message: dict[str, Any]) -> None:
-        if "cancel" in message:
-            if task := self._running.get(message["cancel"]):
-                task.cancel()
-            return
-        number = message["id"]
-        if "method" in message:
-            task = asyncio.create_task(
-                self._serve(number, message["method"], message["params"])
-            )
-            self._running[number] = task
-            return
-        if "progress" in message:
-            if report := self._progress.get(number):
-                report(message["progress"])
-            return
-        future = self._waiting.get(number)
-        if future is None or future.done():
-            return
-        if "error" in message:
-            future.set_exception(from_wire(message["error"]))
-        else:
-            future.set_result(message.get("result"))
+    def _dispatch(self, message: _Ask | _Cancel | _Progress | _Result | _Error) -> None:
+        number = message.id
+        match message:
+            case _Ask():
+                serving = self._serve(number, message.method, message.params)
+                self._running[number] = asyncio.create_task(serving)
+            case _Cancel():
+                if task := self._running.get(number):
+                    task.cancel()
+            case _Progress():
+                if report := self._progress.get(number):
+                    report(message.progress)
+            case _:
+                future = self._waiting.get(number)
+                if future is None or future.done():
+                    return
+                if isinstance(message, _Error):
+                    future.set_exception(from_wire(message.error))
+                else:
+                    future.set_result(message.result)
 
     def _fail(self, number: int, error: HeadraceError) -> None:
-        self._send({"id": number, "error": to_wire(error)})
+        self._send(_Error(number, to_wire(error)))
 
     async def _serve(self, number: int, method: str, params: dict[str, Any]) -> None:
         try:
             handler = self._handlers[method]
-            result = await handler(
-                params, lambda p: self._send({"id": number, "progress": p})
-            )
-            self._send({"id": number, "result": result})
+            result = await handler(params, lambda p: self._send(_Progress(number, p)))
+            self._send(_Result(number, result))
         except HeadraceError as error:
             self._fail(number, error)
         except asyncio.CancelledError:

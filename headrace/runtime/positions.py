@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Final
+
+import msgspec
 
 from headrace.errors import BugError
 from headrace.forwarder.stream import Identity
@@ -84,7 +85,7 @@ def get_confirmed(db: RocksDatabase) -> int:
 
 def put_source(meta: Meta, source: Identity, slot: str) -> None:
     """Add what server the positions belong to."""
-    meta[_SOURCE] = json.dumps([source.system_id, source.timeline, slot]).encode()
+    meta[_SOURCE] = msgspec.json.encode((*astuple(source), slot))
 
 
 def get_source(db: RocksDatabase) -> tuple[Identity, str] | None:
@@ -92,7 +93,7 @@ def get_source(db: RocksDatabase) -> tuple[Identity, str] | None:
     value = db.get_meta(_SOURCE)
     if value is None:
         return None
-    system, timeline, slot = json.loads(value)
+    system, timeline, slot = msgspec.json.decode(value, type=tuple[str, int, str])
     return Identity(system, timeline), slot
 
 

@@ -5,17 +5,17 @@ Who reads which, and how that changes, is in ``sharing.py``.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from headrace.collections import plan, subplans
 from headrace.collections.base import cut
-from headrace.collections.plan import PhysicalPlan, kind
+from headrace.collections.plan import kind
 from headrace.errors import BugError, StateDamaged
 from headrace.runtime import positions
 from headrace.runtime.positions import Meta
@@ -127,6 +127,16 @@ class Shared(Unit):
         return state == LOG or subplans.keeps(self.own, state)
 
 
+class _Record(msgspec.Struct):
+    """What the state database has of one."""
+
+    plan: dict[str, Any]
+    settings: dict[str, str]
+    start_lsn: int
+    signature: str
+    first: int
+
+
 def read(db: RocksDatabase) -> tuple[dict[int, dict[str, int]], list[Shared]]:
     """Who reads what, by unit and node, and the shared subplans with their states.
 
@@ -137,16 +147,16 @@ def read(db: RocksDatabase) -> tuple[dict[int, dict[str, int]], list[Shared]]:
     found = []
     try:
         feeds: dict[int, dict[str, int]] = {
-            int(key[len(_FEEDS) :]): json.loads(value)
+            int(key[len(_FEEDS) :]): msgspec.json.decode(value, type=dict[str, int])
             for key, value in db.scan_meta(_FEEDS)
         }
         for key, value in db.scan_meta(_SUBPLAN):
-            made = _of_json(int(key[len(_SUBPLAN) :]), json.loads(value))
+            made = _made(int(key[len(_SUBPLAN) :]), value)
             made.feed_on(feeds.get(made.id, {}))
             mark = marks[made.id]
             made.restore(db.view(made.id, mark.txid), mark)
             found.append(made)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StateDamaged(
             "the record of shared subplans is damaged", detail=f"{error!r}."
         ) from error
@@ -155,7 +165,14 @@ def read(db: RocksDatabase) -> tuple[dict[int, dict[str, int]], list[Shared]]:
 
 def put(meta: Meta, shared: Shared) -> None:
     """Write down what a new one computes."""
-    meta[_SUBPLAN + str(shared.id).encode()] = json.dumps(_to_json(shared)).encode()
+    record = _Record(
+        plan.to_json(shared.plan),
+        shared.settings,
+        shared.start_lsn,
+        shared.signature,
+        shared.first,
+    )
+    meta[_SUBPLAN + str(shared.id).encode()] = msgspec.json.encode(record)
 
 
 def drop(meta: Meta, shared: Shared) -> None:
@@ -167,28 +184,16 @@ def drop(meta: Meta, shared: Shared) -> None:
 def put_feeds(meta: Meta, unit_id: int, feeds: Mapping[str, int]) -> None:
     """Write down what a unit reads."""
     key = _FEEDS + str(unit_id).encode()
-    meta[key] = json.dumps(dict(feeds)).encode() if feeds else None
+    meta[key] = msgspec.json.encode(dict(feeds)) if feeds else None
 
 
-def _to_json(shared: Shared) -> dict[str, Any]:
-    return {
-        "plan": plan.to_json(shared.plan),
-        "settings": shared.settings,
-        "start_lsn": shared.start_lsn,
-        "signature": shared.signature,
-        "first": shared.first,
-    }
-
-
-def _of_json(unit_id: int, data: Mapping[str, Any]) -> Shared:
-    rebuilt = plan.from_json(data["plan"])
-    if not isinstance(rebuilt, PhysicalPlan):
-        raise TypeError("no physical plan")
+def _made(unit_id: int, value: bytes) -> Shared:
+    found = msgspec.json.decode(value, type=_Record)
     return Shared(
         unit_id,
-        rebuilt,
-        {str(k): str(v) for k, v in data["settings"].items()},
-        int(data["start_lsn"]),
-        str(data["signature"]),
-        int(data["first"]),
+        plan.from_json(found.plan),
+        found.settings,
+        found.start_lsn,
+        found.signature,
+        found.first,
     )

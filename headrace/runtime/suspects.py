@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import psycopg
 import structlog
 
-from headrace.errors import RESYNC, DefiniteFailure, TransientError
+from headrace.errors import RESYNC, Deadly, TransientError
 from headrace.process.deaths import DeathRecord, Marks
 
 _log = structlog.get_logger(__name__)
@@ -28,18 +29,23 @@ LOADING: Final = 0
 """Instead of a txid: the view's state is being taken in."""
 
 
+class _Known(msgspec.Struct):
+    txids: set[int]
+    deaths: int
+    guilty: set[int]
+
+
 class Suspects:
     """The deaths of a worker's predecessors, and what it is doing itself."""
 
     def __init__(self, folder: Path) -> None:
         """Judge by what the last worker has left in ``folder``."""
         self._marks = Marks(folder / "worker.marks", (TransientError, psycopg.Error))
-        self._record = DeathRecord(folder / "worker.deaths")
-        self._txids: set[int] = set()
-        self._deaths = 0
-        self.guilty: set[int] = set()
+        self._record = DeathRecord(folder / "worker.deaths", _Known)
+        known = self._record.read() or _Known(set(), 0, set())
+        self._txids, self._deaths = known.txids, known.deaths
+        self.guilty: set[int] = known.guilty
         """Views, and shared subplans, that must not be processed any more."""
-        self._read()
         if self._marks.left:
             self._judge()
             self._write()
@@ -63,14 +69,13 @@ class Suspects:
             self._txids, self._deaths = set(), 0
             self._write()
 
-    def error(self) -> DefiniteFailure:
+    def error(self) -> Deadly:
         """Why the guilty stop."""
-        return DefiniteFailure(
+        return Deadly(
             "the worker died while processing this view",
             detail=f"It died {CAREFUL_AFTER + 1} times at the same place; the last time it"
             " was processing nothing else.",
             hint=RESYNC,
-            sqlstate="58000",
         )
 
     def stopped(self) -> None:
@@ -102,21 +107,5 @@ class Suspects:
             guilty=sorted(self.guilty),
         )
 
-    def _read(self) -> None:
-        data = self._record.read()
-        try:
-            if data is not None:
-                self._txids = {int(t) for t in data["txids"]}
-                self._deaths = int(data["deaths"])
-                self.guilty = {int(unit) for unit in data["guilty"]}
-        except (ValueError, KeyError, TypeError) as error:
-            _log.warning("deaths forgotten", reason=repr(error))
-
     def _write(self) -> None:
-        self._record.write(
-            {
-                "txids": sorted(self._txids),
-                "deaths": self._deaths,
-                "guilty": sorted(self.guilty),
-            }
-        )
+        self._record.write(_Known(self._txids, self._deaths, self.guilty))

@@ -7,13 +7,13 @@ resync and hold back nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import psycopg
 import structlog
 
@@ -291,7 +291,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        data = json.loads(path.read_bytes())
+        data = msgspec.json.decode(path.read_bytes())
         if data["format"] != layout.FORMAT:
             raise StateDamaged("the view's staged state has another format")
         lsn = data.get("start_lsn", data["lsn"])
@@ -307,9 +307,12 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
 
 
 def _view(row: WorkedView) -> View:
-    rebuilt = plan.from_json(row.plan)
-    if not isinstance(rebuilt, PhysicalPlan):
-        raise BugError(f"view {row.id} has no physical plan in the catalog")
+    try:
+        rebuilt = plan.from_json(row.plan)
+    except (ValueError, TypeError, KeyError) as error:
+        raise BugError(
+            f"view {row.id} has no physical plan in the catalog", detail=f"{error!r}."
+        ) from error
     options = row.options or {}
     return View(
         row.id,

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.errors import ProtocolError, UserError
+import msgspec
 
-CAPTURED: Final = (
-    "search_path", "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits",
-    "bytea_output", "default_text_search_config", "xmloption", "xmlbinary",
-    "lc_messages", "lc_monetary", "lc_numeric", "lc_time",
-    "standard_conforming_strings", "backslash_quote", "array_nulls",
-    "transform_null_equals", "timezone_abbreviations",
-)  # fmt: skip
-"""Settings that can change what a query means; ``sql/captured_settings.sql`` has the same."""
+from headrace.errors import ProtocolError, UserError
+from headrace.postgres.settings import AS_JSON, CAPTURED
 
 CONTEXT_QUERY: Final = (
-    "SELECT $1::pg_catalog.text, current_user::pg_catalog.text,"  # noqa: S608  constants only
-    " (SELECT pg_catalog.jsonb_object_agg(s.name, pg_catalog.current_setting(s.name))"
-    " FROM pg_catalog.unnest('{"
-    + ", ".join(CAPTURED)
-    + "}'::pg_catalog.text[]) AS s(name))::pg_catalog.text"
+    "SELECT $1::pg_catalog.text, current_user::pg_catalog.text,"
+    f" ({AS_JSON})::pg_catalog.text"
 )
 
 
@@ -48,7 +38,7 @@ def read_context(
     if values[1] is None or values[2] is None:
         raise ProtocolError("unexpected answer to the context query")
     caller, settings = (v.decode(encoding) for v in values[1:] if v is not None)
-    return CallContext(caller, json.loads(settings))
+    return CallContext(caller, msgspec.json.decode(settings, type=dict[str, str]))
 
 
 def settings_of(given: Any) -> dict[str, str]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from typing import Any, Final
 
+import msgspec
 import psycopg
 import structlog
 
@@ -151,8 +151,8 @@ class Direct:
         def report(line: str) -> None:
             # Nothing is lost that was not written yet: the last lines come with the outcome.
             if unwritten := self._outbox.get(number, {}).get("progress"):
-                line = f"{json.loads(unwritten)['text']}\n{line}"
-            self._post(number, progress=json.dumps({"text": line}))
+                line = f"{msgspec.json.decode(unwritten)['text']}\n{line}"
+            self._post(number, progress=_json({"text": line}))
 
         try:
             if command.caller is None:
@@ -162,9 +162,7 @@ class Direct:
             invocation = invocation_of(command.procedure, arguments)
             context = CallContext(command.caller, settings)
             found = await self._commands.run(invocation, context, report)
-            self._post(
-                number, status=CommandStatus.DONE, result=json.dumps(_objects(found))
-            )
+            self._post(number, status=CommandStatus.DONE, result=_json(_objects(found)))
         except asyncio.CancelledError:
             error = QueryCancelled("canceling statement due to user request")
             self._fail(number, error)
@@ -178,9 +176,7 @@ class Direct:
             self._misses.pop(number, None)
 
     def _fail(self, number: int, error: HeadraceError) -> None:
-        self._post(
-            number, status=CommandStatus.FAILED, error=json.dumps(error.fields())
-        )
+        self._post(number, status=CommandStatus.FAILED, error=_json(error.fields()))
 
     def _post(self, number: int, **columns: str) -> None:
         self._outbox.setdefault(number, {}).update(columns)
@@ -223,10 +219,14 @@ class Direct:
                 task.cancel()
 
 
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 def _read(command: Taken, column: str) -> Any:
     """The value of a column that is JSON to Postgres, which reads more than Python does."""
     try:
-        return json.loads(getattr(command, column))
+        return msgspec.json.decode(getattr(command, column))
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"the {column} of the call cannot be read",

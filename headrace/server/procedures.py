@@ -6,10 +6,11 @@ answers None where only Postgres can say what it means (or what is wrong with it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from headrace import types as t
 from headrace.errors import UserError
@@ -222,14 +223,6 @@ def _convert(value: str | bool | None, kind: str) -> tuple[bool, Any]:
         text = str(value).strip().lower()
         return text in _TRUE | _FALSE, text in _TRUE
     try:
-        read = json.loads(str(value), parse_constant=_no_json)
-        # (Half of a surrogate pair is no character; Postgres says so.)
-        json.dumps(read, ensure_ascii=False).encode()
+        return True, msgspec.json.decode(str(value))
     except (ValueError, RecursionError):
         return False, None
-    return True, read
-
-
-def _no_json(word: str) -> None:
-    """Python reads NaN and Infinity; Postgres does not."""
-    raise ValueError(word)

@@ -29,6 +29,7 @@ from headrace.config import Settings
 from headrace.errors import (
     BugError,
     ContinuityLost,
+    Deadly,
     DefiniteFailure,
     HeadraceError,
     LimitExceeded,
@@ -79,10 +80,8 @@ _FAILED: Final = "A resync failed: "
 _OVER: Final = "It is not tried again by itself: "
 _WAITS: Final = "it waits to be filled anew by itself"
 _BEGUN: Final = "it is being filled anew by itself"
-_BUSY: Final = ("55006", "58000")
-"""Another job is at the view, or the builder has died of it: no try was made.
-
-So too if there is no such view any more, of that id."""
+_UNTRIED: Final = TransientError | UndefinedError | Deadly
+"""No try was made, or it was interrupted; there may be no such view any more, of that id."""
 
 _log = structlog.get_logger(__name__)
 
@@ -250,7 +249,7 @@ def _governed(row: StoppedView) -> bool:
 
 def _passing(error: HeadraceError) -> bool:
     """Whether it says nothing about the view."""
-    if isinstance(error, TransientError | UndefinedError) or error.code in _BUSY:
+    if isinstance(error, _UNTRIED):
         return True
-    # What a server has answered to our own statements while populating.
+    # Another job is at the view, or a server has answered so to statements of ours.
     return not isinstance(error, DefiniteFailure) and transient(error.code)

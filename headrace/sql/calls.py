@@ -1,13 +1,21 @@
-"""The procedures of the verbs: each queues a command for the commander, and waits for its end."""
+"""The procedures of the verbs: each queues a command for the commander, and waits for its end.
+
+With it go the caller's settings, as the function of that name tells them.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from headrace.postgres.settings import AS_JSON
 from headrace.sql.verbs import VERBS, Verb
 
 _TYPES: Final = {"bool": "boolean"}
 """Where SQL has another word."""
+CAPTURED: Final = "captured_settings"
+_CAPTURED: Final = f"""CREATE OR REPLACE FUNCTION headrace.{CAPTURED}()
+RETURNS jsonb LANGUAGE sql STABLE AS $$ {AS_JSON} $$;
+"""
 
 
 def names() -> list[str]:
@@ -17,7 +25,7 @@ def names() -> list[str]:
 
 def texts() -> list[str]:
     """The statements that make them, or make them again."""
-    return [_text(verb) for verb in VERBS.values() if verb.called]
+    return [_CAPTURED, *(_text(verb) for verb in VERBS.values() if verb.called)]
 
 
 def _text(verb: Verb) -> str:
@@ -46,7 +54,7 @@ DECLARE
 BEGIN
     COMMIT;
     command := headrace.submit('{verb.name}', pg_catalog.jsonb_build_object({packed}),
-                               headrace.captured_settings());
+                               headrace.{CAPTURED}());
     COMMIT;
     WHILE NOT done LOOP
         SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import psycopg
 from psycopg.rows import class_row
 
@@ -34,7 +34,11 @@ async def fail_running(conn: Connection, error: Mapping[str, str]) -> None:
     await conn.execute(
         "UPDATE headrace.commands SET status = %s, error = %s,"
         " finished_at = now() WHERE status = %s",
-        (CommandStatus.FAILED, json.dumps(error), CommandStatus.RUNNING),
+        (
+            CommandStatus.FAILED,
+            msgspec.json.encode(error).decode(),
+            CommandStatus.RUNNING,
+        ),
     )
 
 

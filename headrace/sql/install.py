@@ -44,7 +44,6 @@ FILES: Final = (
     "table_mark.sql",
     "result_identity.sql",
     "engine_running.sql",
-    "captured_settings.sql",
     "submit.sql",
     "await_command.sql",
     "command_result.sql",
@@ -84,7 +83,11 @@ def scripts() -> Iterator[str]:
 
 def made() -> list[str]:
     """The names of what there is then: of each file what it is named after."""
-    return [*(name.removesuffix(".sql") for name in FILES), *calls.names()]
+    return [
+        *(name.removesuffix(".sql") for name in FILES),
+        calls.CAPTURED,
+        *calls.names(),
+    ]
 
 
 def install(conn: Connection) -> None:

@@ -17,13 +17,13 @@ if need be; their pairs are absolute, so that changes nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -125,7 +125,7 @@ class RocksCheckpoint:
         try:
             made = self._make_files(database.path / _FOLDER, changes)
             # The order counts: what RocksDB has taken in may not reach the disk before the list.
-            listed = json.dumps(made).encode()
+            listed = msgspec.json.encode(made)
             database.write([], {**self._meta, _LIST: listed}, sync=True)
         except HeadraceError:
             if database.get_meta(_LIST) is None:
@@ -178,7 +178,7 @@ def finish(database: Database, pace: Pace | None = None) -> None:
     listed = database.get_meta(_LIST)
     if listed is not None:
         with columns.writing():
-            for name, file in json.loads(listed):
+            for name, file in msgspec.json.decode(listed, type=list[tuple[str, str]]):
                 _take_in(database.known(name), folder / file, pace)
         database.write([], {_LIST: None}, sync=True)
     if folder.exists():

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from headrace.errors import DefiniteFailure
+from headrace.errors import Deadly
 from headrace.process.deaths import DeathRecord, Marks
 
 _log = structlog.get_logger(__name__)
@@ -27,9 +27,9 @@ class Poison:
 
     def __init__(self, folder: Path) -> None:
         """Count what the last builder has left in ``folder``."""
-        self._record = DeathRecord(folder / "builder.deaths")
+        self._record = DeathRecord(folder / "builder.deaths", dict[int, int])
         self._marks = Marks(folder / "builder.marks")
-        self._deaths = self._read()
+        self._deaths = self._record.read() or {}
         for key, _ in self._marks.left:
             self._deaths[key] = self._deaths.get(key, 0) + 1
             _log.warning("the last builder died in a population", deaths=self._deaths)
@@ -41,15 +41,14 @@ class Poison:
         """The block populates view ``name``; ``unasked``: nobody has called for it.
 
         Raises:
-            DefiniteFailure: 58000, builders have died of it, and nobody has called.
+            Deadly: builders have died of it, and nobody has called.
         """
         key = _key(name)
         deaths = self._deaths.get(key, 0)
         if unasked and deaths >= DEATHS_MAX:
-            raise DefiniteFailure(
+            raise Deadly(
                 f"the builder died {deaths} times while filling this view",
                 hint="It is not filled again before somebody calls for it.",
-                sqlstate="58000",
             )
         with self._marks.during(key, 0):
             try:
@@ -61,14 +60,6 @@ class Poison:
     def close(self) -> None:
         """The builder is asked to end."""
         self._marks.close()
-
-    def _read(self) -> dict[int, int]:
-        try:
-            found = self._record.read() or {}
-            return {int(key): int(times) for key, times in found.items()}
-        except (ValueError, AttributeError, TypeError) as error:
-            _log.warning("deaths forgotten", reason=repr(error))
-            return {}
 
     def _write(self) -> None:
         self._record.write(self._deaths)

@@ -37,7 +37,6 @@ from headrace.errors import (
     UnsupportedError,
 )
 from headrace.planner.analyse.present import inlined
-from headrace.planner.analyse.session import CAPTURED
 from headrace.population import names, rights, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.context import JobContext
@@ -47,12 +46,13 @@ from headrace.population.snapshot import SnapshotRef
 from headrace.postgres.acting import become
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
+from headrace.postgres.settings import EVALUATION, OUTPUT, PINNED_SETTINGS
 from headrace.sink import table
 from headrace.sql import progress, states, views, watched
 from headrace.sql.status import Status
 from headrace.sql.verbs import ViewRequest
 from headrace.sql.views import ViewRow
-from headrace.types import FLOAT4, FLOAT8, NUMERIC, PINNED_SETTINGS
+from headrace.types import FLOAT4, FLOAT8, NUMERIC
 from headrace.views import clocks, open_order
 from headrace.views.pause import check_not_live
 
@@ -61,11 +61,6 @@ _log = structlog.get_logger(__name__)
 ROWS_SHOWN: Final = 10_000
 """Differing rows that are answered; how many more there are is said."""
 _ATTEMPTS: Final = 4
-_OUTPUT: Final = (
-    "TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output",
-    "lc_monetary",
-)  # fmt: skip
-"""Settings that decide how values look: pinned for images."""
 _PAUSE_S: Final = 0.5
 _CLOSE: Final = {FLOAT4: 1e-5, FLOAT8: 1e-11}
 """Relative difference of sums of floats that their order alone may make."""
@@ -167,7 +162,6 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
     _check_functions(conn, view)
     _check_trusted(view, stored.plan)
     rebuilt = plan.from_json(stored.plan)
-    assert isinstance(rebuilt, plan.PhysicalPlan), "the catalog has plans"
     # What it reads of ours is a moment behind: its query is asked instead.
     query = inlined(conn, stored.canonical, stored.named)
     name = sql.Identifier(schema, table)
@@ -328,7 +322,7 @@ class _Proof:
         )
         prove(conn, ref)
         captured = {k.lower(): v for k, v in self._subject.settings.items()}
-        for name in CAPTURED:
+        for name in EVALUATION:
             if (value := captured.get(name.lower())) is not None:
                 conn.execute("SELECT set_config(%s, %s, true)", (name, value))
         # set_config is volatile and needs all of q: every value exists before the switch.
@@ -336,8 +330,7 @@ class _Proof:
             sql.SQL("set_config({}, {}, true)").format(
                 sql.Literal(name), sql.Literal(PINNED_SETTINGS[name])
             )
-            for name in _OUTPUT
-            if name in PINNED_SETTINGS
+            for name in OUTPUT
         )
         query = sql.SQL(
             "WITH q ({names}) AS MATERIALIZED ({query}),"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
@@ -79,8 +79,8 @@ def test_names_are_its_own_and_negative_diffs_pass():
 
 def renamed(node: plan.Node, suffix: str) -> plan.Node:
     """The same under other names of nodes and columns."""
-    fields = tuple(dataclasses.replace(f, name=f.name + suffix) for f in node.schema)
-    node = dataclasses.replace(node, id=node.id + suffix, schema=fields)
+    fields = tuple(structs.replace(f, name=f.name + suffix) for f in node.schema)
+    node = structs.replace(node, id=node.id + suffix, schema=fields)
     return subplans.over(node, {n: n + suffix for n in plan.inputs(node)})
 
 
@@ -102,8 +102,8 @@ def test_equal_subplans_have_one_signature():
     assert list(mine) == ["j"], "a copy of a table's columns is not worth it"
     assert mine["j"] == other["j_x"]
     assert subplans.signatures(one, {"TimeZone": "UTC"})["j"] != mine["j"]
-    columns = (dataclasses.replace(left.columns[0], name="new"), *left.columns[1:])
-    newer = dataclasses.replace(left, table_name="newer", columns=columns)
+    columns = (structs.replace(left.columns[0], name="new"), *left.columns[1:])
+    newer = structs.replace(left, table_name="newer", columns=columns)
     assert subplans.signatures(plans.finish(newer, right, join), {})["j"] == mine["j"]
     outer = plans.join("j", left, right, (0,), (0,), op="left")
     assert subplans.signatures(plans.finish(left, right, outer), {})["j"] != mine["j"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.collections import build, plan
 from headrace.collections.dataflow import Dataflow
@@ -93,7 +93,7 @@ class Harness:
     """A recursion over one table, by hand: base and outside input are the same rows."""
 
     def __init__(self, node: plan.RecursiveSpec, base=PAIR) -> None:
-        self.node = from_json(to_json(node))
+        [self.node] = from_json(to_json(PhysicalPlan((node,)))).nodes
         self.base = base
         self.store = MemoryStore()
         self.shown: Counter[str] = Counter()

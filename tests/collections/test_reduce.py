@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import psycopg
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from headrace.collections import plan
 from headrace.collections.reduce import Reduce
@@ -16,8 +16,9 @@ from headrace.errors import BugError, RowError
 from headrace.expressions.native import TypeRef, resolve_aggregate
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import copytext, text
+from headrace.postgres.settings import PINNED_SETTINGS
 from headrace.state.memory import MemoryStore
-from headrace.types import PINNED_SETTINGS, Field, diff_batch
+from headrace.types import Field, diff_batch
 
 INT2, INT4, INT8, TEXT, BOOL, NUMERIC, FLOAT4, FLOAT8 = (
     21,

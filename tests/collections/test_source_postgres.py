@@ -15,8 +15,9 @@ from headrace.collections.plan import PhysicalPlan, SourceColumn, SourceSpec
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.kernels import text
 from headrace.kernels.pgoutput import Changes, Decoder
+from headrace.postgres.settings import PINNED_SETTINGS
 from headrace.state.memory import MemoryStore
-from headrace.types import FLOAT8, PINNED_SETTINGS, Field
+from headrace.types import FLOAT8, Field
 from tests.collections.test_dataflow import accumulate, counted
 from tests.plans import native
 from tests.streams import numbered

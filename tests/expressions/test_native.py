@@ -14,7 +14,8 @@ from headrace.expressions.evaluate import Program
 from headrace.expressions.ir import Column, Literal, Native
 from headrace.expressions.native import TypeRef, resolve, resolve_cast
 from headrace.kernels import text
-from headrace.types import BOOL, PINNED_SETTINGS, arrow_type
+from headrace.postgres.settings import PINNED_SETTINGS
+from headrace.types import BOOL, arrow_type
 
 EDGES: dict[str, tuple[int, list[str]]] = {
     "bool": (16, ["t", "f"]),

@@ -118,8 +118,9 @@ def test_captured_settings_reach_functions_but_not_the_form_of_results(postgres)
     remote = RemoteEvaluator(
         postgres,
         {"timezone": "Asia/Tokyo", "datestyle": "German", "IntervalStyle": "iso_8601",
-         "extra_float_digits": "-3"},
+         "extra_float_digits": "-3", "quote_all_identifiers": "on"},
     )  # fmt: skip
+    assert run(remote, "quote_ident($1)", [(["x"], TEXT)], TEXT) == ['"x"']
     moment = [(["2024-01-31 20:00:00+00"], TIMESTAMPTZ)]
     assert run(remote, "$1::date", moment, DATE) == ["2024-02-01"]
     assert run(remote, "$1::text", moment, TEXT) == ["01.02.2024 05:00:00 JST"]

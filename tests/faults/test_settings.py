@@ -52,6 +52,7 @@ SETTINGS = {
     "bytea_output": ("escape", "escape"),
     "xmloption": ("document", "content"),
     "array_nulls": ("off", "off"),
+    "quote_all_identifiers": ("on", "on"),
     "standard_conforming_strings": ("off", "off"),
     "search_path": ("pg_catalog", "nowhere"),
     "client_encoding": ("LATIN1", "SQL_ASCII"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace import types as pg
 from headrace.kernels import text
-from headrace.types import PINNED_SETTINGS
+from headrace.postgres.settings import PINNED_SETTINGS
 
 NAMES = {
     pg.BOOL: "bool",

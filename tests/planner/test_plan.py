@@ -14,9 +14,9 @@ from headrace.errors import (
     UserError,
 )
 from headrace.expressions import ir
-from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner import PlanRequest, plan
 from headrace.planner.logical import repeats
+from headrace.postgres.settings import FUNCTION_PATH
 from tests.planner.test_words import JARGON
 
 
@@ -301,7 +301,7 @@ def test_accepted(conn, query):
 def remotes(value):
     if isinstance(value, ir.Remote):
         yield value
-    for name in getattr(value, "__dataclass_fields__", ()):
+    for name in getattr(value, "__struct_fields__", ()):
         yield from remotes(getattr(value, name))
     if isinstance(value, tuple):
         for item in value:
@@ -349,6 +349,18 @@ def test_functions_of_users_keep_the_search_path(conn):
     assert again.settings == planned.settings
     plain = plan(conn, PlanRequest("SELECT id FROM t", settings=settings))
     assert FUNCTION_PATH not in plain.settings
+
+
+def test_names_are_the_same_however_the_caller_quotes_them(conn):
+    query = "SELECT lower(s) AS x, quote_ident(s) AS y FROM public.t"
+    path = {"search_path": "other, public"}
+    plain, quoted = (
+        plan(conn, PlanRequest(query, settings=path | {"quote_all_identifiers": value}))
+        for value in ("off", "on")
+    )
+    assert quoted.canonical_sql == plain.canonical_sql
+    assert quoted.physical == plain.physical
+    assert quoted.settings == plain.settings | {"quote_all_identifiers": "on"}
 
 
 def test_literals_are_read_under_the_settings_of_the_caller(conn):

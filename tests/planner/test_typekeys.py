@@ -12,7 +12,7 @@ import pytest
 from headrace.kernels import rows, text
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.scalars.typekeys import is_key
-from headrace.types import PINNED_SETTINGS
+from headrace.postgres.settings import PINNED_SETTINGS
 from tests.differential.expressions import DDL, VALUES
 
 MORE: dict[str, list[str]] = {

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headrace.errors import DefiniteFailure
+from headrace.errors import Deadly
 from headrace.views.poison import DEATHS_MAX, Poison
 
 DIES = """
@@ -34,7 +34,7 @@ def test_it_is_refused_to_whom_nobody_waits_for(tmp_path):
         die(tmp_path, "v")
     made = Poison(tmp_path)
     for _ in range(2):
-        with pytest.raises(DefiniteFailure, match="died 2 times while filling"):
+        with pytest.raises(Deadly, match="died 2 times while filling"):
             begin(made, "v")
     begin(made, "w")
     begin(made, "v", unasked=False)

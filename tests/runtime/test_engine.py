@@ -15,13 +15,13 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from headrace.collections import plan
 from headrace.errors import (
     ContinuityLost,
     FencedError,
     PrerequisiteError,
     SinkTableError,
 )
+from headrace.expressions import ir
 from headrace.process import faults, rpc
 from headrace.runtime import ownership, positions
 from headrace.state.rocks import RocksDatabase
@@ -307,9 +307,7 @@ def test_failing_row_stops_its_view_and_is_named(source, start, database):
     running = start()
     physical = source_plan(source, "items")
     oid = next(f.oid for f in physical.sink.schema if f.name == "id")
-    ratio = plan.Remote(
-        "(1 / ($1 - 13)) < 100", (plan.Column(0, oid),), BOOL, trusted=True
-    )
+    ratio = ir.Remote("(1 / ($1 - 13)) < 100", (ir.Column(0, oid),), BOOL, trusted=True)
     source.execute("DELETE FROM items WHERE id = 13")
     bad = "SELECT * FROM items WHERE 1 / (id - 13) < 100"
     create_view(

@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.collections import plan
 from headrace.errors import TransientError
+from headrace.expressions import ir
 from headrace.runtime import positions
 from headrace.runtime.coordinator import FlightState
 from headrace.runtime.writing import SinkThread
@@ -221,9 +222,7 @@ def test_table_locked_with_more_in_flight(source, start, database, gate):
 def failing_at_13(source) -> tuple[plan.PhysicalPlan, str]:
     physical = source_plan(source, "items")
     oid = next(f.oid for f in physical.sink.schema if f.name == "id")
-    ratio = plan.Remote(
-        "(1 / ($1 - 13)) < 100", (plan.Column(0, oid),), BOOL, trusted=True
-    )
+    ratio = ir.Remote("(1 / ($1 - 13)) < 100", (ir.Column(0, oid),), BOOL, trusted=True)
     query = "SELECT * FROM items WHERE 1 / (id - 13) < 100"
     return source_plan(source, "items", filtered=ratio), query
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from headrace.collections.plan import PhysicalPlan, SinkSpec
 from headrace.types import Field

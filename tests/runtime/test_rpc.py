@@ -37,7 +37,7 @@ class Other:
         self.asked = asyncio.Event()
 
     async def __aenter__(self) -> Other:
-        handlers = {"fail": self._fail, "wait": self._wait}
+        handlers = {"fail": self._fail, "wait": self._wait, "answer": self._answer}
         self._server = await rpc.serve(self.path, handlers, self.peers.append)
         self.peer = await rpc.connect(self.path)
         return self
@@ -48,6 +48,9 @@ class Other:
 
     async def _fail(self, params, progress):
         raise self.error
+
+    async def _answer(self, params, progress):
+        return {"all": "well"}
 
     async def _wait(self, params, progress):
         self.asked.set()
@@ -104,11 +107,39 @@ def test_a_cancel_arrives_as_one(tmp_path):
             call = asyncio.create_task(other.peer.call("wait", linger_s=60))
             await other.asked.wait()
             number = next(iter(other.peer._waiting))
-            other.peer._send({"cancel": number})
+            other.peer._send(rpc._Cancel(number))
             with pytest.raises(QueryCancelled):
                 await call
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"nonsense",
+        b'{"type": "_Nonsense", "id": 1}',
+        b'{"type": "_Ask", "id": 1, "method": "wait", "params": {}, "more": 1}',
+        b'{"type": "_Ask", "id": "1", "method": "wait", "params": {}}',
+        b'{"type": "_Ask", "id": 1, "method": "wait"}',
+    ],
+)
+def test_what_is_no_message_ends_the_connection(tmp_path, line):
+    async def run() -> None:
+        async with Other(tmp_path / "s") as other:
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            writer.write(line + b"\n")
+            assert await reader.read() == b""
+            writer.close()
+            assert not other.asked.is_set()
+            assert (await other.peer.call("answer")) == {"all": "well"}
+
+    asyncio.run(run())
+
+
+def test_what_no_text_can_hold_is_told_all_the_same(tmp_path):
+    got = asyncio.run(answer(tmp_path / "s", RowError("no \ud800", hint="\udfff")))
+    assert (got.message, got.hint) == ("no \\ud800", "\\udfff")
 
 
 def test_no_error_is_larger_than_a_message(tmp_path):
@@ -118,10 +149,3 @@ def test_no_error_is_larger_than_a_message(tmp_path):
     assert len(got.message) <= MESSAGE_CHARS_MAX
     assert len(got.detail) <= DETAIL_CHARS_MAX
     assert len(str(got)) <= MESSAGE_CHARS_MAX
-
-
-def test_what_is_transient_of_a_server():
-    for code in (None, "08006", "40001", "40P01", "53300", "55P03", "57P01", "58030"):
-        assert errors.transient(code), code
-    for code in ("22012", "23505", "42501", "54000", "55000", "XX000", "P0001"):
-        assert not errors.transient(code), code

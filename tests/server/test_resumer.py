@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.errors import (
+    Deadly,
+    HeadraceError,
+    Interrupted,
+    PeerGone,
+    PrivilegeError,
+    RowError,
+    UndefinedError,
+    UserError,
+)
 from headrace.population.options import ViewOptions
-from headrace.server.resumer import RULES
+from headrace.server.resumer import RULES, _passing
 from headrace.sql.states import StoppedView
 
 
@@ -31,3 +41,24 @@ def test_each_rule_names_an_option_and_its_values():
         for value in rule.values:
             assert rule.option is not None
             assert getattr(ViewOptions.of({rule.option: value}), rule.option) == value
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (PeerGone("the builder went away"), True),
+        (Interrupted("interrupted", sqlstate="57014"), True),
+        (UndefinedError("no such view", sqlstate="42P01"), True),
+        (UserError("another job is at it", sqlstate="55006"), True),
+        (UserError("too many connections", sqlstate="53300"), True),
+        (Deadly("the builder died of it"), True),
+        (RowError("raised by code of a user", sqlstate="55006"), False),
+        (RowError("raised by code of a user", sqlstate="58000"), False),
+        (RowError("division by zero", sqlstate="22012"), False),
+        (PrivilegeError("permission denied"), False),
+        (HeadraceError("anything else"), False),
+    ],
+    ids=str,
+)
+def test_what_says_nothing_about_the_view_is_no_try(error, passing):
+    assert _passing(error) == passing

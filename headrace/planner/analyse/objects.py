@@ -20,8 +20,8 @@ from typing import Any, Final
 from psycopg import sql
 
 from headrace.errors import UnsupportedError
-from headrace.expressions.session import FUNCTION_PATH
 from headrace.postgres.connect import Connection
+from headrace.postgres.settings import FUNCTION_PATH
 
 TOKEN: Final = re.compile(
     r"""E'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d][\w$]*|\s+|.""",

@@ -34,13 +34,17 @@ from headrace.errors import (
     SyntaxUserError,
     UserError,
 )
-from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import literals
 from headrace.planner.analyse.catalog import mentioned
 from headrace.planner.analyse.nodetree import Node, read_nodes
 from headrace.postgres import acting, failures
 from headrace.postgres.connect import Connection
-from headrace.types import PINNED_SETTINGS
+from headrace.postgres.settings import (
+    CAPTURED,
+    EVALUATION,
+    FUNCTION_PATH,
+    PINNED_SETTINGS,
+)
 
 _VIEW: Final = "headrace_bind"
 _LITERAL: Final = r"((?:E)?'(?:[^']|'')*')::([a-z][\w .]*)"
@@ -60,22 +64,6 @@ LANGUAGE plpgsql SECURITY DEFINER AS
     "GRANT EXECUTE ON FUNCTION pg_temp.{name}(pg_catalog.text),"
     " pg_temp.{name}_texts(pg_catalog.text) TO PUBLIC",
 )
-
-CAPTURED: Final = (
-    *("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output"),
-    *("lc_monetary", "lc_numeric", "lc_time", "xmloption", "xmlbinary"),
-    *("default_text_search_config", "timezone_abbreviations"),
-)
-"""Settings on which stable functions depend: kept with the view."""
-
-_PARSING: Final = (
-    *("standard_conforming_strings", "backslash_quote", "array_nulls"),
-    *("transform_null_equals", "search_path"),
-)
-"""Settings that change what the text of the query means, and nothing after that.
-
-The search path comes last: from then on a name may mean what a user has created.
-"""
 
 
 def to_error(
@@ -123,8 +111,7 @@ def binding(
             if caller is not None:
                 acting.become(conn, caller)
             given = {name.lower(): value for name, value in settings.items()}
-            names = (*CAPTURED, *_PARSING)
-            _set(conn, {n: given[n.lower()] for n in names if n.lower() in given})
+            _set(conn, {n: given[n.lower()] for n in CAPTURED if n.lower() in given})
             yield
     except psycopg.Error as error:
         raise to_error(error) from error
@@ -145,21 +132,30 @@ def captured_settings(conn: Connection, given: dict[str, str]) -> dict[str, str]
     """The settings that influence evaluation, as they are now, ``FUNCTION_PATH`` among them.
 
     A view that is planned again keeps the path it was created with, which is among the ``given``.
+    From here on settings are ours: texts of values and names are canonical.
     """
     row = conn.execute(
         # Under the caller's search path.
         "SELECT pg_catalog.array_agg(pg_catalog.current_setting(s, true)),"
-        "  (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n), ', ' ORDER BY place)"
-        "     FROM pg_catalog.unnest(pg_catalog.current_schemas(false)::pg_catalog.text[])"
-        "       WITH ORDINALITY p (n, place)"
-        "    WHERE NOT pg_catalog.starts_with(n, 'pg_'))"
+        "  pg_catalog.current_schemas(false)::pg_catalog.text[]"
         " FROM pg_catalog.unnest(%s::pg_catalog.text[]) s",
-        (list(CAPTURED),),
+        (list(EVALUATION),),
     ).fetchone()
     assert row is not None, "an aggregate gives one row"
-    found = {k: v for k, v in zip(CAPTURED, row[0], strict=True) if v is not None}
-    path = ", ".join(filter(None, [row[1], "pg_temp"]))
+    found = {k: v for k, v in zip(EVALUATION, row[0], strict=True) if v is not None}
+    _set(conn, {n: v for n, v in PINNED_SETTINGS.items() if n != "client_encoding"})
+    path = ", ".join([*_quoted(conn, row[1]), "pg_temp"])
     return found | {FUNCTION_PATH: given.get(FUNCTION_PATH, path)}
+
+
+def _quoted(conn: Connection, schemas: list[str]) -> list[str]:
+    row = conn.execute(
+        "SELECT pg_catalog.array_agg(pg_catalog.quote_ident(n) ORDER BY place)"
+        " FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY p (n, place)"
+        " WHERE NOT pg_catalog.starts_with(n, 'pg_')",
+        (schemas,),
+    ).fetchone()
+    return (row and row[0]) or []
 
 
 def bind_query(conn: Connection, query: str, caller: str | None) -> None:
@@ -276,11 +272,6 @@ def _grant_temporary(conn: Connection, role: str) -> str:
     grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {};")
     names = sql.Identifier(conn.info.dbname), sql.Identifier(role)
     return grant.format(*names).as_string(conn)
-
-
-def pin_settings(conn: Connection) -> None:
-    """From here on texts of values and names are canonical."""
-    _set(conn, {n: v for n, v in PINNED_SETTINGS.items() if n != "client_encoding"})
 
 
 def read_view(conn: Connection, query: str, view: str = _VIEW) -> BoundQuery:

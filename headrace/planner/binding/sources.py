@@ -24,7 +24,6 @@ from headrace.errors import (
     UnsupportedError,
     UserError,
 )
-from headrace.expressions.session import FUNCTION_PATH
 from headrace.planner.analyse import session
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.check import RELATION, SUBQUERY
@@ -41,6 +40,7 @@ from headrace.planner.binding.relations import (
 )
 from headrace.postgres import acting
 from headrace.postgres.connect import Connection
+from headrace.postgres.settings import FUNCTION_PATH
 from headrace.sql import results, views
 from headrace.sql.results import ReadView
 from headrace.sql.status import Status

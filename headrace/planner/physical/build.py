@@ -12,6 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from msgspec import structs
+
 from headrace.collections import plan as p
 from headrace.errors import UnsupportedError
 from headrace.expressions import ir
@@ -217,14 +219,14 @@ class PhysicalBuilder:
             [step] = chain.steps
             kind = "filter" if isinstance(step, p.FilterSpec) else "map"
             node_id = self._id(kind)
-            self._nodes.append(replace(step, id=node_id, input=chain.base))
+            self._nodes.append(structs.replace(step, id=node_id, input=chain.base))
             return node_id
         node_id = self._id("fused")
         steps = []
         previous = chain.base
         for number, step in enumerate(chain.steps, 1):
             step_id = f"{node_id}.{number}"
-            steps.append(replace(step, id=step_id, input=previous))
+            steps.append(structs.replace(step, id=step_id, input=previous))
             previous = step_id
         self._nodes.append(
             p.FusedSpec(node_id, chain.base, tuple(steps), chain.steps[-1].schema)
@@ -566,7 +568,7 @@ def _running(call: lg.WindowCall, places: dict[int, int]) -> p.RunningSpec | Non
     if spec is None:
         return None
     columns = [places[ref.id] for ref in call.args]
-    return replace(
+    return structs.replace(
         spec,
         argument=None if spec.argument is None else columns[spec.argument],
         condition=None if spec.condition is None else columns[spec.condition],

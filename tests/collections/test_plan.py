@@ -1,0 +1,113 @@
+"""Plans as they are stored: what an earlier release has written is read by this one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from msgspec import structs
+
+from headrace.collections import plan
+from headrace.expressions.ir import Column, Remote
+from headrace.types import INT4, INT8, TIMESTAMPTZ, Field, PlanPart
+from tests.plans import all_plans, col, native, table
+
+SCHEMA = (Field("k", INT4), Field("t", TIMESTAMPTZ))
+LESS = native("<", col(0), col(1))
+PLANS = {
+    **all_plans(table(1), table(2)),
+    "the others": plan.PhysicalPlan(
+        (
+            plan.FeedSpec("f", SCHEMA),
+            plan.FlatMapSpec("m", "f", ("g($1)",), (0,), False, True, True, SCHEMA),
+            plan.WindowSpec(
+                *("w", "m", (0,)),
+                (plan.SortKey(1, "<", False, True, True),),
+                (
+                    plan.WindowCallSpec(
+                        *("lag($1)", (0,), Field("l", INT8), True),
+                        plan.RunningSpec("lag", 0, None, 1, "0"),
+                        "ROWS 1 PRECEDING",
+                    ),
+                ),
+                SCHEMA,
+            ),
+            plan.TemporalSpec(
+                *("c", "w"),
+                (
+                    plan.TimeTestSpec(
+                        LESS, Column(1, 1184), Remote("now()", (LESS,), 1184), 1184
+                    ),
+                ),
+                SCHEMA,
+            ),
+            plan.SinkSpec("s", "c", SCHEMA),
+        )
+    ),
+}
+DIGEST = "4efc84b6000b34d9"
+
+
+def parts(data: object) -> list[dict]:
+    """Every object of JSON data."""
+    if isinstance(data, list):
+        return [part for item in data for part in parts(item)]
+    return [data, *parts(list(data.values()))] if isinstance(data, dict) else []
+
+
+def test_what_is_stored_is_what_it_was() -> None:
+    stored = [plan.to_json(PLANS[name]) for name in sorted(PLANS)]
+    text = json.dumps(stored, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGEST
+    every = {plan.kind(part) for part in PlanPart.__subclasses__()}
+    assert {part["kind"] for part in parts(stored)} == every
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_it_is_read_as_it_was_written(name) -> None:
+    stored = json.loads(json.dumps(plan.to_json(PLANS[name])))
+    assert plan.from_json(stored) == PLANS[name]
+    assert hash(plan.from_json(stored)) == hash(PLANS[name])
+
+
+def test_what_came_later_has_its_default() -> None:
+    fields = {plan.kind(c): structs.fields(c) for c in PlanPart.__subclasses__()}
+    for whole in PLANS.values():
+        stored = plan.to_json(whole)
+        for part in parts(stored):
+            for field in fields[part["kind"]]:
+                value = part[field.name]
+                same = tuple(value) if isinstance(value, list) else value
+                if not field.required and same == field.default:
+                    del part[field.name]
+        assert plan.from_json(stored) == whole
+
+
+def test_a_source_of_earlier_has_a_text_to_push_down() -> None:
+    whole = plan.PhysicalPlan((table(1).source("s"),))
+    stored = plan.to_json(whole)
+    stored["nodes"][0]["pushdown"] = ""
+    assert plan.from_json(stored) == whole
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "Unheard"},
+        {"nonsense": 1},
+        {"nodes": None},
+        {"nodes": [{"kind": "Sink", "id": "s"}]},
+        {"nodes": [{"kind": "Sink", "id": "s", "input": 1}]},
+        {"nodes": [{"kind": "Sink", "id": "s", "input": "x", "nonsense": 1}]},
+        {"nodes": [{"kind": "Field", "name": "x", "oid": 23}]},
+        {"nodes": [{"kind": "Sink", "id": "s", "input": "x", "frame": ""}]},
+        {"nodes": [{"id": "s", "input": "x"}]},
+        {"version": True},
+    ],
+    ids=str,
+)
+def test_what_is_no_plan_is_refused(change) -> None:
+    stored = plan.to_json(PLANS["the others"])
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        plan.from_json(stored | change)

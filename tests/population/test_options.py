@@ -1,0 +1,79 @@
+"""Options of create_view: what they are without saying, and what is refused in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import UserError
+from headrace.population.options import ViewOptions
+
+MODES = "Values are: auto, local, spark."
+ROWS = 'option "threshold_rows" must be a number of rows'
+GROUP = 'option "commit_group" must be a text of at most 63 characters'
+KEY = 'option "key" must be a list of column names'
+WRITE = 'Write for example {"key": ["country"]}.'
+LIMIT = "must be a number from 1 to 2147483647"
+KNOWN = (
+    "Options are: block, commit_group, key, max_recursion_iterations,"
+    " max_recursion_rows, on_change, on_damage, population, sharing, threshold_rows,"
+    " view_memory_bytes_max, view_rows_max, view_time_ms_max."
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        ({"limits": {}}, 'unrecognized option "limits"', KNOWN),
+        ({"nonsense": 1, "block": 1}, 'unrecognized option "nonsense"', KNOWN),
+        ({"population": "Local"}, 'invalid value for option "population": "Local"', MODES),
+        ({"population": None}, 'invalid value for option "population": "None"', MODES),
+        ({"population": ["auto"]}, "invalid value for option \"population\": \"['auto']\"", MODES),
+        ({"on_change": 1}, 'invalid value for option "on_change": "1"', "Values are: follow, stop, resync."),
+        ({"on_damage": "follow"}, 'invalid value for option "on_damage": "follow"', "Values are: resync, stop."),
+        ({"threshold_rows": -1}, ROWS, None),
+        ({"threshold_rows": True}, ROWS, None),
+        ({"threshold_rows": 5.0}, ROWS, None),
+        ({"threshold_rows": "5"}, ROWS, None),
+        ({"block": None}, 'option "block" must be true or false', None),
+        ({"sharing": 0}, 'option "sharing" must be true or false', None),
+        ({"commit_group": "ä" * 64}, GROUP, None),
+        ({"commit_group": None}, GROUP, None),
+        ({"key": []}, KEY, WRITE),
+        ({"key": "id"}, KEY, WRITE),
+        ({"key": None}, KEY, WRITE),
+        ({"key": ["id", 1]}, KEY, WRITE),
+        ({"max_recursion_rows": 0}, f'option "max_recursion_rows" {LIMIT}', None),
+        ({"max_recursion_rows": 2**31}, f'option "max_recursion_rows" {LIMIT}', None),
+        ({"max_recursion_iterations": True}, f'option "max_recursion_iterations" {LIMIT}', None),
+        ({"view_rows_max": "many"}, f'option "view_rows_max" {LIMIT}', None),
+        ({"view_time_ms_max": 10**30}, f'option "view_time_ms_max" {LIMIT}', None),
+        # The first of several, in the order of the class.
+        ({"view_rows_max": 0, "key": [], "threshold_rows": -1}, ROWS, None),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(given, message, hint):
+    with pytest.raises(UserError) as caught:
+        ViewOptions.of(given)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert caught.value.code == "22023"
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({}, ViewOptions()),
+        ({"threshold_rows": None, "max_recursion_rows": None, "view_rows_max": None}, ViewOptions()),
+        ({"threshold_rows": 0, "block": False}, ViewOptions(threshold_rows=0, block=False)),
+        ({"threshold_rows": 10**30}, ViewOptions(threshold_rows=10**30)),
+        ({"commit_group": "ä" * 63}, ViewOptions(commit_group="ä" * 63)),
+        ({"key": ["b", "a"]}, ViewOptions(key=("b", "a"))),
+        ({"sharing": False, "on_change": "stop", "on_damage": "stop", "population": "spark"},
+         ViewOptions("spark", sharing=False, on_change="stop", on_damage="stop")),
+        ({"max_recursion_iterations": 1, "max_recursion_rows": 2**31 - 1},
+         ViewOptions(max_recursion_iterations=1, max_recursion_rows=2**31 - 1)),
+        ({"view_time_ms_max": 7, "view_rows_max": None},
+         ViewOptions(limits={"view_time_ms_max": 7})),
+    ],
+)  # fmt: skip
+def test_what_fits(given, made):
+    assert ViewOptions.of(given) == made
