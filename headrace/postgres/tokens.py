@@ -3,11 +3,11 @@
 ``scan`` tells where each token stands, ``pieces`` what a string means.  They follow
 ``src/backend/parser/scan.l`` of 15 to 18 (16 and later read numbers that 15 refuses), and raise
 ``Unreadable`` where it does.  A tokenizer of a library is made for many dialects and close to each:
-sqlglot's reads ``U&'…'``, comments in comments, ``+-`` or ``1x`` otherwise than Postgres, and what it
-hides from us while Postgres carries it out is a hole.
+sqlglot's reads ``@-``, ``1..2``, ``1x`` and strings on two lines otherwise than Postgres, and knows
+no session in which a backslash escapes.  What is hidden from us and not from Postgres is a hole.
 
-A token is one search written in C that never goes back (possessive repeats), so a text takes time in
-proportion to its length; what Python does again and again is a step, which a caller may bound.
+A token is one search written in C that never goes back (possessive repeats), so a text takes time
+in proportion to its length; what Python does again and again is a step, which a caller may bound.
 """
 
 from __future__ import annotations
