@@ -115,9 +115,7 @@ RECORDS = {
 
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer
 # does is taken out.
-LARGE: dict[str, str] = {
-    "state/rocks.py": "to be split",
-}
+LARGE: dict[str, str] = {}
 WIDE: dict[str, str] = {}
 LONG: dict[str, str] = {
     "kernels/keys.py": "hot loops of one family",
