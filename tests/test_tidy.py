@@ -118,9 +118,6 @@ RECORDS = {
 LARGE: dict[str, str] = {}
 WIDE: dict[str, str] = {}
 LONG: dict[str, str] = {
-    "kernels/keys.py": "hot loops of one family",
-    "kernels/numeric.py": "hot loops of one family",
-    "kernels/text.py": "hot loops of one family",
     "state/map/skiplist.py": "hot loops of one family",
     "state/map/skipreads.py": "hot loops of one family",
 }
