@@ -117,10 +117,7 @@ RECORDS = {
 # does is taken out.
 LARGE: dict[str, str] = {}
 WIDE: dict[str, str] = {}
-LONG: dict[str, str] = {
-    "state/map/skiplist.py": "hot loops of one family",
-    "state/map/skipreads.py": "hot loops of one family",
-}
+LONG: dict[str, str] = {}
 OPENING: dict[str, str] = {"postgres/connect.py": "the one door"}
 
 CITED = re.compile(r"(?<![\w-])(?:[AEFNT]-\d{1,2}|[EH]\d{1,2})(?![\w-])")
