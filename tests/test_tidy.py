@@ -115,17 +115,9 @@ RECORDS = {
 
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer
 # does is taken out.
-LARGE: dict[str, str] = {
-    "state/rocks.py": "to be split",
-}
+LARGE: dict[str, str] = {}
 WIDE: dict[str, str] = {}
-LONG: dict[str, str] = {
-    "kernels/keys.py": "hot loops of one family",
-    "kernels/numeric.py": "hot loops of one family",
-    "kernels/text.py": "hot loops of one family",
-    "state/map/skiplist.py": "hot loops of one family",
-    "state/map/skipreads.py": "hot loops of one family",
-}
+LONG: dict[str, str] = {}
 OPENING: dict[str, str] = {"postgres/connect.py": "the one door"}
 
 CITED = re.compile(r"(?<![\w-])(?:[AEFNT]-\d{1,2}|[EH]\d{1,2})(?![\w-])")

@@ -32,7 +32,7 @@ from headrace.collections.kept import (
 from headrace.collections.plan import AggregateSpec
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, buffers, numeric, rows
+from headrace.kernels import aggregate, buffers, decimals, numeric, rows
 from headrace.kernels.aggregate import Numbers
 from headrace.state.contract import StateStore
 from headrace.types import (
@@ -202,7 +202,7 @@ class NumericSum(Accumulator):
         """See ``Accumulator``."""
         parsed = numeric.parse(column)
         kinds = parsed.kinds
-        small = kinds == numeric.SMALL
+        small = kinds == decimals.SMALL
         for scale in np.unique(parsed.scales[small]).tolist():
             chosen = small & (parsed.scales == scale)
             counts, sums = self._scales.setdefault(
@@ -213,11 +213,11 @@ class NumericSum(Accumulator):
             sums.add(where, values, weights[chosen], slot_count)
         if small.all():
             return
-        specials = (numeric.NAN, numeric.PLUS_INF, numeric.MINUS_INF)
+        specials = (decimals.NAN, decimals.PLUS_INF, decimals.MINUS_INF)
         for counts, kind in zip(self._special, specials, strict=True):
             _count(counts, kinds == kind, slots, weights, slot_count)
-        for i in np.flatnonzero(kinds == numeric.BIG).tolist():
-            _, mantissa, scale = numeric.read(column[i].as_py())
+        for i in np.flatnonzero(kinds == decimals.BIG).tolist():
+            _, mantissa, scale = decimals.read(column[i].as_py())
             key, weight = (int(slots[i]), scale), int(weights[i])
             count, total = self._seldom.get(key, (0, 0))
             self._seldom[key] = (count + weight, total + weight * mantissa)

@@ -20,7 +20,7 @@ from headrace.collections.base import columns_of, cut, encode, keys_of, weights_
 from headrace.collections.by_key import ByKey, Found, demand_none_negative, nothing
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
-from headrace.kernels import numeric, order, rows, text
+from headrace.kernels import decimals, order, rows, text
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import BPCHAR, INT8, Schema, arrow_type, diff_batch
 
@@ -161,7 +161,7 @@ class Running(ByKey):
         if shown is _NOTHING or shown is None:
             return None
         if spec.function == "sum" and isinstance(shown, str):
-            return numeric.read(shown)
+            return decimals.read(shown)
         if spec.function in ("min", "max"):
             column = pa.array([shown], self._out_types[number])
             return self._order_keys(spec, column)[0], shown
@@ -358,8 +358,8 @@ class Running(ByKey):
         if spec.function == "count":
             return total + 1
         if isinstance(value, str) or isinstance(total, tuple) or self._is(spec, INT8):
-            number = numeric.read(str(value))
-            return number if total is None else numeric.plus(total, number)
+            number = decimals.read(str(value))
+            return number if total is None else decimals.plus(total, number)
         return value if total is None else total + value
 
     def _is(self, spec: plan.RunningSpec, oid: int) -> bool:
@@ -374,7 +374,7 @@ class Running(ByKey):
             return total[1]
         if isinstance(total, tuple):
             try:
-                return numeric.write(total)
+                return decimals.write(total)
             except OverflowError as error:
                 raise RowError(str(error), sqlstate="22003") from None
         if not -_INT8_MAX - 1 <= total <= _INT8_MAX:

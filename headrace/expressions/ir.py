@@ -1,4 +1,4 @@
-"""The expression tree after binding: frozen, typed, serialisable; no sqlglot, no SQL parsing.
+"""The expression tree after binding: frozen, typed, serialisable; no SQL parsing.
 
 Four node kinds.  ``Column`` and ``Literal`` are leaves, ``Native`` is computed by our kernels
 (equality with Postgres is proven by test), ``Remote`` is evaluated by the user's Postgres in

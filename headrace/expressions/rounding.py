@@ -25,7 +25,7 @@ from headrace.expressions.signature import (
     NativeOp,
     Resolver,
 )
-from headrace.kernels import buffers, numeric
+from headrace.kernels import buffers, decimals, numeric
 from headrace.types import FLOAT4, FLOAT8, INT4, NUMERIC, arrow_type
 
 Int64s = npt.NDArray[np.int64]
@@ -132,18 +132,18 @@ def _rounded(
     grown = np.power(10, np.clip(places - scales, 0, 18))
     fits = np.abs(out) <= np.int64(10**18) // grown
     out = np.where(fits, out, 0) * grown
-    kinds[(kinds == numeric.SMALL) & ~fits] = numeric.BIG
+    kinds[(kinds == decimals.SMALL) & ~fits] = decimals.BIG
     if places < 0:
         out *= 10**-places
     if limit is not None and limit <= 2**63 - 1:
-        kinds[(kinds == numeric.SMALL) & (np.abs(out) >= limit)] = numeric.BIG
+        kinds[(kinds == decimals.SMALL) & (np.abs(out) >= limit)] = decimals.BIG
     shown = np.full(len(out), max(places, 0), np.int32)
     done = numeric.render(kinds, out, shown)
-    rest = np.flatnonzero(kinds > numeric.SMALL)
+    rest = np.flatnonzero(kinds > decimals.SMALL)
     if not len(rest):
         return done
     texts = [_slowly(op, column[i].as_py(), places, limit, i) for i in rest.tolist()]
-    mask = pa.array(kinds > numeric.SMALL)
+    mask = pa.array(kinds > decimals.SMALL)
     return pc.replace_with_mask(done, mask, pa.array(texts, pa.string()))
 
 
@@ -167,9 +167,9 @@ _ROUND: Final[dict[str, Callable[[Int64s, Int64s], Int64s]]] = {
 
 def _slowly(op: str, text: str, places: int, limit: int | None, row: int) -> str:
     """One value, of any size."""
-    kind, mantissa, scale = numeric.read(text)
-    if kind != numeric.SMALL:
-        if limit is not None and kind != numeric.NAN:
+    kind, mantissa, scale = decimals.read(text)
+    if kind != decimals.SMALL:
+        if limit is not None and kind != decimals.NAN:
             raise _too_large(row, limit, places, "cannot hold an infinite value")
         return text
     if scale > places:
@@ -184,7 +184,7 @@ def _slowly(op: str, text: str, places: int, limit: int | None, row: int) -> str
     if places < 0:
         mantissa *= 10**-places
     try:
-        return numeric.write((kind, mantissa, max(places, 0)))
+        return decimals.write((kind, mantissa, max(places, 0)))
     except OverflowError as error:
         raise FailingRow(str(error), row, OUT_OF_RANGE) from None
 
@@ -234,9 +234,9 @@ def cast(column: pa.Array, source: int, target: int) -> pa.Array:
 def _numeric_to_int(column: pa.StringArray, target: int) -> pa.Array:
     kinds = numeric.parse(column).kinds
     for kind, word in (
-        (numeric.NAN, "NaN"),
-        (numeric.PLUS_INF, "infinity"),
-        (numeric.MINUS_INF, "infinity"),
+        (decimals.NAN, "NaN"),
+        (decimals.PLUS_INF, "infinity"),
+        (decimals.MINUS_INF, "infinity"),
     ):
         message = f"cannot convert {word} to {INT_NAMES[target]}"
         fail(kinds == kind, message, _UNSUPPORTED)
@@ -244,10 +244,10 @@ def _numeric_to_int(column: pa.StringArray, target: int) -> pa.Array:
     parsed = numeric.parse(whole)
     limits = np.iinfo(buffers.dtype(arrow_type(target)))
     values = parsed.mantissas.copy()
-    big = parsed.kinds == numeric.BIG
+    big = parsed.kinds == decimals.BIG
     bad = (values < limits.min) | (values > limits.max)
     for i in np.flatnonzero(big).tolist():
-        value = numeric.read(whole[i].as_py())[1]
+        value = decimals.read(whole[i].as_py())[1]
         if limits.min <= value <= limits.max:
             values[i] = value
         else:
@@ -261,11 +261,11 @@ def _numeric_to_float(column: pa.StringArray, target: int) -> pa.Array:
     parsed = numeric.parse(column)
     out = pc.cast(column, arrow_type(target))
     values = buffers.values(out)
-    finite = (parsed.kinds == numeric.SMALL) | (parsed.kinds == numeric.BIG)
+    finite = (parsed.kinds == decimals.SMALL) | (parsed.kinds == decimals.BIG)
     bad = finite & ~np.isfinite(values)
-    zero = finite & (values == 0) & (parsed.kinds == numeric.BIG)
+    zero = finite & (values == 0) & (parsed.kinds == decimals.BIG)
     for i in np.flatnonzero(zero).tolist():
-        bad[i] = numeric.read(column[i].as_py())[1] != 0
+        bad[i] = decimals.read(column[i].as_py())[1] != 0
     name = "real" if target == FLOAT4 else "double precision"
     if bad.any():
         row = int(np.argmax(bad))

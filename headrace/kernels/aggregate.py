@@ -18,7 +18,7 @@ import cython
 import numpy as np
 import numpy.typing as npt
 
-from headrace.kernels import buffers, numeric
+from headrace.kernels import buffers, decimals
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -342,8 +342,10 @@ def advance_ints(
 
 
 def _average(total: int, scale: int, count: int) -> str:
-    quotient = numeric.divided((numeric.SMALL, total, scale), (numeric.SMALL, count, 0))
-    return numeric.write(quotient)
+    quotient = decimals.divided(
+        (decimals.SMALL, total, scale), (decimals.SMALL, count, 0)
+    )
+    return decimals.write(quotient)
 
 
 @cython.locals(
@@ -424,7 +426,7 @@ def _advance_numeric(
         return "Infinity" if plus else "-Infinity"
     if average:
         return _average(total, scale, count)
-    return numeric.write((numeric.SMALL, total, scale))
+    return decimals.write((decimals.SMALL, total, scale))
 
 
 @cython.locals(i=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, old=list)

@@ -1,21 +1,16 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
-"""Arithmetic on Postgres numerics as text: exact, with Postgres' display scale.
+"""Columns of Postgres numerics as text: exact arithmetic, with Postgres' display scale.
 
 A value is mantissa x 10**-scale.  Values of up to 18 digits are computed in 64-bit integers;
-whatever does not fit (operand or result) is computed row by row in Python's integers.  NaN and
-the infinities follow Postgres 14 and later.  ``OverflowError`` is a value Postgres cannot hold
-(22003), ``ZeroDivisionError`` a division by zero (22012).
-
-Source of the scales: Postgres ``numeric.c`` (``add_var``, ``mul_var``, ``select_div_scale``).
+whatever does not fit (operand or result) is computed row by row in Python's (``decimals``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import cython
 import numpy as np
@@ -23,20 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.kernels import buffers, quotient
-
-NULL, SMALL, BIG, NAN, PLUS_INF, MINUS_INF, SLOW = 0, 1, 2, 3, 4, 5, 6
-
-Number = tuple[int, int, int]
-"""(kind, mantissa, scale); kind is ``SMALL`` for any finite value."""
-
-SCALE_MAX: Final = 16383
-DIGITS_MAX: Final = 131072
-"""Most digits before the point."""
-_LIMIT: Final = 10**DIGITS_MAX
-_SPECIAL: Final = {"NaN": NAN, "Infinity": PLUS_INF, "-Infinity": MINUS_INF}
-_WORDS: Final = {NAN: "NaN", PLUS_INF: "Infinity", MINUS_INF: "-Infinity"}
-_ZERO: Final[Number] = (SMALL, 0, 0)
+from headrace.kernels import buffers, decimals, quotient
 
 _POWERS = np.array([10**i for i in range(19)], np.int64)
 
@@ -45,8 +27,8 @@ _POWERS = np.array([10**i for i in range(19)], np.int64)
 class Parsed:
     """A numeric column as machine integers.
 
-    ``kinds`` per row: ``NULL``, ``SMALL`` (``mantissas`` and ``scales`` hold it), ``BIG`` (only
-    ``column`` does), ``NAN``, ``PLUS_INF``, ``MINUS_INF``.
+    ``kinds`` per row, as in ``decimals``: ``NULL``, ``SMALL`` (``mantissas`` and ``scales`` hold
+    it), ``BIG`` (only ``column`` does), ``NAN``, ``PLUS_INF``, ``MINUS_INF``.
     """
 
     column: pa.StringArray
@@ -157,7 +139,7 @@ def render(
 ) -> pa.StringArray:
     """Text of the ``SMALL`` rows; every other row is NULL."""
     n = len(kinds)
-    valid = (kinds == SMALL).astype(np.uint8)
+    valid = (kinds == decimals.SMALL).astype(np.uint8)
     # 19 digits, sign, point and a leading zero; or zeros up to the scale.
     content = np.empty(int((22 + scales[valid == 1]).sum(dtype=np.int64)), np.uint8)
     starts = np.zeros(n + 1, np.int32)
@@ -231,176 +213,19 @@ def _render(
     return p
 
 
-# --- one value, in Python's integers
-
-
-def read(text: str) -> Number:
-    """The number that Postgres' text ``text`` names."""
-    special = _SPECIAL.get(text)
-    if special is not None:
-        return (special, 0, 0)
-    whole, _, fraction = text.partition(".")
-    return (SMALL, _integer(whole + fraction), len(fraction))
-
-
-def _integer(digits: str) -> int:
-    # int() refuses more than 4300 digits; Postgres' numerics have up to 147455.
-    if len(digits) <= 4000:
-        return int(digits)
-    negative = digits.startswith("-")
-    body = digits[1:] if negative else digits
-    half = len(body) // 2
-    value = _integer(body[:half]) * 10 ** (len(body) - half) + _integer(body[half:])
-    return -value if negative else value
-
-
-def _digits(value: int) -> str:
-    """Decimal digits of ``value`` >= 0, however many."""
-    if value.bit_length() <= 13000:
-        return str(value)
-    half = int(value.bit_length() * 0.30103) // 2
-    high, low = divmod(value, 10**half)
-    return _digits(high) + _digits(low).zfill(half)
-
-
-def write(number: Number) -> str:
-    """Postgres' text of ``number``; OverflowError if Postgres cannot hold it."""
-    kind, mantissa, scale = number
-    if kind != SMALL:
-        return _WORDS[kind]
-    size = abs(mantissa)
-    if size.bit_length() > 400000 and size >= _LIMIT * 10**scale:
-        raise OverflowError("value overflows numeric format")
-    text = _digits(size)
-    if scale:
-        text = text.zfill(scale + 1)
-        point = len(text) - scale
-        text = f"{text[:point]}.{text[point:]}"
-    return "-" + text if mantissa < 0 else text
-
-
-def rounded(mantissa: int, scale: int, target: int) -> int:
-    """Mantissa at the lower scale ``target``, half away from zero."""
-    unit = 10 ** (scale - target)
-    size = (abs(mantissa) * 2 + unit) // (2 * unit)
-    return -size if mantissa < 0 else size
-
-
-def plus(a: Number, b: Number) -> Number:
-    """``a + b``."""
-    if a[0] != SMALL or b[0] != SMALL:
-        if a[0] == NAN or b[0] == NAN or {a[0], b[0]} == {PLUS_INF, MINUS_INF}:
-            return (NAN, 0, 0)
-        return a if a[0] != SMALL else b
-    scale = max(a[2], b[2])
-    total = a[1] * 10 ** (scale - a[2]) + b[1] * 10 ** (scale - b[2])
-    return (SMALL, total, scale)
-
-
-def negative(a: Number) -> Number:
-    """``-a``."""
-    if a[0] == SMALL:
-        return (SMALL, -a[1], a[2])
-    return ({NAN: NAN, PLUS_INF: MINUS_INF, MINUS_INF: PLUS_INF}[a[0]], 0, 0)
-
-
-def minus(a: Number, b: Number) -> Number:
-    """``a - b``."""
-    return plus(a, negative(b))
-
-
-def _sign(a: Number) -> int:
-    if a[0] == SMALL:
-        return (a[1] > 0) - (a[1] < 0)
-    return 1 if a[0] == PLUS_INF else -1
-
-
-def _infinity(sign: int) -> Number:
-    return (PLUS_INF if sign > 0 else MINUS_INF, 0, 0)
-
-
-def times(a: Number, b: Number) -> Number:
-    """``a * b``."""
-    if a[0] != SMALL or b[0] != SMALL:
-        if a[0] == NAN or b[0] == NAN or _sign(a) * _sign(b) == 0:
-            return (NAN, 0, 0)
-        return _infinity(_sign(a) * _sign(b))
-    mantissa, scale = a[1] * b[1], a[2] + b[2]
-    if scale > SCALE_MAX:
-        mantissa, scale = rounded(mantissa, scale, SCALE_MAX), SCALE_MAX
-    return (SMALL, mantissa, scale)
-
-
-def _first_digit(a: Number) -> tuple[int, int]:
-    """Weight and value of the first non-zero base-10000 digit ((0, 0) of a zero)."""
-    if a[1] == 0:
-        return 0, 0
-    text = _digits(abs(a[1]))
-    weight = (len(text) - a[2] - 1) // 4
-    # Digits of that base-10000 digit: from the first one down to place 4 * weight.
-    count = len(text) - a[2] - 4 * weight
-    return weight, int(text[:count].ljust(count, "0"))
-
-
-def quotient_scale(a: Number, b: Number) -> int:
-    """Display scale of ``a / b``; Source: ``select_div_scale``."""
-    weight_a, first_a = _first_digit(a)
-    weight_b, first_b = _first_digit(b)
-    weight = weight_a - weight_b - (1 if first_a <= first_b else 0)
-    return min(max(16 - weight * 4, a[2], b[2], 0), 1000)
-
-
-def divided(a: Number, b: Number) -> Number:
-    """``a / b``; ZeroDivisionError."""
-    if a[0] == NAN or b[0] == NAN:
-        return (NAN, 0, 0)
-    if a[0] != SMALL:
-        if b[0] != SMALL:
-            return (NAN, 0, 0)
-        if b[1] == 0:
-            raise ZeroDivisionError("division by zero")
-        return _infinity(_sign(a) * _sign(b))
-    if b[0] != SMALL:
-        return _ZERO
-    if b[1] == 0:
-        raise ZeroDivisionError("division by zero")
-    scale = quotient_scale(a, b)
-    shift = scale + b[2] - a[2]
-    top, bottom = abs(a[1]), abs(b[1])
-    if shift >= 0:
-        top *= 10**shift
-    else:
-        bottom *= 10**-shift
-    size = (2 * top + bottom) // (2 * bottom)
-    return (SMALL, size if (a[1] < 0) == (b[1] < 0) else -size, scale)
-
-
-def order(a: Number, b: Number) -> int:
-    """-1, 0 or 1 as Postgres sorts: -Infinity, numbers, Infinity, NaN."""
-    if a[0] != SMALL or b[0] != SMALL:
-        ranks = {MINUS_INF: 0, SMALL: 1, PLUS_INF: 2, NAN: 3}
-        return (ranks[a[0]] > ranks[b[0]]) - (ranks[a[0]] < ranks[b[0]])
-    scale = max(a[2], b[2])
-    left, right = a[1] * 10 ** (scale - a[2]), b[1] * 10 ** (scale - b[2])
-    return (left > right) - (left < right)
-
-
-# --- columns
-
-
 def add(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
     """``a + b`` of numeric columns."""
-    return _binary(a, b, 0, plus)
+    return _binary(a, b, 0, decimals.plus)
 
 
 def sub(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
     """``a - b`` of numeric columns."""
-    return _binary(a, b, 1, minus)
+    return _binary(a, b, 1, decimals.minus)
 
 
 def mul(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
     """``a * b`` of numeric columns."""
-    return _binary(a, b, 2, times)
+    return _binary(a, b, 2, decimals.times)
 
 
 def div(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
@@ -410,8 +235,8 @@ def div(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
         (left.kinds, left.mantissas, left.scales),
         (right.kinds, right.mantissas, right.scales),
     )
-    slow = bool((kinds == SLOW).any())
-    return _completed(out, kinds, a, b, divided) if slow else out
+    slow = bool((kinds == decimals.SLOW).any())
+    return _completed(out, kinds, a, b, decimals.divided) if slow else out
 
 
 def neg(a: pa.StringArray) -> pa.StringArray:
@@ -419,7 +244,7 @@ def neg(a: pa.StringArray) -> pa.StringArray:
     parsed = parse(a)
     if _plain(parsed):
         return render(parsed.kinds, -parsed.mantissas, parsed.scales)
-    return _each(a, lambda text: write(negative(read(text))))
+    return _each(a, lambda text: decimals.write(decimals.negative(decimals.read(text))))
 
 
 def absolute(a: pa.StringArray) -> pa.StringArray:
@@ -445,12 +270,12 @@ def compare(a: pa.StringArray, b: pa.StringArray) -> npt.NDArray[np.int8]:
     )
     if count:
         for i in np.flatnonzero(slow).tolist():
-            out[i] = order(read(a[i].as_py()), read(b[i].as_py()))
+            out[i] = decimals.order(*(decimals.read(x[i].as_py()) for x in (a, b)))
     return out
 
 
 def _plain(parsed: Parsed) -> bool:
-    return bool((parsed.kinds <= SMALL).all())
+    return bool((parsed.kinds <= decimals.SMALL).all())
 
 
 def _each(a: pa.StringArray, function: Callable[[str], str]) -> pa.StringArray:
@@ -462,7 +287,7 @@ def _binary(
     a: pa.StringArray,
     b: pa.StringArray,
     op: int,
-    slow: Callable[[Number, Number], Number],
+    slow: Callable[[decimals.Number, decimals.Number], decimals.Number],
 ) -> pa.StringArray:
     left, right = parse(a), parse(b)
     n = len(a)
@@ -491,12 +316,12 @@ def _completed(
     kinds: npt.NDArray[np.uint8],
     a: pa.StringArray,
     b: pa.StringArray,
-    slow: Callable[[Number, Number], Number],
+    slow: Callable[[decimals.Number, decimals.Number], decimals.Number],
 ) -> pa.StringArray:
     """``out`` with the rows of kind ``SLOW`` computed one by one."""
-    mask = kinds == SLOW
+    mask = kinds == decimals.SLOW
     texts = [
-        write(slow(read(a[i].as_py()), read(b[i].as_py())))
+        decimals.write(slow(*(decimals.read(x[i].as_py()) for x in (a, b))))
         for i in np.flatnonzero(mask).tolist()
     ]
     return pc.replace_with_mask(out, pa.array(mask), pa.array(texts, pa.string()))

@@ -4,7 +4,7 @@
 """Quotients of numerics of up to 18 digits, by long division, with Postgres' display scale.
 
 Source of the scale: Postgres ``numeric.c`` (``select_div_scale``); its readable form is
-``numeric.quotient_scale``.
+``decimals.quotient_scale``.
 """
 
 from __future__ import annotations

@@ -63,31 +63,29 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
 def _plan(conn: Connection, request: PlanRequest) -> Planned:
     with session.binding(conn, request.caller, request.settings):
         session.bind_query(conn, request.query, request.caller)
+        standard = session.standard_strings(conn)
+        text = position.Text(request.query, standard_strings=standard)
         settings = session.captured_settings(conn, request.settings)
         catalog = Catalog(conn)
         bound = session.read_view(conn, request.query)
-        check.refuse_clock_literals(
-            bound.tree,
-            request.query,
-            bound.position,
-            partial(functions.reads_clock, catalog),
-        )
+        reads_clock = partial(functions.reads_clock, catalog)
+        check.refuse_clock_literals(bound.tree, text, bound.position, reads_clock)
         conn.execute("RESET ROLE")
         sources = Sources(conn, catalog, settings)
         sources.load(bound, request.caller)
-        check.refuse_constructs(bound.tree, request.query, bound.position)
+        check.refuse_constructs(bound.tree, text, bound.position)
         trees = [bound.tree, *sources.tables.trees]
         catalog.preload(trees)
         for tree in trees:
             carry_order(tree, catalog)
         constants = Constants(conn, catalog)
-        constants.load(trees, "\n".join((bound.canonical_sql, *sources.texts)))
+        constants.load(trees, ";\n".join((bound.canonical_sql, *sources.texts)))
         lowering = Lowering(
             FORMS,
             conn,
             catalog,
             constants,
-            (bound.position, partial(position.find, request.query)),
+            (bound.position, text.find),
             money_plain=_is_c_locale(settings.get("lc_monetary", "C")),
         )
         bound_plan = Binder(lowering, sources.tables).bind(bound.tree)

@@ -4,30 +4,25 @@
 (or ``verify_view``) when they are the only statement of a text.  It need not understand every
 spelling: what it does not recognise is relayed, and the procedures in the database carry it out
 through the command table.  So ``None`` is always a correct answer, and a wrong reading never is.
-
-Source: "Lexical Structure" of the Postgres documentation.
 """
 
 from __future__ import annotations
 
-import re
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
+
+from headrace.postgres.tokens import Unreadable, name, pieces, scan
 
 SCHEMA: Final = "headrace"
 
 
-class Token(NamedTuple):
-    """A lexeme: ``value`` as it means, ``start`` as it stands in the text (0-based).
-
-    ``kind``: word, quoted, string, parameter, number or symbol.
-    """
+class Lexeme(NamedTuple):
+    """A token as it means; ``kind``: word, quoted, string, parameter, number or symbol."""
 
     kind: str
     value: str
-    start: int
     spans: tuple[range, ...] = ()
     """For a string: positions in the text of the characters of ``value``, in pieces."""
 
@@ -53,303 +48,148 @@ class Statement:
     text: str = field(compare=False)
 
 
-class _Unreadable(Exception):
-    """The text has something this tokenizer does not read."""
-
-
-_SPACE: Final = re.compile(r"[ \t\n\r\f\v]+|--[^\n\r]*")
-_WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*")
-_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
-_PARAMETER: Final = re.compile(r"\$([0-9]{1,5})")
 STEPS_MAX: Final = 500
 """Lexemes, comments and pieces of strings in a text: no call has more, and each takes time."""
-_FOLDED: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-"""Postgres folds ASCII only in most encodings; others are not our names anyway."""
-_NAME_MAX: Final = 64
-"""Characters of a word that are kept: none of ours is that long."""
-_COMMENT: Final = re.compile(r"/\*|\*/")
-_PREFIXED: Final = re.compile(r"[uU]&['\"]|[bBxXnN]'")
-_PLAIN: Final = re.compile(r"[^'\\]+")
-_STANDARD: Final = re.compile(r"[^']+")
-_SYMBOL: Final = re.compile(r"=>|:=|::|.", re.DOTALL)
-_HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]+")
-_DOLLAR: Final = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff]\w{0,62})?\$")
+_PARAMETER_MAX: Final = len("$65535")
+_READ: Final = frozenset(("plain", "escape", "dollar"))
+_LEFT: Final = frozenset(("unicode", "national", "bits", "unicode_quoted"))
+"""Rare enough to leave to Postgres."""
+_SEMICOLON, _CLOSING = Lexeme("symbol", ";"), Lexeme("symbol", ")")
+_COMMA, _CAST = Lexeme("symbol", ","), Lexeme("symbol", "::")
+_DOT, _OPENING = Lexeme("symbol", "."), Lexeme("symbol", "(")
+_ARROWS: Final = (Lexeme("symbol", "=>"), Lexeme("symbol", ":="))
 _CASTS: Final = frozenset(
     ("text", "varchar", "jsonb", "json", "boolean", "bool", "pg_lsn", "interval")
 )
-_SIMPLE_ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 def parse(text: str, *, standard_strings: bool = True) -> Statement | None:
     """The statement of ours that ``text`` consists of, or None."""
     try:
-        tokens = tokenize(text, standard_strings=standard_strings)
-    except _Unreadable:
+        lexemes = tokenize(text, standard_strings=standard_strings)
+    except Unreadable:
         return None
-    while tokens and tokens[-1].value == ";" and tokens[-1].kind == "symbol":
-        tokens.pop()
-    return _call(tokens, text) or _explain(tokens, text)
+    while lexemes and lexemes[-1] == _SEMICOLON:
+        lexemes.pop()
+    return _call(lexemes, text) or _explain(lexemes, text)
 
 
 def contains_call(text: str, *, standard_strings: bool = True) -> str | None:
     """Name of the first ``CALL headrace.name`` among several statements, if any."""
     try:
-        tokens = tokenize(text, standard_strings=standard_strings)
-    except _Unreadable:
+        lexemes = tokenize(text, standard_strings=standard_strings)
+    except Unreadable:
         return None
-    for at in range(len(tokens) - 3):
-        word, rest = tokens[at], tokens[at + 1 : at + 5]
-        first = at == 0 or tokens[at - 1] == Token("symbol", ";", tokens[at - 1].start)
-        if first and word.kind == "word" and word.value == "call" and _is_ours(rest):
+    for at, word in enumerate(lexemes):
+        first = at == 0 or lexemes[at - 1] == _SEMICOLON
+        rest = lexemes[at + 1 : at + 5]
+        if first and word == ("word", "call", ()) and _is_ours(rest):
             return rest[2].value
     return None
 
 
-def tokenize(text: str, *, standard_strings: bool = True) -> list[Token]:
-    """Lexemes of ``text``; raises when it has something Postgres might read otherwise."""
-    return _Lexer(text, escapes=not standard_strings).tokens()
-
-
-class _Lexer:
-    """Reads one text from its beginning, in a bounded number of steps.
-
-    Whatever Python does again and again is a step; what one step reads, however much, a
-    search written in C does in one go over characters that are not looked at again.
-    """
-
-    def __init__(self, text: str, *, escapes: bool) -> None:
-        self._text = text
-        self._escapes = escapes
-        """Whether a backslash means something in a plain string constant."""
-        self._at = 0
-        self._steps = 0
-
-    def tokens(self) -> list[Token]:
-        out: list[Token] = []
-        end = len(self._text)
-        while self._skip() < end:
-            out.append(self._token())
-        return out
-
-    def _step(self) -> None:
-        self._steps += 1
-        if self._steps > STEPS_MAX:
-            raise _Unreadable
-
-    def _skip(self) -> int:
-        """Go behind spaces and comments; returns where that is."""
-        while True:
-            self._step()
-            if found := _SPACE.match(self._text, self._at):
-                self._at = found.end()
-            elif self._text.startswith("/*", self._at):
-                self._comment()
-            else:
-                return self._at
-
-    def _comment(self) -> None:
-        """Comments nest."""
-        depth = 0
-        for found in _COMMENT.finditer(self._text, self._at):
-            self._step()
-            depth += 1 if found[0] == "/*" else -1
-            if depth == 0:
-                self._at = found.end()
-                return
-        raise _Unreadable
-
-    def _token(self) -> Token:
-        text, at = self._text, self._at
-        c = text[at]
-        if c == "'":
-            return self._string(at + 1, escapes=self._escapes)
-        if c in "eE" and text.startswith("'", at + 1):
-            return self._string(at + 2, escapes=True)
-        if c in "uUbBxXnN" and _PREFIXED.match(text, at):
-            raise _Unreadable
-        if c == '"':
-            return self._quoted()
-        if c == "$":
-            return self._dollar()
-        if found := _WORD.match(text, at):
-            self._at = found.end()
-            return Token("word", found[0][:_NAME_MAX].translate(_FOLDED), at)
-        if found := _NUMBER.match(text, at):
-            self._at = found.end()
-            return Token("number", found[0], at)
-        found = _SYMBOL.match(text, at)
-        assert found is not None, "a symbol is any character"
-        self._at = found.end()
-        return Token("symbol", found[0], at)
-
-    def _string(self, begin: int, *, escapes: bool) -> Token:
-        text, start = self._text, self._at
-        value: list[str] = []
-        spans: list[range] = []
-        plain = _PLAIN if escapes else _STANDARD
-        at, end = begin, len(text)
-        while at < end:
-            self._step()
-            if run := plain.match(text, at):
-                value.append(run[0])
-                spans.append(range(at, run.end()))
-                at = run.end()
-                continue
-            begin = at
-            if text.startswith("''", at):
-                c, at = "'", at + 2
-            elif text[at] == "'":
-                self._at = at + 1
-                self._no_continuation()
-                return Token("string", "".join(value), start, tuple(spans))
-            else:
-                c, at = _escape(text, at + 1)
-            value.append(c)
-            spans.append(range(begin, begin + 1))
-        raise _Unreadable
-
-    def _no_continuation(self) -> None:
-        """Postgres joins 'a' <newline> 'b'; rare enough to leave to Postgres."""
-        while found := _SPACE.match(self._text, self._at):
-            self._step()
-            self._at = found.end()
-        if self._text.startswith("'", self._at):
-            raise _Unreadable
-
-    def _quoted(self) -> Token:
-        text, start = self._text, self._at
-        at = start + 1
-        while (found := text.find('"', at)) >= 0:
-            self._step()
-            if not text.startswith('""', found):
-                self._at = found + 1
-                name = text[start + 1 : found].replace('""', '"')
-                if not name:
-                    raise _Unreadable
-                return Token("quoted", name, start)
-            at = found + 2
-        raise _Unreadable
-
-    def _dollar(self) -> Token:
-        text, start = self._text, self._at
-        if found := _PARAMETER.match(text, start):
-            self._at = found.end()
-            return Token("parameter", found[1], start)
-        found = _DOLLAR.match(text, start)
-        if not found:
-            raise _Unreadable
-        begin = found.end()
-        close = text.find(found[0], begin)
-        if close < 0:
-            raise _Unreadable
-        self._at = close + len(found[0])
-        return Token("string", text[begin:close], start, (range(begin, close),))
-
-
-def _escape(text: str, at: int) -> tuple[str, int]:
-    """Character of the escape whose letter is at ``at``, and where it ends."""
-    c = text[at : at + 1]
-    if not c or c in "xX01234567":
-        # Bytes of the client's encoding: left to Postgres.
-        raise _Unreadable
-    if c in "uU":
-        size = 4 if c == "u" else 8
-        digits = text[at + 1 : at + 1 + size]
-        if len(digits) < size or not _HEXADECIMAL.fullmatch(digits):
-            raise _Unreadable
-        code = int(digits, 16)
-        if code == 0 or 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
-            raise _Unreadable
-        return chr(code), at + 1 + size
-    return _SIMPLE_ESCAPES.get(c, c), at + 1
+def tokenize(text: str, *, standard_strings: bool = True) -> list[Lexeme]:
+    """Lexemes of ``text``; raises Unreadable where Postgres has to read it."""
+    tokens = [*scan(text, standard_strings=standard_strings, steps=STEPS_MAX)]
+    left = STEPS_MAX - len(tokens)
+    out: list[Lexeme] = []
+    for token in tokens:
+        kind, start, end = token
+        if kind in _READ:
+            said = [*islice(pieces(text, token), left + 1)]
+            left -= len(said)
+            value = "".join(piece for piece, _ in said)
+            out.append(Lexeme("string", value, tuple(span for _, span in said)))
+        elif kind in ("word", "quoted"):
+            out.append(Lexeme(kind, name(text[start:end])))
+        else:
+            out.append(Lexeme(kind, text[start:end]))
+        if left < 0 or kind in _LEFT:
+            raise Unreadable
+    return out
 
 
 # --- the two statements
 
 
-def _is_ours(tokens: Sequence[Token]) -> bool:
-    """Whether ``tokens`` begin with ``headrace . name (``."""
+def _is_ours(lexemes: Sequence[Lexeme]) -> bool:
+    """Whether ``lexemes`` begin with ``headrace . name (``."""
     return (
-        len(tokens) > 3
-        and tokens[0].kind in ("word", "quoted")
-        and tokens[0].value == SCHEMA
-        and tokens[1].value == "."
-        and tokens[2].kind in ("word", "quoted")
-        and tokens[3].value == "("
-        and tokens[3].kind == "symbol"
+        len(lexemes) > 3
+        and lexemes[0].kind in ("word", "quoted")
+        and lexemes[0].value == SCHEMA
+        and lexemes[1] == _DOT
+        and lexemes[2].kind in ("word", "quoted")
+        and lexemes[3] == _OPENING
     )
 
 
-def _call(tokens: list[Token], text: str) -> Statement | None:
-    if not tokens or tokens[0].kind != "word" or tokens[0].value != "call":
+def _call(lexemes: list[Lexeme], text: str) -> Statement | None:
+    if not lexemes or lexemes[0].kind != "word" or lexemes[0].value != "call":
         return None
-    return _invocation("call", tokens[1:], text)
+    return _invocation("call", lexemes[1:], text)
 
 
-def _explain(tokens: list[Token], text: str) -> Statement | None:
+def _explain(lexemes: list[Lexeme], text: str) -> Statement | None:
     """``SELECT * FROM headrace.explain_view(…)`` (or ``SELECT plan FROM …``), verify_view."""
-    words = [(t.kind, t.value) for t in tokens[:3]]
+    words = [(t.kind, t.value) for t in lexemes[:3]]
     if words not in (
         [("word", "select"), ("symbol", "*"), ("word", "from")],
         [("word", "select"), ("word", "plan"), ("word", "from")],
     ):
         return None
-    found = _invocation("explain", tokens[3:], text)
+    found = _invocation("explain", lexemes[3:], text)
     if found and found.procedure == "verify_view" and words[1][1] == "*":
         return found
     return found if found and found.procedure == "explain_view" else None
 
 
-def _invocation(kind: str, tokens: list[Token], text: str) -> Statement | None:
-    if not _is_ours(tokens):
+def _invocation(kind: str, lexemes: list[Lexeme], text: str) -> Statement | None:
+    if not _is_ours(lexemes):
         return None
-    name, at = tokens[2].value, 4
+    name, at = lexemes[2].value, 4
     arguments: list[Argument] = []
-    closing = Token("symbol", ")", -1)
-    while at < len(tokens):
-        if _same(tokens[at], closing) and not arguments:
+    while at < len(lexemes):
+        if lexemes[at] == _CLOSING and not arguments:
             break
-        argument, at = _argument(tokens, at)
-        if argument is None or at >= len(tokens):
+        argument, at = _argument(lexemes, at)
+        if argument is None or at >= len(lexemes):
             return None
         arguments.append(argument)
-        if _same(tokens[at], closing):
+        if lexemes[at] == _CLOSING:
             break
-        if not _same(tokens[at], Token("symbol", ",", -1)):
+        if lexemes[at] != _COMMA:
             return None
         at += 1
-    if at != len(tokens) - 1:
+    if at != len(lexemes) - 1:
         return None
     return Statement(kind, name, tuple(arguments), text)
 
 
-def _same(a: Token, b: Token) -> bool:
-    return a.kind == b.kind and a.value == b.value
-
-
-def _argument(tokens: list[Token], at: int) -> tuple[Argument | None, int]:
+def _argument(lexemes: list[Lexeme], at: int) -> tuple[Argument | None, int]:
     """The argument at ``at`` and the position behind it; None when it is no constant."""
     name = None
-    if at + 1 < len(tokens) and tokens[at + 1].value in ("=>", ":="):
-        if tokens[at].kind not in ("word", "quoted"):
+    if at + 1 < len(lexemes) and lexemes[at + 1] in _ARROWS:
+        if lexemes[at].kind not in ("word", "quoted"):
             return None, at
-        name, at = tokens[at].value, at + 2
-    if at >= len(tokens):
+        name, at = lexemes[at].value, at + 2
+    if at >= len(lexemes):
         return None, at
-    token, at = tokens[at], at + 1
+    lexeme, at = lexemes[at], at + 1
     value: str | bool | None = None
     parameter = None
-    if token.kind == "string":
-        value = token.value
-    elif token.kind == "parameter":
-        parameter = int(token.value)
-    elif token.kind == "word" and token.value in ("true", "false"):
-        value = token.value == "true"
-    elif not (token.kind == "word" and token.value == "null"):
+    if lexeme.kind == "string":
+        value = lexeme.value
+    elif lexeme.kind == "parameter" and len(lexeme.value) <= _PARAMETER_MAX:
+        parameter = int(lexeme.value[1:])
+    elif lexeme.kind == "word" and lexeme.value in ("true", "false"):
+        value = lexeme.value == "true"
+    elif not (lexeme.kind == "word" and lexeme.value == "null"):
         return None, at
     cast = None
-    if at < len(tokens) and tokens[at].value == "::" and tokens[at].kind == "symbol":
-        if at + 1 >= len(tokens) or tokens[at + 1].value not in _CASTS:
+    if at < len(lexemes) and lexemes[at] == _CAST:
+        kind, cast, _ = lexemes[at + 1] if at + 1 < len(lexemes) else _CAST
+        if kind not in ("word", "quoted") or cast not in _CASTS:
             return None, at
-        cast, at = tokens[at + 1].value, at + 2
-    return Argument(name, value, parameter, cast, token.spans), at
+        at += 2
+    return Argument(name, value, parameter, cast, lexeme.spans), at

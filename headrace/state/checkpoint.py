@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -32,13 +32,10 @@ from headrace.errors import BugError, HeadraceError, StateDamaged, TransientErro
 from headrace.kernels import buffers
 from headrace.state import columns, files
 from headrace.state.columns import Family, Section
+from headrace.state.disk import Changed, Disk, Meta
 from headrace.state.map import keygroups
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
-
-Meta = Mapping[bytes, bytes | None]
-"""Small metadata to write; None deletes."""
-Changed = tuple[Section, list[bytes], list[bytes | None]]
 
 BATCH_PAIRS_MAX: Final = 1024
 """Largest checkpoint that is one write batch: about 3 ms under the interpreter lock."""
@@ -58,32 +55,12 @@ _FOLDER: Final = "checkpoint"
 _LIST: Final = b"\x00checkpoint"
 
 
-class Database(Protocol):
-    """What a checkpoint asks of the database."""
-
-    @property
-    def path(self) -> Path:
-        """Its folder."""
-
-    def write(self, pairs: Iterable[Changed], meta: Meta, *, sync: bool) -> None:
-        """One atomic write batch."""
-
-    def known(self, name: str) -> Family | None:
-        """The column family of that name, if there is one."""
-
-    def get_meta(self, key: bytes) -> bytes | None:
-        """One entry of the metadata."""
-
-    def file_writer(self) -> Any:
-        """A writer of a sorted file."""
-
-
 class RocksCheckpoint:
     """A checkpoint under way: ``RocksDatabase.begin_checkpoint`` makes it."""
 
     def __init__(
         self,
-        database: Database,
+        disk: Disk,
         stores: list[tuple[RocksStore, int]],
         parts: list[tuple[Tier, int]],
         meta: Meta,
@@ -93,12 +70,12 @@ class RocksCheckpoint:
         """Tiers and their snapshots."""
         self.written = False
         self.pace: Final = Pace()
-        self._database = database
+        self._disk = disk
         self._meta = dict(meta)
 
     def write(self, *, sync: bool) -> None:
         """See ``contract.Checkpoint``."""
-        finish(self._database)
+        finish(self._disk)
         changes = self._changes()
         gathered: list[Changed] = []
         pairs = size = 0
@@ -109,7 +86,7 @@ class RocksCheckpoint:
             if pairs > BATCH_PAIRS_MAX or size > _BATCH_BYTES_MAX:
                 break
         else:
-            self._database.write(gathered, self._meta, sync=sync)
+            self._disk.write(gathered, self._meta, sync=sync)
             self.written = True
             return
         self._write_files(_chain(gathered, changes))
@@ -121,18 +98,18 @@ class RocksCheckpoint:
                 yield tier.section, keys, values
 
     def _write_files(self, changes: Iterator[Changed]) -> None:
-        database = self._database
+        disk = self._disk
         try:
-            made = self._make_files(database.path / _FOLDER, changes)
+            made = self._make_files(disk.path / _FOLDER, changes)
             # The order counts: what RocksDB has taken in may not reach the disk before the list.
             listed = msgspec.json.encode(made)
-            database.write([], {**self._meta, _LIST: listed}, sync=True)
+            disk.write([], {**self._meta, _LIST: listed}, sync=True)
         except HeadraceError:
-            if database.get_meta(_LIST) is None:
+            if disk.get_meta(_LIST) is None:
                 # Where a disk is full, this makes room.
-                shutil.rmtree(database.path / _FOLDER, ignore_errors=True)
+                shutil.rmtree(disk.path / _FOLDER, ignore_errors=True)
             raise
-        finish(database, self.pace)
+        finish(disk, self.pace)
 
     def _make_files(
         self, folder: Path, changes: Iterator[Changed]
@@ -142,7 +119,7 @@ class RocksCheckpoint:
             folder.mkdir(exist_ok=True)
             made = [
                 (family.name, path.name)
-                for family, path in _files(self._database, folder, changes, self.pace)
+                for family, path in _files(self._disk, folder, changes, self.pace)
             ]
             for _, name in made:
                 files.sync(folder / name)
@@ -167,20 +144,20 @@ def under_way() -> BugError:
     return BugError("a checkpoint is under way")
 
 
-def finish(database: Database, pace: Pace | None = None) -> None:
+def finish(disk: Disk, pace: Pace | None = None) -> None:
     """Finish a large checkpoint that counts already; nothing happens if there is none.
 
     Raises:
         StateDamaged: a file of it is gone or damaged.
     """
-    folder = database.path / _FOLDER
+    folder = disk.path / _FOLDER
     pace = pace or Pace()
-    listed = database.get_meta(_LIST)
+    listed = disk.get_meta(_LIST)
     if listed is not None:
         with columns.writing():
             for name, file in msgspec.json.decode(listed, type=list[tuple[str, str]]):
-                _take_in(database.known(name), folder / file, pace)
-        database.write([], {_LIST: None}, sync=True)
+                _take_in(disk.known(name), folder / file, pace)
+        disk.write([], {_LIST: None}, sync=True)
     if folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -208,7 +185,7 @@ def _take_in(family: Family | None, path: Path, pace: Pace) -> None:
 
 
 def _files(
-    database: Database, folder: Path, changes: Iterator[Changed], pace: Pace
+    disk: Disk, folder: Path, changes: Iterator[Changed], pace: Pace
 ) -> Iterator[tuple[Family, Path]]:
     """Sorted files of ``changes``; a key that is in several has the same value in all."""
     file: _File | None = None
@@ -224,7 +201,7 @@ def _files(
                 yield file.finish()
                 file = None
             if file is None:
-                file = _File(database, section.family, folder / f"{number}.sst")
+                file = _File(disk, section.family, folder / f"{number}.sst")
                 number += 1
             content = values.take(part)
             valid = buffers.view(buffers.validity(content))
@@ -237,13 +214,13 @@ def _files(
 class _File:
     """A sorted file under way; sections that follow each other share one."""
 
-    def __init__(self, database: Database, family: Family, path: Path) -> None:
+    def __init__(self, disk: Disk, family: Family, path: Path) -> None:
         self._family = family
         self._path = path
         self._previous = b""
         self._bytes = 0
         path.unlink(missing_ok=True)
-        self._writer = database.file_writer()
+        self._writer = disk.file_writer()
         self._writer.open(str(path))
 
     def takes(self, section: Section, key: bytes) -> bool:

@@ -7,18 +7,17 @@ from typing import Final, Protocol, TypeVar
 
 from headrace.errors import BugError
 from headrace.state import layout
-from headrace.state.columns import Family, Section
+from headrace.state.columns import Section
+from headrace.state.disk import Disk
 from headrace.state.tiers import Tier, TieredIndex, TieredMap
 
 
-class Families(Protocol):
-    """Where column families come from: the database."""
+class Database(Protocol):
+    """What a store asks of its database."""
 
-    def family(self, name: str) -> Family:
-        """The column family of a view, made when missing."""
-
-    def known(self, name: str) -> Family | None:
-        """The column family of a view, if there is one."""
+    @property
+    def disk(self) -> Disk:
+        """Its column families."""
 
     def demand_rest(self) -> None:
         """Raise BugError if a checkpoint is under way."""
@@ -30,7 +29,7 @@ class Families(Protocol):
 class RocksStore:
     """All states of one view; made by ``RocksDatabase.view``."""
 
-    def __init__(self, families: Families, name: str, txid: int) -> None:
+    def __init__(self, database: Database, name: str, txid: int) -> None:
         self.name: Final = name
         """Of its column family."""
         self.txid = txid
@@ -38,7 +37,7 @@ class RocksStore:
         self.durable = txid
         """The txid of the last checkpoint."""
         self.tiers: Final[dict[str, Tier]] = {}
-        self._families = families
+        self._database = database
         self._states: dict[str, TieredMap | TieredIndex] = {}
         self._in_flight: list[int] = []
         self._closed = False
@@ -96,12 +95,12 @@ class RocksStore:
 
     def _reopen(self) -> None:
         """Forget everything that is in no checkpoint."""
-        self._families.demand_rest()
+        self._database.demand_rest()
         self._in_flight = []
         self.txid = self.durable
         for name, state in self._states.items():
             old = self.tiers[name]
-            self._families.forget([old])
+            self._database.forget([old])
             old.close()
             state.tier = self.tiers[name] = self._tier(old.section)
 
@@ -116,7 +115,7 @@ class RocksStore:
 
     def dump(self) -> dict[str, layout.Pairs]:
         """Every checkpointed pair of every state, in physical key order (for tests)."""
-        family = self._families.known(self.name)
+        family = self._database.disk.known(self.name)
         found = set(family.states()) if family else set()
         return {
             name: list(Section(family, name).pairs()) if family else []
@@ -150,7 +149,7 @@ class RocksStore:
             raise BugError(f'state "{self.name}/{name}" of a view that is gone')
         state = self._states.get(name)
         if state is None:
-            tier = self._tier(Section(self._families.family(self.name), name))
+            tier = self._tier(Section(self._database.disk.family(self.name), name))
             self.tiers[name] = tier
             state = self._states[name] = kind(tier)
         if not isinstance(state, kind):

@@ -6,32 +6,26 @@ are never anything else outside of quotes, and an unqualified ``now()`` is that 
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
-from typing import Final
 
-_TOKEN: Final = re.compile(
-    r"""(?P<quoted>\bE'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*")
-      | (?<![\w."$])(?P<now>now\(\)|transaction_timestamp\(\)|CURRENT_TIMESTAMP\b(?!\())
-      | (?<![\w."$])(?P<date>CURRENT_DATE\b)
-      | (?<![\w."$])(?P<local>LOCALTIMESTAMP\b(?!\())""",
-    re.VERBOSE | re.DOTALL,
-)
+from headrace.postgres.tokens import split
 
 
 def at(query: str, instant: datetime) -> str:
     """``query`` with ``instant`` for the time of its transaction."""
-    now = f"'{instant.isoformat(sep=' ')}'::pg_catalog.timestamptz"
-
-    def replaced(found: re.Match[str]) -> str:
-        match found.lastgroup:
-            case "now":
-                return f"({now})"
-            case "date":
-                return f"(({now})::pg_catalog.date)"
-            case "local":
-                return f"(({now})::pg_catalog.timestamp)"
-            case _:
-                return found[0]
-
-    return _TOKEN.sub(replaced, query)
+    now = f"('{instant.isoformat(sep=' ')}'::pg_catalog.timestamptz)"
+    parts = ["", *split(query), *[""] * 3]
+    for place in range(2, len(parts) - 4, 2):
+        before, word, behind = parts[place - 2], parts[place], parts[place + 2]
+        if before == ".":
+            continue
+        if word in ("now", "transaction_timestamp") and behind == "(":
+            if parts[place + 4] == ")":
+                parts[place : place + 5] = [now, *[""] * 4]
+        elif word == "CURRENT_TIMESTAMP" and behind != "(":
+            parts[place] = now
+        elif word == "CURRENT_DATE":
+            parts[place] = f"({now}::pg_catalog.date)"
+        elif word == "LOCALTIMESTAMP" and behind != "(":
+            parts[place] = f"({now}::pg_catalog.timestamp)"
+    return "".join(parts)

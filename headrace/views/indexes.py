@@ -17,9 +17,6 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import sql
-from sqlglot.dialects.postgres import Postgres
-from sqlglot.errors import TokenError
-from sqlglot.tokens import TokenType  # type: ignore[attr-defined]  # re-exported
 
 from headrace.errors import (
     PrivilegeError,
@@ -34,6 +31,7 @@ from headrace.population.job import Job
 from headrace.postgres import statements
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
+from headrace.postgres.tokens import Unreadable, scan
 from headrace.sink import table
 from headrace.sql import views
 from headrace.sql.verbs import CreateIndex, DropIndex
@@ -110,22 +108,19 @@ def check_definition(definition: str) -> None:
     if len(definition.encode()) > _DEFINITION_BYTES_MAX or "\x00" in definition:
         raise SyntaxUserError("index definition is too long or malformed", hint=hint)
     try:
-        tokens = Postgres().tokenize(definition)
-    except TokenError as error:
+        words = [definition[start:end].lower() for _, start, end in scan(definition)]
+    except Unreadable as error:
         raise SyntaxUserError("index definition is malformed", hint=hint) from error
-    if not tokens or (
-        tokens[0].token_type != TokenType.L_PAREN and tokens[0].text.lower() != "using"
-    ):
+    if not words or words[0] not in ("(", "using"):
         raise SyntaxUserError(
             "index definition must begin with ( or USING",
             detail="The table is given by the view; the name is chosen by Postgres.",
             hint=hint,
         )
-    for token in tokens:
-        if token.token_type == TokenType.SEMICOLON:
-            raise SyntaxUserError("index definition must be one statement", hint=hint)
-    # NB: not on tokens: a tokenizer that reads a text otherwise than Postgres must not
-    # decide this.  A dot outside of any quotes, of either reading, is always visible here.
+    if ";" in words:
+        raise SyntaxUserError("index definition must be one statement", hint=hint)
+    # NB: not on tokens: who reads a text otherwise than Postgres must not decide this.
+    # A dot outside of any quotes, of either reading, is always visible here.
     if _has_qualified_name(definition):
         raise UnsupportedError(
             "qualified names are not supported in index definitions",

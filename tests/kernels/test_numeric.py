@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kernels import copytext, numeric
+from headrace.kernels import copytext, decimals, numeric
 
 SPECIAL = [
     "NaN",
@@ -98,7 +98,7 @@ def test_quotients_of_few_digits_equal_those_of_any_size():
         rng.randrange(-(10 ** rng.randrange(1, 19)), 10**18) for _ in range(20_000)
     ]
     scaled = [
-        numeric.write((numeric.SMALL, m, rng.choice([0, 0, 1, 2, 6, 18])))
+        decimals.write((decimals.SMALL, m, rng.choice([0, 0, 1, 2, 6, 18])))
         for m in whole
     ]
     a = [
@@ -126,7 +126,9 @@ def test_quotients_of_few_digits_equal_those_of_any_size():
     b = [v if v.strip("-0.") else "3" for v in b]
     got = numeric.div(pa.array(a), pa.array(b)).to_pylist()
     for x, y, mine in zip(a, b, got, strict=True):
-        assert mine == numeric.write(numeric.divided(numeric.read(x), numeric.read(y)))
+        assert mine == decimals.write(
+            decimals.divided(decimals.read(x), decimals.read(y))
+        )
 
 
 def test_a_value_postgres_cannot_hold_is_refused():
@@ -144,7 +146,7 @@ def test_malformed_text(text):
 
 @given(st.integers(), st.integers(0, 40), st.integers(), st.integers(0, 40))
 def test_addition_is_undone_by_subtraction(m, s, n, t):
-    a, b = (numeric.write((numeric.SMALL, *x)) for x in ((m, s), (n, t)))
+    a, b = (decimals.write((decimals.SMALL, *x)) for x in ((m, s), (n, t)))
     total = numeric.add(pa.array([a]), pa.array([b]))
     back = numeric.sub(total, pa.array([b]))
     assert numeric.compare(back, pa.array([a])).tolist() == [0]

@@ -229,6 +229,14 @@ def test_errors_of_postgres_come_back_with_their_position(conn, query, code, at)
         )
 
 
+def test_no_clock_is_hidden_by_strings_that_end_otherwise(conn):
+    settings = {"standard_conforming_strings": "off", "backslash_quote": "on"}
+    query = "SELECT id, 'x\\', ' AS a, 'today'::date AS d, 'y\\', ' AS b FROM t"
+    error = refusal(conn, query, settings=settings)
+    assert "current time" in error.message
+    assert error.position == query.index("'today'") + 1
+
+
 def test_unknown_column_keeps_the_hint(conn):
     error = refusal(conn, "SELECT bgi FROM t WHERE bigg = 1")
     assert error.code == "42703"

@@ -349,7 +349,7 @@ def test_states_that_a_dying_worker_did_not_drop(source, start, database):
     running.stop()
     files = RocksDatabase(running.settings.state_dir)
     assert files.views()
-    files.family("v999")  # its mark was forgotten
+    files.disk.family("v999")  # its mark was forgotten
     files.close()
     again = start()
     source.execute("DELETE FROM items WHERE id = 1")

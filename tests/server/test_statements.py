@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.server import statements
+from headrace.postgres.tokens import Unreadable
 from headrace.server.procedures import Given, bind
 from headrace.server.statements import contains_call, parse, tokenize
 
@@ -28,6 +28,7 @@ def arguments(text: str, **options):
         ("CALL headrace.drop_view('a', NULL)", ["a", None]),
         ("CALL headrace.drop_index('ä')", ["ä"]),
         ("CALL headrace.x()", []),
+        ("CALL headrace.create_view('a'\n'b', E'c'--'\n--d\n'\\'')", ["ab", "c'"]),
     ],
 )  # fmt: skip
 def test_ours(text, want):
@@ -45,13 +46,19 @@ def test_ours(text, want):
         "CALL headrace.create_view('a', 'b'); SELECT 1",
         "SELECT 1; CALL headrace.create_view('a', 'b')",
         "CALL headrace.create_view('a' || 'b')",
-        "CALL headrace.create_view('a'\n'b', 'c')",
         "CALL headrace.create_view(U&'a', 'b')",
         "CALL headrace.create_view(E'\\x41', 'b')",
         "CALL headrace.create_view('a', 'b'",
         "CALL headrace.create_view('a', )",
         "CALL headrace.create_view(, 'a')",
         "CALL headrace.create_view('a' 'b')",
+        "CALL headrace.drop_view(name '=>' 'b')",
+        "CALL headrace.drop_view(name \":=\" 'b')",
+        "CALL headrace.drop_view('a'::'text')",
+        "CALL headrace '.' drop_view('a')",
+        "CALL headrace \".\" drop_view('a')",
+        "CALL headrace.drop_view(N'a')",
+        "CALL headrace.drop_view('a'1x)",
         "CALL headrace.create_view('a'::regclass)",
         "CALL headrace.create_view('unterminated)",
         "CALL headrace.create_view($x$unterminated)",
@@ -163,7 +170,7 @@ def test_strings_are_what_postgres_reads(database):
         def check(text: str) -> None:
             try:
                 tokens = tokenize(text)
-            except statements._Unreadable:
+            except Unreadable:
                 return
             if [t.kind for t in tokens] != ["string"]:
                 return

@@ -32,7 +32,7 @@ def few_logs(database: RocksDatabase) -> None:
 
 
 def count(database: RocksDatabase, pattern: str) -> int:
-    return len(list(database.path.glob(pattern)))
+    return len(list(database.disk.path.glob(pattern)))
 
 
 def test_views_that_come_and_go_leave_no_logs(tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_what_rocksdb_tells_of_itself_is_bounded(
         write(database, store, [b"a"], {b"n": b"%d" % rounds})
         database.drop_view(rounds)
         rounds += 1
-        seen.update(path.name for path in database.path.glob("LOG*"))
+        seen.update(path.name for path in database.disk.path.glob("LOG*"))
         return len(seen) > columns.EVENTS_FILES_MAX + 1
 
     wait_until(come_and_go, "it has begun some files")
     assert count(database, "LOG*") <= columns.EVENTS_FILES_MAX
-    manifests = [path.stat().st_size for path in database.path.glob("MANIFEST-*")]
+    manifests = [path.stat().st_size for path in database.disk.path.glob("MANIFEST-*")]
     assert len(manifests) <= 2
     assert max(manifests) < 2 * columns.MANIFEST_BYTES_MAX
     database.close()

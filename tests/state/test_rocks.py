@@ -260,7 +260,7 @@ def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
             return call
 
         with monkeypatch.context() as patch:
-            patch.setattr(database, "write", dying(database.write))
+            patch.setattr(database.disk, "write", dying(database.disk.write))
             patch.setattr(Family, "ingest", dying(Family.ingest))
             patch.setattr(Family, "flush_soon", dying(Family.flush_soon))
             patch.setattr(files, "sync", dying(files.sync))

@@ -23,14 +23,8 @@ _FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 _TYPE_FIELDS: Final = (
     *("vartype", "consttype", "opresulttype", "funcresulttype", "aggtype"),
     *("resulttype", "casetype", "coalescetype", "minmaxtype", "array_typeid"),
-    *(
-        "element_typeid",
-        "refcontainertype",
-        "refelemtype",
-        "refrestype",
-        "row_typeid",
-        "typid",
-    ),
+    *("element_typeid", "refcontainertype", "refelemtype", "refrestype"),
+    *("row_typeid", "typid"),
 )
 _COLLATION_FIELDS: Final = ("inputcollid", "varcollid", "constcollid", "collOid")
 _OPERATOR_FIELDS: Final = ("opno", "eqop", "sortop")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from headrace.errors import UnsupportedError
-from headrace.planner.analyse import position
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.position import Text
 
 Finding = tuple[str, str | None, Node | None]
 """What is not supported, a pattern of its keyword, a node with a location."""
@@ -63,7 +63,7 @@ _HINTS: Final = {
 
 def refuse_constructs(
     tree: Node,
-    query: str,
+    text: Text,
     locate: Callable[[int], int | None],
 ) -> None:
     """Raise UnsupportedError for the first construct that cannot be maintained."""
@@ -72,7 +72,7 @@ def refuse_constructs(
         for what, pattern, place in check(node) if check else ():
             found = locate(place.number("location", -1)) if place else None
             if found is None and pattern is not None:
-                found = position.find(query, pattern)
+                found = text.find(pattern)
             raise UnsupportedError(
                 f"{what} is not supported", position=found, hint=_HINTS.get(what)
             )
@@ -84,7 +84,7 @@ _WORD: Final = re.compile(r"[a-z]+")
 
 def refuse_clock_literals(
     tree: Node,
-    query: str,
+    text: Text,
     locate: Callable[[int], int | None],
     reads_clock: Callable[[int], bool],
 ) -> None:
@@ -94,7 +94,7 @@ def refuse_clock_literals(
     ranges and composites) is traced to its literal in the text.  Where the server keeps no
     locations, one literal with such a word is enough.
     """
-    literals = position.literals(query)
+    literals = text.literals()
     for node in tree.walk():
         if node.kind != "CONST" or node.flag("constisnull"):
             continue
@@ -105,8 +105,8 @@ def refuse_clock_literals(
         if place is not None:
             # ``date 'today'`` is placed at its type.
             mine = [item for item in literals if item[0] >= place][:1]
-        for found, text, certain in mine:
-            if not certain or _CLOCK_WORDS & set(_WORD.findall(text.lower())):
+        for found, value, certain in mine:
+            if not certain or _CLOCK_WORDS & set(_WORD.findall(value.lower())):
                 raise UnsupportedError(
                     "a date or time literal that stands for the current time"
                     " is not supported",

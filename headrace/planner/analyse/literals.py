@@ -12,7 +12,7 @@ could not act as the caller anyway.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,28 +21,9 @@ import psycopg
 from headrace.errors import HeadraceError, UnsupportedError
 from headrace.planner.analyse.nodetree import Node
 from headrace.postgres import acting
+from headrace.postgres.tokens import STRINGS, Token, Unreadable, scan, value
 
-_SEGMENT: Final = r"(?:[^']|'')*"
-_ESCAPED: Final = r"(?:[^'\\]|''|\\.)*"
-_GAP: Final = r"(?:[ \t\f\v]|--[^\n\r]*)*[\n\r](?:[ \t\n\r\f\v]|--[^\n\r]*[\n\r])*"
-_BLANK: Final = re.compile(r"[ \t\n\r\f\v]+|--[^\n\r]*")
-_STRING: Final = re.compile(
-    rf"'(?P<body>{_SEGMENT}(?:'{_GAP}'{_SEGMENT})*)'", re.DOTALL
-)
-_STRING_ESCAPED: Final = re.compile(
-    rf"'(?P<body>{_ESCAPED}(?:'{_GAP}'{_ESCAPED})*)'", re.DOTALL
-)
-_UESCAPE: Final = re.compile(
-    r"(?:[ \t\n\r\f\v]|--[^\n\r]*[\n\r])*UESCAPE[ \t\n\r\f\v]*'[^']'", re.IGNORECASE
-)
-_NAME: Final = re.compile(r'(?:[uU]&)?"(?:[^"]|"")*"')
-_DOLLAR: Final = re.compile(
-    r"\$(?:[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_\u0080-\U0010ffff]*)?\$"
-)
-_WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*")
-_NUMBER: Final = re.compile(r"[0-9][0-9A-Za-z_.]*|\$[0-9]+")
-_GAPS: Final = re.compile(rf"'{_GAP}'")
-_LEADING: Final = re.compile(r"[\x00-\x20\x7f-\U0010ffff]*")
+_VISIBLE: Final = re.compile(r"[\x21-\x7e]")
 
 _GEOMETRIC: Final = ("'0,0,0,0'", "'0,0'", "'0,0,0'")
 _OTHERS: Final = ("'0'", "'empty'", *_GEOMETRIC)
@@ -59,36 +40,12 @@ _ATTEMPTS_MAX: Final = 1_000
 # After any other word (or a parenthesis) the literal may be what a type's name belongs to, where
 # NULL would mean something else: reserved words are no types.
 _BEFORE_NULL: Final = frozenset(
-    [
-        "select",
-        "all",
-        "distinct",
-        "where",
-        "and",
-        "or",
-        "not",
-        "in",
-        "like",
-        "ilike",
-        "similar",
-        "to",
-        "when",
-        "then",
-        "else",
-        "case",
-        "from",
-        "symmetric",
-        "asymmetric",
-        "on",
-        "having",
-        "limit",
-        "offset",
-        "any",
-        "some",
-        "variadic",
-        "using",
-        "default",
-    ]
+    {
+        *("select", "all", "distinct", "where", "having", "limit", "offset", "from"),
+        *("and", "or", "not", "in", "like", "ilike", "similar", "to", "on", "using"),
+        *("case", "when", "then", "else", "any", "some", "symmetric", "asymmetric"),
+        *("variadic", "default"),
+    }
 )
 
 _UNSAFE: Final = """
@@ -144,97 +101,42 @@ def suspects(query: str, *, standard_strings: bool) -> list[Suspect]:
     REQUIRES: Postgres' own grammar takes ``query``; only then is it lexed alike here.
     """
     found = []
-    for start, end, body, last in _strings(query, standard_strings=standard_strings):
-        bracket = _bracket(query, start, body, standard_strings=standard_strings)
-        if bracket is not None:
-            found.append(Suspect(start, end, bracket, typed=_may_be_type(last)))
+    try:
+        tokens = [*scan(query, standard_strings=standard_strings)]
+    except Unreadable as error:
+        raise UnsupportedError("the text of the query cannot be read") from error
+    words = [query[start:end].lower() for _, start, end in tokens]
+    for at, token in enumerate(tokens):
+        end = token.end
+        if token.kind == "unicode" and words[at + 1 : at + 2] == ["uescape"]:
+            end = tokens[at + 2].end
+        elif words[max(at - 1, 0)] == "uescape" and tokens[at - 2].kind == "unicode":
+            continue
+        if token.kind in STRINGS:
+            bracket = _bracket(query, token)
+            if bracket is not None:
+                typed = at > 0 and _may_be_type(words[at - 1])
+                found.append(Suspect(token.start, end, bracket, typed=typed))
     return found
 
 
 def _may_be_type(last: str) -> bool:
     """Whether what stands before a literal may be the end of a type's name."""
-    return (
-        bool(last)
-        and last not in _BEFORE_NULL
-        and (last in ")]" or last[0] in '"_' or last[0].isalnum() or last[0] > "\x7f")
+    return last not in _BEFORE_NULL and (
+        last in ")]" or last[0] in '"_' or last[0].isalnum() or last[0] > "\x7f"
     )
 
 
-def _bracket(
-    query: str, start: int, body: str, *, standard_strings: bool
-) -> str | None:
-    kind = query[start : start + 2].lower()
-    if kind in ("b'", "x'", "n'"):
+def _bracket(query: str, token: Token) -> str | None:
+    if token.kind in ("bits", "national"):
         return None  # of a type of their own, which is built in
-    if kind == "u&":
+    if token.kind == "unicode":
         return ""  # any character may be written as any other
-    escapes = kind == "e'" or (not standard_strings and kind[0] == "'")
-    text = body if query[start] == "$" else _GAPS.sub("", body)
-    rest = text[_LEADING.match(text).end() :]  # type: ignore[union-attr]  # matches ""
-    if escapes and rest.startswith("\\"):
+    try:
+        shown = _VISIBLE.search(value(query, token))
+    except Unreadable:
         return ""
-    return rest[0] if rest[:1] in ("{", "[", "(") and rest else None
-
-
-def _strings(
-    query: str, *, standard_strings: bool
-) -> Iterator[tuple[int, int, str, str]]:
-    """(start, end, body, what stands before) of every string constant, as Postgres scans them."""
-    at, last = 0, ""
-    while at < len(query):
-        begin = at
-        if query.startswith("/*", at):
-            at = _comment_end(query, at)
-            continue
-        if found := _BLANK.match(query, at):
-            at = found.end()
-            continue
-        if found := _string_at(query, at, standard_strings=standard_strings):
-            at = found.end()
-            if query[found.start() - 1 : found.start()] == "&" and (
-                more := _UESCAPE.match(query, at)
-            ):
-                at = more.end()
-            yield begin, at, found["body"], last
-        elif found := _DOLLAR.match(query, at):
-            close = query.find(found[0], found.end())
-            if close < 0:
-                raise _unreadable()
-            at = close + len(found[0])
-            yield begin, at, query[found.end() : close], last
-        elif found := (
-            _NAME.match(query, at) or _WORD.match(query, at) or _NUMBER.match(query, at)
-        ):
-            at = found.end()
-        elif query[at] in "'\"":
-            raise _unreadable()
-        else:
-            at += 1
-        last = query[begin:at].lower()
-
-
-def _string_at(query: str, at: int, *, standard_strings: bool) -> re.Match[str] | None:
-    begin, escapes = at, not standard_strings
-    letter = query[at].lower()
-    if letter == "u" and query.startswith("&'", at + 1):
-        begin, escapes = at + 2, False
-    elif letter in "ebxn" and query.startswith("'", at + 1):
-        begin = at + 1
-        escapes = letter == "e" or (escapes and letter == "n")
-    return (_STRING_ESCAPED if escapes else _STRING).match(query, begin)
-
-
-def _comment_end(query: str, at: int) -> int:
-    depth = 0
-    for mark in re.finditer(r"/\*|\*/", query[at:]):
-        depth += 1 if mark[0] == "/*" else -1
-        if depth == 0:
-            return at + mark.end()
-    raise _unreadable()
-
-
-def _unreadable() -> UnsupportedError:
-    return UnsupportedError("the text of the query cannot be read")
+    return shown[0] if shown and shown[0] in "{[(" else None
 
 
 Analysed = Callable[[str], Node]

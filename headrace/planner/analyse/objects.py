@@ -20,13 +20,10 @@ from typing import Any, Final
 from psycopg import sql
 
 from headrace.errors import UnsupportedError
+from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.postgres.settings import FUNCTION_PATH
 
-TOKEN: Final = re.compile(
-    r"""E'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d][\w$]*|\s+|.""",
-    re.DOTALL,
-)
 NAME: Final = re.compile(r"[^\W\d]|\"")
 KEYWORD: Final = re.compile(r"[A-Z]+")
 
@@ -218,52 +215,45 @@ def _ident(conn: Connection, name: str) -> str:
 
 
 def _replaced(text: str, new: dict[tuple[str, ...], str]) -> str:
-    tokens = TOKEN.findall(text)
-    solid = [at for at, token in enumerate(tokens) if not token.isspace()]
-    words = ["", "", *(tokens[at] for at in solid), *[""] * 4]
-    for place, at in enumerate(solid):
-        before, here = words[place : place + 2], words[place + 2 :]
-        found = _object(before, words, place + 2, here[0])
+    parts = tokens.split(text)
+    words = ["", *parts[1::2], *[""] * 4]
+    for at in range(1, len(parts) // 2 + 1):
+        found = _object(words[at - 1], words, at, words[at])
         if found is None:
             continue
         key, length = found
         written = new.get(key)
         if written is not None:
-            last = solid[place + length - 1]
-            tokens[at : last + 1] = [written] + [""] * (last - at)
-    return "".join(tokens)
+            last = 2 * (at + length) - 2
+            parts[2 * at - 1 : last] = [written] + [""] * (last - 2 * at)
+    return "".join(parts)
 
 
 def _object(
-    before: list[str], words: list[str], at: int, first: str
+    before: str, words: list[str], at: int, first: str
 ) -> tuple[tuple[str, ...], int] | None:
     """What object ``words[at:]`` names, and over how many words."""
     if first == "OPERATOR" and words[at + 1] == "(" and words[at + 3] == ".":
         end = words.index(")", at)
         symbol = "".join(words[at + 4 : end])
-        return ("operator", plain(words[at + 2]), symbol), end - at + 1
-    if first.startswith("'") and words[at + 1 : at + 3] == [":", ":"]:
-        kind = _LITERALS.get(words[at + 3])
+        return ("operator", tokens.name(words[at + 2]), symbol), end - at + 1
+    if first.startswith("'") and words[at + 1] == "::":
+        kind = _LITERALS.get(words[at + 2])
         value = first[1:-1].replace("''", "'")
         return ((kind, "", value), 1) if kind else None
-    schema, dot, name, after = words[at : at + 4]
-    if dot != "." or not (NAME.match(schema) and NAME.match(name)):
+    schema, dot, called, after = words[at : at + 4]
+    if dot != "." or not (NAME.match(schema) and NAME.match(called)):
         return None
     kind = None
-    if before[1] == "COLLATE":
+    if before == "COLLATE":
         kind = "collation"
-    elif before == [":", ":"] or _defines(before[1]):
+    elif before == "::" or _defines(before):
         kind = "type"
     elif after == "(":
         kind = "function"
-    return ((kind, plain(schema), plain(name)), 3) if kind else None
+    return ((kind, tokens.name(schema), tokens.name(called)), 3) if kind else None
 
 
 def _defines(word: str) -> bool:
     """Whether it is the name of a column, behind which its type stands."""
     return bool(NAME.match(word)) and not KEYWORD.fullmatch(word)
-
-
-def plain(word: str) -> str:
-    """A name without the quotes it may have."""
-    return word[1:-1].replace('""', '"') if word.startswith('"') else word

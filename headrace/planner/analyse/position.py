@@ -4,61 +4,47 @@ from __future__ import annotations
 
 import re
 
-import sqlglot
-from sqlglot.errors import TokenError
-from sqlglot.tokenizer_core import Token, TokenType
+from headrace.postgres.tokens import STRINGS, Token, Unreadable, scan, value
 
-_OPAQUE = {
-    TokenType.STRING,
-    TokenType.NATIONAL_STRING,
-    TokenType.RAW_STRING,
-    TokenType.HEREDOC_STRING,
-    TokenType.UNICODE_STRING,
-    TokenType.BYTE_STRING,
-    TokenType.IDENTIFIER,
-}
+_OPAQUE = STRINGS | {"quoted", "unicode_quoted"}
 
 
-def _tokens(query: str) -> list[Token]:
-    try:
-        return list(sqlglot.tokenize(query, read="postgres"))
-    except TokenError:
-        return []
+class Text:
+    """The text of a query."""
 
+    def __init__(self, query: str, *, standard_strings: bool) -> None:
+        """``standard_strings`` as in the session that it was written for."""
+        self._query = query
+        self._tokens: list[Token] = []
+        try:
+            self._tokens += scan(query, standard_strings=standard_strings)
+        except Unreadable:
+            self._tokens.clear()
 
-def find(query: str, pattern: str) -> int | None:
-    """1-based position of the first match of ``pattern`` outside strings and comments."""
-    bare = [" "] * len(query)
-    for token in _tokens(query):
-        if token.token_type not in _OPAQUE:
-            end = token.end + 1
-            bare[token.start : end] = query[token.start : end]
-    match = re.search(pattern, "".join(bare), re.IGNORECASE)
-    return match.start() + 1 if match else None
+    def find(self, pattern: str) -> int | None:
+        """1-based position of the first match of ``pattern`` outside strings and comments."""
+        bare = [" "] * len(self._query)
+        for kind, start, end in self._tokens:
+            if kind not in _OPAQUE:
+                bare[start:end] = self._query[start:end]
+        match = re.search(pattern, "".join(bare), re.IGNORECASE)
+        return match.start() + 1 if match else None
 
+    def literals(self) -> list[tuple[int, str, bool]]:
+        """(1-based position, value, certain) of every string literal.
 
-def literals(query: str) -> list[tuple[int, str, bool]]:
-    """(1-based position, value, certain) of every string literal.
+        A value with escapes, or a text that cannot be read, is not certain.
+        """
+        if not self._tokens:
+            return [(1, self._query, False)]
+        return [
+            (token.start + 1, *self._value(token))
+            for token in self._tokens
+            if token.kind in STRINGS
+        ]
 
-    Parts of one literal on several lines are joined.  A value with escapes, or a text that
-    is no sequence of tokens to sqlglot, is not certain.
-    """
-    tokens = _tokens(query)
-    if not tokens:
-        return [(1, query, False)]
-    out: list[tuple[int, str, bool]] = []
-    follows = False
-    for token in tokens:
-        if token.token_type not in _OPAQUE - {TokenType.IDENTIFIER}:
-            follows = False
-            continue
-        source = query[token.start : token.end + 1]
-        plain = token.token_type in (TokenType.STRING, TokenType.HEREDOC_STRING)
-        certain = plain and "\\" not in source
-        if follows:
-            start, text, before = out.pop()
-            out.append((start, text + token.text, before and certain))
-        else:
-            out.append((token.start + 1, token.text, certain))
-        follows = True
-    return out
+    def _value(self, token: Token) -> tuple[str, bool]:
+        source = self._query[token.start : token.end]
+        if token.kind not in ("plain", "dollar") or "\\" in source:
+            return source, False
+        return value(self._query, token), True

@@ -21,7 +21,8 @@ from psycopg import sql
 
 from headrace.errors import UnsupportedError
 from headrace.planner.analyse import objects
-from headrace.planner.analyse.objects import KEYWORD, NAME, TOKEN, plain
+from headrace.planner.analyse.objects import KEYWORD, NAME
+from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.sql import results
 
@@ -203,30 +204,29 @@ def _rewrite(
 ) -> str:
     if not new:
         return text
-    tokens = TOKEN.findall(text)
-    solid = [at for at, token in enumerate(tokens) if not token.isspace()]
+    parts = tokens.split(text)
     found = dict.fromkeys(new, 0)
-    for place, end, key, alias, listed in _occurrences(tokens, solid):
+    for place, end, key, alias, listed in _occurrences(parts[1::2]):
         if key not in new:
             continue
         found[key] += 1
-        first, last = solid[place], solid[end]
+        length = 2 * (end - place) + 1
         written = new[key](alias or key[1], listed)
-        tokens[first : last + 1] = [written] + [""] * (last - first)
+        first = 2 * place + 1
+        parts[first : first + length] = [written] + [""] * (length - 1)
     if counts is not None and found != counts:
         names = ", ".join(".".join(k) for k in found if found[k] != counts.get(k))
         raise UnsupportedError(
             f"the query names {names}, which was renamed, in a way that cannot be followed",
             hint=objects.ALTER,
         )
-    return "".join(tokens)
+    return "".join(parts)
 
 
 def _occurrences(
-    tokens: list[str], solid: list[int]
+    words: list[str],
 ) -> Iterator[tuple[int, int, tuple[str, str], str | None, tuple[str, ...]]]:
-    """Relations: first and last place in ``solid``, (schema, name), alias, columns it lists."""
-    words = [tokens[at] for at in solid]
+    """Relations: first and last place in ``words``, (schema, name), alias, columns it lists."""
     for place in range(1, len(words) - 2):
         if words[place + 1] != "." or words[place - 1].lower() not in _BEFORE:
             continue
@@ -238,15 +238,15 @@ def _occurrences(
         alias, end = None, place + 2
         listed: tuple[str, ...] = ()
         if NAME.match(after[0]) and not KEYWORD.fullmatch(after[0]):
-            alias, end = plain(after[0]), place + 3
+            alias, end = tokens.name(after[0]), place + 3
             if after[1] == "(":
                 end = words.index(")", end)
                 inside = words[place + 5 : end]
-                listed = tuple(plain(word) for word in inside if word != ",")
+                listed = tuple(tokens.name(word) for word in inside if word != ",")
         yield (
             place,
             end,
-            (plain(words[place]), plain(words[place + 2])),
+            (tokens.name(words[place]), tokens.name(words[place + 2])),
             alias,
             listed,
         )

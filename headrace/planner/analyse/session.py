@@ -196,16 +196,21 @@ def employ(conn: Connection, caller: str | None, analyst: str = _ANALYST) -> Non
         ) from error
 
 
+def standard_strings(conn: Connection) -> bool:
+    """Whether a backslash means nothing in a plain string."""
+    row = conn.execute(
+        "SELECT pg_catalog.current_setting('standard_conforming_strings')"
+    ).fetchone()
+    assert row is not None, "every setting has a value"
+    return bool(row[0] == "on")
+
+
 def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) -> None:
     """Raise unless analysing ``query`` as the current user can run nobody's code but his own.
 
     REQUIRES: its syntax is right, and ``analyst`` is employed as that user.
     """
-    row = conn.execute(
-        "SELECT pg_catalog.current_setting('standard_conforming_strings')"
-    ).fetchone()
-    assert row is not None, "every setting has a value"
-    found = literals.suspects(query, standard_strings=row[0] == "on")
+    found = literals.suspects(query, standard_strings=standard_strings(conn))
     if not found:
         return
 

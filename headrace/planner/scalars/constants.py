@@ -8,7 +8,6 @@ here (or a server of another endianness) can refuse a query, never change it.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -25,9 +24,9 @@ from headrace.planner.analyse.session import made_view, output_texts
 from headrace.planner.logical.scalar import quote
 from headrace.planner.scalars.functions import REG_TYPES
 from headrace.postgres.connect import Connection
+from headrace.postgres.tokens import scan, value
 
 Key = tuple[int, bytes]
-_LITERAL: Final = r"(E?)'((?:[^']|'')*)'"
 _CHUNK: Final = 1000
 """Constants per check; a select list holds at most 1664 entries."""
 
@@ -189,15 +188,13 @@ class Constants:
 
     def _search(self, oid: int, unread: set[Key], text: str) -> None:
         """Find constants of one type among the literals of ``text``."""
-        name = re.escape(self._catalog.types[oid].name)
-        cast = re.findall(_LITERAL + rf"::{name}", text)
+        name = self._catalog.types[oid].name
+        found = [x for x in scan(text) if x.kind in ("plain", "escape")]
+        cast = [x for x in found if text.startswith(f"::{name}", x.end)]
         # A path inside JSON_VALUE and the like stands without its type.
-        for escape, body in dict.fromkeys([*cast, *re.findall(_LITERAL, text)]):
+        for literal in dict.fromkeys(value(text, x) for x in [*cast, *found]):
             if not unread - self._texts.keys():
                 return
-            literal = body.replace("''", "'")
-            if escape:
-                literal = literal.replace("\\\\", "\\")
             try:
                 for key in unread - self._texts.keys():
                     self._prove([(key, literal)])

@@ -2,12 +2,11 @@
 """C types of skiplist.py."""
 
 from headrace.state.map.skipslices cimport Page
-from headrace.state.map.skiptypes cimport Handles, Node
-from headrace.state.map.skipwrites cimport Writes
+from headrace.state.map.skiptypes cimport Handles
+from headrace.state.map.skipsnapshots cimport Snapshots
 
-cdef class SkipList(Writes):
+cdef class SkipList(Snapshots):
     cdef double ratio
-    cdef dict sizes  # snapshot taken and not released -> size then
     cdef list flights
     cdef Handles changing  # by the checkpoint being written
     cdef Handles held  # to prune when the checkpoint is over
@@ -16,16 +15,12 @@ cdef class SkipList(Writes):
     cdef object released
 
     cdef int _rerun(self) except? -1
-    cdef int _is_running(self, object snapshot) except? -1
     cdef int _end(self, object snapshot) except? -1
     cdef long long _first_flight(self) except? -1
     cdef int _append_cleaning(self, Handles *handles) except? -1
     cdef int _forget(self) except? -1
-    cdef Node *_node(self, bytes key) except NULL
-    cdef tuple _entries(self, long long snapshot, unsigned int position)
     cdef tuple _changes(self, long long snapshot, size_t position)
     cdef void _delete_removed(self, Py_ssize_t excess) noexcept nogil
-    cdef int _copy_entries(self, long long snapshot, unsigned int *position, Page page) noexcept nogil
     cdef int _copy_changes(self, long long snapshot, size_t *position, Page page) noexcept nogil
     cdef void _commit(self, Handles *handles, bint holding) noexcept nogil
     cdef void _undo(self, Handles *handles) noexcept nogil

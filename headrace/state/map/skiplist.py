@@ -25,7 +25,7 @@ This module works compiled only (raw memory: ``arena``, ``nodes``), though it re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cython
@@ -33,13 +33,12 @@ from cython.cimports.headrace.state.map.arena import Arena
 from cython.cimports.headrace.state.map.skipnodes import push, reserve
 from cython.cimports.headrace.state.map.skipreads import is_open
 from cython.cimports.headrace.state.map.skipslices import (
-    Batch,
     Flight,
     Page,
     value_bytes,
 )
+from cython.cimports.headrace.state.map.skipsnapshots import Snapshots
 from cython.cimports.headrace.state.map.skiptypes import (
-    CLAIMED,
     DONE,
     HEIGHT_MAX,
     HELD,
@@ -58,22 +57,19 @@ from cython.cimports.headrace.state.map.skiptypes import (
     node_at,
     value_at,
 )
-from cython.cimports.headrace.state.map.skipwrites import Writes, check
+from cython.cimports.headrace.state.map.skipwrites import check
 from cython.cimports.libc.stdlib import free, malloc
 from cython.cimports.libc.string import memcpy
 
 from headrace.errors import BugError
 
-Chunk = tuple[list[bytes], list[bytes]]
 Changed = tuple[list[bytes], list[bytes | None]]
-Through = Callable[[list[bytes], list[bytes]], Chunk]
-
 
 _LONGLONG_MAX = cython.declare(cython.longlong, 9223372036854775807)
 
 
 @cython.cclass
-class SkipList(Writes):
+class SkipList(Snapshots):
     """A versioned map of bytes; see the module and the reference."""
 
     def __init__(
@@ -232,12 +228,6 @@ class SkipList(Writes):
             self.mutex.release()
         return 0
 
-    def _is_running(self, snapshot: Any) -> cython.int:
-        is_open(self)
-        if snapshot not in self.sizes:
-            raise BugError(f"snapshot {snapshot} is not running")
-        return 0
-
     def snapshot(self, txid: int | None = None) -> int:
         """The number of a new snapshot, which sees the values of lesser versions (F-9).
 
@@ -289,119 +279,6 @@ class SkipList(Writes):
                 self.step(cython.address(path), node)
             handle = links(path.at[0])[0]
         self.mutex.release()
-
-    def snapshot_size(self, snapshot: int) -> int:
-        """Number of entries when the snapshot was taken (F-15)."""
-        self._is_running(snapshot)
-        return self.sizes[snapshot]
-
-    def read_many(self, keys: list[bytes], snapshot: int) -> list[bytes | None]:
-        """The values belonging to a snapshot: of the greatest version below it (F-9)."""
-        self._is_running(snapshot)
-        batch: Batch = Batch(keys)
-        path = cython.declare(Path)
-        value: ValueRef
-        handle: cython.uint
-        i: cython.size_t
-        out: list[Any] = []
-        self.start(cython.address(path))
-        for i in range(batch.count):
-            handle = self.seek(cython.address(path), batch.slices[i])
-            value = cython.NULL
-            if handle:
-                value = self.belonging(node_at(self.arena, handle), snapshot)
-            out.append(value_bytes(value) if value else None)
-        return out
-
-    def entries(self, snapshot: int, through: Through | None = None) -> Iterator[Chunk]:
-        """Entries of a snapshot in key order, in chunks; prunes on its way (F-6).
-
-        ``through`` may drop or change entries of a chunk (F-21).  Ends when the map is closed.
-        Several threads may each read a snapshot of their own while one writes.
-        """
-        self._is_running(snapshot)
-        position: int | None = 0
-        while position is not None and not self.closed:
-            keys, values, position = self._entries(snapshot, position)
-            if keys:
-                yield through(keys, values) if through else (keys, values)
-
-    def _entries(
-        self, snapshot: cython.longlong, position: cython.uint
-    ) -> tuple[Any, ...]:
-        """(keys, values, where to go on or None): one chunk behind a node."""
-        page: Page = Page()
-        result: cython.int
-        with cython.nogil:
-            result = self._copy_entries(snapshot, cython.address(position), page)
-        check(result)
-        keys, values = page.lists()
-        return keys, values, position or None
-
-    def _copy_entries(
-        self,
-        snapshot: cython.longlong,
-        position: cython.pointer[cython.uint],
-        page: Page,
-    ) -> cython.int:
-        node: NodeRef
-        value: ValueRef
-        handle: cython.uint = position[0]
-        _steps: cython.size_t
-        result: cython.int = DONE
-        while result == DONE:
-            self.mutex.acquire()
-            if not self.runs(snapshot):
-                result = NOT_RUNNING
-            for _steps in range(SLICE_KEYS):
-                if result != DONE:
-                    break
-                # No node goes while a snapshot runs, so the last one still leads on.
-                node = self.head
-                if handle:
-                    node = node_at(self.arena, handle)
-                handle = links(node)[0]
-                if handle == 0 or page.full():
-                    break
-                node = node_at(self.arena, handle)
-                value = self.belonging(node, snapshot)
-                if value and not is_removed(value) and not page.add(node, value):
-                    result = NO_MEMORY
-                if not node.marks & CLAIMED:
-                    self.prune_finished(node)
-                position[0] = handle
-            self.mutex.release()
-            if handle == 0:
-                position[0] = 0
-                break
-            if page.full():
-                break
-        return result
-
-    def survivors(self, snapshot: int, through: Through | None = None) -> int:
-        """How many entries ``entries`` with the same arguments gives (F-21: the first pass)."""
-        return sum([len(keys) for keys, _ in self.entries(snapshot, through)])
-
-    def claim(self, key: bytes) -> bool:
-        """Reserve a node for pruning by the caller; False if somebody has it (F-7)."""
-        is_open(self)
-        node: NodeRef = self._node(key)
-        if node.marks & CLAIMED:
-            return False
-        node.marks |= CLAIMED
-        return True
-
-    def unclaim(self, key: bytes) -> None:
-        """Give a claimed node back."""
-        is_open(self)
-        node: NodeRef = self._node(key)
-        node.marks &= ~CLAIMED
-
-    def _node(self, key: bytes) -> NodeRef:
-        handle: cython.uint = self._handle(key)
-        if handle == 0:
-            raise KeyError(key)
-        return node_at(self.arena, handle)
 
     def release(self, snapshot: int) -> None:
         """End a snapshot, in any order (F-17).

@@ -2,7 +2,7 @@
 """C types of skipreads.py."""
 
 from headrace.state.map.skipnodes cimport Nodes
-from headrace.state.map.skiptypes cimport Node, Path, Slice, Value
+from headrace.state.map.skiptypes cimport Node, Slice, Value
 from headrace.state.map.skipslices cimport Batch, Hits
 
 cdef class Reads(Nodes):
@@ -12,13 +12,7 @@ cdef class Reads(Nodes):
     cdef int _scan_run(self, Batch batch, size_t start, size_t end, list positions, list rows, list weights) except? -1
     cdef int _scan_over(self, Batch batch, size_t position, object base, list positions, list rows, list weights) except? -1
     cdef int _first_merged(self, unsigned int handle, Batch batch, size_t position, long long left, object base, list positions, list rows, list weights) except? -1
-    cdef bint _is_entry(self, Node *node, Slice prefix) noexcept nogil
     cdef Node *_first(self, unsigned int handle, Slice prefix) noexcept nogil
-    cdef Node *_last(self, Path *path, Slice prefix, Slice end) noexcept nogil
-    cdef void _seek_end(self, Path *path) noexcept nogil
-    cdef object _first_over(self, bytes prefix, object mine, object base)
-    cdef object _last_over(self, bytes prefix, object end, object mine, object base)
-    cdef bint _is_removed(self, bytes key)
     cdef tuple _page(self, bytes start, int stop_group)
     cdef tuple _page_over(self, bytes start, int stop_group, object base)
     cdef unsigned int _handle(self, bytes key)
@@ -26,3 +20,4 @@ cdef class Reads(Nodes):
 
 cdef int is_open(Reads map) except? -1
 cdef long long weight_of(Value *value) except? -1
+cdef Batch prefixes_of(object prefixes)

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
-"""Reads of the newest state: points, prefixes, extremes, everything, alone or over a base.
+"""Reads of the newest state: points, prefixes, everything, alone or over a base.
 
 Groups that are not resident are merged with the base, an iterator with ``seek``,
 ``seek_for_prev``, ``seek_to_last``, ``valid``, ``key``, ``value``, ``next``, ``prev`` and
@@ -30,13 +30,10 @@ from cython.cimports.headrace.state.map.skipslices import (
 from cython.cimports.headrace.state.map.skiptypes import (
     CHUNK_BYTES,
     CHUNK_ENTRIES,
-    HEIGHT_MAX,
     RESIDENT,
     NodeRef,
-    NodeRefs,
     Numbers,
     Path,
-    PathRef,
     Slice,
     SliceRef,
     ValueRef,
@@ -44,13 +41,13 @@ from cython.cimports.headrace.state.map.skiptypes import (
     group_of,
     group_of_node,
     is_removed,
-    key_of,
     links,
     newest,
     node_at,
     size_of,
+    starts,
 )
-from cython.cimports.libc.string import memcmp, memcpy
+from cython.cimports.libc.string import memcpy
 
 from headrace.errors import BugError
 
@@ -75,18 +72,6 @@ def weight_of(value: ValueRef) -> cython.longlong:
         raise BugError("a value of the state map is not a weight")
     memcpy(cython.address(weight), bytes_of(value), 8)
     return weight
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _starts(node: NodeRef, prefix: Slice) -> cython.bint:
-    """Whether the node's key starts with the prefix."""
-    return (
-        node.key_length >= prefix.length
-        and memcmp(key_of(node), prefix.data, prefix.length) == 0
-    )
 
 
 @cython.cclass
@@ -158,7 +143,7 @@ class Reads(Nodes):
         are resident.
         """
         is_open(self)
-        batch: Batch = _prefixes(prefixes)
+        batch: Batch = prefixes_of(prefixes)
         positions: list[Any] = []
         rows: list[Any] = []
         weights: list[Any] = []
@@ -229,7 +214,7 @@ class Reads(Nodes):
             handle = firsts[i - start]
             while handle:
                 node = node_at(self.arena, handle)
-                if not _starts(node, prefixes[i]):
+                if not starts(node, prefixes[i]):
                     break
                 if not hits.add(i, node, newest(self.arena, node)):
                     return -1
@@ -307,7 +292,7 @@ class Reads(Nodes):
         ``starts[i]`` begins with ``prefixes[i]``.
         """
         is_open(self)
-        batch: Batch = _prefixes(prefixes)
+        batch: Batch = prefixes_of(prefixes)
         bounds: Batch = Batch(starts)
         found: Found = Found(batch.count)
         handles: Numbers = found.handles
@@ -359,7 +344,7 @@ class Reads(Nodes):
         node: NodeRef
         while left > 0:
             node = node_at(self.arena, handle) if handle else cython.NULL
-            if node and not _starts(node, batch.slices[position]):
+            if node and not starts(node, batch.slices[position]):
                 node = cython.NULL
                 handle = 0
             mine: Any = key_bytes(node, 0) if node else None
@@ -389,158 +374,17 @@ class Reads(Nodes):
             left -= 1
         return 0
 
-    # ---- extremes ------------------------------------------------------------------------------
-
-    def extreme_many(
-        self, prefixes: list[bytes], ends: list[bytes | None], last: bool, base: Any
-    ) -> list[bytes | None]:
-        """First (or last) of what follows each prefix; None where nothing does.
-
-        If ``last``, ``ends`` bound it: the last one before the end; the least string above
-        everything that starts with the prefix bounds nothing (None: there is no such).
-        """
-        is_open(self)
-        batch: Batch = _prefixes(prefixes)
-        bounds: Batch = Batch(ends if last else [], nones=True)
-        path = cython.declare(Path)
-        found: Found = Found(batch.count)
-        slices: SliceRef = bounds.slices if last else batch.slices
-        befores: NodeRefs = found.nodes if last else cython.NULL
-        handles: Numbers = found.handles
-        count: cython.size_t = batch.count
-        i: cython.size_t
-        prefix: Slice
-        node: NodeRef
-        out: list[Any] = []
-        if last and bounds.count != count:
-            raise ValueError("prefixes and ends differ in length")
-        self.start(cython.address(path))
-        with cython.nogil:
-            seek_many(self, slices, count, handles, False, befores)
-        for i in range(count):
-            prefix = batch.slices[i]
-            self.requests[prefix.data[0]] += 1
-            if not last:
-                node = self._first(handles[i], prefix)
-            elif bounds.slices[i].data and self._is_entry(befores[i], prefix):
-                node = befores[i]
-            else:
-                node = self._last(cython.address(path), prefix, bounds.slices[i])
-            mine = key_bytes(node, prefix.length) if node else None
-            if self.where[prefix.data[0]] == RESIDENT:
-                out.append(mine)
-            elif last:
-                out.append(self._last_over(batch.items[i], bounds.items[i], mine, base))
-            else:
-                out.append(self._first_over(batch.items[i], mine, base))
-        return out
-
-    def _is_entry(self, node: NodeRef, prefix: Slice) -> cython.bint:
-        """Whether the node is under the prefix and not removed."""
-        return (
-            node != self.head
-            and _starts(node, prefix)
-            and not is_removed(newest(self.arena, node))
-        )
-
     def _first(self, handle: cython.uint, prefix: Slice) -> NodeRef:
         """The first entry under a prefix from a node on; NULL: none."""
         node: NodeRef
         while handle:
             node = node_at(self.arena, handle)
-            if not _starts(node, prefix):
+            if not starts(node, prefix):
                 break
             if not is_removed(newest(self.arena, node)):
                 return node
             handle = links(node)[0]
         return cython.NULL
-
-    def _last(self, path: PathRef, prefix: Slice, end: Slice) -> NodeRef:
-        """The last entry here under a prefix; NULL: none.
-
-        Level 0 leads forward only.  So behind removed nodes one looks again from where the path
-        enters the next higher level, each time about four times as far back.
-        """
-        best: NodeRef = cython.NULL
-        node: NodeRef
-        first: NodeRef
-        stop: NodeRef = cython.NULL  # here and behind it was looked already
-        level: cython.int = 0
-        if end.data:
-            self.seek(path, end)
-        else:
-            self._seek_end(path)
-        while True:
-            first = path.at[level] if level < HEIGHT_MAX else self.head
-            node = first
-            while node != stop:
-                if self._is_entry(node, prefix):
-                    best = node
-                if stop == cython.NULL:
-                    break
-                node = node_at(self.arena, links(node)[0])
-            if best or first == self.head:
-                return best
-            if not _starts(first, prefix):  # it is before the prefix
-                return cython.NULL
-            stop = first
-            level += 1
-
-    def _seek_end(self, path: PathRef) -> None:
-        """Move the path to behind everything."""
-        level: cython.int
-        node: NodeRef = self.head
-        self.start(path)
-        for level in range(self.top - 1, -1, -1):
-            while links(node)[level]:
-                node = node_at(self.arena, links(node)[level])
-            path.at[level] = node
-
-    def _first_over(self, prefix: bytes, mine: Any, base: Any) -> Any:
-        """The first of ``mine`` and the base's entries that are not removed here."""
-        length: cython.Py_ssize_t = len(prefix)
-        base.seek(prefix)
-        while base.valid():
-            key: bytes = base.key()
-            if not key.startswith(prefix):
-                return mine
-            if mine is not None and mine <= key[length:]:
-                return mine
-            if not self._is_removed(key):
-                return key[length:]
-            base.next()
-        base.status()
-        return mine
-
-    def _last_over(self, prefix: bytes, end: Any, mine: Any, base: Any) -> Any:
-        """The last of ``mine`` and the base's entries that are not removed here."""
-        length: cython.Py_ssize_t = len(prefix)
-        if end is None:
-            base.seek_to_last()
-        else:
-            base.seek_for_prev(end)
-            if base.valid() and base.key() == end:
-                base.prev()
-        while base.valid():
-            key: bytes = base.key()
-            if not key.startswith(prefix):
-                return mine
-            if mine is not None and mine >= key[length:]:
-                return mine
-            if not self._is_removed(key):
-                return key[length:]
-            base.prev()
-        base.status()
-        return mine
-
-    def _is_removed(self, key: bytes) -> cython.bint:
-        """Whether the newest value here is a removal."""
-        handle: cython.uint = self._handle(key)
-        node: NodeRef
-        if handle == 0:
-            return False
-        node = node_at(self.arena, handle)
-        return is_removed(newest(self.arena, node))
 
     # ---- everything ----------------------------------------------------------------------------
 
@@ -628,7 +472,8 @@ class Reads(Nodes):
 
 
 @cython.cfunc
-def _prefixes(prefixes: Any) -> Batch:
+def prefixes_of(prefixes: Any) -> Batch:
+    """Prefixes, none of which is empty: such a one has no group."""
     batch: Batch = Batch(prefixes)
     i: cython.size_t
     for i in range(batch.count):

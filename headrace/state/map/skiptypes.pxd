@@ -152,6 +152,11 @@ cdef inline int compare(Node *node, Slice key) noexcept nogil:
     return (own > key.length) - (own < key.length)
 
 
+cdef inline bint starts(Node *node, Slice prefix) noexcept nogil:
+    """Whether the node's key starts with the prefix."""
+    return node.key_length >= prefix.length and memcmp(key_of(node), prefix.data, prefix.length) == 0
+
+
 cdef inline void prefetch(const void *address) noexcept nogil:
     """Ask for the cache lines of a node or value that will be needed soon."""
     __builtin_prefetch(address)

@@ -1,10 +1,10 @@
 # cython: language_level=3
 """C types of skipwrites.py."""
 
-from headrace.state.map.skipreads cimport Reads
+from headrace.state.map.skipends cimport Ends
 from headrace.state.map.skiptypes cimport Path, Slice
 
-cdef class Writes(Reads):
+cdef class Writes(Ends):
     cdef long long committed_txid
 
     cdef int _writable(self) except? -1

@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 import cython
+from cython.cimports.headrace.state.map.skipends import Ends
 from cython.cimports.headrace.state.map.skipnodes import reserve
-from cython.cimports.headrace.state.map.skipreads import Reads, is_open
+from cython.cimports.headrace.state.map.skipreads import is_open
 from cython.cimports.headrace.state.map.skipseek import seek_many
 from cython.cimports.headrace.state.map.skipslices import Batch, key_bytes
 from cython.cimports.headrace.state.map.skiptypes import (
@@ -55,7 +56,7 @@ _LONGLONG_MAX = cython.declare(cython.longlong, 9223372036854775807)
 
 
 @cython.cclass
-class Writes(Reads):
+class Writes(Ends):
     """See the module."""
 
     # ---- writing ---------------------------------------------------------------------------

@@ -1,0 +1,415 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Dates, times and timestamps: Postgres text to microseconds (days, for a date) and back."""
+
+from __future__ import annotations
+
+import cython
+
+from headrace.types import DATE, TIME, TIMESTAMP, TIMESTAMPTZ
+
+# Declared, because Cython takes a literal beyond 32 bits for a Python object.
+_GREATEST = cython.declare(cython.longlong, 9223372036854775807)
+_LEAST = cython.declare(cython.longlong, -9223372036854775808)
+_BAD = cython.declare(cython.longlong, -9223372036854775807)  # no moment has this value
+_DATE_LEAST = cython.declare(cython.longlong, -2147483648)
+_DAY = cython.declare(cython.longlong, 86400000000)
+
+KINDS = {DATE: 0, TIMESTAMP: 1, TIMESTAMPTZ: 2, TIME: 3}
+
+
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    out=cython.longlong[::1],
+    kind=cython.int,
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    value=cython.longlong,
+)
+def parse(
+    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, kind: int
+) -> bool:
+    """Read all rows; whether each is well formed.  ``kind`` as in ``KINDS``."""
+    n = len(out)
+    for i in range(n):
+        if not valid[i]:
+            continue
+        if kind == 3:
+            value = _read_time(data, offsets[i], offsets[i + 1])
+        else:
+            value = _read_moment(data, offsets[i], offsets[i + 1], kind)
+        if value == _BAD:
+            return False
+        out[i] = value
+    return True
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.returns(cython.int)
+@cython.locals(
+    data=cython.const_uchar[::1], p=cython.Py_ssize_t, a=cython.int, b=cython.int
+)
+def _two(data: memoryview, p: int) -> int:
+    """The two digits at ``p``, or -1 (REQUIRES: both bytes exist)."""
+    a = data[p] - 48
+    b = data[p + 1] - 48
+    if a < 0 or a > 9 or b < 0 or b > 9:
+        return -1
+    return a * 10 + b
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    p=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    hour=cython.int,
+    minute=cython.int,
+    second=cython.int,
+    digit=cython.int,
+    scale=cython.longlong,
+    micros=cython.longlong,
+)
+def _read_time(data: memoryview, p: int, end: int) -> int:
+    """Microseconds of ``HH:MM:SS[.f{1,6}]``; ``_BAD`` if malformed."""
+    if end - p < 8 or data[p + 2] != 58 or data[p + 5] != 58:
+        return _BAD
+    hour = _two(data, p)
+    minute = _two(data, p + 3)
+    second = _two(data, p + 6)
+    if hour < 0 or hour > 24 or minute < 0 or minute > 59 or second < 0 or second > 59:
+        return _BAD
+    micros = 0
+    p += 8
+    if p < end:
+        if data[p] != 46 or end - p < 2 or end - p > 7:
+            return _BAD
+        scale = 100000
+        p += 1
+        while p < end:
+            digit = data[p] - 48
+            if digit < 0 or digit > 9:
+                return _BAD
+            micros += digit * scale
+            scale //= 10
+            p += 1
+    micros += ((hour * 60 + minute) * 60 + second) * cython.cast(
+        cython.longlong, 1000000
+    )
+    if micros > _DAY:
+        return _BAD
+    return micros
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    p=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    length=cython.Py_ssize_t,
+    kind=cython.int,
+)
+def _read_infinity(data: memoryview, p: int, end: int, kind: int) -> int:
+    """``infinity`` or ``-infinity`` at ``p``; ``_BAD`` otherwise."""
+    length = end - p
+    if data[p] == 45:
+        if length == 9 and data[p + 1] == 105 and data[end - 1] == 121:
+            return _DATE_LEAST if kind == 0 else _LEAST
+    elif length == 8 and data[p] == 105 and data[end - 1] == 121:
+        return 2147483647 if kind == 0 else _GREATEST
+    return _BAD
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    p=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    start=cython.Py_ssize_t,
+    kind=cython.int,
+    year=cython.longlong,
+    month=cython.int,
+    day=cython.int,
+    digit=cython.int,
+    bc=cython.bint,
+    days=cython.longlong,
+    micros=cython.longlong,
+)
+def _read_moment(data: memoryview, p: int, end: int, kind: int) -> int:
+    """Date (days) or timestamp (microseconds); ``_BAD`` if malformed."""
+    if end - p < 8:
+        return _BAD
+    if data[p] == 105 or data[p] == 45:
+        return _read_infinity(data, p, end, kind)
+    bc = data[end - 1] == 67
+    if bc:  # " BC"
+        if data[end - 2] != 66 or data[end - 3] != 32:
+            return _BAD
+        end -= 3
+    start = p
+    year = 0
+    while p < end and data[p] != 45:
+        digit = data[p] - 48
+        if digit < 0 or digit > 9 or p - start > 6:
+            return _BAD
+        year = year * 10 + digit
+        p += 1
+    if p - start < 4 or year == 0 or end - p < 6 or data[p + 3] != 45:
+        return _BAD
+    month = _two(data, p + 1)
+    day = _two(data, p + 4)
+    p += 6
+    if bc:
+        year = 1 - year
+    if month < 1 or month > 12 or day < 1 or day > _month_days(year, month):
+        return _BAD
+    days = _days(year, month, day)
+    if days < -2451545 or days >= 2145031949:
+        return _BAD
+    if kind == 0:
+        return days if p == end else _BAD
+    if kind == 2:  # "+00"
+        if (
+            end - p < 3
+            or data[end - 3] != 43
+            or data[end - 2] != 48
+            or data[end - 1] != 48
+        ):
+            return _BAD
+        end -= 3
+    if p == end or data[p] != 32 or days >= 106751983:
+        return _BAD
+    micros = _read_time(data, p + 1, end)
+    if micros < 0:
+        return micros
+    return days * _DAY + micros
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.int)
+@cython.locals(year=cython.longlong, month=cython.int)
+def _month_days(year: int, month: int) -> int:
+    if month == 2:
+        if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0):
+            return 29
+        return 28
+    if month == 4 or month == 6 or month == 9 or month == 11:
+        return 30
+    return 31
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    year=cython.longlong,
+    month=cython.int,
+    day=cython.int,
+    era=cython.longlong,
+    of_era=cython.longlong,
+    of_year=cython.longlong,
+)
+def _days(year: int, month: int, day: int) -> int:
+    """Days since 2000-01-01 of a proleptic Gregorian date.
+
+    Source: Hinnant, "chrono-Compatible Low-Level Date Algorithms"; years start in March.
+    """
+    if month <= 2:
+        year -= 1
+    era = year // 400
+    of_era = year - era * 400
+    of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 730425
+
+
+@cython.locals(
+    values=cython.const_longlong[::1],
+    valid=cython.const_uchar[::1],
+    content=cython.uchar[::1],
+    starts=cython.int[::1],
+    kind=cython.int,
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    value=cython.longlong,
+)
+def render(
+    values: memoryview,
+    valid: memoryview,
+    content: memoryview,
+    starts: memoryview,
+    kind: int,
+) -> int:
+    """Write all rows; the bytes used, or -1 if a value is outside its type's range."""
+    n = len(values)
+    p = 0
+    for i in range(n):
+        starts[i] = p
+        if not valid[i]:
+            continue
+        value = values[i]
+        if kind == 3:
+            if value < 0 or value > _DAY:
+                return -1
+            p = _write_time(content, p, value)
+        else:
+            p = _write_moment(content, p, value, kind)
+            if p < 0:
+                return -1
+    starts[n] = p
+    return p
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    content=cython.uchar[::1],
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    value=cython.longlong,
+    width=cython.int,
+)
+def _write_digits(content: memoryview, p: int, value: int, width: int) -> int:
+    """Write ``value`` >= 0 in exactly ``width`` digits."""
+    q = p + width
+    while q > p:
+        q -= 1
+        content[q] = 48 + value % 10
+        value //= 10
+    return p + width
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    content=cython.uchar[::1],
+    p=cython.Py_ssize_t,
+    micros=cython.longlong,
+    fraction=cython.longlong,
+    seconds=cython.longlong,
+)
+def _write_time(content: memoryview, p: int, micros: int) -> int:
+    seconds = micros // 1000000
+    fraction = micros % 1000000
+    p = _write_digits(content, p, seconds // 3600, 2)
+    content[p] = 58
+    p = _write_digits(content, p + 1, seconds // 60 % 60, 2)
+    content[p] = 58
+    p = _write_digits(content, p + 1, seconds % 60, 2)
+    if fraction:
+        content[p] = 46
+        p = _write_digits(content, p + 1, fraction, 6)
+        while content[p - 1] == 48:
+            p -= 1
+    return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    content=cython.uchar[::1],
+    p=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+    value=cython.longlong,
+    kind=cython.int,
+    days=cython.longlong,
+    micros=cython.longlong,
+)
+def _write_moment(content: memoryview, p: int, value: int, kind: int) -> int:
+    """Write a date or timestamp at ``p``; the new position, or -1 if out of range."""
+    if value == (2147483647 if kind == 0 else _GREATEST):
+        return _write_word(content, p, b"infinity")
+    if value == (_DATE_LEAST if kind == 0 else _LEAST):
+        return _write_word(content, p, b"-infinity")
+    days = value
+    micros = 0
+    if kind != 0:
+        days = value // _DAY
+        micros = value - days * _DAY
+    if days < -2451545 or days >= (2145031949 if kind == 0 else 106751983):
+        return -1
+    return _write_civil(content, p, days, micros, kind)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    content=cython.uchar[::1],
+    p=cython.Py_ssize_t,
+    word=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+)
+def _write_word(content: memoryview, p: int, word: bytes) -> int:
+    for i in range(len(word)):
+        content[p + i] = word[i]
+    return p + len(word)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    content=cython.uchar[::1],
+    p=cython.Py_ssize_t,
+    days=cython.longlong,
+    micros=cython.longlong,
+    kind=cython.int,
+    era=cython.longlong,
+    day=cython.longlong,
+    year=cython.longlong,
+    month=cython.longlong,
+    bc=cython.bint,
+    width=cython.int,
+)
+def _write_civil(content: memoryview, p: int, days: int, micros: int, kind: int) -> int:
+    """Inverse of ``_days`` with the time and zone after it."""
+    days += 730425
+    era = days // 146097
+    day = days - era * 146097
+    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
+    day = day - (365 * year + year // 4 - year // 100)
+    year += era * 400
+    month = (5 * day + 2) // 153
+    day = day - (153 * month + 2) // 5 + 1
+    month = month + 3 if month < 10 else month - 9
+    if month <= 2:
+        year += 1
+    bc = year <= 0
+    if bc:
+        year = 1 - year
+    width = (
+        4 if year < 10000 else (5 if year < 100000 else (6 if year < 1000000 else 7))
+    )
+    p = _write_digits(content, p, year, width)
+    content[p] = 45
+    p = _write_digits(content, p + 1, month, 2)
+    content[p] = 45
+    p = _write_digits(content, p + 1, day, 2)
+    if kind != 0:
+        content[p] = 32
+        p = _write_time(content, p + 1, micros)
+    if kind == 2:
+        content[p] = 43
+        content[p + 1] = 48
+        content[p + 2] = 48
+        p += 3
+    if bc:
+        p = _write_word(content, p, b" BC")
+    return p

@@ -1,0 +1,184 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Keys of intervals, in the order of Postgres' interval_cmp: a month is 30 days, a day 24 hours."""
+
+from __future__ import annotations
+
+import cython
+
+# Declared, because Cython takes a literal beyond 32 bits for a Python object.
+_GREATEST = cython.declare(cython.longlong, 9223372036854775807)
+_DAY = cython.declare(cython.longlong, 86400000000)
+_HOUR = cython.declare(cython.longlong, 3600000000)
+_HOURS_MAX = cython.declare(cython.longlong, 2562047788)
+
+
+@cython.locals(
+    data=cython.const_uchar[::1],
+    offsets=cython.const_int[::1],
+    valid=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    starts=cython.longlong[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+)
+def key_contents(
+    data: memoryview,
+    offsets: memoryview,
+    valid: memoryview,
+    out: memoryview,
+    starts: memoryview,
+) -> int:
+    """Write the keys of a column, 13 bytes each; the bytes used, or -1 if a text is malformed."""
+    n = len(valid)
+    p = 0
+    for i in range(n):
+        starts[i] = p
+        if valid[i]:
+            if not _key_interval(data, offsets[i], offsets[i + 1], out, p):
+                return -1
+            p += 13
+    starts[n] = p
+    return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    out=cython.uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    start=cython.Py_ssize_t,
+    days=cython.longlong,
+    micros=cython.longlong,
+    value=cython.longlong,
+    negative=cython.bint,
+    unit=cython.int,
+)
+def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -> bool:
+    """Write the key of one interval (IntervalStyle postgres) at ``p``; False if malformed.
+
+    Eight bytes of whole days and five of the microseconds left, as Postgres' interval_cmp.
+    """
+    days = 0
+    micros = 0
+    if end - q >= 8 and data[end - 1] == 121:  # infinity, -infinity (Postgres 17)
+        days = _GREATEST
+        _put_interval(out, p, -days if data[q] == 45 else days, 0)
+        return True
+    if q == end:
+        return False
+    while q < end:
+        negative = data[q] == 45
+        if negative or data[q] == 43:
+            q += 1
+        start = q
+        value = 0
+        while q < end and 48 <= data[q] <= 57:
+            if q - start > 9:
+                return False
+            value = value * 10 + data[q] - 48
+            q += 1
+        if q in (start, end):
+            return False
+        if data[q] == 58:
+            if not _clock_good(data, q, end) or value > _HOURS_MAX:
+                return False
+            micros = _clock(
+                data, q, end, value
+            )  # negated: the least has no positive twin
+            if not negative:
+                micros = -micros
+            break
+        unit = data[q + 1] if data[q] == 32 and q + 1 < end else 0
+        if unit == 121:
+            value *= 360
+        elif unit == 109:
+            value *= 30
+        elif unit != 100:
+            return False
+        days += -value if negative else value
+        q += 1
+        while q < end and data[q] != 32:
+            q += 1
+        q += 1
+    days += micros // _DAY
+    _put_interval(out, p, days, micros % _DAY)
+    return True
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+)
+def _clock_good(data: memoryview, q: int, end: int) -> bool:
+    """Whether ``:MM:SS[.f{1,6}]`` stands at ``q`` and nothing after it."""
+    if end - q != 6 and (end - q < 8 or end - q > 13):
+        return False
+    for j in range(q, end):
+        if j - q == 0 or j - q == 3:
+            if data[j] != 58:
+                return False
+        elif j - q == 6:
+            if data[j] != 46:
+                return False
+        elif data[j] < 48 or data[j] > 57:
+            return False
+    return data[q + 1] < 54 and data[q + 4] < 54
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    hours=cython.longlong,
+    total=cython.longlong,
+    part=cython.longlong,
+    scale=cython.longlong,
+)
+def _clock(data: memoryview, q: int, end: int, hours: int) -> int:
+    """Negated microseconds of ``hours`` and the good clock text at ``q``."""
+    total = -_HOUR * hours
+    # NB: through a 64-bit variable; octets times a constant would be a 32-bit product.
+    part = (data[q + 1] - 48) * 10 + data[q + 2] - 48
+    total -= 60000000 * part
+    part = (data[q + 4] - 48) * 10 + data[q + 5] - 48
+    total -= 1000000 * part
+    scale = 100000
+    q += 7
+    while q < end:
+        total -= scale * (data[q] - 48)
+        scale //= 10
+        q += 1
+    return total
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    out=cython.uchar[::1],
+    p=cython.Py_ssize_t,
+    days=cython.longlong,
+    micros=cython.longlong,
+    j=cython.int,
+)
+def _put_interval(out: memoryview, p: int, days: int, micros: int) -> None:
+    for j in range(8):
+        out[p + j] = (days >> (56 - 8 * j)) & 255
+    out[p] ^= 128
+    for j in range(5):
+        out[p + 8 + j] = (micros >> (32 - 8 * j)) & 255

@@ -1,0 +1,203 @@
+"""RocksDB as a worker uses it: one column family per view, batches that are whole, and metadata.
+
+* Invariant: what ``write`` has synced is there after a crash, and RocksDB's manifest was not cut
+  since (``files``).
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import rocksdict
+import structlog
+
+from headrace.errors import StateDamaged, TransientError
+from headrace.state import columns, files, layout
+from headrace.state.columns import Family, Memory, Section, reading, writing
+from headrace.state.logs import Logs
+from headrace.state.map import keygroups
+
+Meta = Mapping[bytes, bytes | None]
+"""Small metadata to write; None deletes."""
+Changed = tuple[Section, list[bytes], list[bytes | None]]
+
+_log = structlog.get_logger(__name__)
+
+
+class Disk:
+    """The column families and the metadata, which is in the default one.
+
+    ``write`` and ``family`` are for any thread; of the rest one thread at a time.
+    """
+
+    def __init__(self, path: Path, cache_bytes: int) -> None:
+        """Open the database at ``path``, or make it.
+
+        Raises:
+            OSError: the files cannot be used now: another process has them open, say.
+            StateDamaged: they do not hold what was written, or in another format.
+        """
+        self.path: Final = path
+        self._memory = Memory.of(cache_bytes)
+        self._families: dict[str, Family] = {}
+        self._logs = Logs(path)
+        self._noting = threading.Lock()
+        self._making = threading.Lock()
+        path.mkdir(parents=True, exist_ok=True)
+        files.check_format(path)
+        self._noted = files.check_manifest(path)
+        self._db = self._open()
+        self._default = Family(columns.DEFAULT, self._db)
+
+    def _open(self) -> Any:
+        try:
+            names = (
+                rocksdict.Rdict.list_cf(str(self.path))
+                if (self.path / "CURRENT").exists()
+                else []
+            )
+            names = [name for name in names if name != columns.DEFAULT]
+            db = rocksdict.Rdict(
+                str(self.path),
+                columns.options(self._memory),
+                column_families={name: columns.options(self._memory) for name in names},
+            )
+        except Exception as error:
+            # rocksdict raises bare Exception whatever RocksDB says.
+            raise columns.opening_error(self.path, error) from error
+        for name in names:
+            self._families[name] = Family(name, db)
+        return db
+
+    # --- column families
+
+    def family(self, name: str) -> Family:
+        """The column family of that name, made when missing."""
+        # Views whose first batch this is come from several threads.
+        with self._making:
+            family = self._families.get(name)
+            if family is None:
+                with writing():
+                    self._db.create_column_family(name, columns.options(self._memory))
+                family = self._families[name] = Family(name, self._db)
+            return family
+
+    def known(self, name: str) -> Family | None:
+        """The column family of that name, if there is one."""
+        return self._families.get(name)
+
+    def file_writer(self) -> Any:
+        """A writer of a sorted file for ``Family.ingest``."""
+        return rocksdict.SstFileWriter(columns.options(None))
+
+    def names(self) -> list[str]:
+        """Names of the families but for the default one."""
+        return list(self._families)
+
+    def drop(self, name: str) -> None:
+        """Drop a family; nothing happens if there is none."""
+        family = self._families.get(name)
+        if family is None:
+            return
+        # First, for closing would flush what is gone.  If this fails (a full disk), it is still
+        # there, and is found when it is tried again.
+        with writing():
+            self._db.drop_column_family(name)
+        del self._families[name]
+        self._logs.forget(name)
+        family.close()
+
+    def clear(self, name: str, keep: Callable[[str], bool], meta: Meta) -> None:
+        """Delete the states of a family but for those to ``keep``, and write ``meta``; no sync."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        family = self._families.get(name)
+        touched: set[str] = set()
+        for state in family.states() if family is not None else ():
+            if family is not None and not keep(state):
+                first, end = layout.section(state), layout.section_end(state)
+                batch.delete_range(first, end, family.handle)
+                touched.add(family.name)
+        self._write(batch, touched, meta, sync=False)
+
+    # --- batches and metadata
+
+    def write(self, pairs: Iterable[Changed], meta: Meta, *, sync: bool) -> None:
+        """One atomic write batch of pairs per state and ``meta``; from any thread."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        touched = set()
+        for section, keys, values in pairs:
+            touched.add(section.family.name)
+            # No name for the handle: the traceback of an error would keep the database open.
+            keygroups.write_batch(
+                batch, section.family.handle, section.prefix, keys, values
+            )
+        self._write(batch, touched, meta, sync=sync)
+
+    def _write(self, batch: Any, touched: set[str], meta: Meta, *, sync: bool) -> None:
+        """Write a batch, of pairs for the families ``touched``, and ``meta``."""
+        if meta:
+            keygroups.write_batch(batch, None, b"", [*meta], [*meta.values()])
+            touched.add(columns.DEFAULT)
+        with writing():
+            self._db.write(batch)
+            self._logs.wrote(touched)
+            if sync:
+                self._sync()
+
+    def _sync(self) -> None:
+        try:
+            for name in self._logs.sync():
+                self._flush(name)
+            with self._noting:
+                self._noted = files.note_manifest(self.path, self._noted)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                # What the disk has now is unknown, and asking again would not tell.
+                raise StateDamaged(
+                    "the disk cannot keep the state", detail=f"{error}."
+                ) from error
+            raise
+
+    def _flush(self, name: str) -> None:
+        """Have the memtable of a family written, which keeps old files of the log."""
+        family = self._default if name == columns.DEFAULT else self._families.get(name)
+        if family is None:
+            return
+        try:
+            family.flush_soon()
+        except TransientError as error:
+            # What was to be durable is; the files of the log can wait.
+            self._logs.wrote([name])
+            _log.warning("log of the state kept", family=name, reason=error.message)
+
+    def get_meta(self, key: bytes) -> bytes | None:
+        """One entry of the metadata."""
+        with reading("metadata"):
+            value: bytes | None = self._db.get(key)
+        return value
+
+    def scan_meta(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """All entries whose key starts with ``prefix``, in key order."""
+        out: list[tuple[bytes, bytes]] = []
+        with reading("metadata"):
+            iterator = self._db.iter()
+            iterator.seek(prefix)
+        for key, value in columns.pairs_from(iterator, "metadata"):
+            if not key.startswith(prefix):
+                break
+            out.append((key, value))
+        return out
+
+    def close(self) -> None:
+        """Close; nothing made from this database may be used any more."""
+        # The lock of the database is released only when its last iterator and handle are gone.
+        for family in (self._default, *self._families.values()):
+            family.close()
+        self._families.clear()
+        columns.close(self._db)
+        # Where closing failed, the lock is released with the last reference.
+        del self._db

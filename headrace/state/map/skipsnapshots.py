@@ -1,0 +1,159 @@
+# cython: language_level=3, cdivision=True
+# mypy: disable-error-code="attr-defined,has-type,no-any-return,untyped-decorator,misc"
+"""What a running snapshot of the state map shows; see ``skiplist``.
+
+Several threads may each read a snapshot of their own while one writes: slices under the mutex.
+This module works compiled only; its types are in skipsnapshots.pxd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cython
+from cython.cimports.headrace.state.map.skipreads import is_open
+from cython.cimports.headrace.state.map.skipslices import Batch, Page, value_bytes
+from cython.cimports.headrace.state.map.skiptypes import (
+    CLAIMED,
+    DONE,
+    NO_MEMORY,
+    NOT_RUNNING,
+    SLICE_KEYS,
+    NodeRef,
+    Path,
+    ValueRef,
+    is_removed,
+    links,
+    node_at,
+)
+from cython.cimports.headrace.state.map.skipwrites import Writes, check
+
+from headrace.errors import BugError
+
+Chunk = tuple[list[bytes], list[bytes]]
+Through = Callable[[list[bytes], list[bytes]], Chunk]
+
+
+@cython.cclass
+class Snapshots(Writes):
+    """Reads of running snapshots."""
+
+    def _is_running(self, snapshot: Any) -> cython.int:
+        is_open(self)
+        if snapshot not in self.sizes:
+            raise BugError(f"snapshot {snapshot} is not running")
+        return 0
+
+    def snapshot_size(self, snapshot: int) -> int:
+        """Number of entries when the snapshot was taken (F-15)."""
+        self._is_running(snapshot)
+        return self.sizes[snapshot]
+
+    def read_many(self, keys: list[bytes], snapshot: int) -> list[bytes | None]:
+        """The values belonging to a snapshot: of the greatest version below it (F-9)."""
+        self._is_running(snapshot)
+        batch: Batch = Batch(keys)
+        path = cython.declare(Path)
+        value: ValueRef
+        handle: cython.uint
+        i: cython.size_t
+        out: list[Any] = []
+        self.start(cython.address(path))
+        for i in range(batch.count):
+            handle = self.seek(cython.address(path), batch.slices[i])
+            value = cython.NULL
+            if handle:
+                value = self.belonging(node_at(self.arena, handle), snapshot)
+            out.append(value_bytes(value) if value else None)
+        return out
+
+    def entries(self, snapshot: int, through: Through | None = None) -> Iterator[Chunk]:
+        """Entries of a snapshot in key order, in chunks; prunes on its way (F-6).
+
+        ``through`` may drop or change entries of a chunk (F-21).  Ends when the map is closed.
+        Several threads may each read a snapshot of their own while one writes.
+        """
+        self._is_running(snapshot)
+        position: int | None = 0
+        while position is not None and not self.closed:
+            keys, values, position = self._entries(snapshot, position)
+            if keys:
+                yield through(keys, values) if through else (keys, values)
+
+    def _entries(
+        self, snapshot: cython.longlong, position: cython.uint
+    ) -> tuple[Any, ...]:
+        """(keys, values, where to go on or None): one chunk behind a node."""
+        page: Page = Page()
+        result: cython.int
+        with cython.nogil:
+            result = self._copy_entries(snapshot, cython.address(position), page)
+        check(result)
+        keys, values = page.lists()
+        return keys, values, position or None
+
+    def _copy_entries(
+        self,
+        snapshot: cython.longlong,
+        position: cython.pointer[cython.uint],
+        page: Page,
+    ) -> cython.int:
+        node: NodeRef
+        value: ValueRef
+        handle: cython.uint = position[0]
+        _steps: cython.size_t
+        result: cython.int = DONE
+        while result == DONE:
+            self.mutex.acquire()
+            if not self.runs(snapshot):
+                result = NOT_RUNNING
+            for _steps in range(SLICE_KEYS):
+                if result != DONE:
+                    break
+                # No node goes while a snapshot runs, so the last one still leads on.
+                node = self.head
+                if handle:
+                    node = node_at(self.arena, handle)
+                handle = links(node)[0]
+                if handle == 0 or page.full():
+                    break
+                node = node_at(self.arena, handle)
+                value = self.belonging(node, snapshot)
+                if value and not is_removed(value) and not page.add(node, value):
+                    result = NO_MEMORY
+                if not node.marks & CLAIMED:
+                    self.prune_finished(node)
+                position[0] = handle
+            self.mutex.release()
+            if handle == 0:
+                position[0] = 0
+                break
+            if page.full():
+                break
+        return result
+
+    def survivors(self, snapshot: int, through: Through | None = None) -> int:
+        """How many entries ``entries`` with the same arguments gives (F-21: the first pass)."""
+        return sum([len(keys) for keys, _ in self.entries(snapshot, through)])
+
+    def claim(self, key: bytes) -> bool:
+        """Reserve a node for pruning by the caller; False if somebody has it (F-7)."""
+        is_open(self)
+        node: NodeRef = self._node(key)
+        if node.marks & CLAIMED:
+            return False
+        node.marks |= CLAIMED
+        return True
+
+    def unclaim(self, key: bytes) -> None:
+        """Give a claimed node back."""
+        is_open(self)
+        node: NodeRef = self._node(key)
+        node.marks &= ~CLAIMED
+
+    def _node(self, key: bytes) -> NodeRef:
+        handle: cython.uint = self._handle(key)
+        if handle == 0:
+            raise KeyError(key)
+        return node_at(self.arena, handle)
