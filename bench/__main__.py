@@ -18,6 +18,7 @@ from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.population import Population
 from bench.scenario import Figures, Options, Scenario
+from bench.small import Small
 from bench.state import State
 from bench.tpch import TpchQueries
 
@@ -30,6 +31,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Expressions,
         Freshness,
         Population,
+        Small,
         State,
         TpchQueries,
     )
