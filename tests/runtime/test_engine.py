@@ -85,6 +85,8 @@ def test_an_idle_engine_does_not_wait_for_more(source, start, database):
         wait_until(lambda: running.book.next_txid > before)
         for i in range(5):
             source.execute("INSERT INTO items VALUES (%s, 'gathered', 1)", (201 + i,))
+        batcher = running.book.stream.batcher
+        wait_until(lambda: batcher.statistics()["open_transactions"] == 5)
     wait_until(lambda: same(source, "v", QUERY) == [])
     assert running.book.next_txid == before + 2
     running.stop()
