@@ -17,6 +17,7 @@ from bench.engine import Engine
 from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.population import Population
+from bench.relay import Relay
 from bench.scenario import Figures, Options, Scenario
 from bench.small import Small
 from bench.state import State
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Expressions,
         Freshness,
         Population,
+        Relay,
         Small,
         State,
         TpchQueries,
