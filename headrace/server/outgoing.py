@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from headrace.errors import ProtocolError
+from headrace.errors import HeadraceError, ProtocolError
 from headrace.kernels import wire
 from headrace.server import messages as m
 from headrace.server import startup
@@ -70,13 +70,23 @@ class Outgoing:
                 continue
             if len(buffer) - at < total:
                 break
-            flow.to_client(buffer[sent:at])
-            shown = self._on_message(kind, bytes(buffer[at : at + total]))
-            at += total
-            sent = at
-            flow.to_client(shown)
+            message = bytes(buffer[at : at + total])
+            if flow.state is not SessionState.RELAY:
+                # What it is answered with comes behind what was before it.
+                flow.to_client(buffer[sent:at])
+                sent = at
+            try:
+                shown = self._on_message(kind, message)
+            except (HeadraceError, struct.error, ValueError):
+                flow.to_client(buffer[sent:at])
+                raise
             if flow.state is SessionState.CLOSED:
                 return
+            if shown is not message:
+                flow.to_client(buffer[sent:at])
+                flow.to_client(shown)
+                sent = at + total
+            at += total
         flow.to_client(buffer[sent:at])
         del buffer[:at]
 
