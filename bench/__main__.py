@@ -9,18 +9,34 @@ import platform
 import sys
 from collections.abc import Sequence
 
+import structlog
+
 from bench.cdc import Cdc
 from bench.creations import Creations
+from bench.engine import Engine
 from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.population import Population
+from bench.relay import Relay
 from bench.scenario import Figures, Options, Scenario
+from bench.small import Small
 from bench.state import State
 from bench.tpch import TpchQueries
 
 SCENARIOS: dict[str, type[Scenario]] = {
     s.name: s
-    for s in (Cdc, Creations, Expressions, Freshness, Population, State, TpchQueries)
+    for s in (
+        Cdc,
+        Creations,
+        Engine,
+        Expressions,
+        Freshness,
+        Population,
+        Relay,
+        Small,
+        State,
+        TpchQueries,
+    )
 }
 
 
@@ -44,6 +60,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.0, help="of freshness")
     parser.add_argument("--rate", type=float, default=200.0, help="transactions/s")
     parser.add_argument("--pg", type=int, choices=(16, 18), default=16)
+    parser.add_argument("--only", default="", help="views of engine, with commas")
     parsed = parser.parse_args(argv)
     if unknown := set(parsed.scenario) - set(SCENARIOS):
         parser.error(f"no scenario {', '.join(sorted(unknown))}")
@@ -53,7 +70,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what was asked for."""
     asked = arguments(argv)
-    options = Options(asked.rows, asked.seconds, asked.rate, asked.pg)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
+    only = tuple(filter(None, asked.only.split(",")))
+    options = Options(asked.rows, asked.seconds, asked.rate, asked.pg, only)
     results: dict[str, list[Figures]] = {}
     for name in asked.scenario or SCENARIOS:
         results[name] = SCENARIOS[name]().run(options)

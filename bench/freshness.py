@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
+from bench import cpu
 from bench.scenario import Figures, Options, Scenario, bed
 from headrace.embedded import shop
 
@@ -30,13 +31,17 @@ class Freshness(Scenario):
                 for n in range(2)
             ]
             probe = shop.Probe(dsn=on.source, pause_s=0.05)
-            for worker in (*writers, probe):
-                worker.start()
+            for thread in (*writers, probe):
+                thread.start()
+            worker = on.engine.child("headrace.runtime.worker")
+            assert worker is not None, "the engine runs"
+            cpu_s = cpu.of_process(worker)
             begin = time.monotonic()
             time.sleep(options.seconds or 20.0)
-            for worker in (*writers, probe):
-                worker.stop()
+            for thread in (*writers, probe):
+                thread.stop()
             took_s = time.monotonic() - begin
+            cpu_s = cpu.of_process(worker) - cpu_s
             shop.wait_caught_up(on.source, probe)
             differing = sum(shop.differing_rows(on.source, v)[1] for v in shop.VIEWS)
         latencies = probe.latencies_ms
@@ -52,6 +57,7 @@ class Freshness(Scenario):
                 "p90_ms": round(shop.percentile(latencies, 90), 1),
                 "p99_ms": round(shop.percentile(latencies, 99), 1),
                 "max_ms": round(max(latencies, default=0.0), 1),
+                "worker_cpu_part": round(cpu_s / took_s, 2),
                 "differing_rows": differing,
             }
         ]

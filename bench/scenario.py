@@ -27,6 +27,8 @@ class Options:
     seconds: float = 0.0
     rate: float = 200.0
     version: int = 16
+    only: tuple[str, ...] = ()
+    """Views, where a scenario has many; empty: all."""
 
 
 class Scenario:

@@ -93,7 +93,7 @@ class Settings:
     publication_name: str = "headrace"
     """Publication that feeds the slot."""
     batch_interval_ms: int = 50
-    """Milliseconds a batch stays open after its first transaction: freshness vs. cost."""
+    """Milliseconds for which a batch gathers transactions at most while another is in flight."""
     clock_interval_ms: int = 500
     """Milliseconds between looks whether rows of a view that reads now() have their time."""
     batch_rows_max: int = 100_000

@@ -21,7 +21,7 @@ import pyarrow as pa
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
 from headrace.collections.plan import PhysicalPlan
-from headrace.collections.source import load_batch, load_columns
+from headrace.collections.source import Source, load_batch, load_columns
 from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, RowsLost
 from headrace.expressions.remote import RemoteEvaluator
@@ -99,6 +99,14 @@ class Dataflow:
     def near(self, instant: int) -> int:
         """At least so many, without looking at each (``Temporal.near``)."""
         return sum(made.near(instant) for made in self._clocks)
+
+    def reached(self, table_oid: int, changes: pa.RecordBatch) -> bool:
+        """Whether a change batch of a table may change anything here (``Source.reached``)."""
+        return any(
+            made.reached(changes)
+            for node in self._sources.get(table_oid, ())
+            if isinstance(made := self._nodes[node.id], Source)
+        )
 
     def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
         """Take a change batch of a table; other tables' changes are of no interest."""

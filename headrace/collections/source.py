@@ -140,6 +140,28 @@ class Source(Collection):
             return self._apply_multiset(batch)
         return self._apply_keyed(batch)
 
+    def reached(self, batch: pa.RecordBatch) -> bool:
+        """Whether a change batch concerns a row that is kept or wanted; if not, it changes nothing.
+
+        A quick look.  In doubt, also about what is an error, it does.
+        """
+        node = self._node
+        if self._wanted is None or node.full_identity:
+            return True
+        names = set(batch.schema.names)
+        numbers = [column.attnum for column in self._load_columns]
+        if any(f"n:{n}" not in names or f"u:{n}" in names for n in numbers):
+            return True
+        ops = self._read_ops(batch)
+        if source.TRUNCATE in ops.ops:
+            return True
+        new = np.flatnonzero(batch.column("__op").to_numpy() <= source.UPDATE)
+        came = [column.take(pa.array(new)) for column in ops.values]
+        if len(new) and pc.any(_mask(self._wanted, came, len(new))).as_py():
+            return True
+        keys = {key for key in (*ops.old_keys, *ops.new_keys) if key is not None}
+        return any(row is not None for row in self._state.get_many(list(keys)))
+
     @property
     def _table(self) -> str:
         return f'"{self._node.schema_name}"."{self._node.table_name}"'
@@ -410,6 +432,8 @@ class Source(Collection):
         return found if found.any() else None
 
     def _parse(self, column: SourceColumn, values: pa.Array) -> pa.Array:
+        if values.type == arrow_type(column.oid):
+            return values  # parsed once for all who read it
         try:
             return text.parse(values, column.oid)
         except ValueError as error:

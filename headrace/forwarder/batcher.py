@@ -2,8 +2,9 @@
 
     stream thread ── add(), keepalive() ──► Batcher ── take() ──► engine thread
 
-The engine takes a batch when it is free and the interval since the first transaction has passed:
-so while the engine is busy, or behind, batches grow by themselves (up to ``rows_max``).
+The engine takes what there is at once while nothing else is under way.  While something is, a batch
+gathers transactions until that has ended, for at most the interval since the first of them, or up to
+``rows_max``: so batches grow by themselves with the load.
 During replay (``cuts``) batches end exactly at the recorded end LSNs instead.
 
 * Invariant 1: a batch ends at the end of a source transaction.
@@ -180,8 +181,10 @@ class Batcher:
 
     # --- the engine's side
 
-    def take(self, timeout_s: float) -> Batch | None:
+    def take(self, timeout_s: float, *, gather: bool = True) -> Batch | None:
         """The next batch; None when poked or when ``timeout_s`` has passed.
+
+        ``gather``: something is under way, a batch that is not full waits for more until then.
 
         Raises:
             HeadraceError: what ended the stream.
@@ -189,7 +192,7 @@ class Batcher:
         until = clock.monotonic() + timeout_s
         with self._lock:
             while True:
-                batch = self._ready()
+                batch = self._ready(gather=gather)
                 if batch is not None:
                     self._buffered -= batch.size
                     self._lock.notify_all()
@@ -335,7 +338,7 @@ class Batcher:
         self._closed.append(self._open)
         self._open = Batch()
 
-    def _ready(self) -> Batch | None:
+    def _ready(self, *, gather: bool) -> Batch | None:
         if self._closed:
             batch = self._closed.popleft()
             self._note_idle()
@@ -345,7 +348,8 @@ class Batcher:
             return None
         # A stream that has ended sends no more: what is complete need not wait.
         if (
-            clock.monotonic() < batch.opened_at + self._interval_s
+            gather
+            and clock.monotonic() < batch.opened_at + self._interval_s
             and self._error is None
             and not 0 < self._urgent <= self._seen()
         ):

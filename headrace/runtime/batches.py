@@ -32,7 +32,7 @@ from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
 from headrace.process import faults
 from headrace.process.bounds import Bound
 from headrace.runtime import culprit
-from headrace.runtime.columns import Description
+from headrace.runtime.columns import Description, Types, typed
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.runtime.shared import Shared
 from headrace.runtime.suspects import Suspects
@@ -42,6 +42,8 @@ from headrace.types import Diffs, TimeEnd
 _log = structlog.get_logger(__name__)
 
 THREADS: Final = max(2, os.cpu_count() or 2)
+_LOOK_ROWS_MAX: Final = 1000
+"""Rows for which it is asked whether a unit need take them: of more, some will concern it."""
 LOST_MAX: Final = 3
 """Attempts of a batch that may lose rows on an edge; then it is no accident."""
 
@@ -71,12 +73,15 @@ class Frames:
         attempt: int,
         describer: Describer,
         instant: int = 0,
+        types: Types | None = None,
     ) -> None:
         """``describer`` is told which tables the stream describes anew, before their rows.
 
         ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC: every
-        view that reads the clock takes part, also where none of its tables has changed.
+        view that reads the clock takes part, also where none of its tables has changed.  Columns
+        of ``types`` come as values, parsed once; others as text.
         """
+        self._types = types or {}
         self.instant: Final = instant
         self.stopped: dict[int, HeadraceError] = {}
         """What it answered: views that must not take the rows, by id."""
@@ -121,7 +126,8 @@ class Frames:
 
     def _numbered(self, changes: Changes) -> pa.RecordBatch:
         lsns = changes.batch.column("__lsn")
-        return self._describer.numbered(changes, self._xids[lsns[-1].as_py()])
+        found = self._describer.numbered(changes, self._xids[lsns[-1].as_py()])
+        return typed(found, self._types.get(changes.relation.oid, {}))
 
     def all(self) -> list[TableDiffs] | None:
         """Every frame; None when they do not fit into memory."""
@@ -229,8 +235,7 @@ class Processor:
             busy = [
                 unit
                 for unit in units
-                if unit.id not in outcome.failed
-                and any(self._reads(unit, frame) for frame in chunk)
+                if unit.id not in outcome.failed and self._reached(unit, chunk)
             ]
             if not busy:
                 continue  # not sent at all, and so not counted
@@ -285,8 +290,19 @@ class Processor:
         ending = [u for u in left if u.id in touched and u.id not in outcome.failed]
         self._each(ending, end, outcome)
 
-    def _reads(self, unit: Unit, frame: TableDiffs) -> bool:
-        return any(s.table_oid == frame.table_oid for s in unit.own.sources)
+    def _reached(self, unit: Unit, chunk: Sequence[TableDiffs]) -> bool:
+        """Whether changes concern a unit.  Who has many rows to take takes them at once."""
+        read = {spec.table_oid for spec in unit.own.sources}
+        mine = [frame for frame in chunk if frame.table_oid in read]
+        flow = unit.dataflow
+        if not mine or flow is None:
+            return bool(mine)
+        if sum(frame.diffs.batch.num_rows for frame in mine) > _LOOK_ROWS_MAX:
+            return True
+        try:
+            return any(flow.reached(f.table_oid, f.diffs.batch) for f in mine)
+        except HeadraceError:
+            return True  # it fails where it is guarded
 
     def _ingest(self, new: set[int], frames: Frames, unit: Unit) -> None:
         flow = unit.flow(self._settings, self._evaluators)

@@ -6,19 +6,25 @@ A description holds until the table's next one on the same connection, over any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 
 from headrace.errors import BugError
+from headrace.kernels import text
 from headrace.kernels.pgoutput import Changes, Relation
 from headrace.postgres.numbering import Observation, number
+from headrace.runtime.views import Unit
+from headrace.types import UNKNOWN
 
 _HEAD: Final = 3
 """Columns before those of the table: ``__op``, ``__lsn``, ``__old``."""
 
+Types = Mapping[int, Mapping[int, int]]
+"""OIDs of types, by table and column number."""
 Observe = Callable[[int, int], Iterable[Observation]]
 """What is known of a table's columns, with a transaction in view; nothing while nobody reads it."""
 
@@ -31,6 +37,38 @@ class Description:
     relation: Relation
     numbers: dict[str, int] = field(default_factory=dict)
     """By name, as far as they are known."""
+
+
+def types_of(units: Iterable[Unit]) -> Types:
+    """The types that ``units`` read columns as, where all of them do alike."""
+    out: dict[int, dict[int, int]] = {}
+    for spec in (spec for unit in units for spec in unit.own.sources):
+        table = out.setdefault(spec.table_oid, {})
+        for column in (*spec.columns, *spec.key):
+            known = table.setdefault(column.attnum, column.oid)
+            if known != column.oid:
+                table[column.attnum] = UNKNOWN
+    return out
+
+
+def typed(batch: pa.RecordBatch, types: Mapping[int, int]) -> pa.RecordBatch:
+    """A change batch with values in place of their texts, for all that read it.
+
+    A column whose texts are not what its type prints stays as it is: whoever reads it says so.
+    """
+    names = batch.schema.names
+    arrays = batch.columns
+    places: dict[int, list[int]] = {}
+    for place, name in enumerate(names[_HEAD:], _HEAD):
+        kind, _, number = name.partition(":")
+        if kind != "u" and types.get(int(number), UNKNOWN) != UNKNOWN:
+            places.setdefault(int(number), []).append(place)
+    for number, where in places.items():
+        with contextlib.suppress(ValueError):
+            made = [text.parse(arrays[place], types[number]) for place in where]
+            for place, values in zip(where, made, strict=True):
+                arrays[place] = values
+    return pa.RecordBatch.from_arrays(arrays, names)
 
 
 class Columns:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headrace.collections.plan import PhysicalPlan
+from headrace.kernels import text
 from headrace.runtime.edges import TableDiffs
+from headrace.types import arrow_type
 
 ROWS_MAX = 200_000
 """Batches with more rows are not searched: each step computes them anew."""
@@ -65,7 +67,10 @@ def _name(physical: PhysicalPlan, frame: TableDiffs, row: int) -> str:
             place = batch.schema.get_field_index(f"{kind}:{column.attnum}")
             if place < 0:
                 continue
-            value = batch.column(place)[row].as_py()
+            values_here = batch.column(place).slice(row, 1)
+            if values_here.type == arrow_type(column.oid):
+                values_here = text.render(values_here, column.oid)
+            value = values_here[0].as_py()
             if value is not None:
                 values.append(value)
                 break

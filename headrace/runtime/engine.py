@@ -210,7 +210,7 @@ class Engine:
             return
         if not stream.batcher.replaying:
             self._ticker.tick()
-        batch = stream.batcher.take(wait)
+        batch = stream.batcher.take(wait, gather=book.pipeline.busy)
         if batch is not None:
             try:
                 if batch.txid is None:

@@ -20,6 +20,7 @@ from headrace.kernels.pgoutput import Decoder
 from headrace.process import faults
 from headrace.runtime import batches, positions
 from headrace.runtime.book import Book
+from headrace.runtime.columns import types_of
 from headrace.runtime.commits import Commits
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.leaving import Leaving
@@ -73,10 +74,11 @@ class Intake:
         faults.point(faults.BATCH_RECORDED)
         behind = self._behind(txid)
         instant = record.commit_time_us
-        frames = batches.Frames(
-            batch, self._decoder, txid, attempt, self._watch, instant
-        )
         needed = book.needed(behind)
+        types = types_of([*needed, *behind])
+        frames = batches.Frames(
+            batch, self._decoder, txid, attempt, self._watch, instant, types
+        )
         outcome = self._processor.run(behind, frames, needed)
         faults.point(faults.COLLECTIONS_DONE)
         if outcome.failed:

@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -82,8 +82,8 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
-        assert isinstance(transport, asyncio.Transport), "TCP transports read and write"
-        self._transport = transport
+        # TCP transports read and write; those of uvloop say so by their methods alone.
+        self._transport = transport = cast(asyncio.Transport, transport)
         port, settings = self._port, self._port.settings
         tune(transport.get_extra_info("socket"), settings.client_timeout_ms)
         port.connections.add(self)
@@ -199,8 +199,8 @@ class Client(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _pause_upstream(self, *, on: bool) -> None:
-        transport = self._upstream.transport
-        if isinstance(transport, asyncio.Transport) and not transport.is_closing():
+        transport = cast(asyncio.Transport | None, self._upstream.transport)
+        if transport is not None and not transport.is_closing():
             if on:
                 transport.pause_reading()
             else:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import psycopg
 import structlog
+import uvloop
 
 from headrace import events
 from headrace.config import Settings
@@ -51,7 +52,7 @@ def run(settings: Settings) -> int:
     os.umask(0o077)
     with lock_data_dir(settings.data_dir):
         settings, database = prepare(settings)
-        return asyncio.run(Commander(settings, database).run())
+        return uvloop.run(Commander(settings, database).run())
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from headrace.errors import ProtocolError
+from headrace.errors import HeadraceError, ProtocolError
+from headrace.kernels import wire
 from headrace.server import messages as m
 from headrace.server import startup
 from headrace.server.actions import Ready
@@ -18,6 +19,8 @@ _CONTEXT_BYTES_MAX: Final = 1_048_576
 _AUTH, _ERROR, _READY, _SETTING, _KEY = b"REZSK"
 _UNASKED: Final = frozenset(b"DdcNAS")
 """Messages of the source that answer nothing: rows, data, notices, notifications, settings."""
+_PASSED_BY: Final = wire.kinds(b"DdcNA")
+"""Those of them that are not even looked at while a session is relayed."""
 _AT_ANY_TIME: Final = frozenset(b"NAS")
 
 
@@ -50,6 +53,10 @@ class Outgoing:
                 self._pass -= part
                 at += part
                 continue
+            if flow.state is SessionState.RELAY:
+                at = wire.pass_by(buffer, at, _PASSED_BY)
+                if at > len(buffer):
+                    self._pass, at = at - len(buffer), len(buffer)
             if len(buffer) - at < m.HEADER_BYTES:
                 break
             kind = buffer[at]
@@ -63,13 +70,23 @@ class Outgoing:
                 continue
             if len(buffer) - at < total:
                 break
-            flow.to_client(buffer[sent:at])
-            shown = self._on_message(kind, bytes(buffer[at : at + total]))
-            at += total
-            sent = at
-            flow.to_client(shown)
+            message = bytes(buffer[at : at + total])
+            if flow.state is not SessionState.RELAY:
+                # What it is answered with comes behind what was before it.
+                flow.to_client(buffer[sent:at])
+                sent = at
+            try:
+                shown = self._on_message(kind, message)
+            except (HeadraceError, struct.error, ValueError):
+                flow.to_client(buffer[sent:at])
+                raise
             if flow.state is SessionState.CLOSED:
                 return
+            if shown is not message:
+                flow.to_client(buffer[sent:at])
+                flow.to_client(shown)
+                sent = at + total
+            at += total
         flow.to_client(buffer[sent:at])
         del buffer[:at]
 

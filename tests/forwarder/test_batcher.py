@@ -44,6 +44,17 @@ def test_waits_for_the_interval_since_the_first():
         b.take(0)
 
 
+def test_nothing_is_gathered_while_nothing_is_under_way():
+    b = batcher(interval_s=600.0, cuts=[Cut(7, 20)])
+    b.add(transaction(10))
+    assert b.take(0, gather=False) is None  # recorded batches stay what they were
+    b.add(transaction(20) + transaction(30))
+    assert b.take(0, gather=False).txid == 7
+    assert b.take(0) is None
+    assert b.take(0, gather=False).end_lsn == 30
+    assert b.take(0, gather=False) is None
+
+
 def test_poke_returns_at_once():
     b = batcher()
     thread = threading.Timer(0.02, b.poke)

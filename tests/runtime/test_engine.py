@@ -71,6 +71,27 @@ def test_follows_every_change(source, start, database):
     running.stop()
 
 
+def test_an_idle_engine_does_not_wait_for_more(source, start, database):
+    """The interval bounds how long a batch gathers while another is in flight, no more."""
+    running = start(batch_interval_ms=3_600_000, lock_timeout_ms=60_000)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    for i in range(3):
+        source.execute("INSERT INTO items VALUES (%s, 'alone', 1)", (100 + i,))
+        wait_until(lambda: same(source, "v", QUERY) == [])
+    before = running.book.next_txid
+    with psycopg.connect(database) as other:
+        other.execute("LOCK TABLE v IN SHARE MODE")
+        source.execute("INSERT INTO items VALUES (200, 'first', 1)")
+        wait_until(lambda: running.book.next_txid > before)
+        for i in range(5):
+            source.execute("INSERT INTO items VALUES (%s, 'gathered', 1)", (201 + i,))
+        batcher = running.book.stream.batcher
+        wait_until(lambda: batcher.statistics()["open_transactions"] == 5)
+    wait_until(lambda: same(source, "v", QUERY) == [])
+    assert running.book.next_txid == before + 2
+    running.stop()
+
+
 POINTS = ["cp11", "cp12", "cp13", "cp14", "cp15", "cp16", "cp17", "cp18"]
 
 

@@ -569,3 +569,13 @@ def test_splitting_makes_no_difference(sequence, cuts):
 def test_any_bytes_of_the_source_raise_nothing(data):
     h = Harness().login()
     h.from_server(data)
+
+
+def test_what_came_before_a_broken_answer_is_delivered():
+    h = Harness().login()
+    h.from_client(m.query("SELECT 1"))
+    rows = m.message(b"D", b"\0\0") * 3
+    shown = h.from_server(rows + m.message(b"Z", b"I") + m.message(b"Z", b"I"))
+    assert shown.startswith(rows + m.message(b"Z", b"I"))
+    assert kinds(shown)[-1] == "E"
+    assert h.session.state is SessionState.CLOSED

@@ -1,0 +1,46 @@
+"""CPU seconds of processes and their threads, from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_UTIME, _STIME, _PARENT = 11, 12, 1
+
+
+def _fields(path: Path) -> list[str]:
+    """What stands behind the name, which may hold anything."""
+    return path.read_text().rpartition(")")[2].split()
+
+
+def of_process(pid: int) -> float:
+    """CPU seconds of all its threads, also of those that have ended."""
+    fields = _fields(_PROC / str(pid) / "stat")
+    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS
+
+
+def of_children(pid: int) -> float:
+    """CPU seconds of the living children of a process."""
+    total = 0.0
+    for path in _PROC.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = _fields(path)
+            if int(fields[_PARENT]) == pid:
+                total += (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS
+    return total
+
+
+def of_threads(pid: int) -> dict[str, float]:
+    """CPU seconds by name of the living threads."""
+    out: dict[str, float] = {}
+    for path in (_PROC / str(pid) / "task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            name = (path.parent / "comm").read_text().strip()
+            fields = _fields(path)
+            spent = (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS
+            out[name] = out.get(name, 0.0) + spent
+    return out

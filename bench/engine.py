@@ -1,0 +1,324 @@
+"""engine: recorded changes through decoder, dataflow and a real store, without Postgres.
+
+    messages ── Batcher.add ── Frames (decoder) ── Dataflow ── RocksStore ── checkpoint
+                 stream          decode             flow         flow       checkpoint
+
+All on one thread, one after the other, so that the CPU time of each part is its own; what runs
+on a thread of its own in the engine has the name of that thread.  Only expressions that the
+planner leaves to Postgres go there; of them our side is counted.
+
+A drain is a number of batches of one size.  Before the first one of a size the store is closed
+and opened again: it is *cold*, as after a start.  *Warm* is the best of three more.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Final
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from bench import shapes
+from bench.recording import Recorder, batches, rows_in
+from bench.scenario import Bed, Figures, Options, Scenario, bed
+from bench.tpch_data import Tpch
+from bench.tpch_data import queries as tpch_queries
+from headrace.collections.dataflow import Dataflow
+from headrace.collections.plan import PhysicalPlan
+from headrace.errors import BugError, HeadraceError
+from headrace.expressions.remote import RemoteEvaluator
+from headrace.forwarder.batcher import Batcher
+from headrace.kernels.pgoutput import Changes, Decoder
+from headrace.planner.plan import plan
+from headrace.planner.request import PlanRequest
+from headrace.postgres import connect
+from headrace.runtime.batches import Frames
+from headrace.runtime.columns import Description
+from headrace.state.rocks import RocksDatabase, RocksStore
+
+_DRAINS: Final = 4
+"""Of each size; the first one is the cold one."""
+_BATCHES: Final = {30_000: 1, 100: 50, 1: 200}
+"""Batches of a drain, by rows of a batch."""
+_TRANSACTION_ROWS: Final = 100
+_MEMORY_BYTES: Final = 1024**3
+_TPCH_PART: Final = 0.01
+_PARTS: Final = ("stream", "decode", "flow", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Recorded messages, and of how many rows a batch of them is to be."""
+
+    size: int
+    messages: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """All that happens to some tables: how they are filled, and drains."""
+
+    fill: list[bytes]
+    drains: list[Drain]
+
+
+@dataclass(slots=True)
+class Spent:
+    """CPU seconds by part, and what they were spent for."""
+
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(_PARTS, 0.0)
+    )
+    rows: int = 0
+    batches: int = 0
+    diffs: int = 0
+
+    def timed(self, part: str, begin: float) -> float:
+        """What this thread has worked since ``begin`` was for ``part``; returns now."""
+        now = time.thread_time()
+        self.seconds[part] += now - begin
+        return now
+
+    @property
+    def total(self) -> float:
+        """Of all parts."""
+        return sum(self.seconds.values())
+
+
+class Named:
+    """Numbers of columns for ``Frames``; nobody alters a table here."""
+
+    def __init__(self, numbers: dict[int, dict[str, int]]) -> None:
+        self._numbers = numbers
+
+    def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
+        """Nobody minds."""
+        del found
+        return {}
+
+    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
+        """As ``runtime.columns.Columns`` does."""
+        del xid
+        numbers = self._numbers[changes.relation.oid]
+        names = []
+        for name in changes.batch.schema.names:
+            kind, _, column = name.partition(":")
+            names.append(f"{kind}:{numbers[column]}" if column else name)
+        return pa.RecordBatch.from_arrays(changes.batch.columns, names)
+
+
+class Unit:
+    """One view: its store, and what plays changes to it."""
+
+    def __init__(
+        self, path: Path, physical: PhysicalPlan, named: Named, remote: RemoteEvaluator
+    ) -> None:
+        self._path = path
+        self._plan = physical
+        self._named = named
+        self._remote = remote
+        self._txid = 0
+        self.weight = 0
+        """Rows of the view."""
+        self._open()
+
+    def _open(self) -> None:
+        self._database = RocksDatabase(self._path, memory_bytes=_MEMORY_BYTES)
+        self._store: RocksStore = self._database.view(1, self._txid)
+        self._flow = Dataflow(self._plan, self._store, self._remote, 0)
+
+    def reopen(self) -> None:
+        """Stop and start: all that is in memory is gone."""
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        """Close the store."""
+        del self._flow
+        self._database.close()
+
+    def play(self, messages: Sequence[bytes], size: int) -> Spent:
+        """Process ``messages`` in batches of ``size`` rows, and write one checkpoint."""
+        spent = Spent()
+        batcher = Batcher(
+            start_lsn=0, interval_s=0.0, rows_max=1 << 60, bytes_max=1 << 60
+        )
+        decoder = Decoder()
+        for batch in batches(messages, size):
+            begin = time.thread_time()
+            batcher.add(batch)
+            taken = batcher.take(0.0)
+            assert taken is not None, "it holds whole transactions"
+            self._txid += 1
+            begin = spent.timed("stream", begin)
+            frames = Frames(taken, decoder, self._txid, 0, self._named)
+            found = [frame for chunk in frames for frame in chunk]
+            begin = spent.timed("decode", begin)
+            self._store.begin(self._txid)
+            self._flow.begin(self._txid, 0)
+            for frame in found:
+                self._flow.ingest(frame.table_oid, frame.diffs.batch)
+            out = self._flow.end(self._txid)
+            self._store.prepare()
+            self._store.commit(self._txid)
+            spent.timed("flow", begin)
+            spent.rows += rows_in(batch)
+            spent.batches += 1
+            spent.diffs += out.num_rows
+            self.weight += int(out.column(out.num_columns - 1).to_numpy().sum())
+            self._database.regulate()
+        begin = time.thread_time()
+        made = self._database.begin_checkpoint([(self._store, self._txid)], {})
+        made.write(sync=False)
+        self._database.end_checkpoint(made)
+        spent.timed("checkpoint", begin)
+        return spent
+
+
+class Engine(Scenario):
+    """The gate of what makes the engine faster: CPU time of its parts for each shape."""
+
+    name: ClassVar[str] = "engine"
+    about: ClassVar[str] = (
+        "CPU µs per changed row and per batch of recorded changes through decoder, dataflow and"
+        " store, cold and warm; calibration: ms of one fixed piece of work on this machine"
+    )
+    rows_default: ClassVar[int] = 100_000
+
+    def run(self, options: Options) -> list[Figures]:
+        """The shapes and TPC-H, or of both what ``options.only`` names."""
+        rows = options.rows or self.rows_default
+        lines: list[Figures] = []
+        with bed(options) as on:
+            lines += self._shapes(on, rows, options.only)
+        with bed(options) as on:
+            lines += self._tpch(on, rows, options.only)
+        return lines
+
+    def _shapes(self, on: Bed, rows: int, only: tuple[str, ...]) -> list[Figures]:
+        asked = list(shapes.queries(only))
+        if not asked:
+            return []
+        with psycopg.connect(on.source, autocommit=True) as conn:
+            recorder = Recorder(conn)
+            stream = shapes.Stream(conn, rows)
+            stream.fill()
+            fill, drains = recorder.take(), []
+            for size, count in _BATCHES.items():
+                changed = min(size * count, rows // 4)
+                for _ in range(_DRAINS):
+                    stream.change(changed, min(size, _TRANSACTION_ROWS))
+                    drains.append(Drain(size, recorder.take()))
+        return self._all(on, Tape(fill, drains), asked)
+
+    def _tpch(self, on: Bed, rows: int, only: tuple[str, ...]) -> list[Figures]:
+        asked = [(n, q) for n, q in tpch_queries().items() if not only or n in only]
+        if not asked:
+            return []
+        with psycopg.connect(on.source, autocommit=True) as conn:
+            recorder = Recorder(conn)
+            # Lines are four times the orders, and most of the rows.
+            data = Tpch(conn, rows / 4 / 1_500_000)
+            data.load()
+            fill, drains = recorder.take(), []
+            for number in range(_DRAINS):
+                assert sum(data.refresh(number, _TPCH_PART))
+                drains.append(Drain(30_000, recorder.take()))
+            for number in range(_DRAINS):
+                for order in range(50):
+                    data.amend(number * 50 + order)
+                drains.append(Drain(1, recorder.take()))
+        return self._all(on, Tape(fill, drains), asked)
+
+    def _all(self, on: Bed, tape: Tape, asked: list[tuple[str, str]]) -> list[Figures]:
+        lines = []
+        for name, query in asked:
+            with closing(connect.session(on.source, name="bench")) as conn:
+                physical = plan(
+                    conn, PlanRequest(query, settings={"search_path": "public"})
+                ).physical
+                named = Named(_numbers(conn))
+            with (
+                tempfile.TemporaryDirectory(prefix="headrace-bench-") as home,
+                closing(RemoteEvaluator(on.source, {})) as remote,
+                closing(Unit(Path(home) / "state", physical, named, remote)) as unit,
+            ):
+                lines += list(_measure(name, unit, tape))
+                _check(on, name, query, unit.weight)
+        return lines
+
+
+def _measure(name: str, unit: Unit, tape: Tape) -> Iterator[Figures]:
+    """The lines of one view, one for each size of batches."""
+    unit.play(tape.fill, 30_000)
+    for size in dict.fromkeys(drain.size for drain in tape.drains):
+        unit.reopen()
+        calibration = calibrated()
+        cold, *warm = [
+            unit.play(drain.messages, size)
+            for drain in tape.drains
+            if drain.size == size
+        ]
+        best = min(warm, key=lambda spent: spent.total / spent.rows)
+        yield {
+            "view": name,
+            "batch_rows": size,
+            "rows": best.rows,
+            "cold_us_per_row": _us(cold.total, cold.rows),
+            "us_per_row": _us(best.total, best.rows),
+            "us_per_batch": _us(best.total - best.seconds["checkpoint"], best.batches),
+            **{f"{part}_us": _us(s, best.rows) for part, s in best.seconds.items()},
+            "rows_per_s": round(best.rows / best.total),
+            "diffs_per_s": round(best.diffs / best.total),
+            "calibration_ms": round(calibration * 1e3, 1),
+        }
+
+
+def _us(seconds: float, count: int) -> float:
+    return round(seconds / max(count, 1) * 1e6, 2)
+
+
+def _numbers(conn: connect.Connection) -> dict[int, dict[str, int]]:
+    """Numbers of the columns of all tables of users, by OID and name."""
+    found = conn.execute(
+        "SELECT attrelid::oid::int8, attname, attnum FROM pg_catalog.pg_attribute"
+        " WHERE attnum > 0 AND attrelid >= 16384"
+    )
+    out: dict[int, dict[str, int]] = {}
+    for oid, name, number in found:
+        out.setdefault(oid, {})[name] = number
+    return out
+
+
+def _check(on: Bed, name: str, query: str, weight: int) -> None:
+    """What was measured must be the query: the view has as many rows."""
+    with psycopg.connect(on.source, autocommit=True) as conn:
+        found = conn.execute(f"SELECT count(*) FROM ({query.rstrip(';')}) q".encode())
+        row = found.fetchone()
+    if row is None or row[0] != weight:
+        raise BugError(f"{name}: {weight} rows, and Postgres has {row}")
+
+
+def calibrated(work: Callable[[], object] | None = None) -> float:
+    """CPU seconds of a fixed piece of work, by which runs on other machines are compared."""
+
+    def fixed() -> object:
+        values = np.arange(200_000, dtype=np.int64) * 2_654_435_761 % 1_000_003
+        known: dict[bytes, int] = {}
+        for value in np.sort(values)[:50_000].tolist():
+            known[value.to_bytes(8)] = value
+        return known
+
+    def once() -> float:
+        begin = time.thread_time()
+        (work or fixed)()
+        return time.thread_time() - begin
+
+    return min(once() for _ in range(3))

@@ -1,0 +1,93 @@
+"""A view is not entered by changes that do not concern it, and misses none that do."""
+
+from __future__ import annotations
+
+import random
+
+import psycopg
+import pytest
+
+from headrace.planner.plan import plan
+from headrace.planner.request import PlanRequest
+from tests.runtime.harness import create_view, install_schema, same, settle, starting
+
+QUERIES = {
+    "one": "SELECT k, sum(n) AS s FROM public.items WHERE k = 1 GROUP BY k",
+    "many": "SELECT id, k, n FROM public.items WHERE n > 50",
+    "joined": "SELECT i.id, o.w FROM public.items i JOIN public.others o ON o.id = i.id"
+    " WHERE i.k = 2 AND o.w IS NOT NULL",
+    "texts": "SELECT id, note FROM public.items WHERE k = 3",
+    "whole": "SELECT k, n FROM public.rows WHERE k = 1",
+    "none": "SELECT id FROM public.items WHERE k = 1000",
+}
+
+
+@pytest.fixture
+def source(database):
+    install_schema(database)
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE items (id int PRIMARY KEY, k int, n int, note text)")
+        conn.execute("CREATE TABLE others (id int PRIMARY KEY, w int)")
+        conn.execute("CREATE TABLE rows (k int, n int)")
+        conn.execute("ALTER TABLE rows REPLICA IDENTITY FULL")
+        conn.execute(
+            "INSERT INTO items SELECT i, i % 5, i, repeat('x', i) FROM generate_series(1, 40) i"
+        )
+        conn.execute("INSERT INTO others SELECT i, i FROM generate_series(1, 30) i")
+        conn.execute("INSERT INTO rows SELECT i % 3, i FROM generate_series(1, 30) i")
+        yield conn
+
+
+def changes(seed: int) -> list[str]:
+    """Statements, each a transaction: rows come into view, leave it, and pass it by."""
+    draw = random.Random(seed)
+    out = []
+    for step in range(60):
+        row, k, n = draw.randint(1, 60), draw.randint(0, 4), draw.randint(0, 100)
+        out.append(
+            draw.choice(
+                [
+                    f"INSERT INTO items VALUES ({100 + step}, {k}, {n}, 'new')",
+                    f"UPDATE items SET k = {k} WHERE id = {row}",
+                    f"UPDATE items SET n = {n} WHERE k = {k}",
+                    f"UPDATE items SET id = id + 1000 WHERE id = {row}",
+                    f"UPDATE items SET note = repeat(md5('{n}'), 200) WHERE id = {row}",
+                    f"UPDATE items SET n = {n} WHERE id = {row}",
+                    f"DELETE FROM items WHERE id = {row}",
+                    f"DELETE FROM items WHERE id = {row}; INSERT INTO items VALUES ({row}, {k}, 1)",
+                    f"UPDATE others SET w = nullif({n}, 50) WHERE id = {row}",
+                    f"DELETE FROM others WHERE id = {row}",
+                    f"UPDATE rows SET k = {k} WHERE n = {row}",
+                    f"INSERT INTO rows VALUES ({k}, {n})",
+                ]
+            )
+        )
+    fill = "INSERT INTO items SELECT i, i % 5, i, 'again' FROM generate_series(1, 40) i"
+    return [*out, "TRUNCATE items", fill, *out]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_views_that_are_passed_by_stay_equal(source, database, tmp_path, seed):
+    with starting(database, tmp_path, ready=False) as start:
+        running = start(batch_rows_max=1)
+        views = {}
+        with psycopg.connect(database) as conn:
+            for name, query in QUERIES.items():
+                physical = plan(conn, PlanRequest(query, None, {})).physical
+                views[name] = create_view(running, database, name, physical, query)
+        for place, statement in enumerate(changes(seed)):
+            source.execute(statement)
+            if place % 15 == 14:
+                settle(running, source)
+                for name, query in QUERIES.items():
+                    assert same(source, name, query) == [], (name, place)
+            if place == 75:
+                running.stop()
+                running = start(batch_rows_max=1)
+        settle(running, source)
+        for name, query in QUERIES.items():
+            assert same(source, name, query) == [], name
+        works = {n: running.book.views[view].works for n, view in views.items()}
+        # The truncation concerns everybody; nothing else does the one that shows no row.
+        assert works["none"] <= 2 < works["one"]
+        running.stop()
