@@ -21,7 +21,7 @@ import structlog
 
 from headrace import events
 from headrace.config import Settings
-from headrace.errors import HeadraceError, UserError
+from headrace.errors import HeadraceError, QueryCancelled, UserError
 from headrace.process import imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
 from headrace.runtime.engine import Engine
@@ -166,10 +166,15 @@ class Worker:
 
     async def _suspend(self, params: dict[str, Any], progress: Progress) -> None:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
-        self._suspending.add(job)
-        await self._on_engine(
-            lambda: self._engine.lifecycle.suspend(view_id, job), progress=progress
-        )
+
+        def suspend() -> None:
+            if job not in self._engine.book.holds.jobs():
+                raise QueryCancelled(f'job "{job}" has ended')
+            # Not before: who gives up earlier need not wait for the engine.
+            self._suspending.add(job)
+            self._engine.lifecycle.suspend(view_id, job)
+
+        await self._on_engine(suspend, progress=progress)
 
     async def _wait(self, params: dict[str, Any], _: Progress) -> None:
         view_id, lsn = int(_need(params, "view_id")), int(_need(params, "lsn"))

@@ -83,7 +83,7 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         # TCP transports read and write; those of uvloop say so by their methods alone.
-        self._transport = transport = cast(asyncio.Transport, transport)
+        self._transport = transport = cast("asyncio.Transport", transport)
         port, settings = self._port, self._port.settings
         tune(transport.get_extra_info("socket"), settings.client_timeout_ms)
         port.connections.add(self)
@@ -199,7 +199,7 @@ class Client(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _pause_upstream(self, *, on: bool) -> None:
-        transport = cast(asyncio.Transport | None, self._upstream.transport)
+        transport = cast("asyncio.Transport | None", self._upstream.transport)
         if transport is not None and not transport.is_closing():
             if on:
                 transport.pause_reading()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from headrace.errors import HeadraceError, ProtocolError
+from headrace.errors import ProtocolError
 from headrace.kernels import wire
 from headrace.server import messages as m
 from headrace.server import startup
@@ -33,6 +33,8 @@ class Outgoing:
         self._calling = calling
         self._pass = 0
         """Bytes of a streamed message that are still to come."""
+        self._sent = self._at = 0
+        """How much of what has come is relayed, and looked at."""
         self._error_seen = False
         """Since the last ReadyForQuery."""
 
@@ -44,51 +46,57 @@ class Outgoing:
             flow.to_client(buffer)
             buffer.clear()
             return
-        sent = at = 0
-        while True:
-            if self._pass:
-                part = min(self._pass, len(buffer) - at)
-                if part == 0:
-                    break
-                self._pass -= part
-                at += part
-                continue
-            if flow.state is SessionState.RELAY:
-                at = wire.pass_by(buffer, at, _PASSED_BY)
-                if at > len(buffer):
-                    self._pass, at = at - len(buffer), len(buffer)
-            if len(buffer) - at < m.HEADER_BYTES:
-                break
-            kind = buffer[at]
-            (length,) = struct.unpack_from("!i", buffer, at + 1)
-            if length < 4:
-                raise ProtocolError("invalid message length")
-            total = length + 1
-            if not self._wanted(kind, total):
-                self._on_passing(kind)
-                self._pass = total
-                continue
-            if len(buffer) - at < total:
-                break
-            message = bytes(buffer[at : at + total])
-            if flow.state is not SessionState.RELAY:
-                # What it is answered with comes behind what was before it.
-                flow.to_client(buffer[sent:at])
-                sent = at
-            try:
-                shown = self._on_message(kind, message)
-            except (HeadraceError, struct.error, ValueError):
-                flow.to_client(buffer[sent:at])
-                raise
-            if flow.state is SessionState.CLOSED:
-                return
+        self._sent = self._at = 0
+        try:
+            while flow.state is not SessionState.CLOSED and self._go_on():
+                pass
+        finally:
+            if flow.state is not SessionState.CLOSED:
+                self._flush()
+                del buffer[: self._at]
+
+    def _go_on(self) -> bool:
+        """Deal with a message, or a part of one; false: there is none to deal with now."""
+        flow, buffer = self._flow, self._flow.source
+        if self._pass:
+            part = min(self._pass, len(buffer) - self._at)
+            self._pass -= part
+            self._at += part
+            return part > 0
+        if flow.state is SessionState.RELAY:
+            at = wire.pass_by(buffer, self._at, _PASSED_BY)
+            self._at = min(at, len(buffer))
+            self._pass = at - self._at
+        if len(buffer) - self._at < m.HEADER_BYTES:
+            return False
+        kind = buffer[self._at]
+        (length,) = struct.unpack_from("!i", buffer, self._at + 1)
+        if length < 4:
+            raise ProtocolError("invalid message length")
+        total = length + 1
+        if not self._wanted(kind, total):
+            self._on_passing(kind)
+            self._pass = total
+            return True
+        if len(buffer) - self._at < total:
+            return False
+        if flow.state is not SessionState.RELAY:
+            # What it is answered with comes behind what was before it.
+            self._flush()
+        message = bytes(buffer[self._at : self._at + total])
+        shown = self._on_message(kind, message)
+        if flow.state is not SessionState.CLOSED:
             if shown is not message:
-                flow.to_client(buffer[sent:at])
+                self._flush()
                 flow.to_client(shown)
-                sent = at + total
-            at += total
-        flow.to_client(buffer[sent:at])
-        del buffer[:at]
+                self._sent += total
+            self._at += total
+        return True
+
+    def _flush(self) -> None:
+        """What has been looked at goes to the client."""
+        self._flow.to_client(self._flow.source[self._sent : self._at])
+        self._sent = self._at
 
     def _wanted(self, kind: int, total: int) -> bool:
         """Whether a message of the source is looked at whole; others are streamed."""

@@ -196,7 +196,6 @@ def all_follow(source):
     assert of_view(source, "slow", "status") == ("running",)
 
 
-@pytest.mark.slow  # its builder says nothing, and a minute is waited for it
 def test_giving_up_a_resync_does_not_wait_for_the_batch(engine, source):
     with long_batch(engine, source) as holder:
         resync = Call(engine, "CALL headrace.resync_view('other')")

@@ -77,17 +77,19 @@ def test_an_idle_engine_does_not_wait_for_more(source, start, database):
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     for i in range(3):
         source.execute("INSERT INTO items VALUES (%s, 'alone', 1)", (100 + i,))
-        wait_until(lambda: same(source, "v", QUERY) == [])
+        wait_until(lambda: differs(source, "v", QUERY) == [], "all rows are shown")
     before = running.book.next_txid
     with psycopg.connect(database) as other:
         other.execute("LOCK TABLE v IN SHARE MODE")
         source.execute("INSERT INTO items VALUES (200, 'first', 1)")
-        wait_until(lambda: running.book.next_txid > before)
+        wait_until(lambda: running.book.next_txid > before, "it is in flight")
         for i in range(5):
             source.execute("INSERT INTO items VALUES (%s, 'gathered', 1)", (201 + i,))
         batcher = running.book.stream.batcher
-        wait_until(lambda: batcher.statistics()["open_transactions"] == 5)
-    wait_until(lambda: same(source, "v", QUERY) == [])
+        wait_until(
+            lambda: batcher.statistics()["open_transactions"] == 5, "they are gathered"
+        )
+    wait_until(lambda: differs(source, "v", QUERY) == [], "all rows are shown")
     assert running.book.next_txid == before + 2
     running.stop()
 

@@ -9,7 +9,8 @@ import pytest
 
 from headrace.planner.plan import plan
 from headrace.planner.request import PlanRequest
-from tests.runtime.harness import create_view, install_schema, same, settle, starting
+from tests.runtime.harness import create_view, settle
+from tests.views import differs
 
 QUERIES = {
     "one": "SELECT k, sum(n) AS s FROM public.items WHERE k = 1 GROUP BY k",
@@ -22,20 +23,15 @@ QUERIES = {
 }
 
 
-@pytest.fixture
-def source(database):
-    install_schema(database)
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute("CREATE TABLE items (id int PRIMARY KEY, k int, n int, note text)")
-        conn.execute("CREATE TABLE others (id int PRIMARY KEY, w int)")
-        conn.execute("CREATE TABLE rows (k int, n int)")
-        conn.execute("ALTER TABLE rows REPLICA IDENTITY FULL")
-        conn.execute(
-            "INSERT INTO items SELECT i, i % 5, i, repeat('x', i) FROM generate_series(1, 40) i"
-        )
-        conn.execute("INSERT INTO others SELECT i, i FROM generate_series(1, 30) i")
-        conn.execute("INSERT INTO rows SELECT i % 3, i FROM generate_series(1, 30) i")
-        yield conn
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, k int, n int, note text);
+CREATE TABLE others (id int PRIMARY KEY, w int);
+CREATE TABLE rows (k int, n int);
+ALTER TABLE rows REPLICA IDENTITY FULL;
+INSERT INTO items SELECT i, i % 5, i, repeat('x', i) FROM generate_series(1, 40) i;
+INSERT INTO others SELECT i, i FROM generate_series(1, 30) i;
+INSERT INTO rows SELECT i % 3, i FROM generate_series(1, 30) i;
+"""
 
 
 def changes(seed: int) -> list[str]:
@@ -66,28 +62,30 @@ def changes(seed: int) -> list[str]:
     return [*out, "TRUNCATE items", fill, *out]
 
 
+def assert_equal(source: psycopg.Connection, where: int) -> None:
+    for name, query in QUERIES.items():
+        assert differs(source, name, query) == [], (name, where)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
-def test_views_that_are_passed_by_stay_equal(source, database, tmp_path, seed):
-    with starting(database, tmp_path, ready=False) as start:
-        running = start(batch_rows_max=1)
-        views = {}
-        with psycopg.connect(database) as conn:
-            for name, query in QUERIES.items():
-                physical = plan(conn, PlanRequest(query, None, {})).physical
-                views[name] = create_view(running, database, name, physical, query)
-        for place, statement in enumerate(changes(seed)):
-            source.execute(statement)
-            if place % 15 == 14:
-                settle(running, source)
-                for name, query in QUERIES.items():
-                    assert same(source, name, query) == [], (name, place)
-            if place == 75:
-                running.stop()
-                running = start(batch_rows_max=1)
-        settle(running, source)
+def test_views_that_are_passed_by_stay_equal(source, database, start, seed):
+    running = start(batch_rows_max=1)
+    views = {}
+    with psycopg.connect(database) as conn:
         for name, query in QUERIES.items():
-            assert same(source, name, query) == [], name
-        works = {n: running.book.views[view].works for n, view in views.items()}
-        # The truncation concerns everybody; nothing else does the one that shows no row.
-        assert works["none"] <= 2 < works["one"]
-        running.stop()
+            physical = plan(conn, PlanRequest(query, None, {})).physical
+            views[name] = create_view(running, database, name, physical, query)
+    for place, statement in enumerate(changes(seed)):
+        source.execute(statement)
+        if place % 15 == 14:
+            settle(running, source)
+            assert_equal(source, place)
+        if place == 75:
+            running.stop()
+            running = start(batch_rows_max=1)
+    settle(running, source)
+    assert_equal(source, place)
+    works = {n: running.book.views[view].works for n, view in views.items()}
+    # The truncation concerns everybody; nothing else does the one that shows no row.
+    assert works["none"] <= 2 < works["one"]
+    running.stop()
