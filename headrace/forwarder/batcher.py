@@ -2,9 +2,9 @@
 
     stream thread ── add(), keepalive() ──► Batcher ── take() ──► engine thread
 
-The engine takes what there is at once while nothing else is under way.  While something is, a batch
-gathers transactions until that has ended, for at most the interval since the first of them, or up to
-``rows_max``: so batches grow by themselves with the load.
+The engine takes what there is at once while nothing else is under way.  While something is, a
+batch gathers transactions until that has ended, for at most the interval since the first of them,
+or up to ``rows_max``: so batches grow by themselves with the load.
 During replay (``cuts``) batches end exactly at the recorded end LSNs instead.
 
 * Invariant 1: a batch ends at the end of a source transaction.
