@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace import types
 from headrace.collections.by_key import Found, Touched, difference, least
 from headrace.collections.kept import (
     Asked,
@@ -35,17 +36,6 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, decimals, numeric, rows
 from headrace.kernels.aggregate import Numbers
 from headrace.state.contract import StateStore
-from headrace.types import (
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    NUMERIC,
-    Field,
-    Schema,
-    arrow_type,
-)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -53,7 +43,7 @@ Int64s = npt.NDArray[np.int64]
 class Accumulator(ABC):
     """Integers per group, kept in the group's state value."""
 
-    def __init__(self, result: Field) -> None:
+    def __init__(self, result: types.Field) -> None:
         self.result: Final = result
 
     @abstractmethod
@@ -88,7 +78,7 @@ class Accumulator(ABC):
 class Count(Accumulator):
     """``count``."""
 
-    def __init__(self, result: Field) -> None:
+    def __init__(self, result: types.Field) -> None:
         super().__init__(result)
         self._sums = aggregate.IntSums()
         self._gathered: list[int] = []
@@ -114,7 +104,7 @@ class Count(Accumulator):
 class Truth(Accumulator):
     """``bool_and`` and ``bool_or``: how many are true of how many."""
 
-    def __init__(self, result: Field, *, every: bool) -> None:
+    def __init__(self, result: types.Field, *, every: bool) -> None:
         super().__init__(result)
         self._every = every
         self._counts, self._trues = aggregate.IntSums(), aggregate.IntSums()
@@ -152,9 +142,9 @@ class Truth(Accumulator):
 class IntSum(Accumulator):
     """``sum`` and ``avg`` of integers."""
 
-    def __init__(self, result: Field, *, average: bool) -> None:
+    def __init__(self, result: types.Field, *, average: bool) -> None:
         super().__init__(result)
-        self._kind = 2 if average else int(result.oid == NUMERIC)
+        self._kind = 2 if average else int(result.oid == types.NUMERIC)
         self._counts, self._sums = aggregate.IntSums(), aggregate.IntSums()
         self._gathered: tuple[list[int], list[int]] = ([], [])
 
@@ -185,7 +175,7 @@ class IntSum(Accumulator):
 class NumericSum(Accumulator):
     """``sum`` and ``avg`` of numerics, one sum per display scale."""
 
-    def __init__(self, result: Field, *, average: bool) -> None:
+    def __init__(self, result: types.Field, *, average: bool) -> None:
         super().__init__(result)
         self._average = average
         self._gathered: list[Numbers] = []
@@ -253,7 +243,7 @@ class NumericSum(Accumulator):
 class FloatSum(Accumulator):
     """``sum`` and ``avg`` of floats: exact, rounded once when shown."""
 
-    def __init__(self, result: Field, *, average: bool) -> None:
+    def __init__(self, result: types.Field, *, average: bool) -> None:
         super().__init__(result)
         self._average = average
         self._gathered: tuple[list[list[int]], list[int]] = ([], [])
@@ -294,7 +284,7 @@ class FloatSum(Accumulator):
         found = aggregate.advance_floats(
             olds, at, parts, sums[slots], news, self._average
         )
-        return _narrowed(found) if self.result.oid == FLOAT4 else found
+        return _narrowed(found) if self.result.oid == types.FLOAT4 else found
 
 
 def _count(
@@ -332,7 +322,7 @@ class Unique:
     """
 
     def __init__(
-        self, name: str, number: int, argument: Field, inner: Accumulator
+        self, name: str, number: int, argument: types.Field, inner: Accumulator
     ) -> None:
         self.inner: Final = inner
         self._name = name
@@ -367,7 +357,7 @@ class Unique:
         slots = np.array(self._slots, np.int64)[at]
         self._slots = []
         if forms:
-            column = rows.decode_rows(forms, [arrow_type(self._argument.oid)])[0]
+            column = rows.decode_rows(forms, [types.arrow_type(self._argument.oid)])[0]
             self.inner.add(slots, column, np.array(weights, np.int64), slot_count)
 
     def _forms(self, keys: list[bytes]) -> Found:
@@ -404,7 +394,7 @@ class PartFeed:
 def make(
     specs: Sequence[AggregateSpec],
     name: str,
-    fields: Schema,
+    fields: types.Schema,
     remote: RemoteEvaluator | None,
 ) -> tuple[list[Part], list[PartFeed]]:
     """What computes each of ``specs``, the aggregates of one reduce, and what feeds that.
@@ -437,7 +427,7 @@ def make(
     return parts, feeds
 
 
-def _part(spec: AggregateSpec, name: str, number: int, fields: Schema) -> Own:
+def _part(spec: AggregateSpec, name: str, number: int, fields: types.Schema) -> Own:
     """``number``: that of the aggregate in its reduce; ``fields``: what it is fed with."""
     function = spec.function
     if function == "count_star":
@@ -454,18 +444,20 @@ def _part(spec: AggregateSpec, name: str, number: int, fields: Schema) -> Own:
     return Unique(name, number, argument, inner) if spec.distinct else inner
 
 
-def _accumulator(function: str, argument: Field, result: Field) -> Accumulator:
+def _accumulator(
+    function: str, argument: types.Field, result: types.Field
+) -> Accumulator:
     if function == "count":
         return Count(result)
     if function in ("bool_and", "bool_or"):
         return Truth(result, every=function == "bool_and")
     if function in ("sum", "avg"):
         average = function == "avg"
-        if argument.oid in (INT2, INT4, INT8):
+        if argument.oid in (types.INT2, types.INT4, types.INT8):
             return IntSum(result, average=average)
-        if argument.oid == NUMERIC:
+        if argument.oid == types.NUMERIC:
             return NumericSum(result, average=average)
-        if argument.oid in (FLOAT4, FLOAT8):
+        if argument.oid in (types.FLOAT4, types.FLOAT8):
             return FloatSum(result, average=average)
     raise BugError(f'no aggregate "{function}" over type OID {argument.oid}')
 

@@ -14,17 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.collections import plan
-from headrace.collections.base import (
-    ROWS_PER_BATCH_MAX,
-    Collection,
-    Diffed,
-    columns_of,
-    cut,
-    decode,
-    encode,
-    weights_of,
-)
+from headrace.collections import base, plan
 from headrace.collections.by_key import demand_none_negative
 from headrace.collections.steps import FilterStep
 from headrace.expressions.remote import RemoteEvaluator
@@ -45,7 +35,7 @@ _COUNTED: Final = b""
 """The row under which a side counts of which only the number of rows per key matters."""
 
 
-class Join(Collection):
+class Join(base.Collection):
     """Rows of left x right with equal keys and all residual predicates true; see ``plan.JoinSpec``.
 
     Meaning: d(A >< B) = dA >< B + A >< dB + dA >< dB: each batch meets the other side as it is
@@ -77,7 +67,9 @@ class Join(Collection):
         self._inputs_schema = (left, right)
         self._pair_schema = (*left, *right)
         self._residual = FilterStep(node.residual, remote)
-        self._held = Diffed(self._pair_schema) if self._residual.may_raise else None
+        self._held = (
+            base.Diffed(self._pair_schema) if self._residual.may_raise else None
+        )
         self._meets = not node.left_only or bool(node.residual)
         """Whether pairs are made at all."""
         self._states: tuple[IndexState, IndexState]
@@ -99,7 +91,7 @@ class Join(Collection):
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
         out: list[pa.RecordBatch] = []
-        for piece in cut(batch, _LOOKUP_ROWS_MAX):
+        for piece in base.cut(batch, _LOOKUP_ROWS_MAX):
             kept, keys, rest = self._with_keys(port, piece)
             if rest is not None and self._node.keeps_nulls(port):
                 out.append(self._extended(port, rest))
@@ -121,8 +113,8 @@ class Join(Collection):
         for port in self._node.watched:
             side = self._by_row[port] if port in self._by_row else self._by_key[port]
             for found, weights in side.end():
-                side_rows = decode(found, self._inputs_schema[port], weights)
-                out += cut(self._extended(port, side_rows))
+                side_rows = base.decode(found, self._inputs_schema[port], weights)
+                out += base.cut(self._extended(port, side_rows))
         return out
 
     def describe(self) -> str:
@@ -141,12 +133,12 @@ class Join(Collection):
         self, port: int, batch: pa.RecordBatch, keys: list[bytes]
     ) -> list[pa.RecordBatch]:
         """Store rows of ``port``; returns their pairs, before the residual."""
-        columns = columns_of(batch)
-        weights = weights_of(batch)
+        columns = base.columns_of(batch)
+        weights = base.weights_of(batch)
         if port == 1 and not self._meets:
             encoded = [_COUNTED] * len(keys)
         else:
-            encoded = encode(columns, batch.num_rows)
+            encoded = base.encode(columns, batch.num_rows)
         self._note(port, keys, encoded, weights)
         self._states[port].add_many(keys, encoded, weights)
         if not self._meets:
@@ -161,7 +153,7 @@ class Join(Collection):
         incoming_weights = batch.columns[-1].to_numpy()
         matched_weights = np.array(found_weights, np.int64)
         out: list[pa.RecordBatch] = []
-        for left, right in pairs(groups, starts, counts, ROWS_PER_BATCH_MAX):
+        for left, right in pairs(groups, starts, counts, base.ROWS_PER_BATCH_MAX):
             mine = _take(columns, left)
             theirs = _take(matched, right)
             products = pa.array(incoming_weights[left] * matched_weights[right])
@@ -218,23 +210,23 @@ class Join(Collection):
             return []
         for port, side in self._by_row.items():
             half = self._half(port, passed)
-            encoded = encode(columns_of(half), half.num_rows)
+            encoded = base.encode(base.columns_of(half), half.num_rows)
             _, keys, _ = self._with_keys(port, half)
-            side.pair(keys, encoded, weights_of(half))
+            side.pair(keys, encoded, base.weights_of(half))
         if self._node.left_only:
             return []
-        return [diff_batch(self.schema, columns_of(passed), passed.columns[-1])]
+        return [diff_batch(self.schema, base.columns_of(passed), passed.columns[-1])]
 
     def _half(self, port: int, joined: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of one side, and the weights."""
         middle = len(self._inputs_schema[0])
-        columns = columns_of(joined)
+        columns = base.columns_of(joined)
         mine = columns[:middle] if port == 0 else columns[middle:]
         return diff_batch(self._inputs_schema[port], mine, joined.columns[-1])
 
     def _extended(self, port: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of one side as they are shown: with NULLs for the other one."""
-        columns = columns_of(batch)
+        columns = base.columns_of(batch)
         if not self._node.left_only:
             nulls = [pa.nulls(batch.num_rows, kind) for kind in self._types(1 - port)]
             columns = columns + nulls if port == 0 else nulls + columns

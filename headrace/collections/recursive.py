@@ -23,17 +23,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headrace.collections import plan
-from headrace.collections.base import (
-    Collection,
-    Diffed,
-    columns_of,
-    cut,
-    decode,
-    encode,
-    keys_of,
-    weights_of,
-)
+from headrace.collections import base, plan
 from headrace.errors import BugError, DefiniteFailure
 from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
@@ -45,7 +35,7 @@ _OUTSIDE: Final = -1
 """The round of the outside inputs."""
 
 
-class Recursive(Collection):
+class Recursive(base.Collection):
     """Base, then the step over the rows of the iteration before, until there are none.
 
     Meaning: R(0) = base, R(i + 1) = step(R(i)), result = R(0) + R(1) + ….  ``distinct``: a row of
@@ -66,16 +56,16 @@ class Recursive(Collection):
     words = "a recursive query"
 
     def __init__(
-        self, node: plan.RecursiveSpec, make: Callable[[plan.Node], Collection]
+        self, node: plan.RecursiveSpec, make: Callable[[plan.Node], base.Collection]
     ) -> None:
         super().__init__(node.id, node.schema, 1 + len(node.outer))
         self._node = node
         self._oids = [field.oid for field in node.schema]
         self._step = _Step(node, [(n, make(n)) for n in node.step[1:]])
-        self._work: dict[int, Diffed] = {}
+        self._work: dict[int, base.Diffed] = {}
         self._new: set[bytes] = set()
         self._counted: dict[bytes, tuple[int, bytes] | None] = {}
-        self._out = Diffed(node.schema)
+        self._out = base.Diffed(node.schema)
         self._state: IndexState
 
     def open(self, store: StateStore) -> None:
@@ -145,7 +135,7 @@ class Recursive(Collection):
 
     def _numbered(self, batch: pa.RecordBatch, iteration: int) -> pa.RecordBatch:
         number = pa.repeat(pa.scalar(iteration, pa.int32()), batch.num_rows)
-        columns = [*columns_of(batch), number]
+        columns = [*base.columns_of(batch), number]
         return diff_batch(self._node.step[0].schema, columns, batch.columns[-1])
 
     def _advance(self, batches: list[pa.RecordBatch], now: int) -> None:
@@ -155,7 +145,7 @@ class Recursive(Collection):
         for batch in batches:
             if now == _OUTSIDE:
                 raise BugError(f'the step of "{self.id}" gave rows out of no iteration')
-            columns = columns_of(batch)[:-1]
+            columns = base.columns_of(batch)[:-1]
             self._yield(now + 1, diff_batch(self.schema, columns, batch.columns[-1]))
 
     def _yield(self, iteration: int, batch: pa.RecordBatch) -> None:
@@ -163,20 +153,20 @@ class Recursive(Collection):
         if not self._node.distinct:
             self._worked(iteration).add(batch)
             return
-        columns = columns_of(batch)
-        keys = keys_of(columns, self._oids, batch.num_rows)
+        columns = base.columns_of(batch)
+        keys = base.keys_of(columns, self._oids, batch.num_rows)
         new = [key for key in dict.fromkeys(keys) if key not in self._counted]
         if new:
             self._counted.update(zip(new, self._first(new), strict=True))
         number = iteration.to_bytes(_NUMBER_BYTES, "big")
-        encoded = [number + row for row in encode(columns, batch.num_rows)]
-        self._state.add_many(keys, encoded, weights_of(batch))
+        encoded = [number + row for row in base.encode(columns, batch.num_rows)]
+        self._state.add_many(keys, encoded, base.weights_of(batch))
         self._new.update(keys)
 
-    def _worked(self, iteration: int) -> Diffed:
+    def _worked(self, iteration: int) -> base.Diffed:
         found = self._work.get(iteration)
         if found is None:
-            found = self._work[iteration] = Diffed(self.schema)
+            found = self._work[iteration] = base.Diffed(self.schema)
         return found
 
     def _count(self, iteration: int) -> None:
@@ -200,7 +190,7 @@ class Recursive(Collection):
                 found.append(where[1])
                 weights.append(weight)
         for number, (found, weights) in changes.items():
-            for batch in cut(decode(found, self.schema, weights)):
+            for batch in base.cut(base.decode(found, self.schema, weights)):
                 self._worked(number).add(batch)
 
     def _first(
@@ -234,13 +224,13 @@ class _Step:
     """
 
     def __init__(
-        self, node: plan.RecursiveSpec, made: list[tuple[plan.Node, Collection]]
+        self, node: plan.RecursiveSpec, made: list[tuple[plan.Node, base.Collection]]
     ) -> None:
         self.waiting: dict[int, list[tuple[str, pa.RecordBatch]]] = {}
         self._now = _OUTSIDE
         self._last = node.step[-1].id
         self._made = [collection for _, collection in made]
-        self._users: dict[str, list[tuple[Collection, int]]] = {
+        self._users: dict[str, list[tuple[base.Collection, int]]] = {
             name: [] for name in (*node.outer, *(n.id for n in node.step))
         }
         for each, collection in made:

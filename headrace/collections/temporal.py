@@ -11,16 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.collections import plan
-from headrace.collections.base import (
-    Collection,
-    Diffed,
-    columns_of,
-    cut,
-    decode,
-    encode,
-    weights_of,
-)
+from headrace.collections import base, plan
 from headrace.collections.steps import run_program
 from headrace.errors import BugError
 from headrace.expressions.evaluate import Program
@@ -46,7 +37,7 @@ _NOW: Final = b"now"
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
-class Temporal(Collection):
+class Temporal(base.Collection):
     """Each row, and beside it how it compares with the clock.
 
     Meaning: at instant T the rows of the input with one boolean column more per test, the test
@@ -79,7 +70,7 @@ class Temporal(Collection):
         self._program = Program([t.test for t in node.tests], remote)
         self._keys = Program([t.key for t in node.tests], remote)
         self._bounds = Program([t.bound for t in node.tests], remote)
-        self._held = Diffed(in_schema)
+        self._held = base.Diffed(in_schema)
         self._first: list[int] | None = None
         """``_limits`` of the first contents."""
         self._rows: IndexState
@@ -194,7 +185,9 @@ class Temporal(Collection):
         if min(found.values()) < 0:
             raise BugError(f'a row in state "{self.id}" has a negative weight')
         out: list[pa.RecordBatch] = []
-        for batch in cut(decode(list(found), self._in_schema, found.values())):
+        for batch in base.cut(
+            base.decode(list(found), self._in_schema, found.values())
+        ):
             old, new = self._stand(batch, before), self._stand(batch, now)
             changed = np.zeros(batch.num_rows, np.bool_)
             for was, becomes in zip(old, new, strict=True):
@@ -206,20 +199,20 @@ class Temporal(Collection):
             mask = pa.array(changed)
             gone = self._wide(batch, old).filter(mask)
             minus = pc.negate(gone.columns[-1])
-            out += cut(
+            out += base.cut(
                 pa.RecordBatch.from_arrays(
                     [*gone.columns[:-1], minus], schema=gone.schema
                 )
             )
-            out += cut(self._wide(batch, new).filter(mask))
+            out += base.cut(self._wide(batch, new).filter(mask))
         return out
 
     def _enter(
         self, batch: pa.RecordBatch, now: int, limits: list[int]
     ) -> list[pa.RecordBatch]:
         """Take up diffs of the input; only rows from ``limits`` on are kept."""
-        columns, weights = columns_of(batch), weights_of(batch)
-        encoded = encode(columns, batch.num_rows)
+        columns, weights = base.columns_of(batch), base.weights_of(batch)
+        encoded = base.encode(columns, batch.num_rows)
         keys = self._keys.run(columns, batch.num_rows)
         for number, places in enumerate(self._places(keys)):
             limit = limits[number]
@@ -233,19 +226,19 @@ class Temporal(Collection):
             stamped = [_PLACE.pack(place) + encoded[i] for i, place in known]
             self._rows.add_many(names, stamped, counts)
             self._pages.add_many([_page(name) for name in names], names, counts)
-        return cut(self._wide(batch, self._stand(batch, now)))
+        return base.cut(self._wide(batch, self._stand(batch, now)))
 
     def _stand(self, batch: pa.RecordBatch, instant: int) -> list[pa.Array]:
         """The tests of the rows at ``instant``."""
         n = batch.num_rows
         clock = pa.repeat(pa.scalar(instant, pa.int64()), n)
         clocked = pa.RecordBatch.from_arrays(
-            [*columns_of(batch), clock, batch.columns[-1]], schema=self._clocked
+            [*base.columns_of(batch), clock, batch.columns[-1]], schema=self._clocked
         )
         return run_program(self._program, clocked)
 
     def _wide(self, batch: pa.RecordBatch, tests: list[pa.Array]) -> pa.RecordBatch:
-        columns = [*columns_of(batch), *tests, batch.columns[-1]]
+        columns = [*base.columns_of(batch), *tests, batch.columns[-1]]
         return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.schema))
 
     # --- where rows are kept

@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace import types
 from headrace.expressions.ir import Expr, Literal, Native
 from headrace.expressions.signature import (
     INTS,
@@ -21,24 +22,10 @@ from headrace.expressions.signature import (
     TypeRef,
 )
 from headrace.kernels import buffers, text
-from headrace.types import (
-    BOOL,
-    BPCHAR,
-    DATE,
-    INT2,
-    INT4,
-    INT8,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    UUID,
-    VARCHAR,
-)
 
 _ELEMENTS: Final = {
-    1000: BOOL, 1005: INT2, 1007: INT4, 1016: INT8, 1009: TEXT, 1015: VARCHAR, 1014: BPCHAR,
-    1182: DATE, 1183: TIME, 1115: TIMESTAMP, 1185: TIMESTAMPTZ, 2951: UUID,
+    1000: types.BOOL, 1005: types.INT2, 1007: types.INT4, 1016: types.INT8, 1009: types.TEXT, 1015: types.VARCHAR, 1014: types.BPCHAR,
+    1182: types.DATE, 1183: types.TIME, 1115: types.TIMESTAMP, 1185: types.TIMESTAMPTZ, 2951: types.UUID,
 }  # fmt: skip
 """Array types by OID, where equality of the elements is that of their Arrow values."""
 _ITEM: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
@@ -70,11 +57,11 @@ def _membership(name: str, args: Args) -> NativeOp | None:
     element = _ELEMENTS.get(array.oid)
     if element is None or not _same(left, element):
         return None
-    return NativeOp(name, BOOL) if elements(array.literal or "") else None
+    return NativeOp(name, types.BOOL) if elements(array.literal or "") else None
 
 
 def _same(left: TypeRef, element: int) -> bool:
-    if left.oid in (*TEXTS, BPCHAR) and not left.deterministic:
+    if left.oid in (*TEXTS, types.BPCHAR) and not left.deterministic:
         return False
     if left.oid in INTS or left.oid in TEXTS:
         return element in (INTS if left.oid in INTS else TEXTS)
@@ -87,7 +74,7 @@ def _build(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
     parts = elements(array.text or "")
     assert parts, "resolved with elements"
     element = _ELEMENTS[array.oid]
-    oid = INT8 if element in INTS else element
+    oid = types.INT8 if element in INTS else element
     texts = pa.array([p for p in parts if p is not None], pa.string())
     known, wanted = _keys(text.parse(texts, oid), oid), oid
     has_null = None in parts
@@ -108,9 +95,9 @@ def _build(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
 
 def _keys(column: pa.Array, oid: int) -> pa.Array:
     """Values that are equal if and only if Postgres says so."""
-    if oid == INT8:
+    if oid == types.INT8:
         return pc.cast(column, pa.int64())
-    return pc.ascii_rtrim(column, characters=" ") if oid == BPCHAR else column
+    return pc.ascii_rtrim(column, characters=" ") if oid == types.BPCHAR else column
 
 
 RESOLVERS: Final[dict[str, Resolver]] = {"= ANY": _membership, "<> ALL": _membership}

@@ -14,29 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace import types
 from headrace.errors import RowError
 from headrace.expressions.signature import FLOATS, INTS
 from headrace.kernels import buffers, numeric, text
-from headrace.types import (
-    BOOL,
-    BPCHAR,
-    DATE,
-    FLOAT4,
-    INT2,
-    INT4,
-    INT8,
-    NUMERIC,
-    TEXT,
-    TIMESTAMP,
-    VARCHAR,
-    arrow_type,
-)
 
 Mask = npt.NDArray[np.bool_]
 
 OUT_OF_RANGE, DIVISION_BY_ZERO, DATETIME_OVERFLOW = "22003", "22012", "22008"
 CARDINALITY: Final = "21000"
-INT_NAMES: Final = {INT2: "smallint", INT4: "integer", INT8: "bigint"}
+INT_NAMES: Final = {types.INT2: "smallint", types.INT4: "integer", types.INT8: "bigint"}
 _DATE_MIN, _DATE_END = -2451545, 2145031949
 _DATE_MINUS_INF, _DATE_PLUS_INF = -(2**31), 2**31 - 1
 _STAMP_MINUS_INF, _STAMP_PLUS_INF = -(2**63), 2**63 - 1
@@ -86,14 +73,14 @@ def valid_rows(*columns: pa.Array) -> npt.NDArray[np.uint8]:
 
 def compare(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
     """``a op b`` of two columns of type ``oid``."""
-    if oid == NUMERIC:
+    if oid == types.NUMERIC:
         order = numeric.compare(a, b)
         return buffers.make_fixed(
             _ORDERED[op](order).astype(np.uint8), valid_rows(a, b), pa.bool_()
         )
     if oid in FLOATS:
         return _compare_floats(op, a, b)
-    if oid == BPCHAR:
+    if oid == types.BPCHAR:
         a = pc.ascii_rtrim(a, characters=" ")
         b = pc.ascii_rtrim(b, characters=" ")
     return _COMPARE[op](a, b)
@@ -146,7 +133,7 @@ def arithmetic(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
     """``a op b`` of two columns of the numeric type ``oid``."""
     if oid in INTS:
         return _integers(op, a, b, oid)
-    if oid == NUMERIC:
+    if oid == types.NUMERIC:
         return _numerics(op, a, b)
     return _floats(op, a, b)
 
@@ -200,7 +187,7 @@ def negate(a: pa.Array, oid: int) -> pa.Array:
     if oid in INTS:
         _least(a, oid)
         return pc.negate(a)
-    return numeric.neg(a) if oid == NUMERIC else pc.negate(a)
+    return numeric.neg(a) if oid == types.NUMERIC else pc.negate(a)
 
 
 def absolute(a: pa.Array, oid: int) -> pa.Array:
@@ -208,7 +195,7 @@ def absolute(a: pa.Array, oid: int) -> pa.Array:
     if oid in INTS:
         _least(a, oid)
         return pc.abs(a)
-    return numeric.absolute(a) if oid == NUMERIC else pc.abs(a)
+    return numeric.absolute(a) if oid == types.NUMERIC else pc.abs(a)
 
 
 def _least(a: pa.Array, oid: int) -> None:
@@ -311,27 +298,29 @@ def cast(a: pa.Array, source: int, target: int) -> pa.Array:
         return a
     if source in INTS and target in INTS:
         return _between_ints(a, target)
-    if source in INTS and target in (NUMERIC, TEXT, VARCHAR):
+    if source in INTS and target in (types.NUMERIC, types.TEXT, types.VARCHAR):
         return text.render(a, source)
     if source in INTS and target in FLOATS:
-        dtype = np.float32 if target == FLOAT4 else np.float64
+        dtype = np.float32 if target == types.FLOAT4 else np.float64
         content = buffers.values(a).astype(dtype)
-        return buffers.make_fixed(content, buffers.validity(a), arrow_type(target))
-    if source == BOOL and target == INT4:
+        return buffers.make_fixed(
+            content, buffers.validity(a), types.arrow_type(target)
+        )
+    if source == types.BOOL and target == types.INT4:
         return pc.cast(a, pa.int32())
-    if source == BPCHAR:
+    if source == types.BPCHAR:
         return pc.ascii_rtrim(a, characters=" ")
-    if source == BOOL:
+    if source == types.BOOL:
         return pc.if_else(a, "true", "false")
-    if (source, target) == (DATE, TIMESTAMP):
+    if (source, target) == (types.DATE, types.TIMESTAMP):
         return _date_to_timestamp(a)
-    if (source, target) == (TIMESTAMP, DATE):
+    if (source, target) == (types.TIMESTAMP, types.DATE):
         return _timestamp_to_date(a)
-    return pc.cast(a, arrow_type(target))
+    return pc.cast(a, types.arrow_type(target))
 
 
 def _between_ints(a: pa.Array, target: int) -> pa.Array:
-    kind = arrow_type(target)
+    kind = types.arrow_type(target)
     try:
         return pc.cast(a, kind)
     except pa.ArrowInvalid:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from headrace import types
 from headrace.expressions import arrays, moments, rounding, texts
 from headrace.expressions.keys import order_native
 from headrace.expressions.signature import (
@@ -24,27 +25,6 @@ from headrace.expressions.signature import (
     NativeOp,
     Resolver,
     TypeRef,
-)
-from headrace.types import (
-    BOOL,
-    BPCHAR,
-    BYTEA,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    INTERVAL,
-    NAME,
-    NUMERIC,
-    OID,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    UUID,
-    VARCHAR,
 )
 
 __all__ = [
@@ -61,7 +41,16 @@ __all__ = [
 _EQUALITY: Final = frozenset({"=", "<>"})
 _ORDER: Final = frozenset({"<", "<=", ">", ">="})
 _SAME_TYPE: Final = frozenset(
-    {BOOL, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID, BYTEA}
+    {
+        types.BOOL,
+        types.OID,
+        types.DATE,
+        types.TIME,
+        types.TIMESTAMP,
+        types.TIMESTAMPTZ,
+        types.UUID,
+        types.BYTEA,
+    }
 )
 """Compared by value (or by their one canonical text) with the same type only."""
 _BOOLEAN_TESTS: Final = frozenset(
@@ -84,14 +73,14 @@ def common_number(left: int, right: int) -> int | None:
     if left in FLOATS or right in FLOATS:
         if left == right:
             return left
-        if NUMERIC in (left, right):
+        if types.NUMERIC in (left, right):
             return None  # numeric to float8 rounds by its text: Postgres' business
         if (left in FLOATS or left in INTS) and (right in FLOATS or right in INTS):
-            return FLOAT8
+            return types.FLOAT8
         return None
-    if NUMERIC in (left, right):
-        other = left if right == NUMERIC else right
-        return NUMERIC if other in INTS or other == NUMERIC else None
+    if types.NUMERIC in (left, right):
+        other = left if right == types.NUMERIC else right
+        return types.NUMERIC if other in INTS or other == types.NUMERIC else None
     return None
 
 
@@ -101,9 +90,9 @@ def comparable(op: str, left: TypeRef, right: TypeRef) -> bool:
         return True
     if left.oid in TEXTS and right.oid in TEXTS:
         return _text_comparable(op, left, right)
-    if left.oid == right.oid == BPCHAR:
+    if left.oid == right.oid == types.BPCHAR:
         return _text_comparable(op, left, right)
-    if {left.oid, right.oid} == {DATE, TIMESTAMP}:
+    if {left.oid, right.oid} == {types.DATE, types.TIMESTAMP}:
         return op in _ORDER  # as keys they would differ
     if left.enum and op in _EQUALITY:
         return left.oid == right.oid
@@ -133,9 +122,9 @@ def resolve(op: str, args: Args) -> NativeOp | None:
     """The native operator for ``op`` (an operator symbol or function name) over ``args``."""
     name = _ALIASES.get(op, op)
     if (name in _EQUALITY or name in _ORDER) and len(args) == 2:
-        return NativeOp(name, BOOL) if comparable(name, *args) else None
+        return NativeOp(name, types.BOOL) if comparable(name, *args) else None
     if name in _BOOLEAN_TESTS:
-        return NativeOp(name, BOOL) if _booleans(args, 1) else None
+        return NativeOp(name, types.BOOL) if _booleans(args, 1) else None
     found = _RESOLVERS.get(name)
     return found(name, args) if found else None
 
@@ -143,21 +132,21 @@ def resolve(op: str, args: Args) -> NativeOp | None:
 def _booleans(args: Args, count: int | None = None) -> bool:
     if count is not None and len(args) != count:
         return False
-    return bool(args) and all(a.oid == BOOL for a in args)
+    return bool(args) and all(a.oid == types.BOOL for a in args)
 
 
 def _logic(name: str, args: Args) -> NativeOp | None:
     count = 1 if name == "not" else None
-    return NativeOp(name, BOOL) if _booleans(args, count) else None
+    return NativeOp(name, types.BOOL) if _booleans(args, count) else None
 
 
 def _null_test(name: str, args: Args) -> NativeOp | None:
-    return NativeOp(name, BOOL) if len(args) == 1 else None
+    return NativeOp(name, types.BOOL) if len(args) == 1 else None
 
 
 def _distinct(name: str, args: Args) -> NativeOp | None:
     good = len(args) == 2 and comparable("=", *args)
-    return NativeOp(name, BOOL) if good else None
+    return NativeOp(name, types.BOOL) if good else None
 
 
 def _case(name: str, args: Args) -> NativeOp | None:
@@ -176,7 +165,7 @@ def _nullif(name: str, args: Args) -> NativeOp | None:
     if len(args) != 2 or not comparable("=", *args):
         return None
     if args[0].oid in TEXTS:
-        return NativeOp(name, TEXT)
+        return NativeOp(name, types.TEXT)
     if args[0].oid != args[1].oid and common_number(args[0].oid, args[1].oid) != (
         args[0].oid
     ):
@@ -192,12 +181,12 @@ def _extreme(name: str, args: Args) -> NativeOp | None:
 
 def _concat(name: str, args: Args) -> NativeOp | None:
     good = len(args) == 2 and all(a.oid in TEXTS for a in args)
-    return NativeOp(name, TEXT, may_raise=True) if good else None
+    return NativeOp(name, types.TEXT, may_raise=True) if good else None
 
 
 def _length(name: str, args: Args) -> NativeOp | None:
     good = len(args) == 1 and args[0].oid in TEXTS and args[0].utf8
-    return NativeOp("length", INT4) if good else None
+    return NativeOp("length", types.INT4) if good else None
 
 
 def _arithmetic(name: str, args: Args) -> NativeOp | None:
@@ -211,12 +200,12 @@ def _arithmetic(name: str, args: Args) -> NativeOp | None:
         if name == "%" and common not in INTS:
             return None
         return NativeOp(name, common, may_raise=True)
-    if left == DATE and right in (INT2, INT4) and name in "+-":
-        return NativeOp(name, DATE, may_raise=True)
-    if left == INT4 and right == DATE and name == "+":
-        return NativeOp(name, DATE, may_raise=True)
-    if left == right == DATE and name == "-":
-        return NativeOp(name, INT4, may_raise=True)
+    if left == types.DATE and right in (types.INT2, types.INT4) and name in "+-":
+        return NativeOp(name, types.DATE, may_raise=True)
+    if left == types.INT4 and right == types.DATE and name == "+":
+        return NativeOp(name, types.DATE, may_raise=True)
+    if left == right == types.DATE and name == "-":
+        return NativeOp(name, types.INT4, may_raise=True)
     return moments.shift(name, args) if name in "+-" else None
 
 
@@ -224,13 +213,13 @@ def _unary(name: str, args: Args) -> NativeOp | None:
     oid = args[0].oid
     if len(args) != 1 or name not in ("+", "-", "abs"):
         return None
-    if oid not in INTS and oid not in FLOATS and oid != NUMERIC:
+    if oid not in INTS and oid not in FLOATS and oid != types.NUMERIC:
         return None
     return NativeOp(name, oid, may_raise=oid in INTS and name != "+")
 
 
 def _single(name: str, args: Args) -> NativeOp | None:
-    good = len(args) == 2 and args[0].oid == INT8
+    good = len(args) == 2 and args[0].oid == types.INT8
     return NativeOp(name, args[1].oid, args[1].typmod, may_raise=True) if good else None
 
 
@@ -277,28 +266,30 @@ def resolve_cast(source: TypeRef, target: TypeRef) -> NativeOp | None:
         return NativeOp("cast", right)
     if (left, right) in _CASTS or (left in INTS and right in _FROM_INTS):
         return NativeOp("cast", right)
-    if (left, right) == (DATE, TIMESTAMP) or rounding.casts(left, right):
+    if (left, right) == (types.DATE, types.TIMESTAMP) or rounding.casts(left, right):
         return NativeOp("cast", right, may_raise=True)
     return None
 
 
-_FROM_INTS: Final = frozenset({FLOAT4, FLOAT8, NUMERIC, TEXT, VARCHAR})
+_FROM_INTS: Final = frozenset(
+    {types.FLOAT4, types.FLOAT8, types.NUMERIC, types.TEXT, types.VARCHAR}
+)
 _CASTS: Final = frozenset(
     {
-        (FLOAT4, FLOAT8),
-        (BOOL, INT4),
-        (TEXT, VARCHAR),
-        (VARCHAR, TEXT),
-        (NAME, TEXT),
-        (BPCHAR, TEXT),
-        (BPCHAR, VARCHAR),
-        (UUID, TEXT),
-        (UUID, VARCHAR),
-        (NUMERIC, TEXT),
-        (NUMERIC, VARCHAR),
-        (BOOL, TEXT),
-        (BOOL, VARCHAR),
-        (TIMESTAMP, DATE),
+        (types.FLOAT4, types.FLOAT8),
+        (types.BOOL, types.INT4),
+        (types.TEXT, types.VARCHAR),
+        (types.VARCHAR, types.TEXT),
+        (types.NAME, types.TEXT),
+        (types.BPCHAR, types.TEXT),
+        (types.BPCHAR, types.VARCHAR),
+        (types.UUID, types.TEXT),
+        (types.UUID, types.VARCHAR),
+        (types.NUMERIC, types.TEXT),
+        (types.NUMERIC, types.VARCHAR),
+        (types.BOOL, types.TEXT),
+        (types.BOOL, types.VARCHAR),
+        (types.TIMESTAMP, types.DATE),
     }
 )
 
@@ -310,7 +301,7 @@ def resolve_aggregate(function: str, arg: TypeRef | None) -> NativeOp | None:
     aggregate of kind ``remote``.
     """
     if function == "count_star" or (function == "count" and arg is not None):
-        return NativeOp(function, INT8)
+        return NativeOp(function, types.INT8)
     if arg is None:
         return None
     if function in _AGGREGATES and arg.oid in _AGGREGATES[function]:
@@ -323,17 +314,17 @@ def resolve_aggregate(function: str, arg: TypeRef | None) -> NativeOp | None:
 
 _AGGREGATES: Final[dict[str, dict[int, int]]] = {
     "sum": {
-        INT2: INT8, INT4: INT8, INT8: NUMERIC, NUMERIC: NUMERIC, FLOAT4: FLOAT4,
-        FLOAT8: FLOAT8,
+        types.INT2: types.INT8, types.INT4: types.INT8, types.INT8: types.NUMERIC, types.NUMERIC: types.NUMERIC, types.FLOAT4: types.FLOAT4,
+        types.FLOAT8: types.FLOAT8,
     },
     "avg": {
-        **dict.fromkeys((*INTS, NUMERIC), NUMERIC), **dict.fromkeys(FLOATS, FLOAT8),
+        **dict.fromkeys((*INTS, types.NUMERIC), types.NUMERIC), **dict.fromkeys(FLOATS, types.FLOAT8),
     },
 }  # fmt: skip
 _EXTREMES: Final = frozenset(
     {
-        *INTS, *FLOATS, NUMERIC, TEXT, BPCHAR, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, OID,
-        INTERVAL,
+        *INTS, *FLOATS, types.NUMERIC, types.TEXT, types.BPCHAR, types.DATE, types.TIME, types.TIMESTAMP, types.TIMESTAMPTZ, types.OID,
+        types.INTERVAL,
     }
 )  # fmt: skip
 """Types for which Postgres has ``min`` and ``max`` (varchar arguments become text)."""

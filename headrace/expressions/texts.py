@@ -14,114 +14,104 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.expressions import kernels
+from headrace.expressions import kernels, signature
 from headrace.expressions.ir import Expr, Literal, Native
-from headrace.expressions.signature import (
-    INTS,
-    TEXTS,
-    Args,
-    Builder,
-    Kernel,
-    NativeOp,
-    Resolver,
-    TypeRef,
-)
 from headrace.kernels import buffers, strings, text
 from headrace.types import BOOL, BPCHAR, INT4, TEXT, UNKNOWN
 
 _SUBSTRING_ERROR, _INVALID_PARAMETER = "22011", "22023"
 
 
-def _texts(args: Args, count: int) -> bool:
+def _texts(args: signature.Args, count: int) -> bool:
     return len(args) >= count and all(
-        a.oid in TEXTS and a.deterministic and a.utf8 for a in args[:count]
+        a.oid in signature.TEXTS and a.deterministic and a.utf8 for a in args[:count]
     )
 
 
-def _ints(args: Args) -> bool:
+def _ints(args: signature.Args) -> bool:
     return all(a.oid == INT4 for a in args)
 
 
 # --- which are ours
 
 
-def _like(name: str, args: Args) -> NativeOp | None:
+def _like(name: str, args: signature.Args) -> signature.NativeOp | None:
     if len(args) != 2 or not all(a.deterministic and a.utf8 for a in args):
         return None
     subject, pattern = args
-    if subject.oid not in (*TEXTS, BPCHAR) or pattern.oid != TEXT:
+    if subject.oid not in (*signature.TEXTS, BPCHAR) or pattern.oid != TEXT:
         return None
     if pattern.literal is None or strings.compile_like(pattern.literal) is None:
         return None
-    return NativeOp("!~~" if name in ("!~~", "notlike") else "~~", BOOL)
+    return signature.NativeOp("!~~" if name in ("!~~", "notlike") else "~~", BOOL)
 
 
-def _substring(name: str, args: Args) -> NativeOp | None:
+def _substring(name: str, args: signature.Args) -> signature.NativeOp | None:
     if not _texts(args, 1) or len(args) not in (2, 3) or not _ints(args[1:]):
         return None
     negative = len(args) == 3 and _least(args[2]) < 0
-    return NativeOp("substring", TEXT, may_raise=negative)
+    return signature.NativeOp("substring", TEXT, may_raise=negative)
 
 
-def _least(arg: TypeRef) -> int:
+def _least(arg: signature.TypeRef) -> int:
     """What an integer argument is at least."""
     return -(2**31) if arg.literal is None else int(arg.literal)
 
 
-def _edge(name: str, args: Args) -> NativeOp | None:
+def _edge(name: str, args: signature.Args) -> signature.NativeOp | None:
     good = _texts(args, 1) and len(args) == 2 and _ints(args[1:])
-    return NativeOp(name, TEXT) if good else None
+    return signature.NativeOp(name, TEXT) if good else None
 
 
-def _position(name: str, args: Args) -> NativeOp | None:
+def _position(name: str, args: signature.Args) -> signature.NativeOp | None:
     good = _texts(args, 2) and len(args) == 2
-    return NativeOp("strpos", INT4) if good else None
+    return signature.NativeOp("strpos", INT4) if good else None
 
 
-def _starts_with(name: str, args: Args) -> NativeOp | None:
+def _starts_with(name: str, args: signature.Args) -> signature.NativeOp | None:
     good = _texts(args, 2) and len(args) == 2 and args[1].literal is not None
-    return NativeOp("starts_with", BOOL) if good else None
+    return signature.NativeOp("starts_with", BOOL) if good else None
 
 
-def _split_part(name: str, args: Args) -> NativeOp | None:
+def _split_part(name: str, args: signature.Args) -> signature.NativeOp | None:
     if not _texts(args, 2) or len(args) != 3 or not _ints(args[2:]):
         return None
     if not args[1].literal:
         return None
     zero = args[2].literal is None or int(args[2].literal) == 0
-    return NativeOp(name, TEXT, may_raise=zero)
+    return signature.NativeOp(name, TEXT, may_raise=zero)
 
 
-def _replace(name: str, args: Args) -> NativeOp | None:
+def _replace(name: str, args: signature.Args) -> signature.NativeOp | None:
     if not _texts(args, 3) or len(args) != 3:
         return None
     before, after = args[1].literal, args[2].literal
     if not before or after is None:
         return None
     longer = len(after.encode()) > len(before.encode())
-    return NativeOp(name, TEXT, may_raise=longer)
+    return signature.NativeOp(name, TEXT, may_raise=longer)
 
 
-def _trim(name: str, args: Args) -> NativeOp | None:
+def _trim(name: str, args: signature.Args) -> signature.NativeOp | None:
     if not _texts(args, len(args)) or len(args) not in (1, 2):
         return None
     if len(args) == 2 and not args[1].literal:
         return None
-    return NativeOp(name, TEXT)
+    return signature.NativeOp(name, TEXT)
 
 
-def _of_one(oid: int, name: str, args: Args) -> NativeOp | None:
-    return NativeOp(name, oid) if _texts(args, 1) and len(args) == 1 else None
+def _of_one(oid: int, name: str, args: signature.Args) -> signature.NativeOp | None:
+    return signature.NativeOp(name, oid) if _texts(args, 1) and len(args) == 1 else None
 
 
-def _concat(name: str, args: Args) -> NativeOp | None:
-    printed = (*TEXTS, BPCHAR, UNKNOWN, *INTS)
+def _concat(name: str, args: signature.Args) -> signature.NativeOp | None:
+    printed = (*signature.TEXTS, BPCHAR, UNKNOWN, *signature.INTS)
     if len(args) < 2 or any(a.oid not in printed for a in args):
         return None
-    return NativeOp(name, TEXT, may_raise=True)
+    return signature.NativeOp(name, TEXT, may_raise=True)
 
 
-RESOLVERS: Final[dict[str, Resolver]] = {
+RESOLVERS: Final[dict[str, signature.Resolver]] = {
     "~~": _like,
     "!~~": _like,
     "like": _like,
@@ -154,14 +144,14 @@ def _constant(expr: Expr) -> str:
     return expr.text
 
 
-def _build_like(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_like(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     match = _matcher(_constant(expr.args[1]))
     if expr.op == "~~":
         return (lambda args: match(args[0])), expr.args[:1]
     return (lambda args: pc.invert(match(args[0]))), expr.args[:1]
 
 
-def _matcher(pattern: str) -> Kernel:
+def _matcher(pattern: str) -> signature.Kernel:
     tokens = strings.compile_like(pattern)
     assert tokens is not None, "resolved with a complete pattern"
     inner = pattern.strip("%")
@@ -178,7 +168,7 @@ def _matcher(pattern: str) -> Kernel:
     return lambda column: strings.like(column, tokens)
 
 
-def _build_substring(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_substring(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     return _cut_substring, expr.args
 
 
@@ -209,7 +199,7 @@ def _masked(column: pa.Array, valid: buffers.Bytes) -> pa.Array:
     return pc.if_else(pa.array(valid == 1), column, pa.scalar(None, column.type))
 
 
-def _build_edge(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_edge(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     def run(args: list[pa.Array]) -> pa.Array:
         valid = kernels.valid_rows(*args)
         column = _masked(args[0], valid)
@@ -218,16 +208,16 @@ def _build_edge(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
     return run, expr.args
 
 
-def _build_position(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_position(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     return (lambda args: strings.position(args[0], args[1])), expr.args
 
 
-def _build_starts_with(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_starts_with(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     prefix = _constant(expr.args[1])
     return (lambda args: pc.starts_with(args[0], prefix)), expr.args[:1]
 
 
-def _build_split_part(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_split_part(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     separator = _constant(expr.args[1]).encode()
 
     def run(args: list[pa.Array]) -> pa.Array:
@@ -240,7 +230,7 @@ def _build_split_part(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
     return run, (expr.args[0], expr.args[2])
 
 
-def _build_replace(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_replace(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     before, after = (_constant(a) for a in expr.args[1:])
 
     def run(args: list[pa.Array]) -> pa.Array:
@@ -249,25 +239,25 @@ def _build_replace(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
     return run, expr.args[:1]
 
 
-def _build_trim(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_trim(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     function = {"btrim": pc.utf8_trim, "ltrim": pc.utf8_ltrim, "rtrim": pc.utf8_rtrim}
     cut = function[expr.op]
     letters = _constant(expr.args[1]) if len(expr.args) == 2 else " "
     return (lambda args: cut(args[0], characters=letters)), expr.args[:1]
 
 
-def _build_of_one(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_of_one(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     if expr.op == "ascii":
         return (lambda args: strings.first_point(args[0])), expr.args
     return (lambda args: pc.binary_length(args[0])), expr.args
 
 
-def _build_concat(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
+def _build_concat(expr: Native) -> tuple[signature.Kernel, Sequence[Expr]]:
     oids = [arg.oid for arg in expr.args]
 
     def run(args: list[pa.Array]) -> pa.Array:
         columns = [
-            text.render(a, oid) if oid in INTS else a
+            text.render(a, oid) if oid in signature.INTS else a
             for a, oid in zip(args, oids, strict=True)
         ]
         return pc.binary_join_element_wise(
@@ -277,7 +267,7 @@ def _build_concat(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
     return run, expr.args
 
 
-BUILDERS: Final[dict[str, Builder]] = {
+BUILDERS: Final[dict[str, signature.Builder]] = {
     "~~": _build_like,
     "!~~": _build_like,
     "substring": _build_substring,

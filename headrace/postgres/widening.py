@@ -8,42 +8,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.types import (
-    BIT,
-    BPCHAR,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    NUMERIC,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    TIMETZ,
-    VARBIT,
-    VARCHAR,
-)  # fmt: skip
+from headrace import types
 
 _ARRAYS: Final = {
-    1005: INT2, 1007: INT4, 1016: INT8, 1021: FLOAT4, 1022: FLOAT8, 1231: NUMERIC,
-    1009: TEXT, 1014: BPCHAR, 1015: VARCHAR, 1182: DATE, 1115: TIMESTAMP,
-    1185: TIMESTAMPTZ, 1183: TIME, 1270: TIMETZ, 1561: BIT, 1563: VARBIT,
+    1005: types.INT2, 1007: types.INT4, 1016: types.INT8, 1021: types.FLOAT4, 1022: types.FLOAT8, 1231: types.NUMERIC,
+    1009: types.TEXT, 1014: types.BPCHAR, 1015: types.VARCHAR, 1182: types.DATE, 1115: types.TIMESTAMP,
+    1185: types.TIMESTAMPTZ, 1183: types.TIME, 1270: types.TIMETZ, 1561: types.BIT, 1563: types.VARBIT,
 }  # fmt: skip
 """Element types of array types."""
 _FREE: Final = -1
 """The typmod of a type without bounds."""
 _TYPMOD_HEAD: Final = 4
-_EXACT: Final = {INT2: (5, 0), INT4: (10, 0), INT8: (19, 0)}
+_EXACT: Final = {types.INT2: (5, 0), types.INT4: (10, 0), types.INT8: (19, 0)}
 """Digits before the point, and after it, that an integer may have."""
 _WIDER: Final = {
-    (INT2, INT4), (INT2, INT8), (INT4, INT8), (FLOAT4, FLOAT8), (INT2, FLOAT4), (INT2, FLOAT8),
-    (INT4, FLOAT8), (DATE, TIMESTAMP),
+    (types.INT2, types.INT4), (types.INT2, types.INT8), (types.INT4, types.INT8), (types.FLOAT4, types.FLOAT8), (types.INT2, types.FLOAT4), (types.INT2, types.FLOAT8),
+    (types.INT4, types.FLOAT8), (types.DATE, types.TIMESTAMP),
 }  # fmt: skip
-_TEXTS: Final = (BPCHAR, VARCHAR, TEXT)
-_TIMES: Final = (TIME, TIMETZ, TIMESTAMP, TIMESTAMPTZ)
+_TEXTS: Final = (types.BPCHAR, types.VARCHAR, types.TEXT)
+_TIMES: Final = (types.TIME, types.TIMETZ, types.TIMESTAMP, types.TIMESTAMPTZ)
 
 
 def widens(old: tuple[int, int], new: tuple[int, int]) -> bool:
@@ -56,13 +39,13 @@ def widens(old: tuple[int, int], new: tuple[int, int]) -> bool:
     if (had, has) in _WIDER:
         return limit == _FREE
     longer = limit == _FREE or (bound != _FREE and limit >= bound)
-    if had in _TEXTS and has in _TEXTS and (has != BPCHAR or had == BPCHAR):
+    if had in _TEXTS and has in _TEXTS and (has != types.BPCHAR or had == types.BPCHAR):
         return longer
     if had in _TIMES and had == has:
         return longer
-    if had in (BIT, VARBIT) and has == VARBIT:
+    if had in (types.BIT, types.VARBIT) and has == types.VARBIT:
         return longer
-    if has == NUMERIC and (had == NUMERIC or had in _EXACT):
+    if has == types.NUMERIC and (had == types.NUMERIC or had in _EXACT):
         return _holds(_digits(had, bound), limit)
     return False
 
@@ -81,7 +64,7 @@ def _digits(oid: int, typmod: int) -> tuple[int, int] | None:
 
 def _holds(digits: tuple[int, int] | None, typmod: int) -> bool:
     """Whether numeric of ``typmod`` has all numbers of so many digits (None: of any)."""
-    room = _digits(NUMERIC, typmod)
+    room = _digits(types.NUMERIC, typmod)
     if room is None or digits is None:
         return room is None
     return room[0] >= digits[0] and room[1] >= digits[1]

@@ -16,16 +16,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from headrace.errors import (
-    BugError,
-    HeadraceError,
-    PeerGone,
-    QueryCancelled,
-    TransientError,
-    Wire,
-    from_wire,
-    to_wire,
-)
+from headrace import errors
 
 Progress = Callable[[dict[str, Any]], None]
 Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
@@ -57,7 +48,7 @@ class _Result(_Message):
 
 
 class _Error(_Message):
-    error: Wire
+    error: errors.Wire
 
 
 _READ: Final = msgspec.json.Decoder(_Ask | _Cancel | _Progress | _Result | _Error)
@@ -97,7 +88,7 @@ class Peer:
         already under way wins over the cancellation.
         """
         if self.closed.is_set():
-            raise TransientError("the peer process is not running")
+            raise errors.TransientError("the peer process is not running")
         number = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -143,7 +134,7 @@ class Peer:
             self.closed.set()
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(PeerGone("the peer process went away"))
+                    future.set_exception(errors.PeerGone("the peer process went away"))
             for task in self._running.values():
                 task.cancel()
             self._writer.close()
@@ -165,26 +156,28 @@ class Peer:
                 if future is None or future.done():
                     return
                 if isinstance(message, _Error):
-                    future.set_exception(from_wire(message.error))
+                    future.set_exception(errors.from_wire(message.error))
                 else:
                     future.set_result(message.result)
 
-    def _fail(self, number: int, error: HeadraceError) -> None:
-        self._send(_Error(number, to_wire(error)))
+    def _fail(self, number: int, error: errors.HeadraceError) -> None:
+        self._send(_Error(number, errors.to_wire(error)))
 
     async def _serve(self, number: int, method: str, params: dict[str, Any]) -> None:
         try:
             handler = self._handlers[method]
             result = await handler(params, lambda p: self._send(_Progress(number, p)))
             self._send(_Result(number, result))
-        except HeadraceError as error:
+        except errors.HeadraceError as error:
             self._fail(number, error)
         except asyncio.CancelledError:
             self._fail(
-                number, QueryCancelled("canceling statement due to user request")
+                number, errors.QueryCancelled("canceling statement due to user request")
             )
         except Exception as error:  # noqa: BLE001  the session boundary: a bug is answered as XX000
-            self._fail(number, BugError(f"internal error in {method}: {error!r}"))
+            self._fail(
+                number, errors.BugError(f"internal error in {method}: {error!r}")
+            )
         finally:
             self._running.pop(number, None)
 

@@ -8,22 +8,7 @@ from typing import Final
 
 import structlog
 
-from headrace import clock
-from headrace.errors import (
-    RESYNC,
-    ContinuityLost,
-    DefiniteFailure,
-    HeadraceError,
-    Interrupted,
-    OutOfReach,
-    OwnerGone,
-    RightEnded,
-    RowError,
-    SinkBlocked,
-    SinkTableError,
-    StateDamaged,
-    UndefinedError,
-)
+from headrace import clock, errors
 from headrace.runtime import positions, views
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
@@ -38,7 +23,7 @@ from headrace.sql.status import Status
 
 _log = structlog.get_logger(__name__)
 
-_DAMAGE: Final = (StateDamaged, ContinuityLost, SinkTableError)
+_DAMAGE: Final = (errors.StateDamaged, errors.ContinuityLost, errors.SinkTableError)
 """What a view is filled anew after by itself (server/resumer.py)."""
 TRIES_MAX: Final = 5
 """Interruptions of a view at one place after which it stops."""
@@ -72,7 +57,7 @@ class Leaving:
         self.drop_state(view_id)
         _log.info("view forgotten", view=view_id)
         self._waits.forget(
-            view_id, UndefinedError("the view was dropped", sqlstate="42P01")
+            view_id, errors.UndefinedError("the view was dropped", sqlstate="42P01")
         )
         self._waits.caught_up()
 
@@ -86,19 +71,21 @@ class Leaving:
         self._book.db.drop_view(view_id)
         self._sharing.left(view_id)
 
-    def judge(self, view: View, error: HeadraceError) -> HeadraceError:
+    def judge(self, view: View, error: errors.HeadraceError) -> errors.HeadraceError:
         """What ``error`` comes to for a view: one that interrupts it again and again is final.
 
         An SQLSTATE that says "later" may have been raised by code of a user, and need never end.
         """
-        if not isinstance(error, Interrupted) or isinstance(error, OutOfReach):
+        if not isinstance(error, errors.Interrupted) or isinstance(
+            error, errors.OutOfReach
+        ):
             return error
         at, times = view.tries
         times = times + 1 if at == view.mark.txid else 1
         view.tries = (view.mark.txid, times)
         if times < TRIES_MAX:
             return error
-        view.doom = RowError(
+        view.doom = errors.RowError(
             error.message,
             detail=error.detail or f"It was tried {times} times.",
             hint=error.hint,
@@ -106,11 +93,11 @@ class Leaving:
         )
         return view.doom
 
-    def fail(self, view: View, error: HeadraceError) -> None:
+    def fail(self, view: View, error: errors.HeadraceError) -> None:
         """Stop a view: for good, or until it can go on (its table was locked, say)."""
         book = self._book
         self.leave(view)
-        if isinstance(error, SinkTableError) and not catalog.exists(
+        if isinstance(error, errors.SinkTableError) and not catalog.exists(
             book.owner.conn, view.id
         ):
             self.forget(view.id)
@@ -118,12 +105,14 @@ class Leaving:
         error = self._watch.cause(view, error)
         if view.status == Status.PAUSED and isinstance(error, _DAMAGE):
             # What would fill it anew by itself would also let it run.
-            error = DefiniteFailure(error.message, detail=error.detail, hint=error.hint)
-        blocked = isinstance(error, SinkBlocked | Interrupted)
+            error = errors.DefiniteFailure(
+                error.message, detail=error.detail, hint=error.hint
+            )
+        blocked = isinstance(error, errors.SinkBlocked | errors.Interrupted)
         if not blocked:
             error = _with_hint(error, view)
         status = Status.SINK_ERROR if blocked else Status.ERROR
-        if isinstance(error, RightEnded | OwnerGone):
+        if isinstance(error, errors.RightEnded | errors.OwnerGone):
             self._watch.end(view.id, error)
         else:
             states.become(book.owner.conn, view.id, status, error)
@@ -138,13 +127,13 @@ class Leaving:
         self._waits.caught_up()
 
 
-def _with_hint(error: HeadraceError, view: View) -> HeadraceError:
+def _with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:
     """``error`` with the call that mends ``view`` as its hint, where it had a vague one."""
-    if isinstance(error, RowError) and error.hint is None:
+    if isinstance(error, errors.RowError) and error.hint is None:
         hint = views.resync_hint(view, "Mend the row")
     elif error.hint == table.UNDO:
         hint = views.resync_hint(view, "Undo that")
-    elif error.hint in (None, RESYNC):
+    elif error.hint in (None, errors.RESYNC):
         hint = views.resync_hint(view)
     else:
         return error

@@ -20,18 +20,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from headrace import clock
-from headrace.errors import (
-    RESYNC,
-    BugError,
-    DefiniteFailure,
-    FencedError,
-    HeadraceError,
-    SinkBlocked,
-    SinkTableError,
-    StructureChanged,
-    TransientError,
-)
+from headrace import clock, errors
 from headrace.postgres import definitions, failures, privileges
 from headrace.process import faults
 from headrace.runtime.jobs import Answer, CommitJob, ViewPart
@@ -105,7 +94,7 @@ class SinkThread:
                     pipeline.rested()
                     continue
                 if owner is None:
-                    raise TransientError("the sink connection was given up")
+                    raise errors.TransientError("the sink connection was given up")
                 owner.ready()
                 answer = self.write(owner, job)
             except psycopg.Error as error:
@@ -191,7 +180,7 @@ class _Group:
                     job.lsn,
                     clock.from_postgres(job.commit_time_us),
                 )
-            except (FencedError, BugError):
+            except (errors.FencedError, errors.BugError):
                 conn.execute("ROLLBACK")
                 raise
             if not missing:
@@ -215,7 +204,7 @@ class _Group:
             if p.view_id not in answer.failed and p.view_id not in answer.gone
         ]
 
-    def _altered(self, parts: Sequence[ViewPart]) -> dict[int, HeadraceError]:
+    def _altered(self, parts: Sequence[ViewPart]) -> dict[int, errors.HeadraceError]:
         """Views under which something was altered: what is written may be of two definitions.
 
         After the rows: writing reads values of users' types as well.
@@ -225,14 +214,14 @@ class _Group:
             return {}
         found = definitions.marks(self._conn, asked.values())
         return {
-            view_id: StructureChanged(
-                "what the view relies on was altered", hint=RESYNC
+            view_id: errors.StructureChanged(
+                "what the view relies on was altered", hint=errors.RESYNC
             )
             for (view_id, known), now in zip(asked.items(), found, strict=True)
             if definitions.changed(known, now)
         }
 
-    def _refused(self, parts: Sequence[ViewPart]) -> dict[int, HeadraceError]:
+    def _refused(self, parts: Sequence[ViewPart]) -> dict[int, errors.HeadraceError]:
         """Views whose owners may not read any more what they read.
 
         All that is written was committed before this is asked.  So what is committed after a
@@ -285,18 +274,20 @@ class _Group:
                 raise
             raise trouble.of_view(part.target, error) from error
 
-    def _known(self, part: ViewPart, error: Exception) -> HeadraceError:
-        if not isinstance(error, HeadraceError):
+    def _known(self, part: ViewPart, error: Exception) -> errors.HeadraceError:
+        if not isinstance(error, errors.HeadraceError):
             _log.exception("view stopped by a bug", view=part.view_id)
-            return BugError(f"internal error in writing the view: {error!r}")
-        if isinstance(error, SinkBlocked):
+            return errors.BugError(f"internal error in writing the view: {error!r}")
+        if isinstance(error, errors.SinkBlocked):
             pids = ", ".join(map(str, self._owner.writer.blockers(part.target)))
             error.detail = f"It is locked by process {pids}." if pids else None
-        if isinstance(error, SinkTableError):
+        if isinstance(error, errors.SinkTableError):
             return self._explained(part, error)
         return error
 
-    def _explained(self, part: ViewPart, error: SinkTableError) -> SinkTableError:
+    def _explained(
+        self, part: ViewPart, error: errors.SinkTableError
+    ) -> errors.SinkTableError:
         try:
             return self._owner.writer.explained(part.target, error)
         except psycopg.Error as second:
@@ -325,15 +316,15 @@ class _Breaks:
         """The view was written."""
         self._found.pop(part.view_id, None)
 
-    def error(self, part: ViewPart, txid: int) -> HeadraceError | None:
+    def error(self, part: ViewPart, txid: int) -> errors.HeadraceError | None:
         """Why the view is not to be written any more; None: it is."""
         at, times = self._found.get(part.view_id, (0, 0))
         if at != txid or times < BREAKS_MAX:
             return None
-        return DefiniteFailure(
+        return errors.DefiniteFailure(
             f"the connection was lost {times} times while result table"
             f" {part.target.shown} was written",
-            hint=RESYNC,
+            hint=errors.RESYNC,
             sqlstate="08006",
         )
 
@@ -347,7 +338,7 @@ def _by_group(parts: Sequence[ViewPart]) -> Iterator[list[ViewPart]]:
 def _known(error: psycopg.Error) -> Exception:
     if not (failures.is_lost(error) or failures.is_transient(error)):
         return error
-    return TransientError(
+    return errors.TransientError(
         f"the sink connection failed: {str(error).strip()}",
         sqlstate=error.sqlstate or "08006",
     )

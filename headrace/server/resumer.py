@@ -24,22 +24,8 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import clock
+from headrace import clock, errors
 from headrace.config import Settings
-from headrace.errors import (
-    BugError,
-    ContinuityLost,
-    Deadly,
-    DefiniteFailure,
-    HeadraceError,
-    LimitExceeded,
-    SinkTableError,
-    StateDamaged,
-    StructureChanged,
-    TransientError,
-    UndefinedError,
-    transient,
-)
 from headrace.population.options import ViewOptions
 from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
@@ -65,13 +51,13 @@ class MendingRule:
 
 _DAMAGE: Final = MendingRule("on_damage", ("resync",), tries_max=3)
 RULES: Final[dict[str, MendingRule]] = {
-    StructureChanged.sqlstate: MendingRule("on_change", ("follow", "resync")),
-    DefiniteFailure.sqlstate: MendingRule("on_change", ("resync",)),
-    StateDamaged.sqlstate: _DAMAGE,
-    ContinuityLost.sqlstate: _DAMAGE,
-    SinkTableError.sqlstate: _DAMAGE,
+    errors.StructureChanged.sqlstate: MendingRule("on_change", ("follow", "resync")),
+    errors.DefiniteFailure.sqlstate: MendingRule("on_change", ("resync",)),
+    errors.StateDamaged.sqlstate: _DAMAGE,
+    errors.ContinuityLost.sqlstate: _DAMAGE,
+    errors.SinkTableError.sqlstate: _DAMAGE,
     # It catches up alone, beside the others.
-    LimitExceeded.sqlstate: MendingRule(tries_max=3),
+    errors.LimitExceeded.sqlstate: MendingRule(tries_max=3),
 }
 """By SQLSTATE.  Code of a user may raise any of them: then filling anew fails as well."""
 
@@ -80,7 +66,7 @@ _FAILED: Final = "A resync failed: "
 _OVER: Final = "It is not tried again by itself: "
 _WAITS: Final = "it waits to be filled anew by itself"
 _BEGUN: Final = "it is being filled anew by itself"
-_UNTRIED: Final = TransientError | UndefinedError | Deadly
+_UNTRIED: Final = errors.TransientError | errors.UndefinedError | errors.Deadly
 """No try was made, or it was interrupted; there may be no such view any more, of that id."""
 
 _log = structlog.get_logger(__name__)
@@ -89,7 +75,7 @@ _log = structlog.get_logger(__name__)
 @dataclass(slots=True)
 class _Job:
     row: StoppedView
-    task: asyncio.Task[HeadraceError | None]
+    task: asyncio.Task[errors.HeadraceError | None]
 
 
 class Resumer:
@@ -191,7 +177,7 @@ class Resumer:
             if self._tries[view].over or self._tries[view].forget(now):
                 del self._tries[view]
 
-    async def _resync(self, row: StoppedView) -> HeadraceError | None:
+    async def _resync(self, row: StoppedView) -> errors.HeadraceError | None:
         """Why it failed, if it did."""
         name = row.name
         # Somebody else may have done it while this waited for other jobs.
@@ -203,12 +189,14 @@ class Resumer:
                 CallContext(row.owner, {}),
                 lambda line: _log.info("resync", view=name, line=line),
             )
-        except HeadraceError as error:
+        except errors.HeadraceError as error:
             _log.warning("view stays stopped", view=name, reason=error.message)
             return error
         except Exception as error:  # noqa: BLE001  the boundary of one view's resync
             _log.exception("resync ended by a bug", view=name)
-            return BugError(f"internal error in filling the view anew: {error!r}")
+            return errors.BugError(
+                f"internal error in filling the view anew: {error!r}"
+            )
         _log.info("view filled anew", view=name, because=because)
         return None
 
@@ -247,9 +235,11 @@ def _governed(row: StoppedView) -> bool:
     return (by_default if said is None else said) in rule.values
 
 
-def _passing(error: HeadraceError) -> bool:
+def _passing(error: errors.HeadraceError) -> bool:
     """Whether it says nothing about the view."""
     if isinstance(error, _UNTRIED):
         return True
     # Another job is at the view, or a server has answered so to statements of ours.
-    return not isinstance(error, DefiniteFailure) and transient(error.code)
+    return not isinstance(error, errors.DefiniteFailure) and errors.transient(
+        error.code
+    )

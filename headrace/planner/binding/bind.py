@@ -9,17 +9,8 @@ from typing import Final
 
 from headrace import types as t
 from headrace.expressions import keys
+from headrace.planner.analyse import check
 from headrace.planner.analyse.catalog import Catalog
-from headrace.planner.analyse.check import (
-    CTE,
-    FUNCTION,
-    GROUP,
-    JOIN,
-    RELATION,
-    RESULT,
-    SUBQUERY,
-    VALUES,
-)
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.binding import functions_in_from
 from headrace.planner.binding.functions_in_from import TargetSets
@@ -278,19 +269,19 @@ class Binder:
         entry = level.entry(index)
         alias = entry.child("eref").text("aliasname") or ""
         kind = entry.number("rtekind")
-        if kind == RELATION:
+        if kind == check.RELATION:
             return self._scan(index, entry, alias, level)
-        if kind == RESULT:
+        if kind == check.RESULT:
             return UNIT
-        if kind == SUBQUERY:
+        if kind == check.SUBQUERY:
             node = self.bind(entry.child("subquery"), level.env, self.scope(level))
-        elif kind == CTE:
+        elif kind == check.CTE:
             owner = len(level.env) - 1 - entry.number("ctelevelsup")
             name = entry.text("ctename") or ""
             node = self._with(entry, level.env[: owner + 1], name)
-        elif kind == FUNCTION:
+        elif kind == check.FUNCTION:
             node = self._functions(entry, level)
-        elif kind == VALUES:
+        elif kind == check.VALUES:
             node = self._values(entry, level)
         else:
             self._lowering.refuse("an item of this kind in FROM")
@@ -359,14 +350,14 @@ class Binder:
         entry = level.entry(varno)
         kind = entry.number("rtekind")
         scope = self.scope(level)
-        if kind == JOIN:
+        if kind == check.JOIN:
             inner = entry.items("joinaliasvars")[attno - 1]
-        elif kind == GROUP:
+        elif kind == check.GROUP:
             inner = entry.items("groupexprs")[attno - 1]
             scope = level.below or scope
-        elif kind == RELATION:
+        elif kind == check.RELATION:
             self._tables.refuse(entry, attno)
-        elif kind == CTE:
+        elif kind == check.CTE:
             self._lowering.refuse(
                 "the path or order column of a CYCLE or SEARCH clause"
             )

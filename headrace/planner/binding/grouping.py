@@ -12,16 +12,8 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
 from headrace.planner.binding.aggregates import AggregateCalls, NewColumn
 from headrace.planner.binding.subqueries import has_subquery
+from headrace.planner.logical import nodes
 from headrace.planner.logical.alignment import aligned
-from headrace.planner.logical.nodes import (
-    Agg,
-    AggregateNode,
-    Col,
-    ExpandNode,
-    Node,
-    ProjectNode,
-    ids,
-)
 from headrace.planner.logical.scalar import Call, Const, Expr, Ref, show
 from headrace.planner.scalars import build
 from headrace.planner.scalars.lower import Lowering
@@ -51,14 +43,14 @@ class Grouping:
         self._query = query
         self._base = scope
         self._calls = AggregateCalls(lowering, column, self._below)
-        self._keys: list[tuple[Col, Expr]] = []
+        self._keys: list[tuple[nodes.Col, Expr]] = []
         self._shown: dict[Expr, Ref] = {}
         self._by_ref: dict[int, Ref] = {}
         self._trees: list[tuple[Tree, Ref]] = []
-        self._aggs: list[Agg] = []
+        self._aggs: list[nodes.Agg] = []
         self._known: dict[tuple[object, ...], Ref] = {}
-        self._expanded: dict[int, tuple[Col, Expr]] = {}
-        self._number: tuple[Col, Ref] | None = None
+        self._expanded: dict[int, tuple[nodes.Col, Expr]] = {}
+        self._number: tuple[nodes.Col, Ref] | None = None
         self._sets = grouping_sets(query)
         if len(self._sets) > SETS_MAX:
             lowering.refuse(f"a query of more than {SETS_MAX} grouping sets")
@@ -67,7 +59,7 @@ class Grouping:
             scope, special=self._special, above=self.above, sites=(self._survivors,)
         )
         """Where the expressions above the groups are lowered; ``above`` comes after that."""
-        self._input = ids(self._site.node)
+        self._input = nodes.ids(self._site.node)
         self._bind_keys()
 
     @property
@@ -76,7 +68,7 @@ class Grouping:
         assert isinstance(below, Site), "what the groups are made of is known"
         return below
 
-    def bind(self, targets: list[Tree]) -> tuple[Node, list[Expr]]:
+    def bind(self, targets: list[Tree]) -> tuple[nodes.Node, list[Expr]]:
         """The grouped plan, and what ``targets`` are above it."""
         exprs = [self.target(e) for e in targets]
         return self.node(), exprs
@@ -90,7 +82,7 @@ class Grouping:
         """What an expression is above the groups."""
         return self.above(self._lowering.lower(tree, self.scope))
 
-    def node(self) -> Node:
+    def node(self) -> nodes.Node:
         """The groups that HAVING leaves, with all that was asked for so far."""
         having = self._query.node("havingQual")
         if having is not None:
@@ -100,13 +92,15 @@ class Grouping:
         if not self._keys and not self._aggs:
             # HAVING or GROUP BY () alone: one row, and rows need a column.
             count = self._column("count(*)", Const(None, t.INT8))
-            self._add(Agg(count, "count_star", name="count"))
+            self._add(nodes.Agg(count, "count_star", name="count"))
         node = self._site.node
         always: tuple[tuple[str | None, ...], ...] = ()
         if self._number is not None:
             node = self._expand(node, self._number[0])
             always = self._always(self._number[0])
-        result = AggregateNode(node, tuple(self._keys), aligned(self._aggs), always)
+        result = nodes.AggregateNode(
+            node, tuple(self._keys), aligned(self._aggs), always
+        )
         return self._survivors.over(self._groups.over(result))
 
     # -- keys
@@ -145,7 +139,7 @@ class Grouping:
         if value == expr and keys.is_canonical(expr.oid):
             return column.ref
         # Equal keys may look different (1.0, 1.00): the group shows one of them.
-        return self._add(Agg(self._column(label, expr), "any", expr, name="any"))
+        return self._add(nodes.Agg(self._column(label, expr), "any", expr, name="any"))
 
     def _add_expanded(self, ref: int, expr: Expr) -> None:
         """A key that is NULL outside of its grouping sets."""
@@ -157,10 +151,10 @@ class Grouping:
             # A constant stays what it is, unless it is the very target of GROUP BY.
             self._shown.setdefault(expr, self._by_ref[ref])
 
-    def _expand(self, node: Node, number: Col) -> Node:
+    def _expand(self, node: nodes.Node, number: nodes.Col) -> nodes.Node:
         """Rows of ``node`` once per grouping set."""
-        items: list[tuple[Col, Expr]] = [(c, c.ref) for c in node.columns]
-        shown: list[tuple[Col, Ref]] = []
+        items: list[tuple[nodes.Col, Expr]] = [(c, c.ref) for c in node.columns]
+        shown: list[tuple[nodes.Col, Ref]] = []
         for column, expr in self._expanded.values():
             if not isinstance(expr, Ref):
                 below = self._column(show(expr), expr)
@@ -169,12 +163,12 @@ class Grouping:
             else:
                 shown.append((column, expr))
         if len(items) > len(node.columns):
-            node = ProjectNode(node, tuple(items))
+            node = nodes.ProjectNode(node, tuple(items))
         places = {ref: i for i, ref in enumerate(self._expanded)}
         sets = tuple(frozenset(places[r] for r in one) for one in self._sets)
-        return ExpandNode(node, tuple(shown), sets, number)
+        return nodes.ExpandNode(node, tuple(shown), sets, number)
 
-    def _always(self, number: Col) -> tuple[tuple[str | None, ...], ...]:
+    def _always(self, number: nodes.Col) -> tuple[tuple[str | None, ...], ...]:
         """Keys of the empty grouping sets: they have a row even over no row."""
         return tuple(
             tuple(str(i) if e == number.ref else None for _, e in self._keys)
@@ -270,7 +264,7 @@ class Grouping:
         wanted = Const(str(place), t.INT4)
         return build.comparison(self._lowering, "=", number, wanted, 0)
 
-    def _add(self, agg: Agg) -> Ref:
+    def _add(self, agg: nodes.Agg) -> Ref:
         key = (agg.function, agg.sql, agg.inputs, agg.filter, agg.distinct, agg.direct)
         if key not in self._known:
             self._aggs.append(agg)

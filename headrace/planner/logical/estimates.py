@@ -13,24 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.planner.analyse.tables import Table, TableColumn
-from headrace.planner.logical.nodes import (
-    AgainNode,
-    AggregateNode,
-    DistinctNode,
-    ExpandNode,
-    FilterNode,
-    FunctionsNode,
-    JoinNode,
-    Node,
-    ProjectNode,
-    ScanNode,
-    SetOpNode,
-    TopKNode,
-    UnionNode,
-    ValuesNode,
-    children,
-    ids,
-)
+from headrace.planner.logical import nodes
 from headrace.planner.logical.scalar import Call, Const, Expr, Ref, core, refs
 
 _WIDTH: Final = 8
@@ -60,30 +43,30 @@ def table_size(table: Table, fields: Iterable[TableColumn]) -> ExpectedSize | No
     )
 
 
-def _width(node: Node, ref: Ref) -> int:
+def _width(node: nodes.Node, ref: Ref) -> int:
     match node:
-        case ScanNode():
+        case nodes.ScanNode():
             places = {c.id: f.attnum for c, f in node.fields}
             stats = node.table.statistics
             return _WIDTH if stats is None else stats.width.get(places[ref.id], _WIDTH)
-        case ProjectNode():
+        case nodes.ProjectNode():
             expr = next(e for c, e in node.items if c.id == ref.id)
             return _width(node.input, expr) if isinstance(expr, Ref) else _WIDTH
-        case AgainNode():
+        case nodes.AgainNode():
             return _width(node.plan, _inner(node, ref))
-        case AggregateNode():
+        case nodes.AggregateNode():
             expr = dict((c.id, e) for c, e in node.keys).get(ref.id, ref)
-            if not isinstance(expr, Ref) or expr.id not in ids(node.input):
+            if not isinstance(expr, Ref) or expr.id not in nodes.ids(node.input):
                 return _WIDTH
             return _width(node.input, expr)
         case _:
-            for child in children(node):
-                if ref.id in ids(child):
+            for child in nodes.children(node):
+                if ref.id in nodes.ids(child):
                     return _width(child, ref)
             return _WIDTH
 
 
-def _inner(node: AgainNode, ref: Ref) -> Ref:
+def _inner(node: nodes.AgainNode, ref: Ref) -> Ref:
     """The column ``ref`` as the plan has it."""
     number = next(i for c, i in node.pairs if c.id == ref.id)
     return dataclasses.replace(ref, id=number)
@@ -99,17 +82,17 @@ class Estimates:
     def __init__(self) -> None:
         # By identity: comparing plans costs as much as estimating them.  The node is kept, so
         # that no other one gets its place.
-        self._known: dict[int, tuple[Node, float | None]] = {}
-        self._distinct: dict[tuple[int, int], tuple[Node, float | None]] = {}
+        self._known: dict[int, tuple[nodes.Node, float | None]] = {}
+        self._distinct: dict[tuple[int, int], tuple[nodes.Node, float | None]] = {}
 
-    def size(self, node: Node) -> ExpectedSize | None:
+    def size(self, node: nodes.Node) -> ExpectedSize | None:
         """The expected size of the rows of ``node``; None if a table below was never analysed."""
         found = self.rows(node)
         if found is None:
             return None
         return ExpectedSize(found, sum(_width(node, c.ref) for c in node.columns))
 
-    def rows(self, node: Node) -> float | None:
+    def rows(self, node: nodes.Node) -> float | None:
         """The expected number of rows, at least 1; None if a table below was never analysed."""
         known = self._known.get(id(node))
         if known is None:
@@ -118,58 +101,58 @@ class Estimates:
             self._known[id(node)] = known
         return known[1]
 
-    def _rows(self, node: Node) -> float | None:
+    def _rows(self, node: nodes.Node) -> float | None:
         match node:
-            case ScanNode():
+            case nodes.ScanNode():
                 stats = node.table.statistics
                 return (
                     None
                     if stats is None
                     else stats.rows * self._share(node, node.predicates)
                 )
-            case ValuesNode():
+            case nodes.ValuesNode():
                 return float(len(node.rows))
-            case JoinNode():
+            case nodes.JoinNode():
                 left, right = self.rows(node.left), self.rows(node.right)
                 if left is None or right is None:
                     return None
                 return self.joined(node, left, right)
-            case UnionNode():
+            case nodes.UnionNode():
                 parts = [self.rows(arm) for arm in node.inputs]
                 return None if None in parts else sum(p for p in parts if p is not None)
-            case SetOpNode():
+            case nodes.SetOpNode():
                 return self.rows(node.left)
-            case AgainNode():
+            case nodes.AgainNode():
                 return self.rows(node.plan)
-            case _ if len(children(node)) == 1:
-                [below] = children(node)
+            case _ if len(nodes.children(node)) == 1:
+                [below] = nodes.children(node)
                 found = self.rows(below)
                 return None if found is None else self._over(node, found)
             case _:
                 return None
 
-    def _over(self, node: Node, below: float) -> float:
+    def _over(self, node: nodes.Node, below: float) -> float:
         """Rows of a node with one input of ``below`` rows."""
         match node:
-            case FilterNode():
+            case nodes.FilterNode():
                 return below * self._share(node.input, node.predicates)
-            case AggregateNode():
+            case nodes.AggregateNode():
                 return min(below, self._groups(node.input, [e for _, e in node.keys]))
-            case DistinctNode():
+            case nodes.DistinctNode():
                 return min(
                     below, self._groups(node.input, [c.ref for c in node.columns])
                 )
-            case TopKNode():
+            case nodes.TopKNode():
                 most = math.inf if node.limit is None else float(node.limit)
                 return min(below, most * self._groups(node.input, node.keys))
-            case FunctionsNode():
+            case nodes.FunctionsNode():
                 return below * _PER_CALL
-            case ExpandNode():
+            case nodes.ExpandNode():
                 return below * len(node.sets)
             case _:
                 return below
 
-    def joined(self, join: JoinNode, left: float, right: float) -> float:
+    def joined(self, join: nodes.JoinNode, left: float, right: float) -> float:
         """Rows of a join of so many rows on its sides."""
         matches = left * right
         for predicate in join.condition:
@@ -192,29 +175,29 @@ class Estimates:
             "anti": left - partners,
         }.get(join.kind, matches)
 
-    def distinct(self, node: Node, ref: Ref) -> float | None:
+    def distinct(self, node: nodes.Node, ref: Ref) -> float | None:
         """The expected number of different values of a column of ``node``; None if unknown."""
-        if ref.id not in ids(node):
+        if ref.id not in nodes.ids(node):
             return None
         key = (id(node), ref.id)
         if key not in self._distinct:
             self._distinct[key] = (node, self._values(node, ref))
         return self._distinct[key][1]
 
-    def _values(self, node: Node, ref: Ref) -> float | None:
+    def _values(self, node: nodes.Node, ref: Ref) -> float | None:
         match node:
-            case ScanNode():
+            case nodes.ScanNode():
                 found = dict((c.id, f.attnum) for c, f in node.fields)
                 stats = node.table.statistics
                 number = None if stats is None else stats.distinct.get(found[ref.id])
-            case ProjectNode():
+            case nodes.ProjectNode():
                 expr = next(e for c, e in node.items if c.id == ref.id)
                 number = (
                     self.distinct(node.input, expr) if isinstance(expr, Ref) else None
                 )
-            case AgainNode():
+            case nodes.AgainNode():
                 number = self.distinct(node.plan, _inner(node, ref))
-            case AggregateNode():
+            case nodes.AggregateNode():
                 keys = {c.id: e for c, e in node.keys}
                 expr = keys.get(ref.id, ref)
                 number = (
@@ -223,12 +206,12 @@ class Estimates:
                 if len(keys) == 1 and ref.id in keys:
                     return self.rows(node)
             case _:
-                tries = (self.distinct(child, ref) for child in children(node))
+                tries = (self.distinct(child, ref) for child in nodes.children(node))
                 number = next((n for n in tries if n is not None), None)
         most = self.rows(node)
         return number if number is None or most is None else max(min(number, most), 1.0)
 
-    def _groups(self, node: Node, keys: Iterable[Expr]) -> float:
+    def _groups(self, node: nodes.Node, keys: Iterable[Expr]) -> float:
         found = 1.0
         for key in keys:
             number = self.distinct(node, key) if isinstance(key, Ref) else None
@@ -237,14 +220,14 @@ class Estimates:
             found *= number
         return found
 
-    def _share(self, node: Node, predicates: Iterable[Expr]) -> float:
+    def _share(self, node: nodes.Node, predicates: Iterable[Expr]) -> float:
         """The part of the rows of ``node`` for which all ``predicates`` are true."""
         share = 1.0
         for predicate in predicates:
             share *= self._one(node, predicate)
         return share
 
-    def _one(self, node: Node, predicate: Expr) -> float:
+    def _one(self, node: nodes.Node, predicate: Expr) -> float:
         if not isinstance(predicate, Call) or not refs(predicate):
             return 1.0
         if predicate.symbol == "is_not_null":
@@ -262,8 +245,8 @@ class Estimates:
                 return _OTHER if number is None else 1 / max(number, 1.0)
         return _OTHER
 
-    def _constants(self, node: Node, ref: Ref) -> float | None:
-        if not isinstance(node, ScanNode):
+    def _constants(self, node: nodes.Node, ref: Ref) -> float | None:
+        if not isinstance(node, nodes.ScanNode):
             return self.distinct(node, ref)
         stats = node.table.statistics
         every = {c.id: f.attnum for c, f in (*node.fields, *node.hidden)}

@@ -10,25 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.planner.logical.nodes import (
-    AgainNode,
-    AggregateNode,
-    DistinctNode,
-    FilterNode,
-    FunctionsNode,
-    JoinNode,
-    Node,
-    ProjectNode,
-    ScanNode,
-    SetOpNode,
-    TopKNode,
-    UnionNode,
-    ValuesNode,
-    WindowNode,
-    children,
-    expressions,
-    ids,
-)
+from headrace.planner.logical import nodes
 from headrace.planner.logical.scalar import (
     Call,
     Const,
@@ -72,75 +54,82 @@ def column_equalities(condition: Iterable[Expr]) -> Iterator[Equality]:
                 yield Equality(left, right, predicate.input_collation)
 
 
-def entails(node: Node, predicate: Expr) -> bool:
+def entails(node: nodes.Node, predicate: Expr) -> bool:
     """Whether ``predicate`` is already checked by or below ``node``.
 
     Follows the way a filter takes on its way down (``rules.push_filters``), so that a rule
     which adds filters does not add one for ever.
     """
     match node:
-        case ScanNode():
+        case nodes.ScanNode():
             return predicate in node.predicates
-        case FilterNode():
+        case nodes.FilterNode():
             return predicate in node.predicates or entails(node.input, predicate)
-        case ProjectNode():
+        case nodes.ProjectNode():
             mapping = {c.id: e for c, e in node.items}
             return entails(node.input, substitute(predicate, mapping))
-        case JoinNode():
+        case nodes.JoinNode():
             # Of an outer join, the side that NULLs may stand in for promises nothing.
             sides = {"inner": (node.left, node.right), "full": ()}
             return (node.kind == "inner" and predicate in node.condition) or any(
-                refs(predicate) <= ids(side) and entails(side, predicate)
+                refs(predicate) <= nodes.ids(side) and entails(side, predicate)
                 for side in sides.get(node.kind, (node.left,))
             )
-        case DistinctNode():
+        case nodes.DistinctNode():
             return entails(node.input, predicate)
-        case AggregateNode():
+        case nodes.AggregateNode():
             mapping = {c.id: e for c, e in node.keys}
             return (
                 not node.always
                 and refs(predicate) <= mapping.keys()
                 and entails(node.input, substitute(predicate, mapping))
             )
-        case UnionNode():
+        case nodes.UnionNode():
             return all(
                 entails(arm, substitute(predicate, arm_columns(node, arm)))
                 for arm in node.inputs
             )
-        case SetOpNode():
+        case nodes.SetOpNode():
             moved = substitute(predicate, arm_columns(node, node.left))
             return entails(node.left, moved)
-        case TopKNode() | WindowNode() | FunctionsNode():
-            below = refs(predicate) <= ids(node.input)
+        case nodes.TopKNode() | nodes.WindowNode() | nodes.FunctionsNode():
+            below = refs(predicate) <= nodes.ids(node.input)
             return below and entails(node.input, predicate)
         case _:
             return False
 
 
-def arm_columns(node: UnionNode | SetOpNode, arm: Node) -> dict[int, Expr]:
+def arm_columns(
+    node: nodes.UnionNode | nodes.SetOpNode, arm: nodes.Node
+) -> dict[int, Expr]:
     """What the columns of ``node`` are in one of its inputs."""
     return {o.id: c.ref for o, c in zip(node.columns, arm.columns, strict=True)}
 
 
-def known(node: Node) -> list[Expr]:
+def known(node: nodes.Node) -> list[Expr]:
     """Predicates that are true of every row of ``node``, over its output columns."""
     match node:
-        case ScanNode():
+        case nodes.ScanNode():
             return list(node.predicates)
-        case FilterNode():
+        case nodes.FilterNode():
             return [*known(node.input), *node.predicates]
-        case JoinNode(kind="inner"):
+        case nodes.JoinNode(kind="inner"):
             return [*known(node.left), *known(node.right), *node.condition]
-        case JoinNode(kind="full"):
+        case nodes.JoinNode(kind="full"):
             return []
-        case JoinNode(kind="semi"):
-            mine = [p for p in node.condition if refs(p) <= ids(node.left)]
+        case nodes.JoinNode(kind="semi"):
+            mine = [p for p in node.condition if refs(p) <= nodes.ids(node.left)]
             return [*known(node.left), *mine]
-        case JoinNode():
+        case nodes.JoinNode():
             return known(node.left)
-        case DistinctNode() | TopKNode() | WindowNode() | FunctionsNode():
+        case (
+            nodes.DistinctNode()
+            | nodes.TopKNode()
+            | nodes.WindowNode()
+            | nodes.FunctionsNode()
+        ):
             return known(node.input)
-        case ProjectNode():
+        case nodes.ProjectNode():
             mapping: dict[int, Expr] = {}
             for column, expr in node.items:
                 if isinstance(expr, Ref):
@@ -207,25 +196,25 @@ def _strict(call: Call) -> bool:
     )
 
 
-def at_most_one(node: Node) -> bool:
+def at_most_one(node: nodes.Node) -> bool:
     """Whether ``node`` has never more than one row (for one row of the outer queries)."""
     match node:
-        case ValuesNode():
+        case nodes.ValuesNode():
             return len(node.rows) <= 1
-        case AggregateNode():
+        case nodes.AggregateNode():
             return not node.keys
-        case TopKNode():
+        case nodes.TopKNode():
             return (
                 not node.keys
                 and node.limit is not None
                 and node.limit <= 1
                 and not node.ties
             ) or at_most_one(node.input)
-        case ProjectNode() | DistinctNode() | WindowNode():
+        case nodes.ProjectNode() | nodes.DistinctNode() | nodes.WindowNode():
             return at_most_one(node.input)
-        case FilterNode():
+        case nodes.FilterNode():
             return at_most_one(node.input) or _by_key(node.input, node.predicates)
-        case JoinNode():
+        case nodes.JoinNode():
             if node.kind in ("semi", "anti"):
                 return at_most_one(node.left)
             both = at_most_one(node.left) and at_most_one(node.right)
@@ -234,17 +223,17 @@ def at_most_one(node: Node) -> bool:
             return False
 
 
-def _by_key(node: Node, predicates: tuple[Expr, ...]) -> bool:
+def _by_key(node: nodes.Node, predicates: tuple[Expr, ...]) -> bool:
     """Whether ``predicates`` fix the identity of the one table below."""
-    while isinstance(node, FilterNode | ProjectNode):
-        if isinstance(node, FilterNode):
+    while isinstance(node, nodes.FilterNode | nodes.ProjectNode):
+        if isinstance(node, nodes.FilterNode):
             predicates += node.predicates
         elif not all(isinstance(e, Ref) and e.id == c.id for c, e in node.items):
             return False
         node = node.input
-    if not isinstance(node, ScanNode) or node.table.full or not node.table.key:
+    if not isinstance(node, nodes.ScanNode) or node.table.full or not node.table.key:
         return False
-    mine = ids(node)
+    mine = nodes.ids(node)
     fixed = set()
     for predicate in predicates:
         if not isinstance(predicate, Call) or predicate.symbol != "=":
@@ -259,16 +248,16 @@ def _by_key(node: Node, predicates: tuple[Expr, ...]) -> bool:
     return len(keyed) == len(node.table.key) and keyed <= fixed
 
 
-def exactly_one(node: Node) -> bool:
+def exactly_one(node: nodes.Node) -> bool:
     """Whether ``node`` has always exactly one row."""
     match node:
-        case ValuesNode():
+        case nodes.ValuesNode():
             return len(node.rows) == 1
-        case AggregateNode():
+        case nodes.AggregateNode():
             return not node.keys
-        case ProjectNode() | DistinctNode() | WindowNode():
+        case nodes.ProjectNode() | nodes.DistinctNode() | nodes.WindowNode():
             return exactly_one(node.input)
-        case JoinNode():
+        case nodes.JoinNode():
             return (
                 node.kind in ("inner", "left")
                 and not node.condition
@@ -279,39 +268,43 @@ def exactly_one(node: Node) -> bool:
             return False
 
 
-def not_null(node: Node, column: int) -> bool:
+def not_null(node: nodes.Node, column: int) -> bool:
     """Whether the column of that id is never NULL."""
     match node:
-        case ScanNode():
+        case nodes.ScanNode():
             fields = [f for c, f in node.fields if c.id == column]
             return not node.table.full and any(
                 f.attnum in node.table.key for f in fields
             )
-        case FilterNode():
+        case nodes.FilterNode():
             return not_null(node.input, column) or any(
                 _rejects(p, column) for p in node.predicates
             )
-        case ProjectNode():
+        case nodes.ProjectNode():
             found = {c.id: e for c, e in node.items}.get(column)
             return isinstance(found, Ref) and (
-                found.id in ids(node.input) and not_null(node.input, found.id)
+                found.id in nodes.ids(node.input) and not_null(node.input, found.id)
             )
-        case JoinNode():
+        case nodes.JoinNode():
             sides = {
                 "inner": (node.left, node.right),
                 "full": (),
             }.get(node.kind, (node.left,))
-            return any(column in ids(side) and not_null(side, column) for side in sides)
-        case AggregateNode():
+            return any(
+                column in nodes.ids(side) and not_null(side, column) for side in sides
+            )
+        case nodes.AggregateNode():
             found = {c.id: e for c, e in node.keys}.get(column)
             if isinstance(found, Ref):
-                return found.id in ids(node.input) and not_null(node.input, found.id)
+                return found.id in nodes.ids(node.input) and not_null(
+                    node.input, found.id
+                )
             counts = ("count", "count_star")
             return any(
                 a.column.id == column and a.function in counts for a in node.aggs
             )
-        case DistinctNode() | TopKNode() | WindowNode():
-            return column in ids(node.input) and not_null(node.input, column)
+        case nodes.DistinctNode() | nodes.TopKNode() | nodes.WindowNode():
+            return column in nodes.ids(node.input) and not_null(node.input, column)
         case _:
             return False
 
@@ -353,12 +346,14 @@ def _fails(call: Call) -> bool:
     return not reads_clock(call) or bool(refs(call))
 
 
-def serious(node: Node) -> bool:
+def serious(node: nodes.Node) -> bool:
     """Whether something in the plan may fail, so that it runs only for rows that ask for it.
 
     Numbers out of range do not count: each query that adds or multiplies would be computed by
     domain.
     """
-    if isinstance(node, AgainNode):
+    if isinstance(node, nodes.AgainNode):
         return node.fails
-    return any(map(fails, expressions(node))) or any(map(serious, children(node)))
+    return any(map(fails, nodes.expressions(node))) or any(
+        map(serious, nodes.children(node))
+    )

@@ -10,22 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Final
 
+from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import at_most_one, column_equalities, not_null
-from headrace.planner.logical.nodes import (
-    AggregateNode,
-    Col,
-    DistinctNode,
-    FilterNode,
-    JoinNode,
-    Node,
-    ProjectNode,
-    ScanNode,
-    SetOpNode,
-    TemporalNode,
-    TopKNode,
-    WindowNode,
-    ids,
-)
 from headrace.planner.logical.scalar import Ref
 from headrace.types import FIRST_USER_OID
 
@@ -35,41 +21,41 @@ Key = frozenset[int]
 _KEYS_MAX: Final = 16
 
 
-def unique(node: Node) -> list[Key]:
+def unique(node: nodes.Node) -> list[Key]:
     """Keys of the rows of ``node``, the smallest first; not all there are."""
     return _least(_unique(node))
 
 
-def _unique(node: Node) -> Iterable[Key]:
+def _unique(node: nodes.Node) -> Iterable[Key]:
     if at_most_one(node):
         return [frozenset()]
     match node:
-        case ScanNode():
+        case nodes.ScanNode():
             return _of_table(node)
-        case FilterNode() | WindowNode() | TemporalNode():
+        case nodes.FilterNode() | nodes.WindowNode() | nodes.TemporalNode():
             return unique(node.input)
-        case TopKNode():
+        case nodes.TopKNode():
             first = node.limit == 1 and not node.ties
             groups = [frozenset(k.id for k in node.keys)] if first else []
             return [*groups, *unique(node.input)]
-        case ProjectNode():
+        case nodes.ProjectNode():
             return _shown(node.items, unique(node.input))
-        case DistinctNode():
+        case nodes.DistinctNode():
             return [*unique(node.input), _all(node.columns)]
-        case SetOpNode():
+        case nodes.SetOpNode():
             return [] if node.all else [_all(node.columns)]
-        case AggregateNode():
+        case nodes.AggregateNode():
             return [
                 *_shown(node.keys, unique(node.input)),
                 frozenset(c.id for c, _ in node.keys),
             ]
-        case JoinNode():
+        case nodes.JoinNode():
             return _joined(node)
         case _:
             return []
 
 
-def _of_table(node: ScanNode) -> list[Key]:
+def _of_table(node: nodes.ScanNode) -> list[Key]:
     keyed = [(c, f) for c, f in node.fields if f.attnum in node.table.key]
     # An index may go by another collation, or an operator class of its own.
     plain = all(c.collation < FIRST_USER_OID > c.oid for c, _ in keyed)
@@ -79,7 +65,7 @@ def _of_table(node: ScanNode) -> list[Key]:
     return [frozenset(c.id for c, _ in keyed)]
 
 
-def _shown(items: Iterable[tuple[Col, object]], keys: Iterable[Key]) -> list[Key]:
+def _shown(items: Iterable[tuple[nodes.Col, object]], keys: Iterable[Key]) -> list[Key]:
     """``keys`` of the input under the names they have in ``items``, where they are shown."""
     places: dict[int, int] = {}
     for column, expr in items:
@@ -88,14 +74,14 @@ def _shown(items: Iterable[tuple[Col, object]], keys: Iterable[Key]) -> list[Key
     return [frozenset(places[c] for c in k) for k in keys if k <= places.keys()]
 
 
-def _joined(node: JoinNode) -> list[Key]:
+def _joined(node: nodes.JoinNode) -> list[Key]:
     left = unique(node.left)
     if node.kind in ("semi", "anti"):
         return left
     if node.kind not in ("inner", "left"):
         return []
     right = unique(node.right)
-    mine, other = ids(node.left), ids(node.right)
+    mine, other = nodes.ids(node.left), nodes.ids(node.right)
     fixed = {
         c.id
         for e in column_equalities(node.condition)
@@ -114,7 +100,7 @@ def _joined(node: JoinNode) -> list[Key]:
     return out
 
 
-def _all(columns: Iterable[Col]) -> Key:
+def _all(columns: Iterable[nodes.Col]) -> Key:
     return frozenset(c.id for c in columns)
 
 
@@ -127,7 +113,7 @@ def _least(keys: Iterable[Key]) -> list[Key]:
     return out[:_KEYS_MAX]
 
 
-def given(node: Node, names: Sequence[str], key: Sequence[str]) -> str:
+def given(node: nodes.Node, names: Sequence[str], key: Sequence[str]) -> str:
     """What is certain of the key that was asked for; columns by ``names``."""
     columns = node.columns
     mine = frozenset(c.id for c, n in zip(columns, names, strict=True) if n in key)
@@ -140,7 +126,7 @@ def given(node: Node, names: Sequence[str], key: Sequence[str]) -> str:
     return f"{text}, proved"
 
 
-def _nullable(node: Node, names: Sequence[str], key: Key) -> str:
+def _nullable(node: nodes.Node, names: Sequence[str], key: Key) -> str:
     return ", ".join(
         n
         for c, n in zip(node.columns, names, strict=True)
@@ -148,7 +134,7 @@ def _nullable(node: Node, names: Sequence[str], key: Key) -> str:
     )
 
 
-def explain(node: Node, names: Sequence[str]) -> str:
+def explain(node: nodes.Node, names: Sequence[str]) -> str:
     """The key that is proposed for a table with the rows of ``node``; columns by ``names``."""
     columns = node.columns
     keys = unique(node)

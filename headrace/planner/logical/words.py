@@ -4,27 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.planner.logical.nodes import (
-    AgainNode,
-    AggregateNode,
-    ApplyNode,
-    DistinctNode,
-    ExpandNode,
-    FilterNode,
-    FunctionsNode,
-    JoinNode,
-    Node,
-    ProjectNode,
-    RecursiveNode,
-    ScanNode,
-    SetOpNode,
-    TemporalNode,
-    TopKNode,
-    UnionNode,
-    ValuesNode,
-    WindowNode,
-    WorkTableNode,
-)
+from headrace.planner.logical import nodes
 
 _JOINS: Final = {
     "inner": "a join",
@@ -35,32 +15,32 @@ _JOINS: Final = {
 }
 
 
-_CONSTRUCTS: Final[dict[type[Node], str]] = {
-    ScanNode: "a table",
-    ValuesNode: "VALUES",
-    FilterNode: "WHERE or HAVING",
-    ProjectNode: "a select list",
-    AgainNode: "a select list",
-    DistinctNode: "DISTINCT",
-    UnionNode: "UNION",
-    TopKNode: "ORDER BY with LIMIT, or DISTINCT ON,",
-    WindowNode: "a window function",
-    FunctionsNode: "a set-returning function",
-    ExpandNode: "GROUPING SETS",
-    TemporalNode: "a comparison with the clock",
-    WorkTableNode: "a recursive query's reference to itself",
-    RecursiveNode: "another WITH RECURSIVE",
+_CONSTRUCTS: Final[dict[type[nodes.Node], str]] = {
+    nodes.ScanNode: "a table",
+    nodes.ValuesNode: "VALUES",
+    nodes.FilterNode: "WHERE or HAVING",
+    nodes.ProjectNode: "a select list",
+    nodes.AgainNode: "a select list",
+    nodes.DistinctNode: "DISTINCT",
+    nodes.UnionNode: "UNION",
+    nodes.TopKNode: "ORDER BY with LIMIT, or DISTINCT ON,",
+    nodes.WindowNode: "a window function",
+    nodes.FunctionsNode: "a set-returning function",
+    nodes.ExpandNode: "GROUPING SETS",
+    nodes.TemporalNode: "a comparison with the clock",
+    nodes.WorkTableNode: "a recursive query's reference to itself",
+    nodes.RecursiveNode: "another WITH RECURSIVE",
 }
 
 
-def construct(node: Node) -> str:
+def construct(node: nodes.Node) -> str:
     """The construct of a query that ``node`` stands for."""
     match node:
-        case JoinNode() | ApplyNode():
+        case nodes.JoinNode() | nodes.ApplyNode():
             return _JOINS[node.kind]
-        case AggregateNode():
+        case nodes.AggregateNode():
             return "GROUP BY" if node.keys else "an aggregate without GROUP BY"
-        case SetOpNode():
+        case nodes.SetOpNode():
             return f"{node.kind.upper()}{' ALL' if node.all else ''}"
         case _:
             return _CONSTRUCTS[type(node)]

@@ -21,20 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace import types as t
-from headrace.planner.logical.nodes import (
-    Agg,
-    AggregateNode,
-    Col,
-    DistinctNode,
-    FilterNode,
-    JoinNode,
-    Node,
-    ProjectNode,
-    TopKNode,
-    WindowNode,
-    expressions,
-    ids,
-)
+from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import mapped
 from headrace.planner.logical.scalar import (
     Call,
@@ -73,7 +60,7 @@ class Lifted:
     row, also where none matches (NULLs in ``node``'s columns then); ``after`` filters it.
     """
 
-    node: Node
+    node: nodes.Node
     match: tuple[Expr, ...] = ()
     late: dict[int, Expr] = field(default_factory=dict)
     always: bool = False
@@ -90,10 +77,10 @@ class Restricted:
     same: tuple[Expr, ...]
 
 
-def _failing_chain(node: Node) -> bool:
+def _failing_chain(node: nodes.Node) -> bool:
     """Whether something may fail in the filters and projections on top."""
-    while isinstance(node, FilterNode | ProjectNode):
-        if any(map(raises, expressions(node))):
+    while isinstance(node, nodes.FilterNode | nodes.ProjectNode):
+        if any(map(raises, nodes.expressions(node))):
             return True
         node = node.input
     return False
@@ -107,7 +94,7 @@ class Lift:
         context: QueryContext,
         numbers: Iterator[int],
         outer: frozenset[int],
-        free: Callable[[Node], frozenset[int]],
+        free: Callable[[nodes.Node], frozenset[int]],
         domain: Callable[[frozenset[int]], Restricted],
     ) -> None:
         """``domain`` makes one of the outer columns with these ids; ``free``: ``Copies.free``."""
@@ -117,7 +104,7 @@ class Lift:
         self._free = free
         self._domain = domain
 
-    def lift(self, node: Node, *, top: bool = False) -> Lifted | None:
+    def lift(self, node: nodes.Node, *, top: bool = False) -> Lifted | None:
         """``node`` without free references to the outer columns, or None.
 
         ``top``: there is only the join above, so all that may fail goes there.
@@ -125,17 +112,17 @@ class Lift:
         if not self._free(node) & self._outer and not (top and _failing_chain(node)):
             return Lifted(node)
         match node:
-            case FilterNode():
+            case nodes.FilterNode():
                 return self._filter(node, top=top)
-            case ProjectNode():
+            case nodes.ProjectNode():
                 return self._project(node, top=top)
-            case JoinNode():
+            case nodes.JoinNode():
                 return self._join(node)
-            case AggregateNode():
+            case nodes.AggregateNode():
                 return self._aggregate(node)
-            case DistinctNode():
+            case nodes.DistinctNode():
                 return self._distinct(node)
-            case TopKNode() | WindowNode():
+            case nodes.TopKNode() | nodes.WindowNode():
                 return self._partitioned(node)
             case _:
                 return None
@@ -143,7 +130,7 @@ class Lift:
     def _reads(self, expr: Expr) -> bool:
         return bool(refs(expr) & self._outer)
 
-    def _filter(self, node: FilterNode, *, top: bool) -> Lifted | None:
+    def _filter(self, node: nodes.FilterNode, *, top: bool) -> Lifted | None:
         below = self.lift(node.input, top=top)
         if below is None:
             return None
@@ -153,15 +140,15 @@ class Lift:
         correlated = top or below.match or any(self._reads(p) for p in tests)
         up = tuple(p for p in tests if self._reads(p) or (correlated and raises(p)))
         stay = tuple(p for p in tests if p not in up)
-        kept = FilterNode(below.node, stay) if stay else below.node
+        kept = nodes.FilterNode(below.node, stay) if stay else below.node
         return dataclasses.replace(below, node=kept, match=below.match + up)
 
-    def _project(self, node: ProjectNode, *, top: bool) -> Lifted | None:
+    def _project(self, node: nodes.ProjectNode, *, top: bool) -> Lifted | None:
         below = self.lift(node.input, top=top)
         if below is None:
             return None
         moved = top or below.match or below.always
-        items: dict[int, tuple[Col, Expr]] = {}
+        items: dict[int, tuple[nodes.Col, Expr]] = {}
         late: dict[int, Expr] = {}
         for column, expr in node.items:
             found = substitute(expr, below.late)
@@ -176,10 +163,14 @@ class Lift:
             for number in sorted(refs(expr) - self._outer):
                 if number in mine:
                     items.setdefault(number, (mine[number], mine[number].ref))
-        kept = ProjectNode(below.node, tuple(items.values())) if items else below.node
+        kept = (
+            nodes.ProjectNode(below.node, tuple(items.values()))
+            if items
+            else below.node
+        )
         return dataclasses.replace(below, node=kept, late=late)
 
-    def _join(self, node: JoinNode) -> Lifted | None:
+    def _join(self, node: nodes.JoinNode) -> Lifted | None:
         left = self.lift(node.left)
         if left is None or left.always:
             return None
@@ -189,7 +180,7 @@ class Lift:
             tests = [substitute(c, left.late) for c in node.condition]
             if any(self._reads(c) or (left.match and raises(c)) for c in tests):
                 return None
-            joined = JoinNode(left.node, node.right, tuple(tests), node.kind)
+            joined = nodes.JoinNode(left.node, node.right, tuple(tests), node.kind)
             return dataclasses.replace(left, node=joined)
         right = self.lift(node.right)
         if right is None or right.always:
@@ -200,9 +191,9 @@ class Lift:
         correlated = matched or any(self._reads(c) for c in tests)
         up = tuple(c for c in tests if self._reads(c) or (correlated and raises(c)))
         stay = tuple(c for c in tests if c not in up)
-        return Lifted(JoinNode(left.node, right.node, stay), matched + up, late)
+        return Lifted(nodes.JoinNode(left.node, right.node, stay), matched + up, late)
 
-    def _aggregate(self, node: AggregateNode) -> Lifted | None:
+    def _aggregate(self, node: nodes.AggregateNode) -> Lifted | None:
         late = self._over_nothing(node)
         below = self._keyed(node.input)
         lifted = None
@@ -212,7 +203,7 @@ class Lift:
             lifted = self._within(node, late)
         return lifted
 
-    def _over_nothing(self, node: AggregateNode) -> dict[int, Expr] | None:
+    def _over_nothing(self, node: nodes.AggregateNode) -> dict[int, Expr] | None:
         """How NULLs become what aggregates are over no rows; None: not known."""
         if node.always:
             return None
@@ -227,25 +218,25 @@ class Lift:
         }
 
     def _by_keys(
-        self, node: AggregateNode, below: Lifted, late: dict[int, Expr]
+        self, node: nodes.AggregateNode, below: Lifted, late: dict[int, Expr]
     ) -> Lifted | None:
         """The groups of each value of the inner columns that are compared."""
         node = dataclasses.replace(node, input=below.node)
-        read = frozenset().union(*(refs(e) for e in expressions(node)))
+        read = frozenset().union(*(refs(e) for e in nodes.expressions(node)))
         if read & (self._outer | below.late.keys()):
             return None
-        if below.match and any(raises(e) for e in expressions(node)):
+        if below.match and any(raises(e) for e in nodes.expressions(node)):
             return None
         keys, match = self._as_keys(below.match)
         result = dataclasses.replace(node, keys=node.keys + keys)
         return Lifted(result, match, late, always=not node.keys)
 
-    def _within(self, node: AggregateNode, late: dict[int, Expr]) -> Lifted:
+    def _within(self, node: nodes.AggregateNode, late: dict[int, Expr]) -> Lifted:
         """One group for each combination of the outer columns that are read."""
         to = self._domain(self._free(node) & self._outer)
         renamed = mapped(node, to.mapping)
         below = to.push.push(to.domain, renamed.input)
-        keys: list[tuple[Col, Expr]] = []
+        keys: list[tuple[nodes.Col, Expr]] = []
         mapping: dict[int, int] = {}
         for column in to.domain.keys:
             keys.append((new_column(self._ids, column.name, column.ref), column.ref))
@@ -254,7 +245,7 @@ class Lift:
         same = tuple(mapped(test, mapping) for test in to.same)
         return Lifted(result, same, late, always=True)
 
-    def _keyed(self, node: Node) -> Lifted | None:
+    def _keyed(self, node: nodes.Node) -> Lifted | None:
         """``node`` lifted, if only equalities of columns and tests of outer columns are left."""
         below = self.lift(node)
         if below is None or below.always:
@@ -265,9 +256,9 @@ class Lift:
 
     def _as_keys(
         self, match: tuple[Expr, ...]
-    ) -> tuple[tuple[tuple[Col, Expr], ...], tuple[Expr, ...]]:
+    ) -> tuple[tuple[tuple[nodes.Col, Expr], ...], tuple[Expr, ...]]:
         """The inner sides of equalities as keys, and the equalities with these."""
-        keys: dict[Expr, Col] = {}
+        keys: dict[Expr, nodes.Col] = {}
         tests: list[Expr] = []
         for predicate in match:
             pair = self._pair(predicate)
@@ -300,31 +291,33 @@ class Lift:
 
     def _with_keys(
         self, below: Lifted
-    ) -> tuple[Node, tuple[tuple[Col, Expr], ...], tuple[Expr, ...]]:
+    ) -> tuple[nodes.Node, tuple[tuple[nodes.Col, Expr], ...], tuple[Expr, ...]]:
         """The node with the inner sides of its equalities as more columns."""
         keys, match = self._as_keys(below.match)
         passed = tuple((c, c.ref) for c in below.node.columns)
-        node = ProjectNode(below.node, passed + keys) if keys else below.node
+        node = nodes.ProjectNode(below.node, passed + keys) if keys else below.node
         return node, keys, match
 
-    def _distinct(self, node: DistinctNode) -> Lifted | None:
+    def _distinct(self, node: nodes.DistinctNode) -> Lifted | None:
         below = self._keyed(node.input)
         if below is None or any(refs(e) - self._outer for e in below.late.values()):
             return None
-        wanted = ids(node)
+        wanted = nodes.ids(node)
         keys, match = self._as_keys(below.match)
         passed = tuple((c, c.ref) for c in below.node.columns if c.id in wanted)
         if not passed + keys:
             return None
         return Lifted(
-            DistinctNode(ProjectNode(below.node, passed + keys)), match, below.late
+            nodes.DistinctNode(nodes.ProjectNode(below.node, passed + keys)),
+            match,
+            below.late,
         )
 
-    def _partitioned(self, node: TopKNode | WindowNode) -> Lifted | None:
+    def _partitioned(self, node: nodes.TopKNode | nodes.WindowNode) -> Lifted | None:
         below = self._keyed(node.input)
         if below is None:
             return None
-        read = frozenset().union(*(refs(e) for e in expressions(node)))
+        read = frozenset().union(*(refs(e) for e in nodes.expressions(node)))
         if read & (self._outer | below.late.keys()):
             return None
         inner, keys, match = self._with_keys(below)
@@ -359,13 +352,13 @@ def replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
     return dataclasses.replace(expr, args=args)
 
 
-def _null_over_nothing(agg: Agg) -> bool:
+def _null_over_nothing(agg: nodes.Agg) -> bool:
     name = agg.name if agg.function == "remote" else agg.function
     if agg.function == "remote" and not agg.sql.startswith("pg_catalog."):
         return False
     return name in _NULL_OVER_NOTHING
 
 
-def new_column(numbers: Iterator[int], name: str, expr: Expr) -> Col:
+def new_column(numbers: Iterator[int], name: str, expr: Expr) -> nodes.Col:
     """A column like ``expr`` with an id of its own."""
-    return Col(next(numbers), name, expr.oid, expr.typmod, expr.collation)
+    return nodes.Col(next(numbers), name, expr.oid, expr.typmod, expr.collation)

@@ -16,18 +16,7 @@ import itertools
 from collections.abc import Iterator
 
 from headrace import types as t
-from headrace.planner.logical.nodes import (
-    AggregateNode,
-    Col,
-    FilterNode,
-    FunctionsNode,
-    Node,
-    ProjectNode,
-    children,
-    expressions,
-    over,
-    with_children,
-)
+from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import defined
 from headrace.planner.logical.scalar import (
     SINGLE,
@@ -41,7 +30,7 @@ from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 
 
-def place_singles(plan: Node, context: QueryContext) -> Node:
+def place_singles(plan: nodes.Node, context: QueryContext) -> nodes.Node:
     """``plan`` with every ``single`` where kernels compute it, and only if it is asked for."""
     return _Placing(context, itertools.count(max(defined(plan), default=0) + 1)).run(
         plan
@@ -56,48 +45,50 @@ class _Placing:
     def __init__(self, context: QueryContext, numbers: Iterator[int]) -> None:
         self._context = context
         self._ids = numbers
-        self._below: Node
+        self._below: nodes.Node
 
-    def run(self, node: Node) -> Node:
-        node = with_children(node, tuple(self.run(c) for c in children(node)))
-        if not any(_stray(e) for e in expressions(node)):
+    def run(self, node: nodes.Node) -> nodes.Node:
+        node = nodes.with_children(
+            node, tuple(self.run(c) for c in nodes.children(node))
+        )
+        if not any(_stray(e) for e in nodes.expressions(node)):
             return node
         match node:
-            case FilterNode():
+            case nodes.FilterNode():
                 return self._filter(node)
-            case ProjectNode():
+            case nodes.ProjectNode():
                 self._below = node.input
                 items = tuple((c, self._placed(e)) for c, e in node.items)
-                return ProjectNode(self._below, items)
-            case FunctionsNode():
+                return nodes.ProjectNode(self._below, items)
+            case nodes.FunctionsNode():
                 self._below = node.input
                 calls = tuple(self._placed(e) for e in node.calls)
                 kept = {c.id for c in node.columns}
                 made = dataclasses.replace(node, input=self._below, calls=calls)
-                return ProjectNode(
+                return nodes.ProjectNode(
                     made, tuple((c, c.ref) for c in made.columns if c.id in kept)
                 )
-            case AggregateNode():
+            case nodes.AggregateNode():
                 return self._aggregate(node)
             case _:
                 return self._context.refuse("a scalar subquery in this condition")
 
-    def _filter(self, node: FilterNode) -> Node:
+    def _filter(self, node: nodes.FilterNode) -> nodes.Node:
         """Each test on the survivors of those before it, as ever."""
         self._below = node.input
         for predicate in node.predicates:
             test = self._placed(predicate)
-            if isinstance(self._below, FilterNode):
+            if isinstance(self._below, nodes.FilterNode):
                 tests = (*self._below.predicates, test)
-                self._below = FilterNode(self._below.input, tests)
+                self._below = nodes.FilterNode(self._below.input, tests)
             else:
-                self._below = FilterNode(self._below, (test,))
-        return ProjectNode(self._below, tuple((c, c.ref) for c in node.columns))
+                self._below = nodes.FilterNode(self._below, (test,))
+        return nodes.ProjectNode(self._below, tuple((c, c.ref) for c in node.columns))
 
-    def _aggregate(self, node: AggregateNode) -> Node:
+    def _aggregate(self, node: nodes.AggregateNode) -> nodes.Node:
         self._below = node.input
         keys = tuple((c, self._placed(e)) for c, e in node.keys)
-        aggs = over(node.aggs, self._placed)
+        aggs = nodes.over(node.aggs, self._placed)
         return dataclasses.replace(node, input=self._below, keys=keys, aggs=aggs)
 
     def _placed(self, expr: Expr) -> Expr:
@@ -119,14 +110,16 @@ class _Placing:
         count, value = expr.args
         for test in reversed(when):
             count = self._if(test, count)
-        column = Col(next(self._ids), SINGLE, expr.oid, expr.typmod, expr.collation)
+        column = nodes.Col(
+            next(self._ids), SINGLE, expr.oid, expr.typmod, expr.collation
+        )
         made = dataclasses.replace(expr, args=(count, value))
         passed = tuple((c, c.ref) for c in self._below.columns)
         if not native(made):
-            number = Col(next(self._ids), "count", t.INT8)
-            self._below = ProjectNode(self._below, (*passed, (number, count)))
+            number = nodes.Col(next(self._ids), "count", t.INT8)
+            self._below = nodes.ProjectNode(self._below, (*passed, (number, count)))
             made = dataclasses.replace(expr, args=(number.ref, value))
-        self._below = ProjectNode(self._below, (*passed, (column, made)))
+        self._below = nodes.ProjectNode(self._below, (*passed, (column, made)))
         return column.ref
 
     def _case(self, expr: Call, when: tuple[Expr, ...]) -> Expr:

@@ -19,22 +19,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+from headrace.planner.logical import scalar
 from headrace.planner.logical.facts import Equality, column_equalities, entails, known
 from headrace.planner.logical.nodes import FilterNode, JoinNode, Node, ids
-from headrace.planner.logical.scalar import (
-    Call,
-    Const,
-    Expr,
-    Ref,
-    conjunction,
-    conjuncts,
-    core,
-    disjunction,
-    native,
-    raises,
-    refs,
-    substitute,
-)
 from headrace.types import INT2, INT4, INT8
 
 _COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
@@ -61,7 +48,7 @@ def apply(node: Node) -> Node:
                 for p in known(sides[source])
                 if _comparison(p, from_ref, to_ref, equality)
                 and not entails(
-                    sides[target], new := substitute(p, {from_ref.id: to_ref})
+                    sides[target], new := scalar.substitute(p, {from_ref.id: to_ref})
                 )
             )
             if found:
@@ -76,33 +63,41 @@ def apply(node: Node) -> Node:
     return dataclasses.replace(node, left=sides[0], right=sides[1])
 
 
-def _of_side(predicate: Expr, columns: frozenset[int]) -> Expr | None:
+def _of_side(predicate: scalar.Expr, columns: frozenset[int]) -> scalar.Expr | None:
     """What follows from a disjunction for the side with ``columns``."""
-    if not isinstance(predicate, Call) or predicate.symbol != "or":
+    if not isinstance(predicate, scalar.Call) or predicate.symbol != "or":
         return None
     arms = [
-        [p for p in conjuncts(a) if refs(p) and refs(p) <= columns and _cheap(p)]
+        [
+            p
+            for p in scalar.conjuncts(a)
+            if scalar.refs(p) and scalar.refs(p) <= columns and _cheap(p)
+        ]
         for a in predicate.args
     ]
     if not all(arms):
         return None
-    return disjunction(predicate, [conjunction(predicate, arm) for arm in arms])
+    return scalar.disjunction(
+        predicate, [scalar.conjunction(predicate, arm) for arm in arms]
+    )
 
 
-def _cheap(predicate: Expr) -> bool:
-    return native(predicate) and not raises(predicate)
+def _cheap(predicate: scalar.Expr) -> bool:
+    return scalar.native(predicate) and not scalar.raises(predicate)
 
 
-def _comparison(predicate: Expr, source: Ref, target: Ref, equality: Equality) -> bool:
+def _comparison(
+    predicate: scalar.Expr, source: scalar.Ref, target: scalar.Ref, equality: Equality
+) -> bool:
     """Whether ``predicate`` compares ``source`` with constants and may be copied."""
-    if refs(predicate) != {source.id} or raises(predicate):
+    if scalar.refs(predicate) != {source.id} or scalar.raises(predicate):
         return False
     same = source.oid == target.oid or {source.oid, target.oid} <= _INTEGERS
     return same and _simple(predicate, source, equality.collation)
 
 
-def _simple(predicate: Expr, source: Ref, collation: int) -> bool:
-    if not isinstance(predicate, Call):
+def _simple(predicate: scalar.Expr, source: scalar.Ref, collation: int) -> bool:
+    if not isinstance(predicate, scalar.Call):
         return False
     if predicate.symbol in ("and", "or"):
         return all(_simple(a, source, collation) for a in predicate.args)
@@ -110,7 +105,7 @@ def _simple(predicate: Expr, source: Ref, collation: int) -> bool:
         return False
     if predicate.input_collation != collation:
         return False
-    left, right = (core(a) for a in predicate.args)
-    return (isinstance(left, Ref) and isinstance(right, Const)) or (
-        isinstance(left, Const) and isinstance(right, Ref)
+    left, right = (scalar.core(a) for a in predicate.args)
+    return (isinstance(left, scalar.Ref) and isinstance(right, scalar.Const)) or (
+        isinstance(left, scalar.Const) and isinstance(right, scalar.Ref)
     )

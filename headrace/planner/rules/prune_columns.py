@@ -16,39 +16,19 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from headrace.planner.logical import nodes
 from headrace.planner.logical.alignment import aligned
-from headrace.planner.logical.nodes import (
-    AgainNode,
-    AggregateNode,
-    Col,
-    DistinctNode,
-    ExpandNode,
-    FilterNode,
-    FunctionsNode,
-    JoinNode,
-    Node,
-    ProjectNode,
-    ScanNode,
-    TopKNode,
-    UnionNode,
-    ValuesNode,
-    WindowNode,
-    children,
-    expressions,
-    ids,
-    with_children,
-)
 from headrace.planner.logical.repeats import leaves
 from headrace.planner.logical.scalar import Expr, refs, show
 
 
-def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
+def apply_all(plans: dict[int, nodes.Node]) -> dict[int, nodes.Node]:
     """All plans, readers first, pruned: the first keeps its columns, the others what is read."""
     shapes = Counter(s for plan in plans.values() for s in _shapes(plan))
     pruner = _Pruner(frozenset(s for s, count in shapes.items() if count > 1))
     root = next(iter(plans))
-    required = {root: set(ids(plans[root]))}
-    pruned: dict[int, Node] = {}
+    required = {root: set(nodes.ids(plans[root]))}
+    pruned: dict[int, nodes.Node] = {}
     for number, plan in plans.items():
         if number not in required:
             continue  # a rule has taken its last reader away
@@ -60,23 +40,23 @@ def apply_all(plans: dict[int, Node]) -> dict[int, Node]:
     return pruned
 
 
-def _shapes(node: Node) -> Iterator[tuple[object, ...]]:
-    if isinstance(node, TopKNode | WindowNode):
+def _shapes(node: nodes.Node) -> Iterator[tuple[object, ...]]:
+    if isinstance(node, nodes.TopKNode | nodes.WindowNode):
         yield _shape(node)
-    if isinstance(node, AggregateNode):
+    if isinstance(node, nodes.AggregateNode):
         yield from _rows(node)
-    for child in children(node):
+    for child in nodes.children(node):
         yield from _shapes(child)
 
 
-def _shape(node: TopKNode | WindowNode) -> tuple[object, ...]:
+def _shape(node: nodes.TopKNode | nodes.WindowNode) -> tuple[object, ...]:
     """The same of all uses of a WITH query, whatever else has become of them."""
     order = tuple((o.operator, o.descending, o.nulls_first) for o in node.order)
     columns = tuple((c.name, c.oid) for c in node.input.columns)
     return (type(node).__name__, len(node.keys), order, columns)
 
 
-def _rows(node: AggregateNode) -> Iterator[tuple[object, ...]]:
+def _rows(node: nodes.AggregateNode) -> Iterator[tuple[object, ...]]:
     """The shape of the row by which aggregates of ``node`` order their input, if they do."""
     for row in dict.fromkeys(a.row for a in node.aggs if a.row):
         yield ("row", len(node.keys), tuple((show(e), e.oid) for e in row))
@@ -90,59 +70,61 @@ class _Pruner:
     """Shapes that occur more than once: perhaps the uses of one WITH query, whose ties all of them
     must break alike, so that all columns stay."""
 
-    def prune(self, node: Node, required: frozenset[int]) -> Node:
+    def prune(self, node: nodes.Node, required: frozenset[int]) -> nodes.Node:
         match node:
-            case ScanNode():
+            case nodes.ScanNode():
                 return _scan(node, required)
-            case ValuesNode():
+            case nodes.ValuesNode():
                 return _values(node, required)
-            case AgainNode():
+            case nodes.AgainNode():
                 keep = _some(node.columns, required)
                 pairs = tuple(p for p in node.pairs if p[0].id in keep)
                 return dataclasses.replace(node, pairs=pairs)
-            case FilterNode():
+            case nodes.FilterNode():
                 below = required | _all_refs(node.predicates)
                 return dataclasses.replace(node, input=self.prune(node.input, below))
-            case ProjectNode():
+            case nodes.ProjectNode():
                 keep = _some(node.columns, required)
                 items = tuple((c, e) for c, e in node.items if c.id in keep)
                 below = _all_refs(e for _, e in items)
-                return ProjectNode(self.prune(node.input, below), items)
-            case JoinNode():
+                return nodes.ProjectNode(self.prune(node.input, below), items)
+            case nodes.JoinNode():
                 below = required | _all_refs(node.condition)
                 left, right = (
                     self._side(node.left, below),
                     self._side(node.right, below),
                 )
                 return dataclasses.replace(node, left=left, right=right)
-            case AggregateNode():
+            case nodes.AggregateNode():
                 return self._aggregate(node, required)
-            case DistinctNode():
+            case nodes.DistinctNode():
                 wanted = [c.id for c in node.input.columns]
-                return DistinctNode(
+                return nodes.DistinctNode(
                     _exact(self.prune(node.input, frozenset(wanted)), wanted)
                 )
-            case UnionNode():
+            case nodes.UnionNode():
                 return self._union(node, required)
-            case WindowNode():
+            case nodes.WindowNode():
                 return self._window(node, required)
-            case FunctionsNode() | ExpandNode() | TopKNode():
-                below = required | _all_refs(expressions(node)) | self._ties(node)
+            case nodes.FunctionsNode() | nodes.ExpandNode() | nodes.TopKNode():
+                below = required | _all_refs(nodes.expressions(node)) | self._ties(node)
                 return dataclasses.replace(node, input=self._side(node.input, below))
             case _:
                 # Reads all there is: SetOp does so to tell rows apart.
                 new = tuple(
-                    _exact(self.prune(c, ids(c)), [x.id for x in c.columns])
-                    for c in children(node)
+                    _exact(self.prune(c, nodes.ids(c)), [x.id for x in c.columns])
+                    for c in nodes.children(node)
                 )
-                return with_children(node, new)
+                return nodes.with_children(node, new)
 
-    def _side(self, node: Node, below: frozenset[int]) -> Node:
+    def _side(self, node: nodes.Node, below: frozenset[int]) -> nodes.Node:
         keep = _some(node.columns, below)
         pruned = self.prune(node, keep)
         return _exact(pruned, [c.id for c in pruned.columns if c.id in keep])
 
-    def _aggregate(self, node: AggregateNode, required: frozenset[int]) -> Node:
+    def _aggregate(
+        self, node: nodes.AggregateNode, required: frozenset[int]
+    ) -> nodes.Node:
         aggs = tuple(a for a in node.aggs if a.column.id in required)
         if not node.keys and not aggs:
             aggs = node.aggs[:1]
@@ -153,53 +135,56 @@ class _Pruner:
         below = self.prune(node.input, _all_refs(exprs))
         return dataclasses.replace(node, input=below, aggs=aggs)
 
-    def _ties(self, node: Node) -> frozenset[int]:
+    def _ties(self, node: nodes.Node) -> frozenset[int]:
         """What breaks ties, where several nodes must do so alike."""
-        if isinstance(node, TopKNode | WindowNode) and _shape(node) in self.repeated:
-            return ids(node.input)
+        if (
+            isinstance(node, nodes.TopKNode | nodes.WindowNode)
+            and _shape(node) in self.repeated
+        ):
+            return nodes.ids(node.input)
         return frozenset()
 
-    def _window(self, node: WindowNode, required: frozenset[int]) -> Node:
+    def _window(self, node: nodes.WindowNode, required: frozenset[int]) -> nodes.Node:
         calls = tuple(c for c in node.calls if c.column.id in required)
         if not calls:
             return self.prune(node.input, required)
         kept = dataclasses.replace(node, calls=calls)
-        read = required | _all_refs(expressions(kept)) | self._ties(node)
+        read = required | _all_refs(nodes.expressions(kept)) | self._ties(node)
         below = self._side(node.input, read)
         return dataclasses.replace(kept, input=below)
 
-    def _union(self, node: UnionNode, required: frozenset[int]) -> Node:
+    def _union(self, node: nodes.UnionNode, required: frozenset[int]) -> nodes.Node:
         keep = _some(node.columns, required)
         places = [i for i, c in enumerate(node.columns) if c.id in keep]
         inputs = []
         for arm in node.inputs:
             wanted = [arm.columns[i].id for i in places]
             inputs.append(_exact(self.prune(arm, frozenset(wanted)), wanted))
-        return UnionNode(tuple(inputs), tuple(node.columns[i] for i in places))
+        return nodes.UnionNode(tuple(inputs), tuple(node.columns[i] for i in places))
 
 
 def _all_refs(exprs: Iterable[Expr]) -> frozenset[int]:
     return frozenset().union(*(refs(e) for e in exprs))
 
 
-def _exact(node: Node, wanted: list[int]) -> Node:
+def _exact(node: nodes.Node, wanted: list[int]) -> nodes.Node:
     """``node`` with the columns ``wanted`` and no others, in that order."""
     if [c.id for c in node.columns] == wanted:
         return node
     by_id = {c.id: c for c in node.columns}
-    return ProjectNode(node, tuple((by_id[i], by_id[i].ref) for i in wanted))
+    return nodes.ProjectNode(node, tuple((by_id[i], by_id[i].ref) for i in wanted))
 
 
-def _some(columns: tuple[Col, ...], required: frozenset[int]) -> frozenset[int]:
+def _some(columns: tuple[nodes.Col, ...], required: frozenset[int]) -> frozenset[int]:
     """``required``, or one column where nothing is required."""
     mine = required & {c.id for c in columns}
     return mine or frozenset(c.id for c in columns[:1])
 
 
-def _scan(node: ScanNode, required: frozenset[int]) -> Node:
+def _scan(node: nodes.ScanNode, required: frozenset[int]) -> nodes.Node:
     # A key column is in the row store anyway.
     first = [c for c, f in node.fields if f.attnum in node.table.key[:1]]
-    keep = required & ids(node) or {c.id for c in (*first, *node.columns)[:1]}
+    keep = required & nodes.ids(node) or {c.id for c in (*first, *node.columns)[:1]}
     used = _all_refs(node.predicates) - keep
     every = (*node.fields, *node.hidden)
     return dataclasses.replace(
@@ -209,10 +194,10 @@ def _scan(node: ScanNode, required: frozenset[int]) -> Node:
     )
 
 
-def _values(node: ValuesNode, required: frozenset[int]) -> Node:
+def _values(node: nodes.ValuesNode, required: frozenset[int]) -> nodes.Node:
     keep = _some(node.columns, required)
     places = [i for i, c in enumerate(node.columns) if c.id in keep]
-    return ValuesNode(
+    return nodes.ValuesNode(
         tuple(node.columns[i] for i in places),
         tuple(tuple(row[i] for i in places) for row in node.rows),
     )

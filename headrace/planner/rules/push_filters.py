@@ -32,23 +32,8 @@ from __future__ import annotations
 import dataclasses
 
 from headrace.expressions import keys
+from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import arm_columns, rejects
-from headrace.planner.logical.nodes import (
-    LEFT_ONLY,
-    AggregateNode,
-    DistinctNode,
-    FilterNode,
-    FunctionsNode,
-    JoinNode,
-    Node,
-    ProjectNode,
-    ScanNode,
-    SetOpNode,
-    TopKNode,
-    UnionNode,
-    WindowNode,
-    ids,
-)
 from headrace.planner.logical.scalar import (
     Const,
     Expr,
@@ -60,43 +45,47 @@ from headrace.planner.logical.scalar import (
 )
 
 
-def apply(node: Node) -> Node:
+def apply(node: nodes.Node) -> nodes.Node:
     """``node`` with its own filter or join condition moved down."""
-    if isinstance(node, JoinNode):
+    if isinstance(node, nodes.JoinNode):
         return _condition(node)
-    return _push(node) if isinstance(node, FilterNode) else node
+    return _push(node) if isinstance(node, nodes.FilterNode) else node
 
 
-def _push(node: FilterNode) -> Node:
+def _push(node: nodes.FilterNode) -> nodes.Node:
     match node.input:
-        case FilterNode() as inner:
-            return FilterNode(inner.input, merge(inner.predicates, node.predicates))
-        case ScanNode() as scan:
+        case nodes.FilterNode() as inner:
+            return nodes.FilterNode(
+                inner.input, merge(inner.predicates, node.predicates)
+            )
+        case nodes.ScanNode() as scan:
             predicates = merge(scan.predicates, node.predicates)
             return dataclasses.replace(scan, predicates=predicates)
-        case ProjectNode() as project:
+        case nodes.ProjectNode() as project:
             return _project(node, project)
-        case JoinNode() as join:
+        case nodes.JoinNode() as join:
             return _join(node, join)
-        case UnionNode() as union:
+        case nodes.UnionNode() as union:
             return _union(node, union)
-        case DistinctNode() as distinct:
-            low, high = _split(node.predicates, distinct, ids(distinct))
-            return _above(DistinctNode(_filter(distinct.input, low)), high)
-        case AggregateNode() as aggregate if aggregate.keys and not aggregate.always:
+        case nodes.DistinctNode() as distinct:
+            low, high = _split(node.predicates, distinct, nodes.ids(distinct))
+            return _above(nodes.DistinctNode(_filter(distinct.input, low)), high)
+        case nodes.AggregateNode() as aggregate if (
+            aggregate.keys and not aggregate.always
+        ):
             mapping = {c.id: e for c, e in aggregate.keys}
             low, high = _split(node.predicates, aggregate, frozenset(mapping))
             moved = tuple(substitute(p, mapping) for p in low)
             below = _filter(aggregate.input, moved)
             return _above(dataclasses.replace(aggregate, input=below), high)
-        case SetOpNode() as setop:
+        case nodes.SetOpNode() as setop:
             return _setop(node, setop)
-        case (TopKNode() | WindowNode()) as grouped if grouped.keys:
+        case (nodes.TopKNode() | nodes.WindowNode()) as grouped if grouped.keys:
             low, high = _split(node.predicates, grouped, _ids(grouped.keys))
             below = _filter(grouped.input, low)
             return _above(dataclasses.replace(grouped, input=below), high)
-        case FunctionsNode() as functions:
-            low, high = _readers(node.predicates, ids(functions.input))
+        case nodes.FunctionsNode() as functions:
+            low, high = _readers(node.predicates, nodes.ids(functions.input))
             below = _filter(functions.input, low)
             return _above(dataclasses.replace(functions, input=below), high)
     return node
@@ -119,14 +108,14 @@ def merge(first: tuple[Expr, ...], second: tuple[Expr, ...]) -> tuple[Expr, ...]
     return tuple(sorted(dict.fromkeys((*first, *second)), key=order))
 
 
-def _filter(node: Node, predicates: tuple[Expr, ...]) -> Node:
-    return FilterNode(node, merge(predicates, ())) if predicates else node
+def _filter(node: nodes.Node, predicates: tuple[Expr, ...]) -> nodes.Node:
+    return nodes.FilterNode(node, merge(predicates, ())) if predicates else node
 
 
 _above = _filter
 
 
-def _project(node: FilterNode, project: ProjectNode) -> Node:
+def _project(node: nodes.FilterNode, project: nodes.ProjectNode) -> nodes.Node:
     mapping = {c.id: e for c, e in project.items}
     low: list[Expr] = []
     high: list[Expr] = []
@@ -138,11 +127,11 @@ def _project(node: FilterNode, project: ProjectNode) -> Node:
             low.append(moved)
         else:
             high.append(predicate)
-    below = ProjectNode(_filter(project.input, tuple(low)), project.items)
+    below = nodes.ProjectNode(_filter(project.input, tuple(low)), project.items)
     return _above(below, tuple(high)) if low else node
 
 
-def _join(node: FilterNode, join: JoinNode) -> Node:
+def _join(node: nodes.FilterNode, join: nodes.JoinNode) -> nodes.Node:
     if join.kind == "inner":
         low = tuple(p for p in node.predicates if not raises(p))
         high = tuple(p for p in node.predicates if raises(p))
@@ -155,24 +144,27 @@ def _join(node: FilterNode, join: JoinNode) -> Node:
         return _filter(narrowed, node.predicates)
     if join.kind == "full":
         return node
-    low, high = _readers(node.predicates, ids(join.left))
+    low, high = _readers(node.predicates, nodes.ids(join.left))
     below = _filter(join.left, low)
     return _above(dataclasses.replace(join, left=below), high)
 
 
-def _narrowed(node: FilterNode, join: JoinNode) -> Node:
+def _narrowed(node: nodes.FilterNode, join: nodes.JoinNode) -> nodes.Node:
     """An outer join without the rows that ``node`` would drop again."""
-    if join.kind in LEFT_ONLY:
+    if join.kind in nodes.LEFT_ONLY:
         return join
     there = frozenset().union(*(rejects(p) for p in node.predicates))
-    left, right = bool(there & ids(join.left)), bool(there & ids(join.right))
+    left, right = (
+        bool(there & nodes.ids(join.left)),
+        bool(there & nodes.ids(join.right)),
+    )
     if right and (left or join.kind == "left"):
         return dataclasses.replace(join, kind="inner")
     if join.kind == "full" and left:
         return dataclasses.replace(join, kind="left")
     if join.kind == "full" and right:
-        turned = JoinNode(join.right, join.left, join.condition, "left")
-        return ProjectNode(turned, tuple((c, c.ref) for c in join.columns))
+        turned = nodes.JoinNode(join.right, join.left, join.condition, "left")
+        return nodes.ProjectNode(turned, tuple((c, c.ref) for c in join.columns))
     return join
 
 
@@ -184,7 +176,7 @@ def _readers(
     return low, tuple(p for p in predicates if p not in low)
 
 
-def _condition(join: JoinNode) -> Node:
+def _condition(join: nodes.JoinNode) -> nodes.Node:
     left: list[Expr] = []
     right: list[Expr] = []
     both: list[Expr] = []
@@ -192,9 +184,9 @@ def _condition(join: JoinNode) -> Node:
         used = refs(predicate)
         if raises(predicate) or not used or join.kind == "full":
             both.append(predicate)
-        elif used <= ids(join.left) and join.kind in ("inner", "semi"):
+        elif used <= nodes.ids(join.left) and join.kind in ("inner", "semi"):
             left.append(predicate)
-        elif used <= ids(join.right):
+        elif used <= nodes.ids(join.right):
             right.append(predicate)
         else:
             both.append(predicate)
@@ -208,8 +200,8 @@ def _condition(join: JoinNode) -> Node:
     )
 
 
-def _setop(node: FilterNode, setop: SetOpNode) -> Node:
-    low, high = _split(node.predicates, setop, ids(setop))
+def _setop(node: nodes.FilterNode, setop: nodes.SetOpNode) -> nodes.Node:
+    low, high = _split(node.predicates, setop, nodes.ids(setop))
     arms = []
     for arm in (setop.left, setop.right):
         mapping = arm_columns(setop, arm)
@@ -221,7 +213,7 @@ def _ids(keys: tuple[Ref, ...]) -> frozenset[int]:
     return frozenset(ref.id for ref in keys)
 
 
-def _union(node: FilterNode, union: UnionNode) -> Node:
+def _union(node: nodes.FilterNode, union: nodes.UnionNode) -> nodes.Node:
     low = tuple(p for p in node.predicates if not raises(p))
     high = tuple(p for p in node.predicates if raises(p))
     if not low:
@@ -234,7 +226,7 @@ def _union(node: FilterNode, union: UnionNode) -> Node:
 
 
 def _split(
-    predicates: tuple[Expr, ...], node: Node, allowed: frozenset[int]
+    predicates: tuple[Expr, ...], node: nodes.Node, allowed: frozenset[int]
 ) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
     canonical = {c.id for c in node.columns if keys.is_canonical(c.oid)} & allowed
     low = tuple(
