@@ -9,6 +9,7 @@ One transaction, always rolled back: nothing is left in the user's database.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any, Final
 
@@ -28,7 +29,16 @@ from headrace.planner.binding.sources import Sources, describe
 from headrace.planner.logical import uniquekeys
 from headrace.planner.logical.nodes import Node
 from headrace.planner.logical.repeats import each
-from headrace.planner.logical.scalar import Expr, Ref, plain, quote, references, show
+from headrace.planner.logical.scalar import (
+    Call,
+    Expr,
+    Ref,
+    any_call,
+    plain,
+    quote,
+    references,
+    show,
+)
 from headrace.planner.passes import fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate
 from headrace.planner.passes.optimise import optimise
@@ -46,6 +56,8 @@ from headrace.postgres.settings import FUNCTION_PATH
 from headrace.types import UNKNOWN, Field, Schema
 
 _PROOF_CHUNK: Final = 500
+_MAKES_ARRAYS: Final = re.compile(r"\[\]|record|populate|array_in")
+"""In the SQL of what may make an array out of a text."""
 
 
 def plan(conn: Connection, request: PlanRequest) -> Planned:
@@ -65,6 +77,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         session.bind_query(conn, request.query, request.caller)
         standard = session.standard_strings(conn)
         text = position.Text(request.query, standard_strings=standard)
+        array_nulls = session.is_on(conn, "array_nulls")
         settings = session.captured_settings(conn, request.settings)
         catalog = Catalog(conn)
         bound = session.read_view(conn, request.query)
@@ -98,6 +111,8 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         placed = each(optimised, partial(place_singles, context=lowering))
         physical = builder.build(placed, columns)
         physical = _proven(lowering, builder, physical)
+        if not array_nulls:
+            _refuse_arrays_of_texts(builder.remotes)
         functions_in_from.prove(lowering, builder.sets)
         return Planned(
             columns=columns,
@@ -222,6 +237,26 @@ def _proven(
         )
         return replace(physical, nodes=tuple(nodes))
     return physical
+
+
+def _refuse_arrays_of_texts(remotes: list[Expr]) -> None:
+    """Arrays come to Postgres as texts, in which NULL is no string: it must be read so.
+
+    So a text that is made an array while the view is maintained would be read otherwise than in a
+    session where ``array_nulls`` is off.
+    """
+
+    def reads(call: Call) -> bool:
+        return not call.trusted or bool(
+            _MAKES_ARRAYS.search(f"{call.sql} {call.symbol}")
+        )
+
+    found = next((e for e in remotes if any_call(e, reads)), None)
+    if found is not None:
+        raise UnsupportedError(
+            f"expression {show(found)} is not supported while array_nulls is off",
+            hint="Run SET array_nulls = on, and create the view again.",
+        )
 
 
 def _prove(lowering: Lowering, remotes: list[Expr]) -> None:

@@ -488,3 +488,15 @@ def test_what_is_refused_comes_with_a_way_out(conn, query, word):
     error = refusal(conn, query)
     assert error.code == "0A000"
     assert word in (error.hint or ""), error.hint
+
+
+@pytest.mark.parametrize("value", ["s::text[]", "('{' || s || '}')::varchar[]"])
+def test_texts_are_not_made_arrays_where_NULL_is_a_string(conn, value):
+    query = f"SELECT id, {value} AS a FROM t"
+    plan(conn, PlanRequest(query))
+    error = refusal(conn, query, settings={"array_nulls": "off"})
+    assert error.code == "0A000"
+    assert "array_nulls" in error.message
+    settings = {"array_nulls": "off"}
+    constant = "SELECT id, '{NULL,a}'::text[] AS a, initcap(s) AS u FROM t"
+    plan(conn, PlanRequest(constant, settings=settings))

@@ -196,13 +196,16 @@ def employ(conn: Connection, caller: str | None, analyst: str = _ANALYST) -> Non
         ) from error
 
 
-def standard_strings(conn: Connection) -> bool:
-    """Whether a backslash means nothing in a plain string."""
-    row = conn.execute(
-        "SELECT pg_catalog.current_setting('standard_conforming_strings')"
-    ).fetchone()
+def is_on(conn: Connection, setting: str) -> bool:
+    """Whether a setting of the session is on."""
+    row = conn.execute("SELECT pg_catalog.current_setting(%s)", (setting,)).fetchone()
     assert row is not None, "every setting has a value"
     return bool(row[0] == "on")
+
+
+def standard_strings(conn: Connection) -> bool:
+    """Whether a backslash means nothing in a plain string."""
+    return is_on(conn, "standard_conforming_strings")
 
 
 def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) -> None:
