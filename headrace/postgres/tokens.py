@@ -61,6 +61,7 @@ _NUMBER: Final = rf"""
   | (?:0[xX](?:_?[0-9A-Fa-f])++|0[oO](?:_?[0-7])++|0[bB](?:_?[01])++
     |{_DECIMAL}(?:[eE][-+]?{_DIGITS})?+)(?![0-9${_LETTER}])"""
 """A letter makes what is behind it part of the number, a dollar too, and that is refused."""
+_GOES_ON: Final = re.compile(r"[+*<>=~!@#^&|`?%]|-(?!-)|/(?!\*)")
 _MARK: Final = re.compile(r"/\*|\*/")
 
 
@@ -72,7 +73,7 @@ def _tokens(*, standard_strings: bool) -> re.Pattern[str]:
           (?P<word>(?![eEbBxXnN]'|[uU]&['"])[{_LETTER}][0-9${_LETTER}]*+)
         | (?P<{"plain" if standard_strings else "escape"}>'(?:{body})*+')
         | (?P<comment>/\*)
-        | (?P<operator>(?:[+*<>=~!@\#^&|`?%]++|-(?!-)|/(?!\*))++)
+        | (?P<operator>(?:[+*<>=~!@\#^&|`?%]++|-(?!-)|/(?!\*)){{1,600}}+)
         | (?P<quoted>{_NAME})
         | (?P<number>{_NUMBER})
         | (?P<parameter>\$[0-9]++(?![{_LETTER}]))
@@ -112,7 +113,8 @@ def scan(
             case "operator":
                 length = _operator(found[kind])
                 steps -= at - start - length
-                if steps < 0 or length > _OPERATOR_MAX:
+                # What goes on has more pieces than anybody writes.
+                if steps < 0 or length > _OPERATOR_MAX or _GOES_ON.match(text, at):
                     break
                 yield Token("symbol", start, start + length)
                 for sign in range(start + length, at):

@@ -161,6 +161,14 @@ def test_values_are_those_of_postgres(judge):
     assert compared > 300
 
 
+def test_a_run_of_operators_is_not_read_piece_by_piece():
+    """It goes on for longer than anybody writes; nobody may have us look at each sign."""
+    assert len([*scan("+-" * 299 + "1")]) == 599
+    for run in ("+-" * 32_000, "@-" * 32_000, "-/" * 301 + "1"):
+        with pytest.raises(Unreadable):
+            next(scan(run))
+
+
 def test_steps_are_counted():
     for text in (
         "a " * 99,
