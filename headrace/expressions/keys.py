@@ -1,4 +1,4 @@
-"""Which types may be keys: their canonical form (``kernels.rows.encode_keys``) decides equality.
+"""Which types may be keys: their canonical form (``kernels.keys.encode_keys``) decides equality.
 
 An allowlist: a type is here only if two values are equal in Postgres exactly when their
 canonical keys are equal bytes.  Everything else is refused by the planner.

@@ -2,7 +2,7 @@
 
 Of the table come the procedures in the user's database (``sql/calls.py``), how calls on our own
 port are bound (``server/procedures.py``), and the request that the builder or worker is sent.  What
-a verb *does* stands with who does it: ``views/builder.py``, ``server/commands.py``.
+a verb *does*: ``DOES`` in ``views/builder.py``; those of the commander in ``server/commands.py``.
 
 A request's positional fields are the arguments of the call, in its order; their types are those
 of SQL.  What has to be named is added by the server, and can be said by nobody else.

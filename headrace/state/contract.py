@@ -1,7 +1,7 @@
 """What a stateful collection may ask of its state: arrays of bytes in, arrays of bytes out.
 
 Two shapes.  A ``MapState`` is key -> value.  An ``IndexState`` is an indexed Z-set: key -> row ->
-weight; keys are prefix-free (``kernels.rows.encode_keys`` makes them so) and rows come back in byte
+weight; keys are prefix-free (``kernels.keys.encode_keys`` makes them so) and rows come back in byte
 order. A ``VersionedStore`` knows which txid wrote what: it takes back the last ones,
 and is checkpointed as of a committed one while later ones are processed.
 

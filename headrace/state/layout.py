@@ -16,7 +16,7 @@ On disk all states of a view share one column family (RocksDB's cost of making o
 grows with their number): there the state's name and a NUL stand before the physical key, and
 those keys are the state's *section*.  Blocks store what neighbours have in common only once.
 
-Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.rows.encode_keys``), so
+Invariant 1: the keys of one ``IndexState`` are prefix-free (``kernels.keys.encode_keys``), so
 key and row need no separator and a scan by the prefix ``key`` finds exactly that key's rows, in
 byte order of the rows.  The one empty key of a cross product is prefix-free as the only key.
 Invariant 2: no name of a state has a byte below 2, so sections do not overlap.

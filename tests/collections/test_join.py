@@ -88,7 +88,7 @@ def test_a_cross_product_of_rows_without_columns() -> None:
 
 @pytest.mark.parametrize("lookup_rows_max", [1, 4096])
 def test_large_outputs_come_in_pieces(monkeypatch, lookup_rows_max) -> None:
-    monkeypatch.setattr(module, "ROWS_PER_BATCH_MAX", 4)
+    monkeypatch.setattr(module.base, "ROWS_PER_BATCH_MAX", 4)
     monkeypatch.setattr(module, "_LOOKUP_ROWS_MAX", lookup_rows_max)
     made, _ = make()
     made.apply(0, diffs(LEFT, *(f"+ 1 a{i}" for i in range(5))))

@@ -45,6 +45,6 @@ class Text:
 
     def _value(self, token: Token) -> tuple[str, bool]:
         source = self._query[token.start : token.end]
-        if token.kind not in ("plain", "dollar") or "\\" in source:
+        if token.kind not in ("plain", "escape", "dollar") or "\\" in source:
             return source, False
         return value(self._query, token), True
