@@ -3,7 +3,7 @@
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
 """Postgres text to Arrow values and back, for the types that travel as machine values.
 
-``parse`` reads everything Postgres prints under ``postgres.settings.PINNED_SETTINGS`` and nothing looser;
+``parse`` reads everything Postgres prints under ``settings.PINNED_SETTINGS`` and nothing looser;
 ``render`` writes text that Postgres' input function reads back to exactly the same value.
 Integers, bool, date, time and timestamps are rendered as Postgres itself prints them; floats as
 the shortest digits that read back exactly (the exponent form may differ from Postgres').

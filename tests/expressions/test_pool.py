@@ -98,7 +98,10 @@ def test_more_threads_than_connections(database, pool):
 def test_an_owner_finds_nothing_of_anothers(database):
     """Neither what an earlier statement has set, nor what it could keep; nor the same backend."""
     keep = "pg_advisory_lock(7)::text || pg_backend_pid() || $1"
-    kept = "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory')::text || $1"
+    kept = (
+        "(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE"
+        " l.locktype = 'advisory' AND d.datname = current_database())::text || $1"
+    )
     with closing(Pool(1)) as pool:
         one, two = (evaluator(database, pool, owner=o) for o in ("one", "two"))
         ask(one, keep)

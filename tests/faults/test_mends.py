@@ -121,7 +121,14 @@ def test_all_is_lost_at_once(database, start_engine):
         assert mended(source, views, before) <= SIDE_BY_SIDE
         # The files of the state, under the worker that has them open.
         before = ids(source)
-        shutil.rmtree(engine.data_dir / "state")
+        state = engine.data_dir / "state"
+
+        def removed() -> bool:
+            # It may have made a file since the folder was looked through.
+            shutil.rmtree(state, ignore_errors=True)
+            return not state.exists()
+
+        wait_until(removed, "its files are gone")
         source.execute("DELETE FROM items WHERE id % 3 = 0")
 
         def noticed() -> bool:

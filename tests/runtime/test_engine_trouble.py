@@ -6,9 +6,8 @@ import psycopg
 import pytest
 
 from headrace.collections.dataflow import Dataflow
-from headrace.errors import StateDamaged
+from headrace.errors import BugError, StateDamaged
 from headrace.kernels import copytext
-from headrace.runtime import writing
 from headrace.sink.writer import SinkWriter
 from tests.runtime.harness import create_view, settle, source_plan
 from tests.views import differs, status_of
@@ -128,7 +127,7 @@ def test_a_message_that_no_text_can_hold(running, source, database, monkeypatch)
 
     def broken(self, target, *args):
         if target.view_id == victim:
-            raise writing.BugError("a\0b \udcff")
+            raise BugError("a\0b \udcff")
         insert(self, target, *args)
 
     monkeypatch.setattr(SinkWriter, "_insert", broken)
