@@ -21,7 +21,7 @@ _TABLE = """CREATE TABLE events (
 _BACKLOG = """DO $do$ BEGIN
     FOR low IN 1 .. {rows} BY {rows_per_transaction} LOOP
         INSERT INTO events
-        SELECT i, i * 7919 % 1000, i % 10, (i % 10007) / 100.0, 'note ' || i
+        SELECT i, i::bigint * 7919 % 1000, i % 10, (i % 10007) / 100.0, 'note ' || i
         FROM generate_series(low, least(low + {rows_per_transaction} - 1, {rows})) i;
         COMMIT;
     END LOOP;

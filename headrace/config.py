@@ -93,7 +93,7 @@ class Settings:
     publication_name: str = "headrace"
     """Publication that feeds the slot."""
     batch_interval_ms: int = 50
-    """Milliseconds for which a batch gathers transactions at most while another is in flight."""
+    """Milliseconds for which a batch gathers transactions at most, where the engine is busy."""
     clock_interval_ms: int = 500
     """Milliseconds between looks whether rows of a view that reads now() have their time."""
     batch_rows_max: int = 100_000

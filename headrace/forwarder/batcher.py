@@ -2,9 +2,9 @@
 
     stream thread ── add(), keepalive() ──► Batcher ── take() ──► engine thread
 
-The engine takes what there is at once while nothing else is under way.  While something is, a
-batch gathers transactions until that has ended, for at most the interval since the first of them,
-or up to ``rows_max``: so batches grow by themselves with the load.
+The engine says from when on it takes what there is: at once if it has rested, not while
+something is under way.  Until then a batch gathers transactions, for at most the interval since
+the first of them, or up to ``rows_max``: so batches grow by themselves with the load.
 During replay (``cuts``) batches end exactly at the recorded end LSNs instead.
 
 * Invariant 1: a batch ends at the end of a source transaction.
@@ -22,6 +22,7 @@ its own, so that any position is the boundary of two batches.
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 from collections import deque
@@ -181,10 +182,10 @@ class Batcher:
 
     # --- the engine's side
 
-    def take(self, timeout_s: float, *, gather: bool = True) -> Batch | None:
+    def take(self, timeout_s: float, *, rested_at: float = math.inf) -> Batch | None:
         """The next batch; None when poked or when ``timeout_s`` has passed.
 
-        ``gather``: something is under way, a batch that is not full waits for more until then.
+        ``rested_at``: from this moment (``clock.monotonic``) on nothing is gathered any more.
 
         Raises:
             HeadraceError: what ended the stream.
@@ -192,7 +193,7 @@ class Batcher:
         until = clock.monotonic() + timeout_s
         with self._lock:
             while True:
-                batch = self._ready(gather=gather)
+                batch = self._ready(rested_at)
                 if batch is not None:
                     self._buffered -= batch.size
                     self._lock.notify_all()
@@ -207,7 +208,7 @@ class Batcher:
                 if wait <= 0:
                     return None
                 if self._open.transactions and not self._cuts:
-                    wait = min(wait, self._open.opened_at + self._interval_s - now)
+                    wait = min(wait, self._due(rested_at) - now)
                 self._lock.wait(max(wait, 0.0))
 
     def hurry(self, lsn: int) -> None:
@@ -338,7 +339,11 @@ class Batcher:
         self._closed.append(self._open)
         self._open = Batch()
 
-    def _ready(self, *, gather: bool) -> Batch | None:
+    def _due(self, rested_at: float) -> float:
+        """When the open batch need not gather any more."""
+        return min(self._open.opened_at + self._interval_s, rested_at)
+
+    def _ready(self, rested_at: float) -> Batch | None:
         if self._closed:
             batch = self._closed.popleft()
             self._note_idle()
@@ -348,8 +353,7 @@ class Batcher:
             return None
         # A stream that has ended sends no more: what is complete need not wait.
         if (
-            gather
-            and clock.monotonic() < batch.opened_at + self._interval_s
+            clock.monotonic() < self._due(rested_at)
             and self._error is None
             and not 0 < self._urgent <= self._seen()
         ):

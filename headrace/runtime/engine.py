@@ -19,6 +19,7 @@ All bookkeeping is done on the engine's thread; others hand over functions by ``
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -70,6 +71,8 @@ class Engine:
         self.book: Final = Book(settings, Checkpoints(settings, self._poke))
         self.running: Final = threading.Event()
         """Set once the first rewind has succeeded."""
+        self._rested_at = 0.0
+        """From when on the next batch is taken without waiting for more."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._urgent: deque[Callable[[], None]] = deque()
         self._wake: Final = threading.Event()
@@ -210,12 +213,17 @@ class Engine:
             return
         if not stream.batcher.replaying:
             self._ticker.tick()
-        batch = stream.batcher.take(wait, gather=book.pipeline.busy)
+        batch = stream.batcher.take(
+            wait, rested_at=math.inf if book.pipeline.busy else self._rested_at
+        )
         if batch is not None:
             try:
                 if batch.txid is None:
                     self._ticker.catch_up(batch.commit_time_us)
+                begun = clock.monotonic()
                 self._intake.process(batch)
+                # As long as it took: under load half the time is rest, and batches are larger.
+                self._rested_at = 2 * clock.monotonic() - begun
             finally:
                 batch.close()
         elif not stream.batcher.replaying:

@@ -23,7 +23,7 @@ _FLAGS: Final = {
     "data_dir": "directory of state, staging and secrets",
     "slot_name": "replication slot (one per database of a server)",
     "publication_name": "publication",
-    "batch_interval_ms": "milliseconds a batch waits for one in flight at most (default 50)",
+    "batch_interval_ms": "milliseconds a batch gathers transactions at most (default 50)",
     "spark_master": "Spark master of populations (default local[2])",
     "spark_threshold_rows": "rows from which a population runs on Spark",
     "tls_cert": "PEM certificate chain for clients",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace import clock
 from headrace.errors import ContinuityLost, TransientError
 from headrace.forwarder.batcher import Batcher, Cut
 
@@ -47,12 +48,15 @@ def test_waits_for_the_interval_since_the_first():
 def test_nothing_is_gathered_while_nothing_is_under_way():
     b = batcher(interval_s=600.0, cuts=[Cut(7, 20)])
     b.add(transaction(10))
-    assert b.take(0, gather=False) is None  # recorded batches stay what they were
+    assert b.take(0, rested_at=0) is None  # recorded batches stay what they were
     b.add(transaction(20) + transaction(30))
-    assert b.take(0, gather=False).txid == 7
+    assert b.take(0, rested_at=0).txid == 7
     assert b.take(0) is None
-    assert b.take(0, gather=False).end_lsn == 30
-    assert b.take(0, gather=False) is None
+    assert b.take(0, rested_at=clock.monotonic() + 600) is None
+    soon = clock.monotonic() + 0.01
+    assert b.take(600, rested_at=soon).end_lsn == 30
+    assert clock.monotonic() >= soon
+    assert b.take(0, rested_at=0) is None
 
 
 def test_poke_returns_at_once():
