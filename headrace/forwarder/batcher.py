@@ -80,6 +80,10 @@ class Batch:
             for start in range(0, len(part), _CHUNK_MESSAGES):
                 yield part[start : start + _CHUNK_MESSAGES]
 
+    def due(self, interval_s: float, rested_at: float) -> float:
+        """When it need not gather any more (see ``Batcher.take``)."""
+        return min(self.opened_at + interval_s, rested_at)
+
     @property
     def spooled(self) -> bool:
         """Whether a part of it is on disk."""
@@ -208,7 +212,7 @@ class Batcher:
                 if wait <= 0:
                     return None
                 if self._open.transactions and not self._cuts:
-                    wait = min(wait, self._due(rested_at) - now)
+                    wait = min(wait, self._open.due(self._interval_s, rested_at) - now)
                 self._lock.wait(max(wait, 0.0))
 
     def hurry(self, lsn: int) -> None:
@@ -339,10 +343,6 @@ class Batcher:
         self._closed.append(self._open)
         self._open = Batch()
 
-    def _due(self, rested_at: float) -> float:
-        """When the open batch need not gather any more."""
-        return min(self._open.opened_at + self._interval_s, rested_at)
-
     def _ready(self, rested_at: float) -> Batch | None:
         if self._closed:
             batch = self._closed.popleft()
@@ -353,7 +353,7 @@ class Batcher:
             return None
         # A stream that has ended sends no more: what is complete need not wait.
         if (
-            clock.monotonic() < self._due(rested_at)
+            clock.monotonic() < batch.due(self._interval_s, rested_at)
             and self._error is None
             and not 0 < self._urgent <= self._seen()
         ):
