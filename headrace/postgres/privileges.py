@@ -22,8 +22,8 @@ Connection = psycopg.Connection[Any]
 
 Right = tuple[str, int, int, tuple[int, ...], int]
 """(kind, role, object, columns, through): ``owner`` or ``reader`` (the role exists), ``select`` of
-a relation (without columns: of any), ``open`` is a relation, ``usage`` of a schema, ``execute`` of
-a function.
+columns of a relation (none: of any; 0: of all, for a whole row), ``open`` is a relation, ``usage``
+of a schema, ``execute`` of a function.
 
 ``through``: the table of a view of Headrace whose query needs it, which is not for all; or 0."""
 Lack = dict[str, Any]
@@ -38,8 +38,12 @@ SELECT n.i - 1
    WHEN 'select' THEN NOT (pg_catalog.has_table_privilege(n.role, n.oid, 'SELECT')
      OR CASE WHEN n.columns = '{}'
         THEN pg_catalog.has_any_column_privilege(n.role, n.oid, 'SELECT')
-        ELSE (SELECT bool_and(a > 0 AND pg_catalog.has_column_privilege(n.role, n.oid, a, 'SELECT'))
-                FROM unnest(n.columns::int2[]) a) END)
+        ELSE (SELECT bool_and(pg_catalog.has_column_privilege(n.role, n.oid, a, 'SELECT'))
+                FROM unnest(n.columns::int2[]) a WHERE a <> 0)
+         IS NOT FALSE AND (0 <> ALL (n.columns::int2[])
+          OR (SELECT bool_and(pg_catalog.has_column_privilege(n.role, n.oid, a.attnum, 'SELECT'))
+                FROM pg_catalog.pg_attribute a
+               WHERE a.attrelid = n.oid AND a.attnum > 0 AND NOT a.attisdropped)) END)
    WHEN 'open' THEN (SELECT NOT c.relforcerowsecurity
        AND pg_catalog.pg_has_role(n.role, c.relowner, 'USAGE') OR (SELECT r.rolsuper OR r.rolbypassrls
          FROM pg_catalog.pg_roles r WHERE r.oid = n.role)
@@ -59,7 +63,8 @@ SELECT n.i - 1, n.kind, pg_catalog.quote_ident(r.rolname), coalesce(c.relname, p
              AND pg_catalog.has_any_column_privilege(n.role, n.oid, 'SELECT') THEN
          (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY a.attnum)
             FROM pg_catalog.pg_attribute a
-           WHERE a.attrelid = n.oid AND a.attnum = ANY (n.columns::int2[])
+           WHERE a.attrelid = n.oid AND (a.attnum = ANY (n.columns::int2[])
+               OR 0 = ANY (n.columns::int2[]) AND a.attnum > 0 AND NOT a.attisdropped)
              AND NOT pg_catalog.has_column_privilege(n.role, n.oid, a.attnum, 'SELECT')) END,
        CASE WHEN n.through <> 0 THEN coalesce((SELECT pg_catalog.format('%%I.%%I', h.nspname, v.relname)
          FROM pg_catalog.pg_class v JOIN pg_catalog.pg_namespace h ON h.oid = v.relnamespace

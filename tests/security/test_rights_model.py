@@ -50,6 +50,7 @@ GRANT SELECT ON {s}.seen, {s}.through, {s}.twice, {s}.t, {b}.t TO {r0}, {r1}, {r
 CHANGES = (
     *("GRANT SELECT ON {b}.t TO {r}", "REVOKE SELECT ON {b}.t FROM {r}") * 3,
     *("GRANT SELECT (id, v) ON {b}.t TO {r}", "REVOKE SELECT (v) ON {b}.t FROM {r}"),
+    *("GRANT SELECT (id, v, w) ON {b}.t TO {r}", "REVOKE SELECT (id) ON {b}.t FROM {r}"),
     *("GRANT SELECT (w) ON {b}.t TO {r}", "REVOKE SELECT (w) ON {b}.t FROM {r}"),
     *("GRANT SELECT ON {b}.t TO PUBLIC", "REVOKE SELECT ON {b}.t FROM PUBLIC"),
     *("GRANT SELECT ON {s}.t TO {r}", "REVOKE SELECT ON {s}.t FROM {r}"),
