@@ -292,17 +292,16 @@ class Processor:
 
     def _reached(self, unit: Unit, chunk: Sequence[TableDiffs]) -> bool:
         """Whether changes concern a unit.  Who has many rows to take takes them at once."""
-        read = {spec.table_oid for spec in unit.own.sources}
-        mine = [frame for frame in chunk if frame.table_oid in read]
         flow = unit.dataflow
-        if not mine or flow is None:
+        read = flow.tables if flow else {spec.table_oid for spec in unit.own.sources}
+        mine = [frame for frame in chunk if frame.table_oid in read]
+        many = sum(frame.diffs.batch.num_rows for frame in mine) > _LOOK_ROWS_MAX
+        if not mine or flow is None or many:
             return bool(mine)
-        if sum(frame.diffs.batch.num_rows for frame in mine) > _LOOK_ROWS_MAX:
-            return True
         try:
             return any(flow.reached(f.table_oid, f.diffs.batch) for f in mine)
-        except HeadraceError:
-            return True  # it fails where it is guarded
+        except Exception:  # noqa: BLE001  it is told, and stops the view alone, where that is guarded
+            return True
 
     def _ingest(self, new: set[int], frames: Frames, unit: Unit) -> None:
         flow = unit.flow(self._settings, self._evaluators)

@@ -120,6 +120,20 @@ def test_rights_that_end_while_a_view_is_blocked(running, source, database):
     assert differs(source, "w", QUERY) == []
 
 
+def test_a_look_that_fails_stops_nobody(running, source, database, monkeypatch):
+    """Whether changes concern a view is asked outside of what is guarded for each view."""
+    two_views(running, source, database)
+
+    def broken(self, table_oid, changes):
+        raise ValueError("a look is no answer")
+
+    monkeypatch.setattr(Dataflow, "reached", broken)
+    source.execute("INSERT INTO items VALUES (2, 'two')")
+    settle(running, source)
+    for name in ("v", "w"):
+        assert differs(source, name, QUERY) == []
+
+
 def test_a_message_that_no_text_can_hold(running, source, database, monkeypatch):
     two_views(running, source, database)
     victim = running.on(lambda: min(running.book.views))
