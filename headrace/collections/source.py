@@ -152,14 +152,21 @@ class Source(Collection):
         numbers = [column.attnum for column in self._load_columns]
         if any(f"n:{n}" not in names or f"u:{n}" in names for n in numbers):
             return True
-        ops = self._read_ops(batch)
-        if source.TRUNCATE in ops.ops:
+        ops = batch.column("__op").to_numpy()
+        if (ops == source.TRUNCATE).any():
             return True
-        new = np.flatnonzero(batch.column("__op").to_numpy() <= source.UPDATE)
-        came = [column.take(pa.array(new)) for column in ops.values]
+        typed = [
+            self._parse(column, self._text(batch, "n", column))
+            for column in self._load_columns
+        ]
+        new = pa.array(np.flatnonzero(ops <= source.UPDATE))
+        came = [column.take(new) for column in typed[: len(self._types)]]
         if len(new) and pc.any(_mask(self._wanted, came, len(new))).as_py():
             return True
-        keys = {key for key in (*ops.old_keys, *ops.new_keys) if key is not None}
+        new_keys = self._keys([typed[place] for place in self._key_places])
+        old_keys = self._old_keys(batch, batch.column("__old").to_numpy())
+        self._check_keys(ops, old_keys, new_keys)
+        keys = {key for key in (*old_keys, *new_keys) if key is not None}
         return any(row is not None for row in self._state.get_many(list(keys)))
 
     @property
