@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +39,9 @@ from headrace.kernels.pgoutput import Changes, Decoder
 from headrace.planner.plan import plan
 from headrace.planner.request import PlanRequest
 from headrace.postgres import connect
+from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.runtime.batches import Frames
-from headrace.runtime.columns import Description
+from headrace.runtime.columns import Columns, Description, types_of
 from headrace.state.rocks import RocksDatabase, RocksStore
 
 _DRAINS: Final = 4
@@ -92,37 +93,51 @@ class Spent:
         return sum(self.seconds.values())
 
 
-class Named:
-    """Numbers of columns for ``Frames``; nobody alters a table here."""
+class Described:
+    """Knows the tables, for ``Frames``; nobody alters one here."""
 
-    def __init__(self, numbers: dict[int, dict[str, int]]) -> None:
-        self._numbers = numbers
+    def __init__(self, conn: connect.Connection) -> None:
+        """As they are now, after all that was recorded."""
+        row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
+        assert row is not None, "it has a snapshot"
+        self._snapshot = VisibleXids.of(row[0])
+        self._attributes: dict[int, list[StreamAttribute]] = {}
+        for oid, number, name in conn.execute(
+            "SELECT attrelid::oid::int8, attnum, attname FROM pg_catalog.pg_attribute"
+            " WHERE attnum > 0 AND attrelid >= 16384 ORDER BY attnum"
+        ):
+            attribute = StreamAttribute(number, name, True, "")
+            self._attributes.setdefault(oid, []).append(attribute)
+        self._columns = Columns(self._observe)
+
+    def _observe(self, oid: int, xid: int) -> list[Observation]:
+        del xid
+        return [Observation(self._snapshot, tuple(self._attributes[oid]))]
 
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
         """Nobody minds."""
-        del found
+        self._columns.describe(found)
         return {}
 
     def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
-        """As ``runtime.columns.Columns`` does."""
-        del xid
-        numbers = self._numbers[changes.relation.oid]
-        names = []
-        for name in changes.batch.schema.names:
-            kind, _, column = name.partition(":")
-            names.append(f"{kind}:{numbers[column]}" if column else name)
-        return pa.RecordBatch.from_arrays(changes.batch.columns, names)
+        """See ``runtime.columns.Columns``."""
+        return self._columns.numbered(changes, xid)
 
 
 class Unit:
     """One view: its store, and what plays changes to it."""
 
     def __init__(
-        self, path: Path, physical: PhysicalPlan, named: Named, remote: RemoteEvaluator
+        self,
+        path: Path,
+        physical: PhysicalPlan,
+        described: Described,
+        remote: RemoteEvaluator,
     ) -> None:
         self._path = path
         self._plan = physical
-        self._named = named
+        self._types = types_of([physical])
+        self._described = described
         self._remote = remote
         self._txid = 0
         self.weight = 0
@@ -158,7 +173,9 @@ class Unit:
             assert taken is not None, "it holds whole transactions"
             self._txid += 1
             begin = spent.timed("stream", begin)
-            frames = Frames(taken, decoder, self._txid, 0, self._named)
+            frames = Frames(
+                taken, decoder, self._txid, 0, self._described, types=self._types
+            )
             found = [frame for chunk in frames for frame in chunk]
             begin = spent.timed("decode", begin)
             self._store.begin(self._txid)
@@ -244,11 +261,13 @@ class Engine(Scenario):
                 physical = plan(
                     conn, PlanRequest(query, settings={"search_path": "public"})
                 ).physical
-                named = Named(_numbers(conn))
+                described = Described(conn)
             with (
                 tempfile.TemporaryDirectory(prefix="headrace-bench-") as home,
                 closing(RemoteEvaluator(on.source, {})) as remote,
-                closing(Unit(Path(home) / "state", physical, named, remote)) as unit,
+                closing(
+                    Unit(Path(home) / "state", physical, described, remote)
+                ) as unit,
             ):
                 lines += list(_measure(name, unit, tape))
                 _check(on, name, query, unit.weight)
@@ -285,18 +304,6 @@ def _us(seconds: float, count: int) -> float:
     return round(seconds / max(count, 1) * 1e6, 2)
 
 
-def _numbers(conn: connect.Connection) -> dict[int, dict[str, int]]:
-    """Numbers of the columns of all tables of users, by OID and name."""
-    found = conn.execute(
-        "SELECT attrelid::oid::int8, attname, attnum FROM pg_catalog.pg_attribute"
-        " WHERE attnum > 0 AND attrelid >= 16384"
-    )
-    out: dict[int, dict[str, int]] = {}
-    for oid, name, number in found:
-        out.setdefault(oid, {})[name] = number
-    return out
-
-
 def _check(on: Bed, name: str, query: str, weight: int) -> None:
     """What was measured must be the query: the view has as many rows."""
     with psycopg.connect(on.source, autocommit=True) as conn:
@@ -306,7 +313,7 @@ def _check(on: Bed, name: str, query: str, weight: int) -> None:
         raise BugError(f"{name}: {weight} rows, and Postgres has {row}")
 
 
-def calibrated(work: Callable[[], object] | None = None) -> float:
+def calibrated() -> float:
     """CPU seconds of a fixed piece of work, by which runs on other machines are compared."""
 
     def fixed() -> object:
@@ -318,7 +325,7 @@ def calibrated(work: Callable[[], object] | None = None) -> float:
 
     def once() -> float:
         begin = time.thread_time()
-        (work or fixed)()
+        fixed()
         return time.thread_time() - begin
 
     return min(once() for _ in range(3))

@@ -13,11 +13,11 @@ from typing import Final
 
 import pyarrow as pa
 
+from headrace.collections.plan import PhysicalPlan
 from headrace.errors import BugError
 from headrace.kernels import text
 from headrace.kernels.pgoutput import Changes, Relation
 from headrace.postgres.numbering import Observation, number
-from headrace.runtime.views import Unit
 from headrace.types import UNKNOWN
 
 _HEAD: Final = 3
@@ -39,10 +39,10 @@ class Description:
     """By name, as far as they are known."""
 
 
-def types_of(units: Iterable[Unit]) -> Types:
-    """The types that ``units`` read columns as, where all of them do alike."""
+def types_of(plans: Iterable[PhysicalPlan]) -> Types:
+    """The types that ``plans`` read columns as, where all of them do alike."""
     out: dict[int, dict[int, int]] = {}
-    for spec in (spec for unit in units for spec in unit.own.sources):
+    for spec in (spec for plan in plans for spec in plan.sources):
         table = out.setdefault(spec.table_oid, {})
         for column in (*spec.columns, *spec.key):
             known = table.setdefault(column.attnum, column.oid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from headrace.collections.plan import PhysicalPlan
 from headrace.errors import (
     BugError,
     HeadraceError,
@@ -20,7 +21,7 @@ from headrace.kernels.pgoutput import Decoder
 from headrace.process import faults
 from headrace.runtime import batches, positions
 from headrace.runtime.book import Book
-from headrace.runtime.columns import types_of
+from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.leaving import Leaving
@@ -48,6 +49,9 @@ class Intake:
         self._commits = commits
         self._drain = drain
         self._decoder = Decoder()
+        self._plans: list[PhysicalPlan] = []
+        self._types: Types = {}
+        """Of what the plans read: how the columns of changes are parsed."""
         self._processor = batches.Processor(
             book.settings, book.suspects, watch.altered, book.evaluators
         )
@@ -75,9 +79,11 @@ class Intake:
         behind = self._behind(txid)
         instant = record.commit_time_us
         needed = book.needed(behind)
-        types = types_of([*needed, *behind])
+        plans = [unit.own for unit in (*needed, *behind)]
+        if plans != self._plans:  # the same ones, as a rule
+            self._plans, self._types = plans, types_of(plans)
         frames = batches.Frames(
-            batch, self._decoder, txid, attempt, self._watch, instant, types
+            batch, self._decoder, txid, attempt, self._watch, instant, self._types
         )
         outcome = self._processor.run(behind, frames, needed)
         faults.point(faults.COLLECTIONS_DONE)
