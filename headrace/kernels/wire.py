@@ -8,7 +8,8 @@ from typing import Final
 import cython
 
 HEADER_BYTES: Final = 5
-_LENGTH_MAX: Final = 0x3FFF_FFFF
+MESSAGE_BYTES_MAX: Final = 0x3FFF_FFFF
+"""Postgres' own limit (MaxAllocSize)."""
 
 
 def kinds(letters: bytes) -> bytes:
@@ -32,7 +33,7 @@ def pass_by(data: bytearray, at: int, passed: bytes) -> int:
     That may be behind the end of ``data``, if the last message is not all there.  It is also where
     a header is not all there, or its length is none.
     """
-    size, header, most = len(data), HEADER_BYTES, _LENGTH_MAX
+    size, header, most = len(data), HEADER_BYTES, MESSAGE_BYTES_MAX
     while size - at >= header and passed[data[at]]:
         length = (
             (data[at + 1] << 24)

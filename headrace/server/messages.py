@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from headrace.errors import ProtocolError
+from headrace.kernels import wire
 from headrace.types import INT8, TEXT
 
-HEADER_BYTES: Final = 5
+HEADER_BYTES: Final = wire.HEADER_BYTES
 STARTUP_BYTES_MIN: Final = 8
 STARTUP_BYTES_MAX: Final = 10_000
 SMALL_BYTES_MAX: Final = 10_000
 LOGIN_BYTES_MAX: Final = 65_540
-MESSAGE_BYTES_MAX: Final = 0x3FFF_FFFF
-"""Postgres' own limit (MaxAllocSize); such a message is streamed, never stored."""
+MESSAGE_BYTES_MAX: Final = wire.MESSAGE_BYTES_MAX
+"""Such a message is streamed, never stored."""
 
 CANCEL_CODE: Final = 80_877_102
 SSL_CODE: Final = 80_877_103
