@@ -78,10 +78,8 @@ def wide_functions(tree: ast.AST) -> list[str]:
 def long_prose(text: str, tree: ast.AST) -> list[str]:
     """Lines of docstrings and comments that are too long."""
     prose = {i for i, s in enumerate(text.split("\n"), 1) if s.lstrip().startswith("#")}
-    for node in nodes(tree):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str()), end_lineno=int(end)):
-                prose |= set(range(node.lineno, end + 1))
+    for told in docstrings(tree):
+        prose |= set(range(told.lineno, (told.end_lineno or told.lineno) + 1))
     return [
         f"line {i}: {len(line)} columns"
         for i, line in enumerate(text.split("\n"), 1)
@@ -144,7 +142,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def docstrings(tree: ast.AST) -> set[ast.AST]:
+def docstrings(tree: ast.AST) -> set[ast.Constant]:
     """Texts that stand alone."""
     return {
         node.value
