@@ -127,8 +127,10 @@ def test_a_look_that_fails_stops_nobody(running, source, database, monkeypatch):
     def broken(self, table_oid, changes):
         raise ValueError("a look is no answer")
 
-    monkeypatch.setattr(Dataflow, "reached", broken)
     source.execute("INSERT INTO items VALUES (2, 'two')")
+    settle(running, source)  # their dataflows are made
+    monkeypatch.setattr(Dataflow, "reached", broken)
+    source.execute("INSERT INTO items VALUES (3, 'three')")
     settle(running, source)
     for name in ("v", "w"):
         assert differs(source, name, QUERY) == []
