@@ -29,10 +29,7 @@ def kernels() -> list[Extension]:
         if path.name != "__init__.py"
     ]
     return cythonize(
-        extensions,
-        compiler_directives={"language_level": "3"},
-        nthreads=0,
-        quiet=True,
+        extensions, compiler_directives={"language_level": "3"}, nthreads=0, quiet=True
     )
 
 

@@ -69,13 +69,9 @@ class Cdc(Scenario):
         on.create_view("totals", _QUERY)
         on.engine.stop()
         with psycopg.connect(on.source, autocommit=True) as conn:
+            conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_SLOT,))
             conn.execute(
-                "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_SLOT,)
-            )
-            conn.execute(
-                sql.SQL(_BACKLOG).format(
-                    rows=rows, rows_per_transaction=self.rows_per_transaction
-                )
+                sql.SQL(_BACKLOG).format(rows=rows, rows_per_transaction=self.rows_per_transaction)
             )
             # Neither side may wait for the WAL writer.
             conn.execute("CHECKPOINT")

@@ -23,9 +23,7 @@ class Creations(Scenario):
     """Small views over one table: what they wait for is a moment without open transactions."""
 
     name: ClassVar[str] = "creations"
-    about: ClassVar[str] = (
-        f"seconds of {_CREATIONS} create_views under {_WRITERS} writers"
-    )
+    about: ClassVar[str] = f"seconds of {_CREATIONS} create_views under {_WRITERS} writers"
 
     def run(self, options: Options) -> list[Figures]:
         """One alone, then all at once, in a quiet database and under the writers."""
@@ -43,8 +41,7 @@ def _fill(on: Bed, rows: int) -> None:
     with psycopg.connect(on.source, autocommit=True) as conn:
         conn.execute("CREATE TABLE items (id serial PRIMARY KEY, kind int, n int)")
         conn.execute(
-            "INSERT INTO items (kind, n) SELECT i %% 100, i FROM generate_series(1, %s) i",
-            (rows,),
+            "INSERT INTO items (kind, n) SELECT i %% 100, i FROM generate_series(1, %s) i", (rows,)
         )
 
 
@@ -56,8 +53,7 @@ def _measure(on: Bed, writers: str, count: int) -> Figures:
         each = list(
             pool.map(
                 lambda name: on.create_view(
-                    name,
-                    "SELECT kind, count(*) AS items, sum(n) AS n FROM items GROUP BY kind",
+                    name, "SELECT kind, count(*) AS items, sum(n) AS n FROM items GROUP BY kind"
                 ),
                 names,
             )

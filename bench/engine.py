@@ -74,9 +74,7 @@ class Tape:
 class Spent:
     """CPU seconds by part, and what they were spent for."""
 
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(_PARTS, 0.0)
-    )
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
     rows: int = 0
     batches: int = 0
     diffs: int = 0
@@ -128,11 +126,7 @@ class Unit:
     """One view: its store, and what plays changes to it."""
 
     def __init__(
-        self,
-        path: Path,
-        physical: PhysicalPlan,
-        described: Described,
-        remote: RemoteEvaluator,
+        self, path: Path, physical: PhysicalPlan, described: Described, remote: RemoteEvaluator
     ) -> None:
         self._path = path
         self._plan = physical
@@ -162,9 +156,7 @@ class Unit:
     def play(self, messages: Sequence[bytes], size: int) -> Spent:
         """Process ``messages`` in batches of ``size`` rows, and write one checkpoint."""
         spent = Spent()
-        batcher = Batcher(
-            start_lsn=0, interval_s=0.0, rows_max=1 << 60, bytes_max=1 << 60
-        )
+        batcher = Batcher(start_lsn=0, interval_s=0.0, rows_max=1 << 60, bytes_max=1 << 60)
         decoder = Decoder()
         for batch in batches(messages, size):
             begin = time.thread_time()
@@ -173,9 +165,7 @@ class Unit:
             assert taken is not None, "it holds whole transactions"
             self._txid += 1
             begin = spent.timed("stream", begin)
-            frames = Frames(
-                taken, decoder, self._txid, 0, self._described, types=self._types
-            )
+            frames = Frames(taken, decoder, self._txid, 0, self._described, types=self._types)
             found = [frame for chunk in frames for frame in chunk]
             begin = spent.timed("decode", begin)
             self._store.begin(self._txid)
@@ -265,9 +255,7 @@ class Engine(Scenario):
             with (
                 tempfile.TemporaryDirectory(prefix="headrace-bench-") as home,
                 closing(RemoteEvaluator(on.source, {})) as remote,
-                closing(
-                    Unit(Path(home) / "state", physical, described, remote)
-                ) as unit,
+                closing(Unit(Path(home) / "state", physical, described, remote)) as unit,
             ):
                 lines += list(_measure(name, unit, tape))
                 _check(on, name, query, unit.weight)
@@ -281,9 +269,7 @@ def _measure(name: str, unit: Unit, tape: Tape) -> Iterator[Figures]:
         unit.reopen()
         calibration = calibrated()
         cold, *warm = [
-            unit.play(drain.messages, size)
-            for drain in tape.drains
-            if drain.size == size
+            unit.play(drain.messages, size) for drain in tape.drains if drain.size == size
         ]
         best = min(warm, key=lambda spent: spent.total / spent.rows)
         yield {

@@ -80,9 +80,7 @@ class Expressions(Scenario):
                 native = Program([Native(op, args, result)], None)
                 remote = Remote(sql, (Column(0, oid),), result)
                 ours = min(_seconds(native, column) for _ in range(_TRIES))
-                theirs = min(
-                    _asked(server.dsn(), remote, column) for _ in range(_TRIES)
-                )
+                theirs = min(_asked(server.dsn(), remote, column) for _ in range(_TRIES))
                 lines.append(
                     {
                         "expression": sql,

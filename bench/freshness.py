@@ -25,9 +25,7 @@ class Freshness(Scenario):
             for view in shop.VIEWS:
                 on.create_view(view.name, view.query, '{"population": "local"}')
             writers = [
-                shop.Writer(
-                    dsn=on.source, number=n, rate=options.rate / 2, orders=orders
-                )
+                shop.Writer(dsn=on.source, number=n, rate=options.rate / 2, orders=orders)
                 for n in range(2)
             ]
             probe = shop.Probe(dsn=on.source, pause_s=0.05)
@@ -48,9 +46,7 @@ class Freshness(Scenario):
         return [
             {
                 "orders": orders,
-                "transactions_per_s": round(
-                    sum(w.transactions for w in writers) / took_s
-                ),
+                "transactions_per_s": round(sum(w.transactions for w in writers) / took_s),
                 "rows_per_s": round(sum(w.rows for w in writers) / took_s),
                 "probes": len(latencies),
                 "p50_ms": round(shop.percentile(latencies, 50), 1),

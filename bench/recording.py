@@ -24,9 +24,7 @@ class Recorder:
         """REQUIRES: ``conn`` is in autocommit, as a superuser."""
         self._conn = conn
         conn.execute(f"CREATE PUBLICATION {_PUBLICATION} FOR ALL TABLES")
-        conn.execute(
-            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_SLOT,)
-        )
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_SLOT,))
 
     def take(self) -> list[bytes]:
         """Messages of all that has been committed since the last time."""

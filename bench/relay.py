@@ -48,10 +48,7 @@ class Relay(Scenario):
             on.engine.start()
             for name, script in scripts.items():
                 for mode in _MODES if name == "point" else _MODES[:1]:
-                    lines += [
-                        _compare(on, script, mode, clients, seconds)
-                        for clients in _CLIENTS
-                    ]
+                    lines += [_compare(on, script, mode, clients, seconds) for clients in _CLIENTS]
         return lines
 
 
@@ -88,9 +85,7 @@ def _compare(on: Bed, script: Path, mode: str, clients: int, seconds: int) -> Fi
     }
 
 
-def _pgbench(
-    on: Bed, dsn: str, script: Path, mode: str, clients: int, seconds: int
-) -> float:
+def _pgbench(on: Bed, dsn: str, script: Path, mode: str, clients: int, seconds: int) -> float:
     """Transactions per second; connections are made before."""
     known = conninfo_to_dict(dsn)
     ran = subprocess.run(

@@ -58,9 +58,7 @@ class Bed:
         """Create a view through the engine; returns the seconds it took."""
         begin = time.monotonic()
         with psycopg.connect(self.engine.dsn, autocommit=True) as conn:
-            conn.execute(
-                "CALL headrace.create_view(%s, %s, %s)", (name, query, options)
-            )
+            conn.execute("CALL headrace.create_view(%s, %s, %s)", (name, query, options))
         return time.monotonic() - begin
 
     def drop_view(self, name: str) -> None:
@@ -79,9 +77,7 @@ def bed(options: Options, **env: str) -> Iterator[Bed]:
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
             conn.execute("CREATE DATABASE bench")
         engine = EmbeddedEngine(
-            server.dsn("bench"),
-            Path(home) / "engine",
-            env={"JAVA_HOME": java_home()} | env,
+            server.dsn("bench"), Path(home) / "engine", env={"JAVA_HOME": java_home()} | env
         )
         try:
             yield Bed(server, engine)
@@ -97,9 +93,7 @@ def scalar(dsn: str, query: LiteralString, *values: Any) -> Any:
     return row[0]
 
 
-def wait_for(
-    what: str, condition: Callable[[], bool], timeout_s: float = 600.0
-) -> None:
+def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 600.0) -> None:
     """Wait until ``condition`` holds, looking every 5 ms."""
     deadline = time.monotonic() + timeout_s
     while not condition():

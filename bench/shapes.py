@@ -104,9 +104,7 @@ class Stream:
         if rows // 5 > self.rows // 20:
             raise ValueError(f"{rows} changes are too many for {self.rows} orders")
         first, self.changed = self.changed, self.changed + rows
-        self._execute(
-            _CHANGE, first=first, last=first + rows - 1, step=rows_per_transaction
-        )
+        self._execute(_CHANGE, first=first, last=first + rows - 1, step=rows_per_transaction)
 
     def _execute(self, text: str, **values: int) -> None:
         known = {"rows": self.rows, "customers": self.rows // CUSTOMERS_PART} | values

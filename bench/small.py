@@ -14,9 +14,7 @@ from bench import cpu
 from bench.scenario import Bed, Figures, Options, Scenario, bed
 
 _VIEWS: Final = (1, 10, 50, 200)
-_TABLE: Final = (
-    "CREATE TABLE events (id bigint PRIMARY KEY, k int NOT NULL, n int NOT NULL)"
-)
+_TABLE: Final = "CREATE TABLE events (id bigint PRIMARY KEY, k int NOT NULL, n int NOT NULL)"
 _FILL: Final = "INSERT INTO events SELECT i, i % 200, i FROM generate_series(1, 2000) i"
 _TRANSACTION: Final = """INSERT INTO events SELECT i, 7, i
     FROM generate_series({first}, {last}) i"""
@@ -45,9 +43,7 @@ class Small(Scenario):
                 made = 0
                 for count in (n for n in _VIEWS if n <= most):
                     for view in range(made, count):
-                        on.create_view(
-                            f"v{view}", query.format(view), '{"population": "local"}'
-                        )
+                        on.create_view(f"v{view}", query.format(view), '{"population": "local"}')
                     made = count
                     lines += [
                         {"views": count, "reached": what, **measured}
@@ -77,17 +73,13 @@ def _measure(on: Bed, views: int, seconds: float) -> Iterator[Figures]:
             before = _spent(worker, postmaster)
             shown: list[float] = []
             while time.monotonic() < begin + seconds or len(shown) < 3:
-                conn.execute(
-                    _TRANSACTION.format(first=last + 1, last=last + rows).encode()
-                )
+                conn.execute(_TRANSACTION.format(first=last + 1, last=last + rows).encode())
                 last += rows
                 at = time.monotonic()
                 conn.execute("CALL headrace.wait_for('v0')")
                 shown.append((time.monotonic() - at) * 1e3)
             after = _spent(worker, postmaster)
-            spent = {
-                k: (after[k] - before.get(k, 0.0)) * 1e3 / len(shown) for k in after
-            }
+            spent = {k: (after[k] - before.get(k, 0.0)) * 1e3 / len(shown) for k in after}
             yield {
                 "rows": rows,
                 "transactions": len(shown),
@@ -99,10 +91,7 @@ def _measure(on: Bed, views: int, seconds: float) -> Iterator[Figures]:
 
 def _spent(worker: int, postmaster: int) -> dict[str, float]:
     threads = {f"thread {k}": s for k, s in cpu.of_threads(worker).items()}
-    return threads | {
-        "worker": cpu.of_process(worker),
-        "postgres": cpu.of_children(postmaster),
-    }
+    return threads | {"worker": cpu.of_process(worker), "postgres": cpu.of_children(postmaster)}
 
 
 def _status(pid: int, field: str) -> str:

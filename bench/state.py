@@ -27,9 +27,7 @@ class State(Scenario):
     """One map state of a view, driven as the engine drives it."""
 
     name: ClassVar[str] = "state"
-    about: ClassVar[str] = (
-        "keys/s (of CPU time) in sorted batches of 10 000, beside RocksDB alone"
-    )
+    about: ClassVar[str] = "keys/s (of CPU time) in sorted batches of 10 000, beside RocksDB alone"
     rows_default: ClassVar[int] = 1_000_000
 
     def run(self, options: Options) -> list[Figures]:
@@ -96,10 +94,7 @@ class _Plain:
             self._put(batch, b"v" * _VALUE_BYTES)
         random.Random(8).shuffle(keys)  # noqa: S311
         some = list(_batches(keys[: rows // 2]))
-        return {
-            "get": _rate(some, self._db.get),
-            "upsert": _rate(some, self._upsert),
-        }
+        return {"get": _rate(some, self._db.get), "upsert": _rate(some, self._upsert)}
 
     def _put(self, keys: list[bytes], value: bytes) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
@@ -288,6 +283,4 @@ def _restart(path: Path, rows: int) -> list[Figures]:
     assert None not in found
     del state
     database.close()
-    return [
-        _line(f"restart with {size / 1024**3:.1f} GiB of state, s", seconds),
-    ]
+    return [_line(f"restart with {size / 1024**3:.1f} GiB of state, s", seconds)]

@@ -187,17 +187,13 @@ def queries() -> dict[str, str]:
     """The 22 queries by name, in order."""
     text = Path(__file__).with_name("tpch.sql").read_text()
     parts = re.split(r"^-- (Q\d+)$", text, flags=re.MULTILINE)
-    return {
-        name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)
-    }
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 class Tpch:
     """The tables at a scale, and what changes them; one connection, which stays the caller's."""
 
-    def __init__(
-        self, conn: psycopg.Connection[tuple[object, ...]], scale: float
-    ) -> None:
+    def __init__(self, conn: psycopg.Connection[tuple[object, ...]], scale: float) -> None:
         self._conn = conn
         self._orders = max(int(_ORDERS * scale), 8)
         self._values = {

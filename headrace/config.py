@@ -177,9 +177,7 @@ class Settings:
         """Check what can be checked without opening anything."""
         for name in ("slot_name", "publication_name"):
             if not _SLOT.fullmatch(getattr(self, name)):
-                raise UserError(
-                    f'setting "{name}" must be 1 to 63 characters of a-z, 0-9 and _'
-                )
+                raise UserError(f'setting "{name}" must be 1 to 63 characters of a-z, 0-9 and _')
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.type == "int" and value < 0:
@@ -322,9 +320,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(path.read_text())
     except OSError as error:
-        raise UserError(
-            f'could not read configuration file "{path}": {error}'
-        ) from error
+        raise UserError(f'could not read configuration file "{path}": {error}') from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f'invalid configuration file "{path}": {error}') from error
     values = _flatten(tree, "")

@@ -91,10 +91,7 @@ class Field(PlanPart, frozen=True):
     @property
     def arrow(self) -> pa.Field:
         """The Arrow field; metadata carries OID and typmod, so nothing is guessed later."""
-        meta = {
-            b"pg.oid": str(self.oid).encode(),
-            b"pg.typmod": str(self.typmod).encode(),
-        }
+        meta = {b"pg.oid": str(self.oid).encode(), b"pg.typmod": str(self.typmod).encode()}
         return pa.field(self.name, arrow_type(self.oid), metadata=meta)
 
 
@@ -108,9 +105,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     return pa.schema([*(f.arrow for f in schema), WEIGHT_FIELD])
 
 
-def diff_batch(
-    schema: Schema, columns: list[pa.Array], weights: pa.Array
-) -> pa.RecordBatch:
+def diff_batch(schema: Schema, columns: list[pa.Array], weights: pa.Array) -> pa.RecordBatch:
     """Build a diff batch; ``columns`` in schema order, ``weights`` int64 of the same length."""
     return pa.RecordBatch.from_arrays([*columns, weights], schema=arrow_schema(schema))
 

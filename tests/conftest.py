@@ -28,9 +28,7 @@ from tests.databases import Databases
 from tests.databases import drop_database as drop_database
 from tests.waiting import wait_until
 
-hypothesis.settings.register_profile(
-    "ci", deadline=None, derandomize=True, print_blob=True
-)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
@@ -68,16 +66,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """A run without slow tests tries fewer examples of each property."""
     Run.quick = config.option.markexpr == "not slow"
     if Run.quick:
-        hypothesis.settings.register_profile(
-            "quick", hypothesis.settings(), max_examples=30
-        )
+        hypothesis.settings.register_profile("quick", hypothesis.settings(), max_examples=30)
         hypothesis.settings.load_profile("quick")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A file is one piece of work; the Spark tests of all files are another."""
     for item in items:
         if not SERVERS & set(getattr(item, "fixturenames", ())):
@@ -191,9 +185,7 @@ def engine(request: pytest.FixtureRequest) -> EmbeddedEngine:
 
 @pytest.fixture(scope="module")
 def running_engine(
-    databases: Databases,
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[EmbeddedEngine]:
     """One engine for a whole module; tests use it through ``shared_engine``."""
     with started(databases, tmp_path_factory, request.node) as engine:

@@ -80,9 +80,7 @@ class Databases:
                 old = self._clean.pop()
                 self._uses[name] = self._uses.pop(old)
                 statement = sql.SQL("ALTER DATABASE {} RENAME TO {}")
-                conn.execute(
-                    statement.format(sql.Identifier(old), sql.Identifier(name))
-                )
+                conn.execute(statement.format(sql.Identifier(old), sql.Identifier(name)))
             else:
                 self._uses[name] = 0
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -140,8 +138,7 @@ def drop_slots(conn: psycopg.Connection, name: str) -> None:
 
     def gone() -> bool:
         slots = conn.execute(
-            "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s",
-            (name,),
+            "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s", (name,)
         ).fetchall()
         for slot, pid in slots:
             if pid is not None:

@@ -64,16 +64,12 @@ class Disturbed:
         sent = [b for port, batch in batches for b in self.made.apply(port, batch)]
         out: Counter[tuple[Any, ...]] = Counter()
         for batch in [*sent, *self.made.time_end(number)]:
-            for *row, weight in zip(
-                *(c.to_pylist() for c in batch.columns), strict=True
-            ):
+            for *row, weight in zip(*(c.to_pylist() for c in batch.columns), strict=True):
                 out[tuple(row)] += weight
         return out
 
 
-def fitting(
-    now: Counter[Any], changes: Sequence[tuple[Any, int]]
-) -> list[tuple[Any, int]]:
+def fitting(now: Counter[Any], changes: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]]:
     """``changes`` cut down to weights that never take away more than there is; ``now`` follows."""
     out = []
     for row, weight in changes:
@@ -87,11 +83,7 @@ def fitting(
 def line(row: Sequence[Any], weight: int) -> str:
     """A row as ``diffs`` reads it."""
     words = [
-        "."
-        if value is None
-        else str(value)[0].lower()
-        if isinstance(value, bool)
-        else str(value)
+        "." if value is None else str(value)[0].lower() if isinstance(value, bool) else str(value)
         for value in row
     ]
     return " ".join([f"{weight:+d}", *words])

@@ -184,9 +184,7 @@ def bare_statuses(tree: ast.AST, words: frozenset[str]) -> list[str]:
     """A status as a text: compared with what is called one, given to it, or given a name."""
 
     def is_word(node: ast.AST | None) -> bool:
-        values = (
-            node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
-        )
+        values = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
         return any(isinstance(v, ast.Constant) and v.value in words for v in values)
 
     def is_status(node: ast.AST | None) -> bool:

@@ -11,9 +11,7 @@ from tests.streams import Table
 COLUMNS = (("id", INT4), ("k", INT4), ("v", TEXT), ("n", NUMERIC))
 
 
-def table(
-    oid: int, *, keyed: bool = True, needed: tuple[int, ...] | None = None
-) -> Table:
+def table(oid: int, *, keyed: bool = True, needed: tuple[int, ...] | None = None) -> Table:
     """An empty table of ``COLUMNS`` whose key is ``id``."""
     return Table(oid, COLUMNS, (0,) if keyed else (), needed)
 
@@ -51,15 +49,7 @@ def join(
         fields = left.schema
     schema = tuple(Field(f"c{i}", f.oid) for i, f in enumerate(fields))
     return plan.JoinSpec(
-        node_id,
-        left.id,
-        right.id,
-        left_keys,
-        right_keys,
-        residual,
-        schema,
-        op,
-        null_safe,
+        node_id, left.id, right.id, left_keys, right_keys, residual, schema, op, null_safe
     )
 
 
@@ -69,9 +59,7 @@ def outer_joins(a: Node, b: Node) -> dict[str, plan.JoinSpec]:
     fails = (
         native(
             "<>",
-            native(
-                "/", number(12), native("-", col(0), number(99), oid=INT4), oid=INT4
-            ),
+            native("/", number(12), native("-", col(0), number(99), oid=INT4), oid=INT4),
             col(4),
         ),
     )
@@ -106,10 +94,7 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
     """Plans by name; together they use every collection."""
     a, b = one.source("a"), two.source("b")
     keep = plan.FilterSpec(
-        "keep",
-        "a",
-        (native(">", col(1), number(0)), native("<>", col(1), number(2))),
-        a.schema,
+        "keep", "a", (native(">", col(1), number(0)), native("<>", col(1), number(2))), a.schema
     )
     double = plan.MapSpec(
         "double",
@@ -126,11 +111,7 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
             plan.MapSpec(
                 "m",
                 "f",
-                (
-                    native(
-                        "/", number(12), native("-", col(1), col(5), oid=INT4), oid=INT4
-                    ),
-                ),
+                (native("/", number(12), native("-", col(1), col(5), oid=INT4), oid=INT4),),
                 (Field("q", INT4),),
             ),
         ),
@@ -141,16 +122,9 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
     on_n = join("on_n", a, b, (3,), (3,), (native("<", col(0), col(4)),))
     itself = join("self", a, a, (1,), (1,))
     cross = join("cross", a, b, (), ())
-    dn, dv = (
-        distinct("dn", project("pn", a, 3)),
-        distinct("dv", project("pv", b, 2, 3)),
-    )
-    both = plan.UnionSpec(
-        "both", ("pa", "pb", "pa"), (Field("v", TEXT), Field("n", NUMERIC))
-    )
-    ones = plan.ValuesSpec(
-        "ones", (("1", "x"), ("1", "x"), (None, None)), double.schema
-    )
+    dn, dv = (distinct("dn", project("pn", a, 3)), distinct("dv", project("pv", b, 2, 3)))
+    both = plan.UnionSpec("both", ("pa", "pb", "pa"), (Field("v", TEXT), Field("n", NUMERIC)))
+    ones = plan.ValuesSpec("ones", (("1", "x"), ("1", "x"), (None, None)), double.schema)
     with_ones = plan.UnionSpec("with", ("ones", "double"), double.schema)
     total = plan.ReduceSpec(
         "total",
@@ -163,9 +137,7 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         (Field("k", INT4), Field("c", INT8), Field("m", INT4)),
     )
     both_sets = (Field("k2", INT4), Field("v2", TEXT), Field("set", INT4))
-    sets = plan.ExpandSpec(
-        "sets", "a", (1, 2), ((0, 1), (1,), ()), a.schema + both_sets
-    )
+    sets = plan.ExpandSpec("sets", "a", (1, 2), ((0, 1), (1,), ()), a.schema + both_sets)
     per_set = plan.ReduceSpec(
         "per set",
         "sets",
@@ -222,10 +194,7 @@ def all_plans(one: Table, two: Table) -> dict[str, PhysicalPlan]:
         "distinct": finish(a, project("pn", a, 3), dn),
         "distinct of two": finish(b, project("pv", b, 2, 3), dv),
         "union": finish(a, b, pa_, pb_, both),
-        **{
-            f"{op.op}{' all' if op.all else ''}": finish(a, b, pa_, pb_, op)
-            for op in setops
-        },
+        **{f"{op.op}{' all' if op.all else ''}": finish(a, b, pa_, pb_, op) for op in setops},
         "top": finish(a, top),
         "top with ties": finish(a, tied),
         "first per group": finish(a, first),

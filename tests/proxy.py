@@ -76,26 +76,18 @@ class Proxy:
             pair = (client, server)
             with self._lock:
                 self._pairs.add(pair)
-            for source, sink, answers in (
-                (client, server, False),
-                (server, client, True),
-            ):
+            for source, sink, answers in ((client, server, False), (server, client, True)):
                 threading.Thread(
                     target=self._relay, args=(pair, source, sink, answers), daemon=True
                 ).start()
 
-    def _relay(
-        self, pair: Pair, source: socket.socket, sink: socket.socket, answers: bool
-    ) -> None:
+    def _relay(self, pair: Pair, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self.flowing.wait()
                 if answers and _COMMIT_DONE in data:
                     self.commits += 1
-                    if (
-                        self.drop_commit_every
-                        and self.commits % self.drop_commit_every == 0
-                    ):
+                    if self.drop_commit_every and self.commits % self.drop_commit_every == 0:
                         self.dropped += 1
                         break
                 if sink not in self._deaf:

@@ -64,9 +64,7 @@ def _node(  # noqa: C901  one case per node
             return _recursive(node, inputs, schemas, tables)
         case plan.ValuesSpec():
             return Counter(
-                tuple(
-                    value(text, f.oid) for text, f in zip(row, node.schema, strict=True)
-                )
+                tuple(value(text, f.oid) for text, f in zip(row, node.schema, strict=True))
                 for row in node.rows
             )
         case plan.TopKSpec():
@@ -83,10 +81,7 @@ def _distinct(node: plan.DistinctSpec, rows: Counter[Row]) -> Counter[Row]:
 
 
 def _recursive(
-    node: plan.RecursiveSpec,
-    inputs: list[Counter[Row]],
-    schemas: list[Schema],
-    tables: Tables,
+    node: plan.RecursiveSpec, inputs: list[Counter[Row]], schemas: list[Schema], tables: Tables
 ) -> Counter[Row]:
     """The step over the rows of the iteration before, as the manual says it (7.8.2)."""
     outer = dict(zip(node.outer, inputs[1:], strict=True))
@@ -142,9 +137,7 @@ def _values(node: plan.ValuesSpec) -> Counter[Row]:
 
 
 def _filter(predicates: tuple[Expr, ...], rows: Counter[Row]) -> Counter[Row]:
-    return Counter(
-        {r: w for r, w in rows.items() if all(scalar(p, r) is True for p in predicates)}
-    )
+    return Counter({r: w for r, w in rows.items() if all(scalar(p, r) is True for p in predicates)})
 
 
 def _map(expressions: tuple[Expr, ...], rows: Counter[Row]) -> Counter[Row]:
@@ -154,9 +147,7 @@ def _map(expressions: tuple[Expr, ...], rows: Counter[Row]) -> Counter[Row]:
     return out
 
 
-def _join(
-    node: plan.JoinSpec, inputs: list[Counter[Row]], schemas: list[Schema]
-) -> Counter[Row]:
+def _join(node: plan.JoinSpec, inputs: list[Counter[Row]], schemas: list[Schema]) -> Counter[Row]:
     pairs: Counter[Row] = Counter()
     met: tuple[set[Row], set[Row]] = (set(), set())
     safe = node.null_safe or (False,) * len(node.left_keys)
@@ -187,9 +178,7 @@ def _join(
     return pairs
 
 
-def _group(
-    rows: Counter[Row], places: Sequence[int], schema: Schema
-) -> dict[Row, list[Row]]:
+def _group(rows: Counter[Row], places: Sequence[int], schema: Schema) -> dict[Row, list[Row]]:
     groups: dict[Row, list[Row]] = {}
     for row, weight in rows.items():
         key = tuple(canonical(row[i], schema[i].oid) for i in places)
@@ -234,9 +223,7 @@ def _topk(node: plan.TopKSpec, rows: Counter[Row]) -> Counter[Row]:
     def sort_key(row: Row) -> list[_Sortable]:
         return [
             _Sortable(
-                canonical(row[o.column], node.schema[o.column].oid),
-                o.descending,
-                o.nulls_first,
+                canonical(row[o.column], node.schema[o.column].oid), o.descending, o.nulls_first
             )
             for o in node.order
         ]
@@ -294,11 +281,7 @@ def _aggregate(aggregate: plan.AggregateSpec, members: list[Row]) -> Any:
         return len(values)
     if not values:
         return None
-    functions: dict[str, Callable[[list[Any]], Any]] = {
-        "sum": sum,
-        "min": min,
-        "max": max,
-    }
+    functions: dict[str, Callable[[list[Any]], Any]] = {"sum": sum, "min": min, "max": max}
     result = functions[aggregate.function](values)
     return str(result) if aggregate.result.oid == NUMERIC else result
 

@@ -52,9 +52,7 @@ class Table:
 
     def source(self, node_id: str) -> SourceSpec:
         """The plan node that reads it."""
-        all_columns = [
-            SourceColumn(i + 1, name, oid) for i, (name, oid) in enumerate(self.columns)
-        ]
+        all_columns = [SourceColumn(i + 1, name, oid) for i, (name, oid) in enumerate(self.columns)]
         places = range(len(self.columns)) if self.needed is None else self.needed
         columns = tuple(all_columns[i] for i in places)
         return SourceSpec(
@@ -72,18 +70,14 @@ class Table:
     def typed(self) -> list[Row]:
         """Its rows as the reference wants them."""
         return [
-            tuple(
-                value(row[c.attnum - 1], c.oid) for c in load_columns(self.source("s"))
-            )
+            tuple(value(row[c.attnum - 1], c.oid) for c in load_columns(self.source("s")))
             for row in self.rows
         ]
 
     def load(self) -> list[pa.Array]:
         """Its rows as population loads them."""
         return [
-            text.parse(
-                pa.array([r[c.attnum - 1] for r in self.rows], pa.string()), c.oid
-            )
+            text.parse(pa.array([r[c.attnum - 1] for r in self.rows], pa.string()), c.oid)
             for c in load_columns(self.source("s"))
         ]
 
@@ -107,9 +101,7 @@ class Table:
             pa.array([kind for kind, _ in olds], pa.int8()),
         ]
         for i in range(len(self.columns)):
-            new = [
-                None if op.new is None or i in op.unchanged else op.new[i] for op in ops
-            ]
+            new = [None if op.new is None or i in op.unchanged else op.new[i] for op in ops]
             arrays.append(pa.array(new, pa.string()))
             arrays.append(pa.array([old[i] for _, old in olds], pa.string()))
             names += [f"n:{i + 1}", f"o:{i + 1}"]

@@ -24,9 +24,7 @@ def test_flaky_tests_exist_and_say_why():
 def test_any_other_failure_stands(tmp_path, monkeypatch, others):
     path = tmp_path / "lastfailed"
     path.write_text(json.dumps(dict.fromkeys(["tests/a.py::test_x[1]", *others], True)))
-    monkeypatch.setattr(
-        again, "FLAKY", {"tests/a.py::test_x": "a reason of some words"}
-    )
+    monkeypatch.setattr(again, "FLAKY", {"tests/a.py::test_x": "a reason of some words"})
     ran = []
     monkeypatch.setattr(pytest, "main", lambda args: ran.append(args) or 0)
     assert again.main(path) == (1 if others else 0)

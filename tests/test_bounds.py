@@ -39,9 +39,7 @@ def test_own_time_counts_and_waiting_does_not():
         time_passes(0.3)
         bounds.check()
         work(0.2)
-        with pytest.raises(
-            LimitExceeded, match=r"more than 100 ms .* view_time_ms_max"
-        ):
+        with pytest.raises(LimitExceeded, match=r"more than 100 ms .* view_time_ms_max"):
             bounds.check()
     bound.begin()
     with bound.applied():
@@ -134,9 +132,7 @@ def test_options_are_bounded_by_the_settings():
     settings = Settings(view_time_ms_max=1000)
     options = ViewOptions.of({"view_time_ms_max": 10_000, "view_rows_max": 5})
     options.check(settings)
-    assert bounds.of(settings, options.limits) == Limits(
-        10_000, settings.view_memory_bytes_max, 5
-    )
+    assert bounds.of(settings, options.limits) == Limits(10_000, settings.view_memory_bytes_max, 5)
     with pytest.raises(UserError, match="must be at most 10000"):
         ViewOptions.of({"view_time_ms_max": 10_001}).check(settings)
     with pytest.raises(UserError, match="must be a number from 1"):

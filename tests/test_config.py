@@ -25,18 +25,14 @@ def test_later_sources_win(tmp_path):
 
 
 def test_json_round_trip():
-    settings = Settings(
-        source="host=x password=y", data_dir=Path("/d"), spark_warm=False
-    )
+    settings = Settings(source="host=x password=y", data_dir=Path("/d"), spark_warm=False)
     assert Settings.from_json(settings.to_json()) == settings
     assert Settings.from_env({"HEADRACE_SETTINGS": settings.to_json()}) == settings
     assert settings.worker_socket == Path("/d/run/worker.sock")
 
 
 def test_secrets_are_not_shown():
-    settings = Settings(
-        source="host=x password=s3cret", eval_dsn="postgresql://u:s3cret@h/d"
-    )
+    settings = Settings(source="host=x password=s3cret", eval_dsn="postgresql://u:s3cret@h/d")
     assert "s3cret" not in repr(settings)
     assert "s3cret" not in redact("postgresql://u:s3cret@h/d")
     assert redact("no dsn at all = = =") == "<malformed DSN>"

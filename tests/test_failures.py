@@ -64,9 +64,7 @@ def test_every_sqlstate_has_the_family_of_its_class():
 
 def test_what_a_server_says_of_itself_is_transient():
     for state in STATES:
-        assert errors.transient(state) == (
-            errors.family(state) is ErrorFamily.TRANSIENT
-        )
+        assert errors.transient(state) == (errors.family(state) is ErrorFamily.TRANSIENT)
 
 
 def test_lost_connection_is_transient():
@@ -86,8 +84,5 @@ def test_words_are_kept_and_the_position_is_the_users(postgres):
     assert (error.position, error.code) == (1, "42703")
     assert failures.translate(caught.value, UserError).position is None
     assert failures.translate(caught.value, UserError, shift=20).position is None
-    assert (
-        failures.translate(hinted.value, UserError).hint
-        == hinted.value.diag.message_hint
-    )
+    assert failures.translate(hinted.value, UserError).hint == hinted.value.diag.message_hint
     assert hinted.value.diag.message_hint

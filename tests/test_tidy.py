@@ -27,10 +27,7 @@ FILE_BYTES_MAX = 100_000
 # leads to a room further down, never up.  The top modules (types, errors, clock, config, events)
 # are everybody's; they import no room.
 ROOMS: dict[str, set[str]] = {
-    "server": {
-        *("embedded", "kernels", "population", "postgres", "process", "runtime"),
-        "sql",
-    },
+    "server": {*("embedded", "kernels", "population", "postgres", "process", "runtime"), "sql"},
     "views": {
         *("collections", "expressions", "planner", "population", "postgres"),
         *("process", "sink", "sql"),
@@ -60,10 +57,7 @@ ROOMS: dict[str, set[str]] = {
 # Inside of the planner, likewise; a name with a dot is a file.
 PLANNER: dict[str, set[str]] = {
     ".__init__": {".plan", ".request", "physical"},
-    ".plan": {
-        *(".request", "analyse", "binding", "logical", "passes", "physical"),
-        "scalars",
-    },
+    ".plan": {*(".request", "analyse", "binding", "logical", "passes", "physical"), "scalars"},
     "physical": {".request", "analyse", "binding", "logical", "scalars"},
     "passes": {"analyse", "binding", "logical", "rules", "scalars"},
     "rules": {"logical"},
@@ -123,17 +117,13 @@ OPENING: dict[str, str] = {"postgres/connect.py": "the one door"}
 
 CITED = re.compile(r"(?<![\w-])(?:[AEFNT]-\d{1,2}|[EH]\d{1,2})(?![\w-])")
 """Ids of docs/behaviours.md."""
-SPAN = re.compile(
-    r"\b([EH])(\d{1,2})[-–]\1?(\d{1,2})\b|\b([AEFNT]-)(\d{1,2})(?:/(\d{1,2}))+"
-)
+SPAN = re.compile(r"\b([EH])(\d{1,2})[-–]\1?(\d{1,2})\b|\b([AEFNT]-)(\d{1,2})(?:/(\d{1,2}))+")
 PAPERS = re.compile(
     r"\b(?:requirements|reliability|architecture|datapath|peers|house-style|layout|topology)\.md"
 )
 """What this repository does not have."""
 
-OTHER_CODEC: dict[str, str] = {
-    "collections/subplans.py": "what is equal is told by its very text",
-}
+OTHER_CODEC: dict[str, str] = {"collections/subplans.py": "what is equal is told by its very text"}
 
 BANNED_CALLS = {
     "print": "log with structlog; programs write with sys.stdout.write",
@@ -183,9 +173,7 @@ def floors(module: str) -> str | None:
     if parts[1:2] != ["runtime"] or len(parts) < 3:
         return None
     name = parts[2]
-    return (
-        "threads" if name in THREADS else "records" if name in RECORDS else f".{name}"
-    )
+    return "threads" if name in THREADS else "records" if name in RECORDS else f".{name}"
 
 
 def wrong_arrows(
@@ -303,11 +291,7 @@ def nowhere(page: Path) -> list[str]:
 
 
 def test_pages_name_files_that_are_there() -> None:
-    pages = [
-        p
-        for f in ("headrace", "tests", "bench", "docs")
-        for p in (ROOT / f).rglob("*.md")
-    ]
+    pages = [p for f in ("headrace", "tests", "bench", "docs") for p in (ROOT / f).rglob("*.md")]
     assert len(pages) > 30
     missing = {str(p.relative_to(ROOT)): n for p in pages if (n := nowhere(p))}
     assert missing == {}
@@ -316,10 +300,7 @@ def test_pages_name_files_that_are_there() -> None:
 def test_every_collection_and_rule_has_its_test() -> None:
     tests = "\n".join(
         path.read_text()
-        for path in [
-            *(ROOT / "tests" / "collections").glob("*.py"),
-            *(ROOT / "tests").glob("*.py"),
-        ]
+        for path in [*(ROOT / "tests" / "collections").glob("*.py"), *(ROOT / "tests").glob("*.py")]
         if path != Path(__file__)
     )
     missing = []
@@ -329,9 +310,7 @@ def test_every_collection_and_rule_has_its_test() -> None:
             f"{node.name} ({named.relative_to(ROOT)})"
             for node in ast.parse(path.read_text()).body
             if isinstance(node, ast.ClassDef)
-            and any(
-                ast.unparse(b) in {"Collection", "Chain", "ByKey"} for b in node.bases
-            )
+            and any(ast.unparse(b) in {"Collection", "Chain", "ByKey"} for b in node.bases)
             and node.name != "Chain"  # what Filter, Map and Fused share
             and not named.exists()
             and not re.search(rf"\b{node.name}\(", tests)
@@ -413,9 +392,7 @@ def cited(text: str) -> set[str]:
             found |= {f"{letter}{n}" for n in range(int(first), int(last) + 1)}
         else:
             numbers = re.search(rf"{family}{one}((?:/\d+)+)", text)
-            found |= {
-                f"{family}{n}" for n in (numbers[1] if numbers else "").split("/") if n
-            }
+            found |= {f"{family}{n}" for n in (numbers[1] if numbers else "").split("/") if n}
     return found
 
 
@@ -450,9 +427,7 @@ def is_source(content: bytes) -> bool:
 
 def test_every_file_is_source() -> None:
     """What was built or downloaded beside the work does not belong here."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False
-    )
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("no clone, but an archive")
     files = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
@@ -497,12 +472,8 @@ def test_arrow_rule_itself(tmp_path: Path) -> None:
         parts = module.split(".")
         return parts[1] if len(parts) > 1 else None
 
-    assert wrong_arrows(found, {"a": {"b"}, "b": {"a"}}, place) == [
-        "b imports a above it"
-    ]
-    assert (
-        wrong_arrows(found, {"a": set(), "b": {"a"}}, place)[0] == "a may not import b"
-    )
+    assert wrong_arrows(found, {"a": {"b"}, "b": {"a"}}, place) == ["b imports a above it"]
+    assert wrong_arrows(found, {"a": set(), "b": {"a"}}, place)[0] == "a may not import b"
     unused = {"a": {"b", "c"}, "b": {"a"}, "c": set()}
     assert "a does not need c" in wrong_arrows(found, unused, place)
     assert "b is not in the table" in wrong_arrows(found, {"a": {"b"}}, place)
@@ -528,9 +499,7 @@ def test_limits_themselves() -> None:
     seven = ", ".join(f"a{i}" for i in range(limits.PARAMETERS_MAX))
     assert not limits.wide_functions(ast.parse(f"def f(self, {seven}): ..."))
     assert limits.wide_functions(ast.parse(f"def f({seven}, *, b): ..."))
-    assert limits.opens(
-        ast.parse("async def f(): await psycopg.AsyncConnection.connect(x)")
-    )
+    assert limits.opens(ast.parse("async def f(): await psycopg.AsyncConnection.connect(x)"))
     one, two = ast.parse("class A: ..."), ast.parse("class A: ...\nclass _B: ...")
     assert limits.namesakes({"x": one, "y": two}) == {"A": ["x", "y"]}
     assert other_than({}, "x", ["f"]) == ["f"]
@@ -552,8 +521,7 @@ def test_oids_have_names() -> None:
     found = {
         name_of(path): bare
         for path, tree in trees.items()
-        if path != PACKAGE / "types.py"
-        and (bare := limits.bare_oids(tree, frozenset({0, *oids})))
+        if path != PACKAGE / "types.py" and (bare := limits.bare_oids(tree, frozenset({0, *oids})))
     }
     assert found == {}, "they are named in headrace/types.py"
 
@@ -573,9 +541,7 @@ def test_prose_that_is_too_long_is_seen() -> None:
 
 def test_a_class_has_a_name_of_its_own() -> None:
     trees = {
-        name_of(path): tree
-        for path, tree in limits.read(MODULES).items()
-        if not is_kernel(path)
+        name_of(path): tree for path, tree in limits.read(MODULES).items() if not is_kernel(path)
     }
     assert len(trees) > 250
     found = limits.namesakes(trees)
@@ -585,9 +551,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
 def test_tests_wait_for_conditions() -> None:
     paths = [p for p in (ROOT / "tests").rglob("*.py") if p.name != "waiting.py"]
     assert len(paths) > 200
-    paths = [
-        p for p in paths if "sleep(" in p.read_text()
-    ]  # the others need no parsing
+    paths = [p for p in paths if "sleep(" in p.read_text()]  # the others need no parsing
     found = {
         str(path.relative_to(ROOT)): asleep
         for path, tree in limits.read(paths).items()
@@ -621,23 +585,17 @@ def test_the_catalog_is_of_sql_alone() -> None:
     names = relations()
     assert len(names) > 5
     trees = outside(SQL)
-    found = {
-        m: t for m, tree in trees.items() if (t := limits.catalog_texts(tree, names))
-    }
+    found = {m: t for m, tree in trees.items() if (t := limits.catalog_texts(tree, names))}
     assert found == {}, "a function of headrace/sql/ does it"
 
 
 def test_a_status_is_no_text() -> None:
     status = ast.parse((SQL / "status.py").read_text())
     members = (n for c in limits.classes(status) for n in c.body)
-    words = frozenset(
-        n.targets[0].id.lower() for n in members if isinstance(n, ast.Assign)
-    )
+    words = frozenset(n.targets[0].id.lower() for n in members if isinstance(n, ast.Assign))
     assert len(words) > 7
     trees = outside(SQL)
-    found = {
-        m: t for m, tree in trees.items() if (t := limits.bare_statuses(tree, words))
-    }
+    found = {m: t for m, tree in trees.items() if (t := limits.bare_statuses(tree, words))}
     assert found == {}, "they are named in headrace/sql/status.py"
 
 

@@ -17,9 +17,7 @@ Rows = Counter[tuple[str | None, ...]]
 FLOAT_OIDS = {700, 701}
 
 
-def status_of(
-    conn: psycopg.Connection, name: str
-) -> tuple[str, str | None, str | None]:
+def status_of(conn: psycopg.Connection, name: str) -> tuple[str, str | None, str | None]:
     """(status, SQLSTATE, message) of a view."""
     row = conn.execute(
         "SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
@@ -97,10 +95,7 @@ def commit(source: psycopg.Connection, statements: Iterable[str]) -> None:
 
 
 def follow(
-    source: psycopg.Connection,
-    views: dict[str, str],
-    transactions: Iterable[list[str]],
-    what: str,
+    source: psycopg.Connection, views: dict[str, str], transactions: Iterable[list[str]], what: str
 ) -> None:
     """Check the views as they are, and after each transaction; a failure begins with ``what``.
 

@@ -76,9 +76,7 @@ def create_marker(source: psycopg.Connection, commander: psycopg.Connection) -> 
     """Make the table and its view."""
     source.execute("CREATE TABLE marker (id int PRIMARY KEY, n bigint)")
     source.execute("INSERT INTO marker VALUES (1, 0)")
-    commander.execute(
-        "CALL headrace.create_view('marker_view', 'SELECT n FROM marker')"
-    )
+    commander.execute("CALL headrace.create_view('marker_view', 'SELECT n FROM marker')")
 
 
 def bump(source: psycopg.Connection) -> int:
@@ -88,9 +86,7 @@ def bump(source: psycopg.Connection) -> int:
     return row[0]
 
 
-def wait_for(
-    source: psycopg.Connection, number: int, seconds: float = PATIENCE_S
-) -> None:
+def wait_for(source: psycopg.Connection, number: int, seconds: float = PATIENCE_S) -> None:
     """Return once the views cover marker ``number``; fail when a view has stopped."""
     deadline = time.monotonic() + seconds
     while True:

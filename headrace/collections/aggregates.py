@@ -21,15 +21,7 @@ import pyarrow.compute as pc
 
 from headrace import types
 from headrace.collections.by_key import Found, Touched, difference, least
-from headrace.collections.kept import (
-    Asked,
-    Extreme,
-    First,
-    KeptValues,
-    Multiset,
-    Rows,
-    Single,
-)
+from headrace.collections.kept import Asked, Extreme, First, KeptValues, Multiset, Rows, Single
 from headrace.collections.plan import AggregateSpec
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
@@ -47,9 +39,7 @@ class Accumulator(ABC):
         self.result: Final = result
 
     @abstractmethod
-    def add(
-        self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int
-    ) -> None:
+    def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """Take up non-NULL values of this txid."""
 
     @abstractmethod
@@ -58,11 +48,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def advance(
-        self,
-        olds: list[Numbers],
-        at: list[int],
-        slots: slice,
-        news: list[Numbers],
+        self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
     ) -> list[Any]:
         """Values of the groups ``slots`` after the txid, for ``pa.array``.
 
@@ -83,9 +69,7 @@ class Count(Accumulator):
         self._sums = aggregate.IntSums()
         self._gathered: list[int] = []
 
-    def add(
-        self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int
-    ) -> None:
+    def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
         self._sums.add(slots, np.ones(len(slots), np.int64), weights, slot_count)
 
@@ -110,9 +94,7 @@ class Truth(Accumulator):
         self._counts, self._trues = aggregate.IntSums(), aggregate.IntSums()
         self._gathered: tuple[list[int], list[int]] = ([], [])
 
-    def add(
-        self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int
-    ) -> None:
+    def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
         values = buffers.values(column).astype(np.int64)
         self._counts.add(slots, np.ones_like(values), weights, slot_count)
@@ -128,8 +110,7 @@ class Truth(Accumulator):
     ) -> list[Any]:
         """See ``Accumulator``."""
         counts, trues = (
-            aggregate.advance_counts(olds, at, found[slots], news)
-            for found in self._gathered
+            aggregate.advance_counts(olds, at, found[slots], news) for found in self._gathered
         )
         if any(true > count for count, true in zip(counts, trues, strict=True)):
             raise aggregate.NegativeError
@@ -148,9 +129,7 @@ class IntSum(Accumulator):
         self._counts, self._sums = aggregate.IntSums(), aggregate.IntSums()
         self._gathered: tuple[list[int], list[int]] = ([], [])
 
-    def add(
-        self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int
-    ) -> None:
+    def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
         values = buffers.values(column).astype(np.int64)
         self._counts.add(slots, np.ones_like(values), weights, slot_count)
@@ -186,9 +165,7 @@ class NumericSum(Accumulator):
         self._special = [aggregate.IntSums() for _ in range(3)]
         self._seldom: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def add(
-        self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int
-    ) -> None:
+    def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
         parsed = numeric.parse(column)
         kinds = parsed.kinds
@@ -253,9 +230,7 @@ class FloatSum(Accumulator):
         self._counts = [aggregate.IntSums() for _ in range(5)]
         self._sums = aggregate.FloatSums()
 
-    def add(
-        self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int
-    ) -> None:
+    def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
         values = buffers.values(column).astype(np.float64)
         finite = np.isfinite(values)
@@ -281,9 +256,7 @@ class FloatSum(Accumulator):
         """See ``Accumulator``."""
         counts, sums = self._gathered
         parts = [one[slots] for one in counts]
-        found = aggregate.advance_floats(
-            olds, at, parts, sums[slots], news, self._average
-        )
+        found = aggregate.advance_floats(olds, at, parts, sums[slots], news, self._average)
         return _narrowed(found) if self.result.oid == types.FLOAT4 else found
 
 
@@ -321,9 +294,7 @@ class Unique:
     one value (1.0, 1.00) the least counts, by length, then bytes.
     """
 
-    def __init__(
-        self, name: str, number: int, argument: types.Field, inner: Accumulator
-    ) -> None:
+    def __init__(self, name: str, number: int, argument: types.Field, inner: Accumulator) -> None:
         self.inner: Final = inner
         self._name = name
         self._number = number
@@ -337,9 +308,7 @@ class Unique:
         """Take its state."""
         self._values = Multiset(self._name, self._number, store)
 
-    def add(
-        self, keys: Sequence[bytes], slots: Int64s, column: pa.Array, weights: Int64s
-    ) -> None:
+    def add(self, keys: Sequence[bytes], slots: Int64s, column: pa.Array, weights: Int64s) -> None:
         """Take up non-NULL values of the groups ``keys``, which have these slots."""
         found = rows.encode_keys([column], [self._argument.oid], nulls=True)
         whole = [a + b for a, b in zip(keys, found, strict=True) if b is not None]
@@ -378,9 +347,7 @@ class PartFeed:
     columns: tuple[int, ...]
     specs: tuple[AggregateSpec, ...]
 
-    def chosen(
-        self, columns: Sequence[pa.Array], count: int
-    ) -> npt.NDArray[np.bool_] | None:
+    def chosen(self, columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.bool_] | None:
         """The rows of ``columns`` that it takes; None = all."""
         mask = np.zeros(count, np.bool_)
         for spec in self.specs:
@@ -392,10 +359,7 @@ class PartFeed:
 
 
 def make(
-    specs: Sequence[AggregateSpec],
-    name: str,
-    fields: types.Schema,
-    remote: RemoteEvaluator | None,
+    specs: Sequence[AggregateSpec], name: str, fields: types.Schema, remote: RemoteEvaluator | None
 ) -> tuple[list[Part], list[PartFeed]]:
     """What computes each of ``specs``, the aggregates of one reduce, and what feeds that.
 
@@ -418,9 +382,7 @@ def make(
             readers: tuple[AggregateSpec, ...] = (spec,)
             if spec.row:
                 shared[spec.row] = kept
-                readers = tuple(
-                    s for s in specs if s.function == "remote" and s.row == own
-                )
+                readers = tuple(s for s in specs if s.function == "remote" and s.row == own)
             feeds.append(PartFeed(kept, own, readers))
         arguments = tuple(fields[i] for i in spec.columns)
         parts.append(Asked(spec, kept, own, arguments, remote))
@@ -444,9 +406,7 @@ def _part(spec: AggregateSpec, name: str, number: int, fields: types.Schema) -> 
     return Unique(name, number, argument, inner) if spec.distinct else inner
 
 
-def _accumulator(
-    function: str, argument: types.Field, result: types.Field
-) -> Accumulator:
+def _accumulator(function: str, argument: types.Field, result: types.Field) -> Accumulator:
     if function == "count":
         return Count(result)
     if function in ("bool_and", "bool_or"):
@@ -462,9 +422,7 @@ def _accumulator(
     raise BugError(f'no aggregate "{function}" over type OID {argument.oid}')
 
 
-def _chosen(
-    spec: AggregateSpec, columns: Sequence[pa.Array]
-) -> npt.NDArray[np.bool_] | None:
+def _chosen(spec: AggregateSpec, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_] | None:
     """The rows that take part in ``spec``: FILTER true, argument not NULL; None = all.
 
     ``remote`` gets NULLs too, for Postgres knows what it does with them; ``single`` counts them.

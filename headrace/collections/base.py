@@ -218,9 +218,7 @@ class Collection(ABC):
         self.metrics.time_ends += 1
         return self._wrap(batches, txid, attempt)
 
-    def _wrap(
-        self, batches: list[pa.RecordBatch], txid: int, attempt: int
-    ) -> list[Message]:
+    def _wrap(self, batches: list[pa.RecordBatch], txid: int, attempt: int) -> list[Message]:
         if self.begins:
             bounds.admit(batches)
         else:
@@ -236,9 +234,7 @@ class Collection(ABC):
         return out
 
 
-def cut(
-    batch: pa.RecordBatch, rows_max: int = ROWS_PER_BATCH_MAX
-) -> list[pa.RecordBatch]:
+def cut(batch: pa.RecordBatch, rows_max: int = ROWS_PER_BATCH_MAX) -> list[pa.RecordBatch]:
     """``batch`` in pieces of at most ``rows_max`` rows, without copying; nothing if empty."""
     rows = batch.num_rows
     if 0 < rows <= rows_max:
@@ -251,9 +247,7 @@ def encode(columns: list[pa.Array], count: int) -> list[bytes]:
     return rows.encode_rows(columns) if columns else [b""] * count
 
 
-def keys_of(
-    columns: Sequence[pa.Array], oids: Sequence[int], count: int
-) -> list[bytes]:
+def keys_of(columns: Sequence[pa.Array], oids: Sequence[int], count: int) -> list[bytes]:
     """Canonical keys of ``count`` rows, in which NULLs are equal; also without columns."""
     if not columns:
         return [b""] * count
@@ -261,9 +255,7 @@ def keys_of(
     return keys
 
 
-def decode(
-    encoded: list[bytes], schema: Schema, weights: Iterable[int]
-) -> pa.RecordBatch:
+def decode(encoded: list[bytes], schema: Schema, weights: Iterable[int]) -> pa.RecordBatch:
     """Diffs of rows that ``encode`` made of columns of ``schema``."""
     columns = rows.decode_rows(encoded, [arrow_type(f.oid) for f in schema])
     return diff_batch(schema, columns, pa.array(weights, pa.int64()))

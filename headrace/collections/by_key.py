@@ -95,12 +95,7 @@ class ByKey(Collection):
     """Keys that are looked at together at the end of a txid."""
 
     def __init__(
-        self,
-        node_id: str,
-        schema: Schema,
-        in_schema: Schema,
-        places: Sequence[int],
-        ports: int = 1,
+        self, node_id: str, schema: Schema, in_schema: Schema, places: Sequence[int], ports: int = 1
     ) -> None:
         """``places``: the columns of the input that are the key."""
         super().__init__(node_id, schema, ports)

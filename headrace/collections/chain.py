@@ -14,9 +14,7 @@ from headrace.types import Schema, arrow_schema
 class Chain(Collection):
     """A chain of steps: base of ``Filter``, ``Map`` and ``Fused``."""
 
-    def __init__(
-        self, node_id: str, schema: Schema, in_schema: Schema, steps: list[Step]
-    ) -> None:
+    def __init__(self, node_id: str, schema: Schema, in_schema: Schema, steps: list[Step]) -> None:
         super().__init__(node_id, schema)
         self._steps = steps
         self._schema = arrow_schema(schema)

@@ -199,9 +199,7 @@ class Dataflow:
                 self._take_out(outgoing)
                 continue
             following = [
-                (user, user_port, m)
-                for m in outgoing
-                for user, user_port in self._users[taker.id]
+                (user, user_port, m) for m in outgoing for user, user_port in self._users[taker.id]
             ]
             waiting.extend(reversed(following))
         self._failed = False

@@ -42,7 +42,5 @@ class Expand(Collection):
                 for place, (key, null) in enumerate(zip(keys, nothing, strict=True))
             ]
             numbers = pa.repeat(pa.scalar(number, pa.int32()), count)
-            out.append(
-                diff_batch(self.schema, [*columns, *shown, numbers], batch.columns[-1])
-            )
+            out.append(diff_batch(self.schema, [*columns, *shown, numbers], batch.columns[-1]))
         return out

@@ -73,9 +73,7 @@ class FlatMap(Collection):
             alone = np.setdiff1d(np.arange(count), places)
             if len(alone):
                 places = np.concatenate([places, alone])
-                results = [
-                    pa.concat_arrays([r, pa.nulls(len(alone), r.type)]) for r in results
-                ]
+                results = [pa.concat_arrays([r, pa.nulls(len(alone), r.type)]) for r in results]
         bounds.expect(self, len(places))
         at = pa.array(places)
         mine = [column.take(at) for column in columns_of(batch)]

@@ -56,20 +56,14 @@ class Join(base.Collection):
     words = "a join"
 
     def __init__(
-        self,
-        node: plan.JoinSpec,
-        left: Schema,
-        right: Schema,
-        remote: RemoteEvaluator | None,
+        self, node: plan.JoinSpec, left: Schema, right: Schema, remote: RemoteEvaluator | None
     ) -> None:
         super().__init__(node.id, node.schema, 2)
         self._node = node
         self._inputs_schema = (left, right)
         self._pair_schema = (*left, *right)
         self._residual = FilterStep(node.residual, remote)
-        self._held = (
-            base.Diffed(self._pair_schema) if self._residual.may_raise else None
-        )
+        self._held = base.Diffed(self._pair_schema) if self._residual.may_raise else None
         self._meets = not node.left_only or bool(node.residual)
         """Whether pairs are made at all."""
         self._states: tuple[IndexState, IndexState]
@@ -129,9 +123,7 @@ class Join(base.Collection):
         on = ", ".join(f"{a} = {b}" for a, b in zip(*names, strict=True))
         return f"{name} ({on})" if on else f"{name} (cross product)"
 
-    def _apply(
-        self, port: int, batch: pa.RecordBatch, keys: list[bytes]
-    ) -> list[pa.RecordBatch]:
+    def _apply(self, port: int, batch: pa.RecordBatch, keys: list[bytes]) -> list[pa.RecordBatch]:
         """Store rows of ``port``; returns their pairs, before the residual."""
         columns = base.columns_of(batch)
         weights = base.weights_of(batch)
@@ -189,9 +181,7 @@ class Join(base.Collection):
             low, size = low + size, 4 * size
         return at, found, weights
 
-    def _note(
-        self, port: int, keys: list[bytes], encoded: list[bytes], weights: list[int]
-    ) -> None:
+    def _note(self, port: int, keys: list[bytes], encoded: list[bytes], weights: list[int]) -> None:
         """Tell who watches that rows are about to come to ``port``."""
         if port in self._by_row:
             self._by_row[port].add(keys, encoded, weights)
@@ -263,9 +253,7 @@ def keys_of(
     strict = [c for c, is_safe in zip(columns, safe, strict=True) if not is_safe]
     for column in strict:
         if column.null_count:
-            for place in np.flatnonzero(
-                column.is_null().to_numpy(zero_copy_only=False)
-            ):
+            for place in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
                 keys[place] = None
     return keys
 
@@ -314,9 +302,7 @@ class PartnersByKey:
     O(changes), and O(rows of a key) for a key whose last partner went or whose first came.
     """
 
-    def __init__(
-        self, node_id: str, own: IndexState, other: IndexState, *, lone: bool
-    ) -> None:
+    def __init__(self, node_id: str, own: IndexState, other: IndexState, *, lone: bool) -> None:
         self._id = node_id
         self._own = own
         self._other = other
@@ -332,9 +318,7 @@ class PartnersByKey:
         """Rows under ``keys`` come to this side, where nothing was before this txid."""
         self._loaded.update(dict.fromkeys(keys))
 
-    def add(
-        self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]
-    ) -> None:
+    def add(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
         """Rows of this side."""
         self._keys += keys
         self._rows += encoded
@@ -394,9 +378,7 @@ class PartnersByRow:
     themselves, and 0 just if the row is lone (or not there).  O(changes + changed pairs).
     """
 
-    def __init__(
-        self, node_id: str, own: IndexState, pairs: IndexState, *, lone: bool
-    ) -> None:
+    def __init__(self, node_id: str, own: IndexState, pairs: IndexState, *, lone: bool) -> None:
         self._id = node_id
         self._own = own
         self._pairs = pairs
@@ -404,15 +386,11 @@ class PartnersByRow:
         self._rows: Counter[tuple[bytes, bytes]] = Counter()
         self._changed: Counter[tuple[bytes, bytes]] = Counter()
 
-    def add(
-        self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]
-    ) -> None:
+    def add(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
         """Rows of this side."""
         _sum(self._rows, keys, encoded, weights)
 
-    def pair(
-        self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]
-    ) -> None:
+    def pair(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
         """This side's half of pairs that have passed, with the weights of the pairs."""
         _sum(self._changed, keys, encoded, weights)
 

@@ -38,9 +38,7 @@ class Multiset:
         self._state: IndexState = store.index(name)
         self._retracted: dict[tuple[bytes, bytes], None] = {}
 
-    def add(
-        self, keys: Sequence[bytes], values: Sequence[bytes], weights: Int64s
-    ) -> None:
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes], weights: Int64s) -> None:
         """Add to the multiplicities."""
         own = self._own(keys)
         self._state.add_many(own, values, weights.tolist())
@@ -72,9 +70,7 @@ class Multiset:
 class KeptValues(ABC):
     """An aggregate that keeps its group's values."""
 
-    def __init__(
-        self, name: str, number: int, arguments: Schema, result: Field
-    ) -> None:
+    def __init__(self, name: str, number: int, arguments: Schema, result: Field) -> None:
         self.result: Final = result
         self._name = name
         self._number = number
@@ -87,9 +83,7 @@ class KeptValues(ABC):
         self._values = Multiset(self._name, self._number, store)
 
     @abstractmethod
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
+    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
         """Take up values of the groups ``keys``, a column per argument."""
 
     def check(self) -> None:
@@ -105,19 +99,12 @@ class Extreme(KeptValues):
     """``min``, ``max`` and ``any``: the values in order, in the form in which they came."""
 
     def __init__(
-        self,
-        name: str,
-        number: int,
-        function: str,
-        argument: Field,
-        result: Field,
+        self, name: str, number: int, function: str, argument: Field, result: Field
     ) -> None:
         super().__init__(name, number, (argument,), result)
         self._function = function
 
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
+    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
         """See ``KeptValues``."""
         values = rows.encode_rows(columns)
         orders: list[bytes]
@@ -143,9 +130,7 @@ _NULL_ROW: Final = b"\x01"
 class Single(KeptValues):
     """``single``: the value of the only row of the group; NULLs are rows too."""
 
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
+    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
         """See ``KeptValues``."""
         self._values.add(keys, rows.encode_rows(columns), weights)
 
@@ -154,8 +139,7 @@ class Single(KeptValues):
         at, found, weights = self._values.scan(keys)
         if len(set(at)) < len(at) or any(weight > 1 for weight in weights):
             raise RowError(
-                "more than one row returned by a subquery used as an expression",
-                sqlstate="21000",
+                "more than one row returned by a subquery used as an expression", sqlstate="21000"
             )
         values = [_NULL_ROW] * len(keys)
         for place, row in zip(at, found, strict=True):
@@ -166,17 +150,13 @@ class Single(KeptValues):
 class First(KeptValues):
     """``any`` with a row: the value of the first row, in canonical order, that has one."""
 
-    def __init__(
-        self, name: str, number: int, row: Schema, place: int, result: Field
-    ) -> None:
+    def __init__(self, name: str, number: int, row: Schema, place: int, result: Field) -> None:
         """``place``: that of the value in the row."""
         super().__init__(name, number, row, result)
         self._oids = [f.oid for f in row]
         self._place = place
 
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
+    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
         """See ``KeptValues``."""
         found = rows.encode_keys(columns, self._oids, nulls=True)
         orders = [key for key in found if key is not None]
@@ -212,9 +192,7 @@ class Rows:
         """Take its state."""
         self._values = Multiset(self._name, self._number, store)
 
-    def add(
-        self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s
-    ) -> None:
+    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
         """Take up rows of the groups ``keys``."""
         encoded = rows.encode_rows(columns) if columns else [b""] * len(keys)
         self._values.add(keys, encoded, weights)
@@ -241,9 +219,7 @@ class Rows:
         """What was read is not needed any more."""
         self._read = None
 
-    def _canonical(
-        self, at: list[int], found: list[bytes], columns: list[pa.Array]
-    ) -> Int64s:
+    def _canonical(self, at: list[int], found: list[bytes], columns: list[pa.Array]) -> Int64s:
         order = list(range(len(at)))
         if columns and len(at) > 1:
             keys = rows.encode_keys(columns, self._oids, nulls=True)

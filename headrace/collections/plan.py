@@ -503,16 +503,11 @@ def _as_now(data: Any) -> Any:
     """Data of earlier as it is written now."""
     if not isinstance(data, dict):
         return data
-    out = {
-        k: [_as_now(n) for n in v] if k in ("nodes", "step") else v
-        for k, v in data.items()
-    }
+    out = {k: [_as_now(n) for n in v] if k in ("nodes", "step") else v for k, v in data.items()}
     kind = out.get("kind")
     if kind == "Window" and "frame" in out:  # that of all its calls
         frame = out.pop("frame")
         out["calls"] = [{**call, "frame": frame} for call in out["calls"]]
-    if (
-        kind == "Source" and out.get("pushdown") == ""
-    ):  # a text, which never was another
+    if kind == "Source" and out.get("pushdown") == "":  # a text, which never was another
         out["pushdown"] = []
     return out

@@ -112,8 +112,7 @@ class Recursive(base.Collection):
 
     def _too_many(self) -> None:
         raise DefiniteFailure(
-            "a recursive query did not end after"
-            f" {self._node.iterations_max} iterations",
+            f"a recursive query did not end after {self._node.iterations_max} iterations",
             detail="Postgres, too, would go on until the iteration finds no new rows.",
             hint="Follow each row once (UNION instead of UNION ALL) or bound the depth in"
             " the query, or create the view with a higher limit: options =>"
@@ -124,8 +123,7 @@ class Recursive(base.Collection):
 
     def _too_wide(self) -> None:
         raise DefiniteFailure(
-            "an iteration of a recursive query gives more than"
-            f" {self._node.rows_max} rows",
+            f"an iteration of a recursive query gives more than {self._node.rows_max} rows",
             hint="Follow each row once (UNION instead of UNION ALL) or bound the depth in"
             " the query, or create the view with a higher limit: options =>"
             f" '{{\"max_recursion_rows\": {self._node.rows_max * 10}}}' (or raise the"
@@ -193,9 +191,7 @@ class Recursive(base.Collection):
             for batch in base.cut(base.decode(found, self.schema, weights)):
                 self._worked(number).add(batch)
 
-    def _first(
-        self, keys: list[bytes], *, final: bool = False
-    ) -> list[tuple[int, bytes] | None]:
+    def _first(self, keys: list[bytes], *, final: bool = False) -> list[tuple[int, bytes] | None]:
         """Per key the first iteration that has such a row, and the row that is shown."""
         at, found, weights = self._state.scan_many(keys)
         out: list[tuple[int, bytes] | None] = [None] * len(keys)
@@ -207,11 +203,7 @@ class Recursive(base.Collection):
             iteration = int.from_bytes(numbered[:_NUMBER_BYTES], "big")
             row = numbered[_NUMBER_BYTES:]
             best = out[place]
-            if best is None or (iteration, len(row), row) < (
-                best[0],
-                len(best[1]),
-                best[1],
-            ):
+            if best is None or (iteration, len(row), row) < (best[0], len(best[1]), best[1]):
                 out[place] = (iteration, row)
         return out
 
@@ -292,9 +284,7 @@ class _Step:
             self.feed(name, batch)
 
 
-def _by_iteration(
-    batch: pa.RecordBatch, place: int
-) -> list[tuple[int, pa.RecordBatch]]:
+def _by_iteration(batch: pa.RecordBatch, place: int) -> list[tuple[int, pa.RecordBatch]]:
     """``batch`` cut by the numbers in its column ``place``, ascending."""
     numbers = batch.column(place).to_numpy()
     if (numbers == numbers[0]).all():
@@ -305,9 +295,7 @@ def _by_iteration(
     ordered = batch.take(pa.array(order))
     return [
         (int(number), ordered.slice(start, end - start))
-        for number, start, end in zip(
-            found, starts.tolist(), ends.tolist(), strict=True
-        )
+        for number, start, end in zip(found, starts.tolist(), ends.tolist(), strict=True)
     ]
 
 

@@ -163,9 +163,7 @@ class Reduce(Collection):
         self._clear()
         return out
 
-    def _advance(
-        self, keys: list[bytes], step: slice, counts: list[int]
-    ) -> list[pa.RecordBatch]:
+    def _advance(self, keys: list[bytes], step: slice, counts: list[int]) -> list[pa.RecordBatch]:
         """Bring the groups of slots ``step`` forward; the diffs of their rows."""
         olds, old_keys, old_rows = _decoded(self._state.get_many(keys))
         news: list[Numbers] = [[] for _ in keys]
@@ -187,11 +185,7 @@ class Reduce(Collection):
         return self._diffs(key_rows, old_rows, new_rows)
 
     def _merge(
-        self,
-        olds: list[Numbers],
-        step: slice,
-        counts: list[int],
-        news: list[Numbers],
+        self, olds: list[Numbers], step: slice, counts: list[int], news: list[Numbers]
     ) -> tuple[list[int], list[list[Any]]]:
         """Row count per group, and per accumulator its values."""
         at = [0] * len(news)
@@ -234,10 +228,7 @@ class Reduce(Collection):
         return out
 
     def _diffs(
-        self,
-        key_rows: list[bytes],
-        old_rows: list[bytes | None],
-        new_rows: list[bytes | None],
+        self, key_rows: list[bytes], old_rows: list[bytes | None], new_rows: list[bytes | None]
     ) -> list[pa.RecordBatch]:
         keys: list[bytes] = []
         results: list[bytes] = []

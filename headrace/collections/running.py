@@ -63,15 +63,11 @@ class Running(ByKey):
         self._by_row = [c.frame.startswith("ROWS") for c in node.calls]
         self._numbered = any(s.function in ("row_number", "rank") for s in self._specs)
         distances = {
-            name: max(
-                (s.distance for s in self._specs if s.function == name), default=0
-            )
+            name: max((s.distance for s in self._specs if s.function == name), default=0)
             for name in ("lag", "lead")
         }
         self._back, self._ahead = distances["lag"], distances["lead"]
-        self._defaults = [
-            _default(s, c) for s, c in zip(self._specs, node.calls, strict=True)
-        ]
+        self._defaults = [_default(s, c) for s, c in zip(self._specs, node.calls, strict=True)]
         self._ends: dict[bytes, tuple[bytes, bytes]] = {}
         """Partition -> the first and the last entry that the txid has touched."""
         self._state: IndexState
@@ -86,8 +82,7 @@ class Running(ByKey):
         """See ``Collection``."""
         keys = ", ".join(self.schema[i].name for i in self._node.keys)
         items = ", ".join(
-            self.schema[i.column].name + (" DESC" if i.descending else "")
-            for i in self._node.order
+            self.schema[i.column].name + (" DESC" if i.descending else "") for i in self._node.order
         )
         calls = ", ".join(s.function for s in self._specs)
         return f"Window, running, by ({keys}) order ({items}): {calls}"
@@ -184,9 +179,7 @@ class Running(ByKey):
             )
             columns = self._columns([e for _, e in there])
             bounds = {}
-            for row, ((i, entry), weight) in enumerate(
-                zip(there, weights, strict=True)
-            ):
+            for row, ((i, entry), weight) in enumerate(zip(there, weights, strict=True)):
                 for number, past in parts[i].past.items():
                     room = (past.maxlen or 0) - len(past)
                     past.extendleft([columns[number][row]] * min(weight, room))
@@ -199,9 +192,7 @@ class Running(ByKey):
     def _round(self, parts: list[_Part]) -> list[pa.RecordBatch]:
         size = max(part.size for part in parts)
         keys = [part.key for part in parts]
-        at, entries, weights = self._state.first_many(
-            keys, size, [p.next for p in parts]
-        )
+        at, entries, weights = self._state.first_many(keys, size, [p.next for p in parts])
         demand_none_negative(weights, self.id)
         columns = self._columns(entries)
         orders, _ = order.split(entries)
@@ -246,8 +237,7 @@ class Running(ByKey):
                 taken = decoded[spec.condition]
                 filled = column if column is not None else [True] * len(entries)
                 column = [
-                    value if yes else _NOTHING
-                    for value, yes in zip(filled, taken, strict=True)
+                    value if yes else _NOTHING for value, yes in zip(filled, taken, strict=True)
                 ]
             out.append(column)
         return out
@@ -284,9 +274,7 @@ class Running(ByKey):
                         for i in range(begin + spec.distance, end + spec.distance)
                     )
                     continue
-                outputs[number].extend(
-                    self._group(part, number, group, columns[number])
-                )
+                outputs[number].extend(self._group(part, number, group, columns[number]))
             page.places.extend(range(part.place + 1, part.place + 1 + len(group)))
             part.place += len(group)
             page.copies.extend(group)
@@ -320,17 +308,11 @@ class Running(ByKey):
                 return [part.sums[number]] * count
             case "last_value":
                 last = column[group[-1]]
-                return (
-                    [column[i] for i in group]
-                    if self._by_row[number]
-                    else [last] * count
-                )
+                return [column[i] for i in group] if self._by_row[number] else [last] * count
             case _:
                 return self._aggregated(part, number, group, column)
 
-    def _aggregated(
-        self, part: _Part, number: int, group: list[int], column: Any
-    ) -> list[Any]:
+    def _aggregated(self, part: _Part, number: int, group: list[int], column: Any) -> list[Any]:
         out, by_row = [], self._by_row[number]
         total = part.sums[number]
         for i in group:
@@ -388,9 +370,7 @@ class Running(ByKey):
         active = pages
         while active:
             found = self._out.first_many(
-                [page.part.key for page in active],
-                size,
-                [p.part.old_next for p in active],
+                [page.part.key for page in active], size, [p.part.old_next for p in active]
             )
             counts = [0] * len(active)
             for at, row in zip(found[0], found[1], strict=True):
@@ -404,9 +384,7 @@ class Running(ByKey):
                 if count < size:
                     continue
                 last = _parsed(page.part.old_next[:-1])[0]
-                if page.rest is None or (
-                    page.copies and last <= entries[page.copies[-1]]
-                ):
+                if page.rest is None or (page.copies and last <= entries[page.copies[-1]]):
                     left.append(page)
             active = left
 
@@ -487,9 +465,7 @@ class Running(ByKey):
         parsed = [_parsed(row) for row in found]
         columns = rows.decode_rows([p[2] for p in parsed], self._out_types)
         turned = [column.to_pylist() for column in columns]
-        return [[c[i] for c in turned] for i in range(len(found))], [
-            p[3] for p in parsed
-        ]
+        return [[c[i] for c in turned] for i in range(len(found))], [p[3] for p in parsed]
 
 
 @dataclass(slots=True)
@@ -550,9 +526,7 @@ class _Changes:
         """Something is out now."""
         self._note(key, row, 1, (entry, values))
 
-    def _note(
-        self, key: bytes, row: bytes, weight: int, shown: tuple[bytes, bytes]
-    ) -> None:
+    def _note(self, key: bytes, row: bytes, weight: int, shown: tuple[bytes, bytes]) -> None:
         self.keys.append(key)
         self.rows.append(row)
         self.weights.append(weight)

@@ -46,16 +46,11 @@ class Sorter:
         self._trusted = all(item.trusted for item in order)
         self._oids = [field.oid for field in schema]
         sorted_by = {item.column for item in order} if self.native else set()
-        self._rest = [
-            i for i in range(len(schema)) if i not in sorted_by and i not in keys
-        ]
+        self._rest = [i for i in range(len(schema)) if i not in sorted_by and i not in keys]
         fields = tuple(schema[item.column] for item in order)
         self._over = Over(
             ("pg_catalog.dense_rank()",),
-            tuple(
-                Sorting(i, item.operator, item.nulls_first)
-                for i, item in enumerate(order, 1)
-            ),
+            tuple(Sorting(i, item.operator, item.nulls_first) for i, item in enumerate(order, 1)),
             ("",),
             fields,
             (_RANK,),
@@ -85,9 +80,7 @@ class Sorter:
         assert self._remote is not None, "asked by the constructor"
         chosen = [columns[item.column] for item in self._order]
         ones = np.ones(len(groups), np.int64)
-        at, [found] = self._remote.windows(
-            self._over, chosen, groups, ones, self._trusted
-        )
+        at, [found] = self._remote.windows(self._over, chosen, groups, ones, self._trusted)
         ranks = np.empty(len(groups), np.int64)
         ranks[at] = found.to_numpy()
         packed = ranks.astype(">i8").tobytes()

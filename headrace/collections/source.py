@@ -22,13 +22,7 @@ import pyarrow.compute as pc
 from headrace.collections import plan
 from headrace.collections.base import Collection, cut, decode, encode
 from headrace.collections.plan import SourceColumn
-from headrace.errors import (
-    RESYNC,
-    BugError,
-    DefiniteFailure,
-    StructureChanged,
-    UnsupportedError,
-)
+from headrace.errors import RESYNC, BugError, DefiniteFailure, StructureChanged, UnsupportedError
 from headrace.expressions.evaluate import Program
 from headrace.kernels import rows, source, text
 from headrace.state import layout
@@ -55,9 +49,7 @@ def load_batch(node: plan.SourceSpec, columns: list[pa.Array]) -> pa.RecordBatch
             "no column of it is read"
         )
     if len(columns) != len(names):
-        raise BugError(
-            f'{len(columns)} columns to load into source "{node.id}" of {len(names)}'
-        )
+        raise BugError(f'{len(columns)} columns to load into source "{node.id}" of {len(names)}')
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
@@ -156,8 +148,7 @@ class Source(Collection):
         if (ops == source.TRUNCATE).any():
             return True
         typed = [
-            self._parse(column, self._text(batch, "n", column))
-            for column in self._load_columns
+            self._parse(column, self._text(batch, "n", column)) for column in self._load_columns
         ]
         new = pa.array(np.flatnonzero(ops <= source.UPDATE))
         came = [column.take(new) for column in typed[: len(self._types)]]
@@ -254,10 +245,7 @@ class Source(Collection):
         return out
 
     def _check_keys(
-        self,
-        ops: np.ndarray,
-        old_keys: list[bytes | None],
-        new_keys: list[bytes | None],
+        self, ops: np.ndarray, old_keys: list[bytes | None], new_keys: list[bytes | None]
     ) -> None:
         """Key columns are NOT NULL: a missing key means another replica identity."""
         no_new = np.fromiter((key is None for key in new_keys), bool, len(ops))
@@ -361,10 +349,7 @@ class Source(Collection):
                 value = pc.if_else(pa.array(flags), fill, value)
             new.append(self._parse(column, value))
         consolidator = rows.Consolidator()
-        for columns, count, weight in (
-            (old, old_batch.num_rows, -1),
-            (new, new_batch.num_rows, 1),
-        ):
+        for columns, count, weight in ((old, old_batch.num_rows, -1), (new, new_batch.num_rows, 1)):
             kept = encode(columns, count)
             if self._wanted is not None and count:
                 mask = _mask(self._wanted, columns, count)
@@ -391,18 +376,14 @@ class Source(Collection):
         full = self._node.full_identity
         for keys, values in self._state.scan():
             if full:
-                out.extend(
-                    self._decoded(keys, [-layout.decode_weight(v) for v in values])
-                )
+                out.extend(self._decoded(keys, [-layout.decode_weight(v) for v in values]))
             else:
                 out.extend(self._decoded(values, [-1] * len(values)))
             nothing: list[bytes | None] = [None] * len(keys)
             self._state.put_many(keys, nothing)
         return out
 
-    def _emit(
-        self, went: list[bytes], new: list[pa.Array], came: int
-    ) -> list[pa.RecordBatch]:
+    def _emit(self, went: list[bytes], new: list[pa.Array], came: int) -> list[pa.RecordBatch]:
         """Retractions of ``went``, then ``came`` new rows."""
         if not self._types:
             weight = pa.array(np.array([came] if came else [], np.int64))
@@ -428,9 +409,7 @@ class Source(Collection):
             )
         return batch.column(place)
 
-    def _unchanged(
-        self, batch: pa.RecordBatch, column: SourceColumn
-    ) -> np.ndarray | None:
+    def _unchanged(self, batch: pa.RecordBatch, column: SourceColumn) -> np.ndarray | None:
         place = batch.schema.get_field_index(f"u:{column.attnum}")
         if place < 0:
             return None

@@ -57,9 +57,7 @@ def _row_text(batch: pa.RecordBatch, row: int) -> str:
 class FilterStep:
     """Rows for which every predicate is true; NULL counts as false."""
 
-    def __init__(
-        self, predicates: tuple[Expr, ...], remote: RemoteEvaluator | None
-    ) -> None:
+    def __init__(self, predicates: tuple[Expr, ...], remote: RemoteEvaluator | None) -> None:
         self.may_raise: Final = any(may_raise(p) for p in predicates)
         self._programs = [Program((p,), remote) for p in predicates]
 
@@ -78,10 +76,7 @@ class MapStep:
     """One output column per expression; weights stay."""
 
     def __init__(
-        self,
-        expressions: tuple[Expr, ...],
-        schema: Schema,
-        remote: RemoteEvaluator | None,
+        self, expressions: tuple[Expr, ...], schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
         self.may_raise: Final = any(may_raise(e) for e in expressions)
         self._schema = arrow_schema(schema)
@@ -94,17 +89,13 @@ class MapStep:
             columns = run_program(self._program, batch)
         elif self._program is not None:
             columns = [pa.array([], field.type) for field in self._schema][:-1]
-        return pa.RecordBatch.from_arrays(
-            [*columns, batch.columns[-1]], schema=self._schema
-        )
+        return pa.RecordBatch.from_arrays([*columns, batch.columns[-1]], schema=self._schema)
 
 
 Step = FilterStep | MapStep
 
 
-def make_step(
-    node: plan.FilterSpec | plan.MapSpec, remote: RemoteEvaluator | None
-) -> Step:
+def make_step(node: plan.FilterSpec | plan.MapSpec, remote: RemoteEvaluator | None) -> Step:
     """The step a node describes."""
     if isinstance(node, plan.FilterSpec):
         return FilterStep(node.predicates, remote)

@@ -130,9 +130,7 @@ def over_feeds(whole: p.PhysicalPlan, feeds: Iterable[str]) -> p.PhysicalPlan:
     fed = set(feeds)
     needed = _needed(whole, [whole.sink.id], fed)
     nodes = [
-        p.FeedSpec(n.id, n.schema) if n.id in fed else n
-        for n in whole.nodes
-        if n.id in needed
+        p.FeedSpec(n.id, n.schema) if n.id in fed else n for n in whole.nodes if n.id in needed
     ]
     return p.PhysicalPlan(tuple(nodes))
 

@@ -185,9 +185,7 @@ class Temporal(base.Collection):
         if min(found.values()) < 0:
             raise BugError(f'a row in state "{self.id}" has a negative weight')
         out: list[pa.RecordBatch] = []
-        for batch in base.cut(
-            base.decode(list(found), self._in_schema, found.values())
-        ):
+        for batch in base.cut(base.decode(list(found), self._in_schema, found.values())):
             old, new = self._stand(batch, before), self._stand(batch, now)
             changed = np.zeros(batch.num_rows, np.bool_)
             for was, becomes in zip(old, new, strict=True):
@@ -200,16 +198,12 @@ class Temporal(base.Collection):
             gone = self._wide(batch, old).filter(mask)
             minus = pc.negate(gone.columns[-1])
             out += base.cut(
-                pa.RecordBatch.from_arrays(
-                    [*gone.columns[:-1], minus], schema=gone.schema
-                )
+                pa.RecordBatch.from_arrays([*gone.columns[:-1], minus], schema=gone.schema)
             )
             out += base.cut(self._wide(batch, new).filter(mask))
         return out
 
-    def _enter(
-        self, batch: pa.RecordBatch, now: int, limits: list[int]
-    ) -> list[pa.RecordBatch]:
+    def _enter(self, batch: pa.RecordBatch, now: int, limits: list[int]) -> list[pa.RecordBatch]:
         """Take up diffs of the input; only rows from ``limits`` on are kept."""
         columns, weights = base.columns_of(batch), base.weights_of(batch)
         encoded = base.encode(columns, batch.num_rows)
@@ -217,9 +211,7 @@ class Temporal(base.Collection):
         for number, places in enumerate(self._places(keys)):
             limit = limits[number]
             known = [
-                (i, place)
-                for i, place in enumerate(places)
-                if place is not None and place >= limit
+                (i, place) for i, place in enumerate(places) if place is not None and place >= limit
             ]
             names = [self._bucket(number, place) for _, place in known]
             counts = [weights[i] for i, _ in known]
@@ -265,9 +257,7 @@ class Temporal(base.Collection):
             else bound
             for test, bound in zip(self._tests, bounds, strict=True)
         ]
-        for number, (bound, places) in enumerate(
-            zip(moved, self._places(moved), strict=True)
-        ):
+        for number, (bound, places) in enumerate(zip(moved, self._places(moved), strict=True)):
             first, last = places
             if first is None or last is None:
                 raise BugError("the clock has no time")
@@ -283,8 +273,7 @@ class Temporal(base.Collection):
         return {
             row[_PLACE.size :]: weight
             for row, weight in zip(stamped, weights, strict=True)
-            if (place := row[: _PLACE.size]) in (low, high)
-            or (ranged and low < place < high)
+            if (place := row[: _PLACE.size]) in (low, high) or (ranged and low < place < high)
         }
 
     def _count(self, number: int, first: int, last: int) -> int:
@@ -328,9 +317,7 @@ class Temporal(base.Collection):
         pages = range(_AT.unpack(_page(low))[1], _AT.unpack(_page(high))[1] + 1)
         out: dict[bytes, int] = {}
         for start in range(0, len(pages), _PAGES_MAX):
-            part = [
-                _AT.pack(number, page) for page in pages[start : start + _PAGES_MAX]
-            ]
+            part = [_AT.pack(number, page) for page in pages[start : start + _PAGES_MAX]]
             _, names, counts = self._pages.scan_many(part)
             out |= {
                 name: count

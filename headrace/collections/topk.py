@@ -52,9 +52,7 @@ class TopK(ByKey):
         window = _Window(node)
         sorter = Sorter(in_schema, node.keys, node.order, remote)
         self._front: _Front = (
-            _Sorted(node, sorter, window)
-            if sorter.native
-            else _Ranked(node, sorter, window)
+            _Sorted(node, sorter, window) if sorter.native else _Ranked(node, sorter, window)
         )
 
     def open(self, store: StateStore) -> None:
@@ -64,10 +62,7 @@ class TopK(ByKey):
     def describe(self) -> str:
         """See ``Collection``."""
         node = self._node
-        items = [
-            self.schema[i.column].name + (" DESC" if i.descending else "")
-            for i in node.order
-        ]
+        items = [self.schema[i.column].name + (" DESC" if i.descending else "") for i in node.order]
         text = f"TopK ({', '.join(items)})"
         if node.keys:
             text += f" by ({', '.join(self.schema[i].name for i in node.keys)})"
@@ -196,9 +191,7 @@ class _Sorted:
         """See ``_Front``."""
         count = len(keys)
         entries = order.entries(
-            self._sorter.orders(columns, count),
-            self._sorter.rests(columns, count),
-            encoded,
+            self._sorter.orders(columns, count), self._sorter.rests(columns, count), encoded
         )
         self._state.add_many(keys, entries, weights)
 
@@ -217,9 +210,7 @@ class _Sorted:
         starts: list[bytes] | None = None
         count = self._window.needed + (1 if self._ties else 0)
         while going:
-            at, found, weights = self._state.first_many(
-                [keys[i] for i in going], count, starts
-            )
+            at, found, weights = self._state.first_many([keys[i] for i in going], count, starts)
             sort_keys, encoded = order.split(found)
             ends: dict[int, int] = {}
             sizes: dict[int, int] = {}
@@ -296,10 +287,7 @@ class _Ranked:
         return difference(*shown)
 
     def _candidates(
-        self,
-        keys: list[bytes],
-        old: list[dict[bytes, int]],
-        changed: list[dict[bytes, int]],
+        self, keys: list[bytes], old: list[dict[bytes, int]], changed: list[dict[bytes, int]]
     ) -> list[dict[bytes, int]]:
         """Rows of each group among which its first ones are, from what has changed."""
         out: list[dict[bytes, int]] = []
@@ -360,9 +348,7 @@ def _present(
     ]
 
 
-def _by_key(
-    found: tuple[list[int], list[bytes], list[int]], count: int
-) -> list[dict[bytes, int]]:
+def _by_key(found: tuple[list[int], list[bytes], list[int]], count: int) -> list[dict[bytes, int]]:
     out: list[dict[bytes, int]] = [{} for _ in range(count)]
     for at, row, weight in zip(*found, strict=True):
         out[at][row] = weight

@@ -9,13 +9,7 @@ import pyarrow as pa
 
 from headrace.collections import plan
 from headrace.collections.base import columns_of, encode, weights_of
-from headrace.collections.by_key import (
-    ByKey,
-    Found,
-    demand_none_negative,
-    difference,
-    nothing,
-)
+from headrace.collections.by_key import ByKey, Found, demand_none_negative, difference, nothing
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError
 from headrace.expressions.placeholders import renumber
@@ -87,8 +81,7 @@ class Window(ByKey):
         """See ``Collection``."""
         keys = ", ".join(self.schema[i].name for i in self._node.keys)
         order = ", ".join(
-            self.schema[i.column].name + (" DESC" if i.descending else "")
-            for i in self._node.order
+            self.schema[i.column].name + (" DESC" if i.descending else "") for i in self._node.order
         )
         calls = ", ".join(f.name for f in self.schema[len(self._in_types) :])
         return f"Window by ({keys}) order ({order}): {calls}"

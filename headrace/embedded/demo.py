@@ -66,10 +66,7 @@ class Demo:
         self.population_s: dict[str, float] = {}
         self.writers = [
             shop.Writer(
-                dsn=self.source,
-                number=number,
-                rate=options.rate / WRITERS,
-                orders=options.orders,
+                dsn=self.source, number=number, rate=options.rate / WRITERS, orders=options.orders
             )
             for number in range(WRITERS)
         ]
@@ -98,9 +95,7 @@ class Demo:
             for view in shop.VIEWS:
                 say(f"creating view {view.name}")
                 begin = clock.monotonic()
-                conn.execute(
-                    "CALL headrace.create_view(%s, %s)", (view.name, view.query)
-                )
+                conn.execute("CALL headrace.create_view(%s, %s)", (view.name, view.query))
                 self.population_s[view.name] = round(clock.monotonic() - begin, 2)
                 say(f"  ready after {self.population_s[view.name]:.1f} s")
 
@@ -136,9 +131,7 @@ class Demo:
 def running(options: DemoOptions) -> Iterator[Demo]:
     """A demo with its data loaded and its engine ready; everything ends with the block."""
     with contextlib.ExitStack() as stack:
-        home = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-"))
-        )
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-")))
         say("starting Postgres")
         server = stack.enter_context(EmbeddedPostgres(None, options.version))
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
@@ -146,9 +139,7 @@ def running(options: DemoOptions) -> Iterator[Demo]:
         say(f"loading {options.orders:,} orders")
         shop.load(server.dsn("shop"), options.orders)
         say("starting Headrace")
-        engine = EmbeddedEngine(
-            server.dsn("shop"), home / "engine", env={"JAVA_HOME": java_home()}
-        )
+        engine = EmbeddedEngine(server.dsn("shop"), home / "engine", env={"JAVA_HOME": java_home()})
         # Kept on failure: the reason is in it.
         stack.callback(lambda: say_log(engine) if failed() else None)
         stack.enter_context(engine)
@@ -179,12 +170,7 @@ def show(demo: Demo, began: float) -> None:
     with psycopg.connect(demo.source, autocommit=True) as conn:
         while clock.monotonic() < until:
             clock.sleep(min(1.0, max(0.0, until - clock.monotonic())))
-            now = (
-                clock.monotonic(),
-                demo.transactions,
-                demo.rows,
-                len(demo.probe.latencies_ms),
-            )
+            now = (clock.monotonic(), demo.transactions, demo.rows, len(demo.probe.latencies_ms))
             sys.stdout.write(screen(demo, conn, seen, now))
             sys.stdout.flush()
             seen = now

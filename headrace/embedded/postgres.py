@@ -135,9 +135,7 @@ class EmbeddedPostgres:
             text = self.log.read_bytes()[begin:].decode(errors="replace")
             lost_race = not self.port and "could not bind" in text
             if not lost_race or not tries_left:
-                raise PrerequisiteError(
-                    "the embedded Postgres did not start", detail=text[-2000:]
-                )
+                raise PrerequisiteError("the embedded Postgres did not start", detail=text[-2000:])
 
     def stop(self, mode: StopMode = "fast", timeout_s: float = 30.0) -> None:
         """Stop the server; falls back to an immediate stop after ``timeout_s``."""
@@ -219,9 +217,7 @@ class EmbeddedPostgres:
             # Some systems (macOS, minimal images) have no C.UTF-8.
             failure = self._initdb("C")
         if failure:
-            raise PrerequisiteError(
-                "the embedded Postgres could not be set up", detail=failure
-            )
+            raise PrerequisiteError("the embedded Postgres could not be set up", detail=failure)
         with (self.data_dir / "postgresql.conf").open("a") as conf:
             conf.write("\ninclude_if_exists 'headrace.conf'\n")
 

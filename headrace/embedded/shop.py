@@ -243,9 +243,7 @@ class Probe(ShopThread):
         while not probe_seen(conn, self.view, self.sent):
             waited_s = clock.monotonic() - committed
             if waited_s > self.give_up_s:
-                raise TimeoutError(
-                    f'"{self.view.name}" shows nothing after {waited_s:.0f} s'
-                )
+                raise TimeoutError(f'"{self.view.name}" shows nothing after {waited_s:.0f} s')
             # Its end must not wait for a view that has stopped.
             if self._stopping.is_set() and waited_s > self.give_up_s / 2:
                 raise TimeoutError(f'"{self.view.name}" does not catch up')

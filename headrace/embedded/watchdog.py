@@ -17,14 +17,7 @@ class Watchdog:
 
     def __init__(self, pid: int, signal: Signals) -> None:
         self._process = subprocess.Popen(
-            [
-                "/bin/sh",
-                "-c",
-                'read _; kill "-$1" "$2"',
-                "sh",
-                str(int(signal)),
-                str(pid),
-            ],
+            ["/bin/sh", "-c", 'read _; kill "-$1" "$2"', "sh", str(int(signal)), str(pid)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -91,9 +91,7 @@ class ConditionalPart:
             raise
 
 
-def logic(
-    op: str, parts: Sequence[ConditionalPart], columns: Sequence[pa.Array]
-) -> pa.Array:
+def logic(op: str, parts: Sequence[ConditionalPart], columns: Sequence[pa.Array]) -> pa.Array:
     """``and`` or ``or``: NULL where no part decides and one is NULL."""
     decisive = _FALSE if op == "and" else _TRUE
     out = np.full(len(columns[0]), _TRUE - decisive, np.uint8)
@@ -129,9 +127,7 @@ def coalesce(
     return _together(pieces)
 
 
-def case(
-    parts: Sequence[ConditionalPart], columns: Sequence[pa.Array], moved: Moved
-) -> pa.Array:
+def case(parts: Sequence[ConditionalPart], columns: Sequence[pa.Array], moved: Moved) -> pa.Array:
     """The value of the first condition that is true, else the last part.
 
     ``moved`` gives a part's values, by its place, in the type of the result.

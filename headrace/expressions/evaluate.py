@@ -15,14 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError
-from headrace.expressions import (
-    arrays,
-    conditional,
-    kernels,
-    moments,
-    rounding,
-    texts,
-)
+from headrace.expressions import arrays, conditional, kernels, moments, rounding, texts
 from headrace.expressions.ir import Column, Expr, Literal, Native, Remote, remap
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.native import common_number
@@ -163,9 +156,7 @@ def _scalar(literal: Literal) -> pa.Scalar:
     return text.parse(column, literal.oid)[0]
 
 
-def _needs(
-    expr: Expr, remote: RemoteEvaluator | None
-) -> tuple[Kernel | None, Sequence[Expr]]:
+def _needs(expr: Expr, remote: RemoteEvaluator | None) -> tuple[Kernel | None, Sequence[Expr]]:
     """The kernel of a native expression, and what must be computed before."""
     match expr:
         case Native() if conditional.runs_in_turn(expr):
@@ -180,9 +171,7 @@ def _needs(
             return None, ()
 
 
-def _in_turn(
-    expr: Native, remote: RemoteEvaluator | None
-) -> tuple[Kernel, Sequence[Expr]]:
+def _in_turn(expr: Native, remote: RemoteEvaluator | None) -> tuple[Kernel, Sequence[Expr]]:
     needed: dict[Expr, int] = {}
     parts = []
     for arg in expr.args:
@@ -235,9 +224,7 @@ def _kernel(expr: Native) -> Kernel:
     return found(op, oids, expr.oid)
 
 
-def _apply_one(
-    function: Callable[[pa.Array], pa.Array], args: list[pa.Array]
-) -> pa.Array:
+def _apply_one(function: Callable[[pa.Array], pa.Array], args: list[pa.Array]) -> pa.Array:
     return function(args[0])
 
 

@@ -80,6 +80,4 @@ def remap(expr: Expr, mapping: dict[int, int]) -> Expr:
             return Native(expr.op, args, expr.oid, expr.typmod, expr.collation)
         case Remote():
             args = tuple(remap(a, mapping) for a in expr.args)
-            return Remote(
-                expr.sql, args, expr.oid, expr.typmod, expr.collation, expr.trusted
-            )
+            return Remote(expr.sql, args, expr.oid, expr.typmod, expr.collation, expr.trusted)

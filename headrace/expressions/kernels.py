@@ -35,9 +35,7 @@ _DAY: Final = 86_400_000_000
 class FailingRow(RowError):
     """An expression failed on row ``row`` (0-based) of the batch."""
 
-    def __init__(
-        self, message: str, row: int, code: str, *, detail: str | None = None
-    ) -> None:
+    def __init__(self, message: str, row: int, code: str, *, detail: str | None = None) -> None:
         super().__init__(message, sqlstate=code, detail=detail)
         self.row = row
 
@@ -97,9 +95,7 @@ def _compare_floats(op: str, a: pa.Array, b: pa.Array) -> pa.Array:
     order[nan_x & ~nan_y] = 1
     order[~nan_x & nan_y] = -1
     order[nan_x & nan_y] = 0
-    return buffers.make_fixed(
-        _ORDERED[op](order).astype(np.uint8), valid_rows(a, b), pa.bool_()
-    )
+    return buffers.make_fixed(_ORDERED[op](order).astype(np.uint8), valid_rows(a, b), pa.bool_())
 
 
 _COMPARE: Final[dict[str, Callable[[pa.Array, pa.Array], pa.Array]]] = {
@@ -151,9 +147,7 @@ def _integers(op: str, a: pa.Array, b: pa.Array, oid: int) -> pa.Array:
         raise _overflow(function, a, b, oid) from None
 
 
-def _overflow(
-    function: Callable[..., pa.Array], a: pa.Array, b: pa.Array, oid: int
-) -> FailingRow:
+def _overflow(function: Callable[..., pa.Array], a: pa.Array, b: pa.Array, oid: int) -> FailingRow:
     message = f"{INT_NAMES[oid]} out of range"
     low, high = 0, len(a)  # the first failing row is in [low, high)
     while high - low > 1:
@@ -303,9 +297,7 @@ def cast(a: pa.Array, source: int, target: int) -> pa.Array:
     if source in INTS and target in FLOATS:
         dtype = np.float32 if target == types.FLOAT4 else np.float64
         content = buffers.values(a).astype(dtype)
-        return buffers.make_fixed(
-            content, buffers.validity(a), types.arrow_type(target)
-        )
+        return buffers.make_fixed(content, buffers.validity(a), types.arrow_type(target))
     if source == types.BOOL and target == types.INT4:
         return pc.cast(a, pa.int32())
     if source == types.BPCHAR:
@@ -389,10 +381,7 @@ def concat(a: pa.Array, b: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(a, b, "")
 
 
-LOGIC: Final[dict[str, Callable[..., pa.Array]]] = {
-    "and": pc.and_kleene,
-    "or": pc.or_kleene,
-}
+LOGIC: Final[dict[str, Callable[..., pa.Array]]] = {"and": pc.and_kleene, "or": pc.or_kleene}
 TESTS: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "not": pc.invert,
     "is_null": pc.is_null,

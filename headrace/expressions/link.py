@@ -118,9 +118,7 @@ class Link:
         self.key = key
         return True
 
-    def run(
-        self, sql: bytes, params: Sequence[bytes], *, whose: int
-    ) -> Iterator[PGresult]:
+    def run(self, sql: bytes, params: Sequence[bytes], *, whose: int) -> Iterator[PGresult]:
         """Results with the rows of a statement, a few rows in each.
 
         ``whose``: a number that nobody else has for whom the statement is prepared.
@@ -136,9 +134,7 @@ class Link:
         else:
             yield from self._run_alone(sql, params)
 
-    def _run_prepared(
-        self, sql: bytes, params: Sequence[bytes], whose: int
-    ) -> Iterator[PGresult]:
+    def _run_prepared(self, sql: bytes, params: Sequence[bytes], whose: int) -> Iterator[PGresult]:
         pgconn = self.conn.pgconn
         name = self._prepared.get((whose, sql))
         if name is None:
@@ -245,9 +241,7 @@ class _Wait:
 
     def __call__(self, *, write: bool = False) -> None:
         """Until something can be read (or written), or the bound is to be asked again."""
-        self._poll.register(
-            self._socket, select.POLLIN | (select.POLLOUT if write else 0)
-        )
+        self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if write else 0))
         self._poll.poll(bounds.WAIT_S_MAX * 500)
 
 
@@ -318,9 +312,7 @@ def _configure(conn: psycopg.Connection, key: Key) -> None:
     try:
         # One whose client has gone away notices that, where the platform can tell.
         with contextlib.suppress(psycopg.errors.InvalidParameterValue):
-            conn.execute(
-                f"SET client_connection_check_interval = {_GONE_CHECK_MS}".encode()
-            )
+            conn.execute(f"SET client_connection_check_interval = {_GONE_CHECK_MS}".encode())
         conn.execute(f"SELECT {calls}".encode(), values)
     except psycopg.Error as error:
         if failures.is_lost(error):

@@ -73,11 +73,7 @@ def parse_interval(text: str) -> Interval | None:
     least = (-(2**31), -(2**31), -(2**63))
     parts = (out.months, out.days, out.micros)
     # What cannot be negated is left to Postgres.
-    return (
-        out
-        if all(low < p < -low for low, p in zip(least, parts, strict=True))
-        else None
-    )
+    return out if all(low < p < -low for low, p in zip(least, parts, strict=True)) else None
 
 
 # --- which are ours
@@ -85,16 +81,7 @@ def parse_interval(text: str) -> Interval | None:
 
 _MONOTONIC: Final = ("year", "isoyear", "decade", "century", "millennium", "epoch")
 """Fields that are infinite for an infinite moment; the others are NULL then."""
-_OF_DATE: Final = (
-    *_MONOTONIC,
-    "month",
-    "day",
-    "quarter",
-    "week",
-    "dow",
-    "isodow",
-    "doy",
-)
+_OF_DATE: Final = (*_MONOTONIC, "month", "day", "quarter", "week", "dow", "isodow", "doy")
 _OF_TIME: Final = ("hour", "minute", "second", "milliseconds", "microseconds")
 _CUT_TIME: Final = {
     "microseconds": 1, "milliseconds": 1000, "second": _SECOND, "minute": 60 * _SECOND,
@@ -434,9 +421,7 @@ def _build_shift(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
     return run, (moment,)
 
 
-def _shifted(
-    values: Int64s, finite: npt.NDArray[np.bool_], interval: Interval
-) -> Int64s:
+def _shifted(values: Int64s, finite: npt.NDArray[np.bool_], interval: Interval) -> Int64s:
     """Months first (the day is cut to the month's last), then days, then the time."""
     days = values // _DAY
     time = values - days * _DAY
@@ -478,9 +463,7 @@ def _build_to_char(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
             "SS": time % 60,
         }
         parts: list[Any] = [
-            _padded(numbers[token], 4 if token == "YYYY" else 2)
-            if token in numbers
-            else token
+            _padded(numbers[token], 4 if token == "YYYY" else 2) if token in numbers else token
             for token in tokens
         ]
         first = pc.if_else(pa.array(moments.finite), "", pa.scalar(None, pa.string()))

@@ -17,15 +17,7 @@ from typing import Final
 from headrace import types
 from headrace.expressions import arrays, moments, rounding, texts
 from headrace.expressions.keys import order_native
-from headrace.expressions.signature import (
-    FLOATS,
-    INTS,
-    TEXTS,
-    Args,
-    NativeOp,
-    Resolver,
-    TypeRef,
-)
+from headrace.expressions.signature import FLOATS, INTS, TEXTS, Args, NativeOp, Resolver, TypeRef
 
 __all__ = [
     "FLOATS",
@@ -166,9 +158,7 @@ def _nullif(name: str, args: Args) -> NativeOp | None:
         return None
     if args[0].oid in TEXTS:
         return NativeOp(name, types.TEXT)
-    if args[0].oid != args[1].oid and common_number(args[0].oid, args[1].oid) != (
-        args[0].oid
-    ):
+    if args[0].oid != args[1].oid and common_number(args[0].oid, args[1].oid) != (args[0].oid):
         return None  # Postgres converts the first argument: leave it the type to decide
     return NativeOp(name, args[0].oid, args[0].typmod)
 

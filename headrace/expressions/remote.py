@@ -48,10 +48,7 @@ class _Question:
     """Expressions over typed arguments, and the results seen lately."""
 
     def __init__(
-        self,
-        sqls: Sequence[str],
-        arg_fields: Sequence[Field],
-        result_fields: Sequence[Field],
+        self, sqls: Sequence[str], arg_fields: Sequence[Field], result_fields: Sequence[Field]
     ) -> None:
         self.sqls = tuple(sqls)
         self.arg_fields = tuple(arg_fields)
@@ -173,9 +170,7 @@ class RemoteEvaluator:
         question = self._question(expr_sqls, arg_fields, result_fields, trusted)
         if n == 0:
             return question.typed([])
-        texts = [
-            text.render(c, f.oid) for c, f in zip(columns, arg_fields, strict=True)
-        ]
+        texts = [text.render(c, f.oid) for c, f in zip(columns, arg_fields, strict=True)]
         if not texts:
             found = self._ask(session, question, [], np.zeros(1, np.int64))
             return [pa.repeat(column[0], n) for column in question.typed(found)]
@@ -228,12 +223,8 @@ class RemoteEvaluator:
                 integers(ids[low:high]),
                 integers(weights[low:high]),
             ]
-            answers = session.fetch(
-                statement, params, [result], rows=int(weights[low:high].sum())
-            )
-            for group, (value,) in zip(
-                np.unique(ids[low:high]).tolist(), answers, strict=True
-            ):
+            answers = session.fetch(statement, params, [result], rows=int(weights[low:high].sum()))
+            for group, (value,) in zip(np.unique(ids[low:high]).tolist(), answers, strict=True):
                 out[int(present[group])] = value
             low = high
         return text.parse(pa.array(out, pa.string()), result.oid)
@@ -250,9 +241,7 @@ class RemoteEvaluator:
         session = self._session(trusted)
         return windows.evaluate(session, over, columns, partitions, weights)
 
-    def _over_nothing(
-        self, session: EvaluatorSession, call: AggregateCall
-    ) -> str | None:
+    def _over_nothing(self, session: EvaluatorSession, call: AggregateCall) -> str | None:
         key, fields = (session, call), call.fields
         if key not in self._empty:
             source = f"{_repeated(session, fields)} WHERE false"
@@ -338,9 +327,7 @@ class RemoteEvaluator:
         params = [copytext.array_literal(column.take(at)) for column in texts]
         try:
             statement = question.statement(session)
-            out = session.fetch(
-                statement, params, question.result_fields, rows=len(asked)
-            )
+            out = session.fetch(statement, params, question.result_fields, rows=len(asked))
         except RowError as error:
             if len(asked) == 1:
                 raise _failing(error, int(asked[0]), question.arg_fields) from error
@@ -355,9 +342,7 @@ class RemoteEvaluator:
 
 def _failing(error: RowError, row: int, fields: Sequence[Field]) -> FailingRow:
     types = ", ".join(str(f.oid) for f in fields)
-    detail = (
-        f"The expression failed on arguments of type OIDs {types}." if types else None
-    )
+    detail = f"The expression failed on arguments of type OIDs {types}." if types else None
     return FailingRow(error.message, row, error.code, detail=detail)
 
 

@@ -16,15 +16,7 @@ import pyarrow.compute as pc
 
 from headrace.expressions.ir import Expr, Literal, Native
 from headrace.expressions.kernels import INT_NAMES, OUT_OF_RANGE, FailingRow, fail
-from headrace.expressions.signature import (
-    FLOATS,
-    INTS,
-    Args,
-    Builder,
-    Kernel,
-    NativeOp,
-    Resolver,
-)
+from headrace.expressions.signature import FLOATS, INTS, Args, Builder, Kernel, NativeOp, Resolver
 from headrace.kernels import buffers, decimals, numeric
 from headrace.types import FLOAT4, FLOAT8, INT4, NUMERIC, arrow_type
 

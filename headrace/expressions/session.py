@@ -29,13 +29,7 @@ from headrace.errors import (
 from headrace.expressions.link import Key, Unconnected
 from headrace.expressions.pool import Pool
 from headrace.postgres import failures
-from headrace.postgres.settings import (
-    FORCED,
-    FUNCTION_PATH,
-    OUTPUT,
-    PINNED_SETTINGS,
-    canonical,
-)
+from headrace.postgres.settings import FORCED, FUNCTION_PATH, OUTPUT, PINNED_SETTINGS, canonical
 from headrace.process import bounds
 from headrace.process.bounds import Described
 from headrace.types import Field, arrow_type
@@ -72,9 +66,7 @@ class EvaluatorSession:
         self._pool = pool
         self._owner = owner
         self._value_bytes_max = value_bytes_max
-        captured = {
-            canonical(k): v for k, v in settings.items() if k.lower() not in FORCED
-        }
+        captured = {canonical(k): v for k, v in settings.items() if k.lower() not in FORCED}
         path = captured.pop(FUNCTION_PATH, None)
         if path is not None and not trusted:
             # With the engine's own rights no name may resolve to what a user has created.
@@ -85,9 +77,7 @@ class EvaluatorSession:
             "default_transaction_read_only": "on",
             "jit": "off",
         }
-        self._switched = [
-            name for name in OUTPUT if effective[name] != PINNED_SETTINGS[name]
-        ]
+        self._switched = [name for name in OUTPUT if effective[name] != PINNED_SETTINGS[name]]
         self._key = Key(dsn, tuple(effective.items()), None if trusted else owner)
         self._types: dict[int, tuple[str, bool]] = {}
         self._collations: dict[int, str] = {}
@@ -166,9 +156,7 @@ class EvaluatorSession:
                 self._types[int(oid)] = (name, plain)
         missing = [oid for oid in wanted if oid not in self._types]
         if missing:
-            raise DefiniteFailure(
-                f"type with OID {missing[0]} does not exist", sqlstate="42704"
-            )
+            raise DefiniteFailure(f"type with OID {missing[0]} does not exist", sqlstate="42704")
         return self._types
 
     def collation_names(self, oids: Iterable[int]) -> dict[int, str]:
@@ -297,9 +285,7 @@ def _check_type(oid: int, field: Field) -> None:
         return
     # A text may be called varchar and so on: what matters is that its text is read alike.
     if arrow_type(oid) != arrow_type(field.oid):
-        raise BugError(
-            f"an expression of type OID {field.oid} came back as type OID {oid}"
-        )
+        raise BugError(f"an expression of type OID {field.oid} came back as type OID {oid}")
 
 
 def _raise(error: psycopg.Error) -> NoReturn:

@@ -71,9 +71,7 @@ class SetCalls:
             FailingRow: a call failed; message and SQLSTATE are Postgres'.
             UnsupportedError, TransientError, DefiniteFailure: as ``RemoteEvaluator.evaluate``.
         """
-        texts = [
-            text.render(c, f.oid) for c, f in zip(columns, self._arguments, strict=True)
-        ]
+        texts = [text.render(c, f.oid) for c, f in zip(columns, self._arguments, strict=True)]
         keys, ids = [b""], np.zeros(count, np.int64)
         if texts:
             keys, found_ids = rows.group(rows.encode_rows(texts))
@@ -84,14 +82,10 @@ class SetCalls:
         starts = np.cumsum(sizes) - sizes
         flat = [row for each in found for row in each]
         places = np.repeat(np.arange(count, dtype=np.int64), sizes[ids])
-        within = np.arange(len(places)) - np.repeat(
-            np.cumsum(sizes[ids]) - sizes[ids], sizes[ids]
-        )
+        within = np.arange(len(places)) - np.repeat(np.cumsum(sizes[ids]) - sizes[ids], sizes[ids])
         chosen = pa.array(starts[ids][places] + within)
         out = [
-            text.parse(pa.array([row[i] for row in flat], pa.string()), f.oid).take(
-                chosen
-            )
+            text.parse(pa.array([row[i] for row in flat], pa.string()), f.oid).take(chosen)
             for i, f in enumerate(self._results)
         ]
         return places, out
@@ -124,10 +118,7 @@ class SetCalls:
         self._cached += len(result) + 1
 
     def _ask(
-        self,
-        texts: list[pa.StringArray],
-        asked: npt.NDArray[np.int64],
-        part: Described | None,
+        self, texts: list[pa.StringArray], asked: npt.NDArray[np.int64], part: Described | None
     ) -> list[list[Row]]:
         """Rows of the tuples numbered ``asked``; halves them to find a culprit."""
         at = pa.array(asked)
@@ -136,11 +127,7 @@ class SetCalls:
         number = Field("", INT8)
         try:
             answers = session.fetch(
-                self._sql(),
-                params,
-                [number, *self._results],
-                rows=len(asked),
-                part=part,
+                self._sql(), params, [number, *self._results], rows=len(asked), part=part
             )
         except RowError as error:
             if len(asked) == 1:
@@ -152,10 +139,7 @@ class SetCalls:
                 out[int(first) - 1].append(tuple(rest))
             return out
         half = len(asked) // 2
-        return [
-            *self._ask(texts, asked[:half], part),
-            *self._ask(texts, asked[half:], part),
-        ]
+        return [*self._ask(texts, asked[:half], part), *self._ask(texts, asked[half:], part)]
 
     def _sql(self) -> str:
         if self._statement is None:
@@ -163,9 +147,7 @@ class SetCalls:
             source = "(SELECT 1::int8 AS o) t"
             if self._arguments:
                 source = unnested(session, self._arguments)
-            calls = ", ".join(
-                substitute(sql, lambda n: f"(t.a{n})") for sql in self._sqls
-            )
+            calls = ", ".join(substitute(sql, lambda n: f"(t.a{n})") for sql in self._sqls)
             names = [f"c{i}" for i in range(len(self._results))]
             # Calls come from the planner; names in them were quoted by Postgres.
             joined = (
@@ -173,7 +155,5 @@ class SetCalls:
                 f"{' WITH ORDINALITY' if self._ordinality else ''}"
                 f" AS f({', '.join(names)})) t"
             )
-            self._statement = session.statement(
-                joined, ["t.o", *(f"t.{name}" for name in names)]
-            )
+            self._statement = session.statement(joined, ["t.o", *(f"t.{name}" for name in names)])
         return self._statement

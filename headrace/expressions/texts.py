@@ -179,9 +179,7 @@ def _cut_substring(args: list[pa.Array]) -> pa.Array:
     if len(args) == 3:
         size = _wide(args[2], valid)
         negative = (buffers.values(size) < 0) & (valid == 1)
-        kernels.fail(
-            negative, "negative substring length not allowed", _SUBSTRING_ERROR
-        )
+        kernels.fail(negative, "negative substring length not allowed", _SUBSTRING_ERROR)
     column = _masked(column, valid)
     return strings.substring(column, _wide(start, valid), size)
 

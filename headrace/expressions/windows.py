@@ -79,9 +79,7 @@ def evaluate(
     for low, high in _pieces(partitions):
         params = [copytext.array_literal(column[low:high]) for column in texts]
         params += [integers(partitions[low:high]), integers(weights[low:high])]
-        answers = session.fetch(
-            statement, params, results, rows=int(weights[low:high].sum())
-        )
+        answers = session.fetch(statement, params, results, rows=int(weights[low:high].sum()))
         found.extend(row[:-1] for row in answers)
         numbers.extend(low + int(row[-1] or 0) - 1 for row in answers)
     turned = list(zip(*found, strict=True)) or [()] * len(over.results)

@@ -284,9 +284,7 @@ class Batcher:
 
     def _commit(self, message: bytes) -> None:
         if not self._tx_open or len(message) != _COMMIT.size:
-            raise ContinuityLost(
-                "the stream has a malformed Commit or one without Begin"
-            )
+            raise ContinuityLost("the stream has a malformed Commit or one without Begin")
         _, _, commit_lsn, end_lsn, time_us = _COMMIT.unpack(message)
         if commit_lsn != self._final_lsn:
             raise ContinuityLost(
@@ -381,9 +379,7 @@ class Batcher:
 
     def _full_locked(self) -> bool:
         # An open recorded batch cannot be taken before it is complete: it must get room.
-        takeable = bool(self._closed) or (
-            self._open.transactions > 0 and not self._cuts
-        )
+        takeable = bool(self._closed) or (self._open.transactions > 0 and not self._cuts)
         return takeable and self._buffered > self._bytes_max
 
     def _spill(self) -> None:

@@ -98,9 +98,7 @@ class Stream:
         except BaseException:
             self._close()
             raise
-        self._thread = threading.Thread(
-            target=self._run, name="headrace-stream", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="headrace-stream", daemon=True)
         self._thread.start()
 
     # --- for the engine
@@ -145,9 +143,7 @@ class Stream:
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:
-            conn = connect.session(
-                self._settings.source, name="headrace stream", replication=True
-            )
+            conn = connect.session(self._settings.source, name="headrace stream", replication=True)
         except psycopg.Error as error:
             self._wake_in.close()
             self._wake_out.close()
@@ -197,8 +193,7 @@ class Stream:
             raise TransientError(_text(result), sqlstate=code)
         else:
             raise TransientError(
-                f'slot "{settings.slot_name}" is in use by another process',
-                sqlstate="55006",
+                f'slot "{settings.slot_name}" is in use by another process', sqlstate="55006"
             )
         self._check_position(source)
 
@@ -275,9 +270,7 @@ class Stream:
             room = batcher.add(messages) if messages else True
             if self._notice is not None:
                 # 18 skips changes of a publication that is missing, with a notice only (E12).
-                raise ContinuityLost(
-                    f"the server sent a notice within the stream: {self._notice}"
-                )
+                raise ContinuityLost(f"the server sent a notice within the stream: {self._notice}")
             if messages:
                 last_input = now
             if not room:

@@ -46,9 +46,7 @@ class IntSums:
         self._weights = 0.0
         self._folded: dict[int, int] = {}
 
-    def add(
-        self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int
-    ) -> None:
+    def add(self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int) -> None:
         """Add ``values[i] * weights[i]`` to slot ``slots[i]``; all slots < ``slot_count``."""
         weight = float(np.abs(weights.astype(np.float64)).sum())
         if weight > _WEIGHTS_MAX:
@@ -97,9 +95,7 @@ class FloatSums:
     def __init__(self) -> None:
         self._limbs: dict[int, tuple[IntSums, IntSums, IntSums]] = {}
 
-    def add(
-        self, slots: Int64s, values: Floats, weights: Int64s, slot_count: int
-    ) -> None:
+    def add(self, slots: Int64s, values: Floats, weights: Int64s, slot_count: int) -> None:
         """Add ``values[i] * weights[i]`` to slot ``slots[i]``; all values are finite."""
         fractions, exponents = np.frexp(values)
         mantissas = (fractions * 2.0**53).astype(np.int64)
@@ -131,11 +127,7 @@ def _limbs(mantissas: Int64s, shifts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     mask = np.int64(0xFFFFFFFF)
     low = (sizes & mask) << shifts
     high = (sizes >> 32) << shifts
-    return (
-        signs * (low & mask),
-        signs * ((low >> 32) + (high & mask)),
-        signs * (high >> 32),
-    )
+    return (signs * (low & mask), signs * ((low >> 32) + (high & mask)), signs * (high >> 32))
 
 
 def _grown(array: Int64s, size: int) -> Int64s:
@@ -161,11 +153,7 @@ def _grown(array: Int64s, size: int) -> Int64s:
     weight=cython.longlong,
 )
 def _add_split(
-    slots: memoryview,
-    values: memoryview,
-    weights: memoryview,
-    low: memoryview,
-    high: memoryview,
+    slots: memoryview, values: memoryview, weights: memoryview, low: memoryview, high: memoryview
 ) -> None:
     for i in range(len(slots)):
         slot = slots[i]
@@ -257,9 +245,7 @@ def decode_groups(
 
 
 def encode_groups(
-    numbers: Sequence[Numbers],
-    key_rows: Sequence[bytes],
-    results: Sequence[bytes | None],
+    numbers: Sequence[Numbers], key_rows: Sequence[bytes], results: Sequence[bytes | None]
 ) -> list[bytes | None]:
     """Inverse of ``decode_groups``; a group without result row has no value (None)."""
     out: list[bytes | None] = []
@@ -342,9 +328,7 @@ def advance_ints(
 
 
 def _average(total: int, scale: int, count: int) -> str:
-    quotient = decimals.divided(
-        (decimals.SMALL, total, scale), (decimals.SMALL, count, 0)
-    )
+    quotient = decimals.divided((decimals.SMALL, total, scale), (decimals.SMALL, count, 0))
     return decimals.write(quotient)
 
 
@@ -358,11 +342,7 @@ def _average(total: int, scale: int, count: int) -> str:
     entries=dict,
 )
 def advance_numerics(
-    olds: list[Numbers],
-    at: list[int],
-    gathered: list[Numbers],
-    news: list[Numbers],
-    average: bool,
+    olds: list[Numbers], at: list[int], gathered: list[Numbers], news: list[Numbers], average: bool
 ) -> list[str | None]:
     """``[entries, NaN, +Inf, -Inf, then per entry scale, count, sum]``; returns sums or averages.
 
@@ -387,9 +367,7 @@ def advance_numerics(
                 entries[old[k]] = (count + old[k + 1], total + old[k + 2])
         if nans < 0 or plus < 0 or minus < 0:
             raise NegativeError
-        out.append(
-            _advance_numeric(news[i], entries, nans, plus, minus, average=average)
-        )
+        out.append(_advance_numeric(news[i], entries, nans, plus, minus, average=average))
     return out
 
 

@@ -93,9 +93,7 @@ def values(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(array.buffers()[1], kind, n, array.offset * kind.itemsize)
 
 
-def make_text(
-    starts: Offsets, content: Bytes, valid: Bytes, kind: pa.DataType
-) -> pa.Array:
+def make_text(starts: Offsets, content: Bytes, valid: Bytes, kind: pa.DataType) -> pa.Array:
     """A text array of ``len(starts) - 1`` rows; the buffers are not copied."""
     n = len(starts) - 1
     bitmap, nulls = _pack(valid)
@@ -125,9 +123,7 @@ def row_count(columns: Sequence[pa.Array]) -> int:
     return n
 
 
-@cython.locals(
-    pieces=list, out=cython.longlong[::1], i=cython.Py_ssize_t, total=cython.longlong
-)
+@cython.locals(pieces=list, out=cython.longlong[::1], i=cython.Py_ssize_t, total=cython.longlong)
 def lengths(pieces: list[bytes]) -> Int64s:
     """``bounds`` of pieces that will be joined."""
     limits = np.zeros(len(pieces) + 1, np.int64)
@@ -160,9 +156,7 @@ def cut(joined: bytes, limits: memoryview) -> list[bytes]:
     """The consecutive pieces of ``joined`` between ``limits`` (as ``bounds`` made them)."""
     n = len(limits) - 1
     out = []
-    source = (
-        joined  # compiled: a pointer, whose slice is new bytes without a slice object
-    )
+    source = joined  # compiled: a pointer, whose slice is new bytes without a slice object
     begin = limits[0]
     for i in range(n):
         end = limits[i + 1]

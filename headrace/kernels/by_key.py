@@ -59,10 +59,7 @@ def difference(before: Found, after: Found) -> Found:
             high += 1
         # What is alike at the front, as most is, cancels out.
         while (
-            i < low
-            and j < high
-            and old_weights[i] == new_weights[j]
-            and old_rows[i] == new_rows[j]
+            i < low and j < high and old_weights[i] == new_weights[j] and old_rows[i] == new_rows[j]
         ):
             i += 1
             j += 1

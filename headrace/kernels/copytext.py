@@ -326,9 +326,7 @@ def _escape(
     q=cython.Py_ssize_t,
     c=cython.uchar,
 )
-def _literal(
-    out: memoryview, data: memoryview, offsets: memoryview, valid: memoryview
-) -> int:
+def _literal(out: memoryview, data: memoryview, offsets: memoryview, valid: memoryview) -> int:
     n = len(valid)
     out[0] = 123
     p = 1

@@ -51,9 +51,7 @@ def parse(
 @cython.inline
 @cython.exceptval(check=False)
 @cython.returns(cython.int)
-@cython.locals(
-    data=cython.const_uchar[::1], p=cython.Py_ssize_t, a=cython.int, b=cython.int
-)
+@cython.locals(data=cython.const_uchar[::1], p=cython.Py_ssize_t, a=cython.int, b=cython.int)
 def _two(data: memoryview, p: int) -> int:
     """The two digits at ``p``, or -1 (REQUIRES: both bytes exist)."""
     a = data[p] - 48
@@ -100,9 +98,7 @@ def _read_time(data: memoryview, p: int, end: int) -> int:
             micros += digit * scale
             scale //= 10
             p += 1
-    micros += ((hour * 60 + minute) * 60 + second) * cython.cast(
-        cython.longlong, 1000000
-    )
+    micros += ((hour * 60 + minute) * 60 + second) * cython.cast(cython.longlong, 1000000)
     if micros > _DAY:
         return _BAD
     return micros
@@ -180,12 +176,7 @@ def _read_moment(data: memoryview, p: int, end: int, kind: int) -> int:
     if kind == 0:
         return days if p == end else _BAD
     if kind == 2:  # "+00"
-        if (
-            end - p < 3
-            or data[end - 3] != 43
-            or data[end - 2] != 48
-            or data[end - 1] != 48
-        ):
+        if end - p < 3 or data[end - 3] != 43 or data[end - 2] != 48 or data[end - 1] != 48:
             return _BAD
         end -= 3
     if p == end or data[p] != 32 or days >= 106751983:
@@ -246,11 +237,7 @@ def _days(year: int, month: int, day: int) -> int:
     value=cython.longlong,
 )
 def render(
-    values: memoryview,
-    valid: memoryview,
-    content: memoryview,
-    starts: memoryview,
-    kind: int,
+    values: memoryview, valid: memoryview, content: memoryview, starts: memoryview, kind: int
 ) -> int:
     """Write all rows; the bytes used, or -1 if a value is outside its type's range."""
     n = len(values)
@@ -394,9 +381,7 @@ def _write_civil(content: memoryview, p: int, days: int, micros: int, kind: int)
     bc = year <= 0
     if bc:
         year = 1 - year
-    width = (
-        4 if year < 10000 else (5 if year < 100000 else (6 if year < 1000000 else 7))
-    )
+    width = 4 if year < 10000 else (5 if year < 100000 else (6 if year < 1000000 else 7))
     p = _write_digits(content, p, year, width)
     content[p] = 45
     p = _write_digits(content, p + 1, month, 2)

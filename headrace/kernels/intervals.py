@@ -25,11 +25,7 @@ _HOURS_MAX = cython.declare(cython.longlong, 2562047788)
     p=cython.Py_ssize_t,
 )
 def key_contents(
-    data: memoryview,
-    offsets: memoryview,
-    valid: memoryview,
-    out: memoryview,
-    starts: memoryview,
+    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, starts: memoryview
 ) -> int:
     """Write the keys of a column, 13 bytes each; the bytes used, or -1 if a text is malformed."""
     n = len(valid)
@@ -89,9 +85,7 @@ def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -
         if data[q] == 58:
             if not _clock_good(data, q, end) or value > _HOURS_MAX:
                 return False
-            micros = _clock(
-                data, q, end, value
-            )  # negated: the least has no positive twin
+            micros = _clock(data, q, end, value)  # negated: the least has no positive twin
             if not negative:
                 micros = -micros
             break
@@ -116,10 +110,7 @@ def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -
 @cython.exceptval(check=False)
 @cython.returns(cython.bint)
 @cython.locals(
-    data=cython.const_uchar[::1],
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    j=cython.Py_ssize_t,
+    data=cython.const_uchar[::1], q=cython.Py_ssize_t, end=cython.Py_ssize_t, j=cython.Py_ssize_t
 )
 def _clock_good(data: memoryview, q: int, end: int) -> bool:
     """Whether ``:MM:SS[.f{1,6}]`` stands at ``q`` and nothing after it."""

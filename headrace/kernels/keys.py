@@ -60,13 +60,7 @@ def encode_keys(
     at = bounds[:n].copy()
     view, cursor = buffers.view(out), buffers.view(at)
     for content, starts, valid in parts:
-        _put_key(
-            view,
-            cursor,
-            buffers.view(content),
-            buffers.view(starts),
-            buffers.view(valid),
-        )
+        _put_key(view, cursor, buffers.view(content), buffers.view(starts), buffers.view(valid))
     keys: list[bytes | None] = list(buffers.cut(out.tobytes(), buffers.view(bounds)))
     if not nulls:
         for column in columns:
@@ -89,30 +83,19 @@ def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
     limits = buffers.view(offsets)
     if oid == NUMERIC:
         out = np.empty(total + 8 * n, np.uint8)
-        used = _key_numerics(
-            data, limits, valid, buffers.view(out), buffers.view(starts)
-        )
+        used = _key_numerics(data, limits, valid, buffers.view(out), buffers.view(starts))
     elif oid in _DECIMALS:
         out = np.empty(2 * total + n, np.uint8)
         used = _key_decimals(
-            data,
-            limits,
-            valid,
-            buffers.view(out),
-            buffers.view(starts),
-            _DECIMALS[oid],
+            data, limits, valid, buffers.view(out), buffers.view(starts), _DECIMALS[oid]
         )
     elif oid == INTERVAL:
         out = np.empty(13 * n, np.uint8)
-        used = intervals.key_contents(
-            data, limits, valid, buffers.view(out), buffers.view(starts)
-        )
+        used = intervals.key_contents(data, limits, valid, buffers.view(out), buffers.view(starts))
     else:
         out = np.empty(2 * total + n, np.uint8)
         padded = oid == BPCHAR
-        used = _key_texts(
-            data, limits, valid, buffers.view(out), buffers.view(starts), padded
-        )
+        used = _key_texts(data, limits, valid, buffers.view(out), buffers.view(starts), padded)
     if used < 0:
         message = f"malformed text for a column of type OID {oid}"
         raise ValueError(message)
@@ -154,11 +137,7 @@ def _key_fixed(values: npt.NDArray[Any]) -> tuple[buffers.Bytes, Int64s]:
     end=cython.Py_ssize_t,
 )
 def _put_key(
-    out: memoryview,
-    cursor: memoryview,
-    data: memoryview,
-    starts: memoryview,
-    valid: memoryview,
+    out: memoryview, cursor: memoryview, data: memoryview, starts: memoryview, valid: memoryview
 ) -> None:
     n = len(valid)
     for i in range(n):
@@ -333,11 +312,7 @@ def _key_decimals(
     p=cython.Py_ssize_t,
 )
 def _key_numerics(
-    data: memoryview,
-    offsets: memoryview,
-    valid: memoryview,
-    out: memoryview,
-    starts: memoryview,
+    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, starts: memoryview
 ) -> int:
     n = len(valid)
     p = 0

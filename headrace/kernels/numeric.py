@@ -133,9 +133,7 @@ def _parse(
 
 
 def render(
-    kinds: npt.NDArray[np.uint8],
-    mantissas: npt.NDArray[np.int64],
-    scales: npt.NDArray[np.int32],
+    kinds: npt.NDArray[np.uint8], mantissas: npt.NDArray[np.int64], scales: npt.NDArray[np.int32]
 ) -> pa.StringArray:
     """Text of the ``SMALL`` rows; every other row is NULL."""
     n = len(kinds)
@@ -232,8 +230,7 @@ def div(a: pa.StringArray, b: pa.StringArray) -> pa.StringArray:
     """``a / b`` of numeric columns; ZeroDivisionError."""
     left, right = parse(a), parse(b)
     kinds, out = quotient.divide(
-        (left.kinds, left.mantissas, left.scales),
-        (right.kinds, right.mantissas, right.scales),
+        (left.kinds, left.mantissas, left.scales), (right.kinds, right.mantissas, right.scales)
     )
     slow = bool((kinds == decimals.SLOW).any())
     return _completed(out, kinds, a, b, decimals.divided) if slow else out

@@ -63,12 +63,7 @@ def entries(orders: list[bytes], rests: list[bytes], rows: list[bytes]) -> list[
 
 
 @cython.locals(
-    found=list,
-    orders=list,
-    rows=list,
-    i=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    entry=bytes,
+    found=list, orders=list, rows=list, i=cython.Py_ssize_t, end=cython.Py_ssize_t, entry=bytes
 )
 def split(found: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     """(sort keys, rows) of entries."""

@@ -186,10 +186,7 @@ class Decoder:
                 if size < 8:
                     raise _malformed()
                 oid = (
-                    (message[1] << 24)
-                    | (message[2] << 16)
-                    | (message[3] << 8)
-                    | message[4]
+                    (message[1] << 24) | (message[2] << 16) | (message[3] << 8) | message[4]
                 ) & 0xFFFFFFFF
                 if oid != last:
                     rows = self._rows_of(oid)
@@ -219,9 +216,7 @@ class Decoder:
 
     def _rows_of(self, oid: int) -> list[bytes]:
         if self._lsn < 0:
-            raise ContinuityLost(
-                "the replication stream has a row outside a transaction"
-            )
+            raise ContinuityLost("the replication stream has a row outside a transaction")
         pending = self._relations.get(oid)
         if pending is None:
             raise ContinuityLost(
@@ -250,9 +245,7 @@ class Decoder:
     def _begin(self, message: bytes) -> Begin:
         lsn, time_us, xid = _unpack(">qqI", message)
         if self._lsn >= 0:
-            raise ContinuityLost(
-                "the replication stream has a transaction inside another"
-            )
+            raise ContinuityLost("the replication stream has a transaction inside another")
         if lsn < 0:
             raise _malformed()
         self._lsn = lsn
@@ -261,9 +254,7 @@ class Decoder:
     def _commit(self, message: bytes) -> Commit:
         _flags, lsn, end_lsn, time_us = _unpack(">bqqq", message)
         if lsn != self._lsn:
-            raise ContinuityLost(
-                "the replication stream commits another transaction than it began"
-            )
+            raise ContinuityLost("the replication stream commits another transaction than it began")
         self._lsn = -1
         return Commit(lsn, end_lsn, time_us)
 
@@ -288,9 +279,7 @@ class Decoder:
         messages, starts, lsns = pending.take()
         if not messages:
             return []
-        bounds = buffers.bounds(
-            np.fromiter(map(len, messages), np.int64, len(messages))
-        )
+        bounds = buffers.bounds(np.fromiter(map(len, messages), np.int64, len(messages)))
         self.pending_rows -= len(messages)
         self.pending_bytes -= int(bounds[len(messages)])
         edges = np.array([*starts, len(messages)], np.int64)
@@ -394,20 +383,13 @@ def _decode(
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
-def _column(
-    source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offsets
-) -> pa.Array:
+def _column(source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offsets) -> pa.Array:
     n = len(sizes)
     starts = np.empty(n + 1, np.int32)
     valid = np.empty(n, np.uint8)
     total = _measure(buffers.view(sizes), buffers.view(starts), buffers.view(valid))
     content = np.empty(total, np.uint8)
-    _gather(
-        buffers.view(source),
-        buffers.view(places),
-        buffers.view(starts),
-        buffers.view(content),
-    )
+    _gather(buffers.view(source), buffers.view(places), buffers.view(starts), buffers.view(content))
     return buffers.make_text(starts, content, valid, pa.string())
 
 
@@ -520,9 +502,7 @@ def _tuple(
         if letter == 116:  # t
             if end - p < 4 or data[p] > 127:
                 return -1
-            size = (
-                (data[p] << 24) | (data[p + 1] << 16) | (data[p + 2] << 8) | data[p + 3]
-            )
+            size = (data[p] << 24) | (data[p + 1] << 16) | (data[p + 2] << 8) | data[p + 3]
             p += 4
             if size > end - p:
                 return -1
@@ -579,9 +559,7 @@ def _measure(sizes: memoryview, starts: memoryview, valid: memoryview) -> int:
     q=cython.Py_ssize_t,
     end=cython.Py_ssize_t,
 )
-def _gather(
-    data: memoryview, places: memoryview, starts: memoryview, content: memoryview
-) -> None:
+def _gather(data: memoryview, places: memoryview, starts: memoryview, content: memoryview) -> None:
     """Copy every value to its place; slots without a value have no bytes."""
     n = len(places)
     for i in range(n):

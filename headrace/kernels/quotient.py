@@ -127,10 +127,7 @@ def _quotient_scales(
 @cython.exceptval(check=False)
 @cython.returns(cython.int)
 @cython.locals(
-    value=cython.longlong,
-    scale=cython.int,
-    powers=cython.const_longlong[::1],
-    digits=cython.int,
+    value=cython.longlong, scale=cython.int, powers=cython.const_longlong[::1], digits=cython.int
 )
 def _weight(value: int, scale: int, powers: memoryview) -> int:
     """Weight of the first non-zero base-10000 digit."""

@@ -25,14 +25,7 @@ from headrace.kernels import buffers
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.keys import encode_keys
 
-__all__ = [
-    "Consolidator",
-    "consolidate",
-    "decode_rows",
-    "encode_keys",
-    "encode_rows",
-    "group",
-]
+__all__ = ["Consolidator", "consolidate", "decode_rows", "encode_keys", "encode_rows", "group"]
 
 
 def encode_rows(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -98,9 +91,7 @@ def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.
         dtype = np.dtype(np.uint8) if pa.types.is_boolean(kind) else buffers.dtype(kind)
         content = np.zeros(n * dtype.itemsize, np.uint8)
         view = buffers.view(content)
-        if not _take_fixed(
-            data, cursor, ends, buffers.view(valid), view, dtype.itemsize
-        ):
+        if not _take_fixed(data, cursor, ends, buffers.view(valid), view, dtype.itemsize):
             raise ValueError(_CORRUPT)
         out.append(buffers.make_fixed(content.view(dtype), valid, kind))
     if n and not np.array_equal(at, bounds[1:]):
@@ -108,9 +99,7 @@ def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.
     return out
 
 
-def consolidate(
-    rows: Sequence[bytes], weights: Iterable[int]
-) -> tuple[list[bytes], list[int]]:
+def consolidate(rows: Sequence[bytes], weights: Iterable[int]) -> tuple[list[bytes], list[int]]:
     """Sum the weights of equal rows and drop zeros; rows keep first-seen order."""
     total = Consolidator()
     total.add(rows, weights)
@@ -185,11 +174,7 @@ def _content(column: pa.Array) -> npt.NDArray[np.generic]:
 
 @cython.cfunc
 @cython.locals(
-    keys=list,
-    seen=dict,
-    ids=cython.longlong[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
+    keys=list, seen=dict, ids=cython.longlong[::1], i=cython.Py_ssize_t, n=cython.Py_ssize_t
 )
 def _number(keys: list[bytes], seen: dict[bytes, int], ids: memoryview) -> None:
     n = len(keys)
@@ -236,11 +221,7 @@ def _size_text(offsets: memoryview, valid: memoryview, sizes: memoryview) -> Non
     length=cython.longlong,
 )
 def _put_text(
-    out: memoryview,
-    cursor: memoryview,
-    data: memoryview,
-    offsets: memoryview,
-    valid: memoryview,
+    out: memoryview, cursor: memoryview, data: memoryview, offsets: memoryview, valid: memoryview
 ) -> None:
     n = len(valid)
     for i in range(n):
@@ -325,11 +306,7 @@ def _take_fixed(
 
 
 def _take_text(
-    data: memoryview,
-    cursor: memoryview,
-    ends: memoryview,
-    valid: buffers.Bytes,
-    kind: pa.DataType,
+    data: memoryview, cursor: memoryview, ends: memoryview, valid: buffers.Bytes, kind: pa.DataType
 ) -> pa.Array:
     starts = np.zeros(len(valid) + 1, np.int32)
     total = _take_lengths(data, cursor, ends, buffers.view(valid), buffers.view(starts))
@@ -361,11 +338,7 @@ def _take_text(
     c=cython.longlong,
 )
 def _take_lengths(
-    data: memoryview,
-    cursor: memoryview,
-    ends: memoryview,
-    valid: memoryview,
-    starts: memoryview,
+    data: memoryview, cursor: memoryview, ends: memoryview, valid: memoryview, starts: memoryview
 ) -> int:
     """Read the varints and fill ``starts``; the bytes needed, or -1 if malformed."""
     n = len(valid)
@@ -408,9 +381,7 @@ def _take_lengths(
     q=cython.Py_ssize_t,
     end=cython.Py_ssize_t,
 )
-def _take_bytes(
-    data: memoryview, cursor: memoryview, starts: memoryview, out: memoryview
-) -> None:
+def _take_bytes(data: memoryview, cursor: memoryview, starts: memoryview, out: memoryview) -> None:
     n = len(cursor)
     for i in range(n):
         p = cursor[i]

@@ -62,11 +62,7 @@ def segments(
 
 
 def touched_keys(
-    ops: list[int],
-    old_keys: list[bytes | None],
-    new_keys: list[bytes | None],
-    start: int,
-    end: int,
+    ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None], start: int, end: int
 ) -> dict[bytes, int]:
     """Every key that ops ``start`` to ``end`` name, numbered in first-seen order."""
     i: cython.Py_ssize_t

@@ -69,9 +69,7 @@ def like(column: pa.StringArray, tokens: Tokens) -> pa.Array:
     mark=cython.Py_ssize_t,
     hold=cython.Py_ssize_t,
 )
-def _like(
-    data: memoryview, offsets: memoryview, tokens: memoryview, out: memoryview
-) -> None:
+def _like(data: memoryview, offsets: memoryview, tokens: memoryview, out: memoryview) -> None:
     n = len(out)
     count = len(tokens)
     for i in range(n):
@@ -285,9 +283,7 @@ def split_part(column: pa.StringArray, separator: bytes, fields: pa.Array) -> pa
     size=cython.Py_ssize_t,
     k=cython.Py_ssize_t,
 )
-def _find(
-    data: memoryview, at: int, end: int, needle: memoryview, first: int, size: int
-) -> int:
+def _find(data: memoryview, at: int, end: int, needle: memoryview, first: int, size: int) -> int:
     """Where ``needle[first:first + size]`` begins in ``data[at:end]``, -1 if it does not."""
     while at + size <= end:
         k = 0
@@ -382,9 +378,7 @@ def _copied(
     k=cython.Py_ssize_t,
     shift=cython.Py_ssize_t,
 )
-def _copy(
-    data: memoryview, begins: memoryview, starts: memoryview, content: memoryview
-) -> None:
+def _copy(data: memoryview, begins: memoryview, starts: memoryview, content: memoryview) -> None:
     n = len(begins)
     for i in range(n):
         shift = begins[i] - starts[i]
@@ -425,21 +419,12 @@ def position(column: pa.StringArray, needle: pa.StringArray) -> pa.Array:
     count=cython.int,
 )
 def _position(
-    data: memoryview,
-    offsets: memoryview,
-    needle: memoryview,
-    places: memoryview,
-    out: memoryview,
+    data: memoryview, offsets: memoryview, needle: memoryview, places: memoryview, out: memoryview
 ) -> None:
     n = len(out)
     for i in range(n):
         found = _find(
-            data,
-            offsets[i],
-            offsets[i + 1],
-            needle,
-            places[i],
-            places[i + 1] - places[i],
+            data, offsets[i], offsets[i + 1], needle, places[i], places[i + 1] - places[i]
         )
         if found >= 0:
             count = 1
@@ -453,9 +438,7 @@ def first_point(column: pa.StringArray) -> pa.Array:
     """``ascii(column)``: the code point of the first character, 0 of an empty text."""
     out = np.zeros(len(column), np.int32)
     _first_point(
-        buffers.view(buffers.data(column)),
-        buffers.view(buffers.offsets(column)),
-        buffers.view(out),
+        buffers.view(buffers.data(column)), buffers.view(buffers.offsets(column)), buffers.view(out)
     )
     return buffers.make_fixed(out, buffers.validity(column), pa.int32())
 

@@ -17,16 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.kernels import buffers, datetimes
-from headrace.types import (
-    BOOL,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    OID,
-    arrow_type,
-)
+from headrace.types import BOOL, FLOAT4, FLOAT8, INT2, INT4, INT8, OID, arrow_type
 
 # Declared, because Cython takes a literal beyond 32 bits for a Python object.
 _TENTH = cython.declare(cython.longlong, -922337203685477580)
@@ -65,14 +56,10 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
         good = _parse_bools(data, offsets, buffers.view(valid), buffers.view(out))
     elif oid in _RANGES:
         low, high = _RANGES[oid]
-        good = _parse_ints(
-            data, offsets, buffers.view(valid), buffers.view(out), low, high
-        )
+        good = _parse_ints(data, offsets, buffers.view(valid), buffers.view(out), low, high)
     else:
         kind = datetimes.KINDS[oid]
-        good = datetimes.parse(
-            data, offsets, buffers.view(valid), buffers.view(out), kind
-        )
+        good = datetimes.parse(data, offsets, buffers.view(valid), buffers.view(out), kind)
     if not good:
         raise ValueError(_malformed(oid))
     return buffers.make_fixed(out, valid, target)
@@ -145,9 +132,7 @@ def _render_floats(column: pa.Array) -> pa.StringArray:
     n=cython.Py_ssize_t,
     c=cython.int,
 )
-def _parse_bools(
-    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview
-) -> bool:
+def _parse_bools(data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview) -> bool:
     n = len(out)
     for i in range(n):
         if not valid[i]:
@@ -181,12 +166,7 @@ def _parse_bools(
     digit=cython.int,
 )
 def _parse_ints(
-    data: memoryview,
-    offsets: memoryview,
-    valid: memoryview,
-    out: memoryview,
-    low: int,
-    high: int,
+    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, low: int, high: int
 ) -> bool:
     n = len(out)
     for i in range(n):

@@ -35,12 +35,7 @@ def pass_by(data: bytearray, at: int, passed: bytes) -> int:
     """
     size, header, most = len(data), HEADER_BYTES, MESSAGE_BYTES_MAX
     while size - at >= header and passed[data[at]]:
-        length = (
-            (data[at + 1] << 24)
-            | (data[at + 2] << 16)
-            | (data[at + 3] << 8)
-            | data[at + 4]
-        )
+        length = (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
         if length < header - 1 or length > most:
             break
         at += length + 1

@@ -144,9 +144,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         )
 
 
-def _collections(
-    physical: PhysicalPlan, lowering: Lowering, builder: PhysicalBuilder
-) -> str:
+def _collections(physical: PhysicalPlan, lowering: Lowering, builder: PhysicalBuilder) -> str:
     return explain_physical(physical, lowering.type_name, builder.sizes)
 
 
@@ -203,9 +201,7 @@ def _columns(catalog: Catalog, bound: session.BoundQuery) -> Schema:
         while kind.kind == "d":
             typmod, kind = kind.base_typmod, catalog.types[kind.base]
         if kind.kind == "p" or kind.oid == UNKNOWN:
-            raise UnsupportedError(
-                f'column "{name}" of type {kind.name} is not supported'
-            )
+            raise UnsupportedError(f'column "{name}" of type {kind.name} is not supported')
         if not catalog.provenance.writable(kind.oid):
             raise UnsupportedError(
                 f'column "{name}" of type {kind.name} is not supported',
@@ -221,9 +217,7 @@ def _columns(catalog: Catalog, bound: session.BoundQuery) -> Schema:
 # -- proof
 
 
-def _proven(
-    lowering: Lowering, builder: PhysicalBuilder, physical: PhysicalPlan
-) -> PhysicalPlan:
+def _proven(lowering: Lowering, builder: PhysicalBuilder, physical: PhysicalPlan) -> PhysicalPlan:
     """``physical`` if Postgres will evaluate what we mean, without what only spares it work."""
     try:
         _prove(lowering, [*builder.remotes, *builder.pushed])
@@ -232,8 +226,7 @@ def _proven(
             raise
         _prove(lowering, builder.remotes)
         nodes = (
-            replace(n, pushdown=()) if isinstance(n, SourceSpec) else n
-            for n in physical.nodes
+            replace(n, pushdown=()) if isinstance(n, SourceSpec) else n for n in physical.nodes
         )
         return replace(physical, nodes=tuple(nodes))
     return physical
@@ -247,9 +240,7 @@ def _refuse_arrays_of_texts(remotes: list[Expr]) -> None:
     """
 
     def reads(call: Call) -> bool:
-        return not call.trusted or bool(
-            _MAKES_ARRAYS.search(f"{call.sql} {call.symbol}")
-        )
+        return not call.trusted or bool(_MAKES_ARRAYS.search(f"{call.sql} {call.symbol}"))
 
     found = next((e for e in remotes if any_call(e, reads)), None)
     if found is not None:
@@ -275,8 +266,7 @@ def _prove(lowering: Lowering, remotes: list[Expr]) -> None:
             again = lowering.lower(target.child("expr"), scope)
             if plain(again) != plain(build.folded(lowering, expr)):
                 raise UnsupportedError(
-                    f"expression {show(expr)} cannot be reproduced exactly"
-                    " and is not supported"
+                    f"expression {show(expr)} cannot be reproduced exactly and is not supported"
                 )
 
 
@@ -288,8 +278,7 @@ def _analysed_again(lowering: Lowering, exprs: list[Expr], refs: list[Ref]) -> T
     """The tree of our SQL of ``exprs`` over columns typed as ``refs``."""
     places = {ref.id: place for place, ref in enumerate(refs, 1)}
     targets = ", ".join(
-        f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}"
-        for i, e in enumerate(exprs)
+        f"{lowering.sql(e, lambda r: f's.a{places[r.id]}')} AS c{i}" for i, e in enumerate(exprs)
     )
     inputs = ", ".join(
         f"{quote(None, lowering.type_name(ref.oid))} AS a{place}"

@@ -53,9 +53,7 @@ def insert(conn: Connection, view: NewView) -> int:
                 raise UndefinedError(f'role "{view.caller}" does not exist')
             _insert_reads(conn, view_id, view.planned)
     except psycopg.errors.UniqueViolation as error:
-        raise DuplicateError(
-            f'view "{target.name}" already exists', sqlstate="42P07"
-        ) from error
+        raise DuplicateError(f'view "{target.name}" already exists', sqlstate="42P07") from error
     return view_id
 
 

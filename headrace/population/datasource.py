@@ -61,10 +61,7 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         """One partition per block range."""
         spec = segments.load_spec(self._path)
         ranges = spec.blocks.get(self._table, [[0, None]])
-        return [
-            Range(number, int(first or 0), last)
-            for number, (first, last) in enumerate(ranges)
-        ]
+        return [Range(number, int(first or 0), last) for number, (first, last) in enumerate(ranges)]
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
         """Encoded rows of one partition."""
@@ -91,13 +88,9 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
             raise BugError(f'node "{node.id}" cannot be read')
         blocks = reader.Blocks(partition.first, partition.last)
         with reader.joined(spec.dsn, spec.ref) as conn:
-            batches = _counted(
-                spec, f"{node.id}-{number}", reader.read(conn, node, blocks)
-            )
+            batches = _counted(spec, f"{node.id}-{number}", reader.read(conn, node, blocks))
             if self._segment.head:
-                yield from segments.run_source(
-                    spec, self._segment, self._exit, number, batches
-                )
+                yield from segments.run_source(spec, self._segment, self._exit, number, batches)
             else:
                 yield from segments.spread_source(node, batches)
             with contextlib.suppress(StopIteration):
@@ -106,9 +99,7 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
             reader.prove(conn, spec.ref)
 
 
-def _counted(
-    spec: Spec, name: str, batches: Iterator[list[pa.Array]]
-) -> Iterator[list[pa.Array]]:
+def _counted(spec: Spec, name: str, batches: Iterator[list[pa.Array]]) -> Iterator[list[pa.Array]]:
     """The batches, with the number of rows so far told to the builder."""
     done = 0
     for batch in batches:

@@ -22,9 +22,7 @@ _RETRY_S: Final = 0.2
 class Handover:
     """The worker, for one job."""
 
-    def __init__(
-        self, context: JobContext, job: Job, log: structlog.stdlib.BoundLogger
-    ) -> None:
+    def __init__(self, context: JobContext, job: Job, log: structlog.stdlib.BoundLogger) -> None:
         self._context = context
         self._job = job
         self._log = log
@@ -59,10 +57,7 @@ class Handover:
         with contextlib.suppress(QueryCancelled):
             self._job.phase("adopting")
         handover = threading.Thread(
-            target=self._hand_over,
-            args=(view_id,),
-            name=f"handover {view_id}",
-            daemon=True,
+            target=self._hand_over, args=(view_id,), name=f"handover {view_id}", daemon=True
         )
         handover.start()
         with contextlib.suppress(QueryCancelled):
@@ -89,9 +84,7 @@ class Handover:
         try:
             while True:
                 try:
-                    self._context.worker.call(
-                        "adopt", adopt, self._job, cancellable=False
-                    )
+                    self._context.worker.call("adopt", adopt, self._job, cancellable=False)
                     break
                 except TransientError:
                     if clock.monotonic() >= deadline:

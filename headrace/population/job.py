@@ -130,10 +130,7 @@ class Job:
     def rows(self, done: int) -> None:
         """So many rows of the phase are done; sent on only a few times a second."""
         self.check()
-        if (
-            done == self._done
-            or clock.monotonic() - self._reported < _REPORT_INTERVAL_S
-        ):
+        if done == self._done or clock.monotonic() - self._reported < _REPORT_INTERVAL_S:
             return
         self._send(done, {})
 

@@ -32,10 +32,7 @@ def populate(
     store = MemoryStore(undo=False)
     flow = Dataflow(plan, store, remote, ref.start_lsn)
     done = 0
-    with (
-        reader.joined(dsn, ref) as conn,
-        job.cancelling(lambda: conn.cancel_safe(timeout=5.0)),
-    ):
+    with reader.joined(dsn, ref) as conn, job.cancelling(lambda: conn.cancel_safe(timeout=5.0)):
         if plan.temporal:
             flow.begin(0, 0, _now(conn))
         for table in {source.table_oid for source in plan.sources}:

@@ -7,12 +7,7 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import (
-    DuplicateError,
-    PrivilegeError,
-    UndefinedError,
-    UserError,
-)
+from headrace.errors import DuplicateError, PrivilegeError, UndefinedError, UserError
 from headrace.postgres.acting import act_as
 from headrace.postgres.connect import Connection
 from headrace.sql import views
@@ -113,9 +108,7 @@ def find(
     return views.find(conn, name, path)
 
 
-def search_path(
-    conn: Connection, caller: str | None, settings: dict[str, str]
-) -> list[str]:
+def search_path(conn: Connection, caller: str | None, settings: dict[str, str]) -> list[str]:
     """The existing schemas of the caller's search path."""
     with conn.transaction(force_rollback=True):
         act_as(conn, caller, settings)
@@ -135,9 +128,7 @@ def find_owned(
     view = find(conn, text, caller, settings)
     if view is None:
         raise UndefinedError(
-            f'view "{text}" does not exist',
-            hint="See headrace.list_views().",
-            sqlstate="42P01",
+            f'view "{text}" does not exist', hint="See headrace.list_views().", sqlstate="42P01"
         )
     check_owner(conn, view, caller)
     return view
@@ -186,33 +177,25 @@ def role_of(conn: Connection, oid: int) -> Role:
         UndefinedError: 42704, it was dropped.
     """
     found = conn.execute(
-        "SELECT r.oid::bigint, r.rolname FROM pg_roles r WHERE r.oid = %s::bigint::oid",
-        (oid,),
+        "SELECT r.oid::bigint, r.rolname FROM pg_roles r WHERE r.oid = %s::bigint::oid", (oid,)
     ).fetchone()
     if found is None:
         raise UndefinedError("the role that owns the view was dropped")
     return Role(*found)
 
 
-def _current_schema(
-    conn: Connection, caller: str | None, settings: dict[str, str]
-) -> str:
+def _current_schema(conn: Connection, caller: str | None, settings: dict[str, str]) -> str:
     with conn.transaction(force_rollback=True):
         act_as(conn, caller, settings)
         row: Any = conn.execute("SELECT pg_catalog.current_schema()").fetchone()
     if row[0] is None:
-        raise UndefinedError(
-            "no schema has been selected to create in", sqlstate="3F000"
-        )
+        raise UndefinedError("no schema has been selected to create in", sqlstate="3F000")
     return str(row[0])
 
 
-def _resolve_new_schema(
-    conn: Connection, schema: str, name: str, caller: str | None
-) -> ViewName:
+def _resolve_new_schema(conn: Connection, schema: str, name: str, caller: str | None) -> ViewName:
     row: Any = conn.execute(
-        "SELECT has_database_privilege(coalesce(%s, current_user), current_database(),"
-        " 'CREATE')",
+        "SELECT has_database_privilege(coalesce(%s, current_user), current_database(), 'CREATE')",
         (caller,),
     ).fetchone()
     if not row[0]:

@@ -108,9 +108,7 @@ class ViewOptions:
 _TYPES: Final[dict[str, Any]] = {
     **{
         name: kind
-        for name, kind in typing.get_type_hints(
-            ViewOptions, include_extras=True
-        ).items()
+        for name, kind in typing.get_type_hints(ViewOptions, include_extras=True).items()
         if name != "limits"
     },
     **dict.fromkeys(bounds.NAMES, Limit | None),

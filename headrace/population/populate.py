@@ -18,12 +18,7 @@ import structlog
 from headrace import clock
 from headrace.collections.plan import SourceSpec
 from headrace.config import Settings
-from headrace.errors import (
-    HeadraceError,
-    PrerequisiteError,
-    SnapshotLost,
-    TransientError,
-)
+from headrace.errors import HeadraceError, PrerequisiteError, SnapshotLost, TransientError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
@@ -73,9 +68,7 @@ def plan_with_facts(
             planned = replace(planned, explain={**planned.explain, "key": told})
         rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)
-        facts = fingerprint.take(
-            conn, used, settings.publication_name, results.revisions
-        )
+        facts = fingerprint.take(conn, used, settings.publication_name, results.revisions)
         uses.check_rights(facts)
         return planned, facts
 
@@ -121,9 +114,7 @@ class Population:
             self._register(undo)
             rows = self._populate_attempts(undo)
         self._adopt()
-        self._log.info(
-            "view populated", rows=rows, seconds=round(clock.monotonic() - started, 3)
-        )
+        self._log.info("view populated", rows=rows, seconds=round(clock.monotonic() - started, 3))
         return rows
 
     # --- steps
@@ -131,9 +122,7 @@ class Population:
     def _register(self, undo: contextlib.ExitStack) -> None:
         """Hold, catalog row, publication; undone in the opposite order."""
         tables_read = [t.oid for t in self._planned.tables]
-        self._undo(
-            undo, "publication", lambda: unpublish_unused(self._context, tables_read)
-        )
+        self._undo(undo, "publication", lambda: unpublish_unused(self._context, tables_read))
         self._undo(undo, "hold", self._worker.release)
         self._worker.hold()
         with self._context.publication_lock, self._connect() as conn:
@@ -178,22 +167,14 @@ class Population:
         with contextlib.ExitStack() as place:
             with context.snapshots.join(job, self._settings) as snapshot:
                 rows, taken = self._load_at(snapshot, mode, staged, place)
-            facts = {
-                "view_id": self._view_id,
-                **position,
-                "start_lsn": int(snapshot.ref.start_lsn),
-            }
+            facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
             staged.seal(facts)
             faults.point(faults.POPULATION_SEALED)
             self._publish(staged, facts, taken)
         return rows
 
     def _load_at(
-        self,
-        snapshot: Snapshot,
-        mode: str,
-        staged: Staging,
-        place: contextlib.ExitStack,
+        self, snapshot: Snapshot, mode: str, staged: Staging, place: contextlib.ExitStack
     ) -> tuple[int, Facts]:
         """Load what ``snapshot`` shows, in a ``place``; the rows, and what the view relies on."""
         job = self._job
@@ -258,10 +239,7 @@ class Population:
         if self._options.population != "auto":
             return self._options.population
         with self._connect() as conn:
-            total = sum(
-                tables.size(conn, source).rows
-                for source in self._planned.physical.sources
-            )
+            total = sum(tables.size(conn, source).rows for source in self._planned.physical.sources)
         return "spark" if total and total >= self._threshold_rows else "local"
 
     @property
@@ -273,11 +251,7 @@ class Population:
         return threshold
 
     def _load(
-        self,
-        mode: str,
-        snapshot: Snapshot,
-        sizes: dict[str, TableSize],
-        staged: Staging,
+        self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
     ) -> int:
         planned = self._planned
         self._log.info("population", mode=mode)
@@ -294,10 +268,7 @@ class Population:
             value_bytes_max=limits.value_bytes,
         )
         try:
-            with (
-                self._job.cancelling(lambda: bound.cancel(cancelled())),
-                bound.applied(),
-            ):
+            with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
                 return local.populate(
                     self._job, self._dsn, planned.physical, snapshot.ref, remote, staged
                 )
@@ -308,10 +279,7 @@ class Population:
         timeout = f"{self._settings.lock_timeout_ms}ms"
         job = self._job
         with job.connection(
-            self._dsn,
-            what="publish",
-            autocommit=False,
-            settings={"lock_timeout": timeout},
+            self._dsn, what="publish", autocommit=False, settings={"lock_timeout": timeout}
         ) as conn:
             with job.translating():
                 self.appear(conn, staged, facts)
@@ -358,9 +326,7 @@ class Population:
 
     # --- undoing
 
-    def _undo(
-        self, undo: contextlib.ExitStack, what: str, action: Callable[[], None]
-    ) -> None:
+    def _undo(self, undo: contextlib.ExitStack, what: str, action: Callable[[], None]) -> None:
         """Run ``action`` if the block fails; a failing one does not stop the others."""
 
         def run() -> None:

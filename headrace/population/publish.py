@@ -65,9 +65,7 @@ def publish(
     oid = make_table(job, conn, wanted, staging)
     start_lsn = put_progress(conn, view_id, position)
     if not states.become(conn, view_id, Status.RUNNING, only={Status.POPULATING}):
-        raise TransientError(
-            f'view "{target.name}" was removed while it was being created'
-        )
+        raise TransientError(f'view "{target.name}" was removed while it was being created')
     states.begin(conn, view_id, start_lsn, result_oid=oid)
     return oid
 
@@ -117,9 +115,7 @@ def put_progress(conn: Connection, view_id: int, position: dict[str, Any]) -> st
     return start_lsn
 
 
-def copy_rows(
-    job: Job, conn: Connection, name: sql.Identifier, staging: Staging
-) -> int:
+def copy_rows(job: Job, conn: Connection, name: sql.Identifier, staging: Staging) -> int:
     """Copy the staged rows into the table ``name``; returns how many they are."""
     total = staging.row_count()
     job.phase("writing", total=total)

@@ -62,9 +62,7 @@ def joined(
         # NB: an explicit BEGIN: in an implicit transaction SET has no effect, silently (E5).
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
-            conn.execute(
-                sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name))
-            )
+            conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name)))
         except psycopg.errors.InvalidParameterValue as error:
             raise SnapshotLost(
                 "the snapshot of the population was lost", detail=str(error).strip()
@@ -92,9 +90,7 @@ def prove(conn: Connection, ref: SnapshotRef) -> None:
         )
 
 
-def read(
-    conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE
-) -> Iterator[list[pa.Array]]:
+def read(conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE) -> Iterator[list[pa.Array]]:
     """Typed columns of ``load_columns(source)``, batch by batch.
 
     REQUIRES: ``conn`` comes from ``joined``.
@@ -116,9 +112,7 @@ def read(
         raise tables.changed(source)
     for data in _copy(conn, statement.as_string(conn).encode()):
         arrays = copytext.split(data, len(columns))
-        batch = [
-            _parse(source, c, array) for c, array in zip(columns, arrays, strict=True)
-        ]
+        batch = [_parse(source, c, array) for c, array in zip(columns, arrays, strict=True)]
         yield batch if planned else only_wanted(source, batch)
 
 
@@ -128,13 +122,9 @@ def copy_statement(
     """The COPY that reads ``columns`` of ``source`` in a range of blocks."""
     conditions = []
     if blocks.first:
-        conditions.append(
-            sql.SQL("ctid >= {}").format(sql.Literal(f"({blocks.first},0)"))
-        )
+        conditions.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({blocks.first},0)")))
     if blocks.last is not None:
-        conditions.append(
-            sql.SQL("ctid < {}").format(sql.Literal(f"({blocks.last},0)"))
-        )
+        conditions.append(sql.SQL("ctid < {}").format(sql.Literal(f"({blocks.last},0)")))
     if source.pushdown:
         conditions.append(_condition(source))
     where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions))
@@ -145,9 +135,7 @@ def copy_statement(
     )
 
 
-def plain_statement(
-    source: SourceSpec, columns: tuple[SourceColumn, ...]
-) -> sql.Composed:
+def plain_statement(source: SourceSpec, columns: tuple[SourceColumn, ...]) -> sql.Composed:
     """The COPY that reads ``columns`` of all rows, for which nothing is planned."""
     return sql.SQL("COPY {} ({}) TO STDOUT").format(
         sql.Identifier(source.schema_name, source.table_name),

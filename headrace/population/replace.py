@@ -107,9 +107,7 @@ def replace_rows(
     columns = [field.name for field in target.schema]
     staged = sql.Identifier("pg_temp", _NEW)
     conn.execute(
-        sql.SQL(
-            "CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP AS {} WITH NO DATA"
-        ).format(
+        sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP AS {} WITH NO DATA").format(
             sql.Identifier(_NEW),
             sql.SQL(", ").join(map(sql.Identifier, columns)),
             table.shape(conn, planned.columns),
@@ -126,9 +124,7 @@ def replace_rows(
         replaced = Replaced(int(row[0]), int(row[1]))
         if target.key:  # somebody has dropped it
             keys.add(conn, name, target.key)
-    count: Any = conn.execute(
-        sql.SQL("SELECT count(*) FROM {}").format(name)
-    ).fetchone()
+    count: Any = conn.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
     if count[0] != total:
         raise BugError(f"{count[0]} rows are in the table, {total} were expected")
     faults.point(faults.RESULT_MADE)
@@ -140,10 +136,7 @@ def replace_rows(
 
 
 def _replace_keyed(
-    conn: Connection,
-    target: ResultTable,
-    staged: sql.Identifier,
-    columns: Sequence[str],
+    conn: Connection, target: ResultTable, staged: sql.Identifier, columns: Sequence[str]
 ) -> Replaced:
     """The same where there is a key: it holds at each statement, and a row whose key stays too.
 
@@ -164,8 +157,7 @@ def _replace_keyed(
             for name in target.key
         ),
         "set": sql.SQL(", ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(c), sql.Identifier("s", c))
-            for c in columns
+            sql.SQL("{} = {}").format(sql.Identifier(c), sql.Identifier("s", c)) for c in columns
         ),
         "have": image("t", columns),
         "want": image("s", columns),
@@ -225,9 +217,7 @@ def _fit_columns(
         UserError: 55000, they stay as they are: not ``fit``, or what a user made of the table
             depends on them.
     """
-    row: Any = conn.execute(
-        "SELECT %s::regclass::oid", (staged.as_string(conn),)
-    ).fetchone()
+    row: Any = conn.execute("SELECT %s::regclass::oid", (staged.as_string(conn),)).fetchone()
     table.prove_types(conn, int(row[0]), fields)
     have = table.attributes(conn, target.oid)
     want = table.attributes(conn, int(row[0]))
@@ -243,17 +233,13 @@ def _fit_columns(
                 f'column "{old.name}" of the view is of type {new.type_name} now,'
                 f" not {old.type_name}",
                 detail=error,
-                hint="Drop what depends on the column, or drop the view and create it"
-                " again.",
+                hint="Drop what depends on the column, or drop the view and create it again.",
                 sqlstate="55000",
             )
 
 
 def _retype(
-    conn: Connection,
-    name: sql.Identifier,
-    old: table.ResultColumn,
-    new: table.ResultColumn,
+    conn: Connection, name: sql.Identifier, old: table.ResultColumn, new: table.ResultColumn
 ) -> str | None:
     """Alter the type of a column; what stands against it, if something does."""
     column, kind = sql.Identifier(old.name), sql.SQL(new.type_name)

@@ -61,8 +61,7 @@ def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
         )
     role = str(conninfo_to_dict(eval_dsn).get("user") or "")
     lacking = conn.execute(
-        _LACKING,
-        {"types": list(types), "functions": list(planned.functions), "role": role},
+        _LACKING, {"types": list(types), "functions": list(planned.functions), "role": role}
     ).fetchall()
     if lacking:
         raise PrerequisiteError(

@@ -34,7 +34,5 @@ def render(schema: Schema, diffs: pa.RecordBatch) -> Iterator[tuple[int, bytes]]
         diffs = diffs.take(pa.array(numbers))
     for start in range(0, diffs.num_rows, _ROWS_PER_PIECE):
         piece = diffs.slice(start, _ROWS_PER_PIECE)
-        columns = [
-            text.render(piece.column(i), field.oid) for i, field in enumerate(schema)
-        ]
+        columns = [text.render(piece.column(i), field.oid) for i, field in enumerate(schema)]
         yield piece.num_rows, copytext.join(columns)

@@ -45,12 +45,7 @@ from headrace.types import Diffs, Field, Schema, TimeEnd
 
 SPARK_SCHEMA: Final = "key binary, port int, row binary, w bigint"
 ARROW_SCHEMA: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("port", pa.int32()),
-        ("row", pa.binary()),
-        ("w", pa.int64()),
-    ]
+    [("key", pa.binary()), ("port", pa.int32()), ("row", pa.binary()), ("w", pa.int64())]
 )
 ERROR_FILE: Final = "error.json"
 
@@ -112,11 +107,7 @@ def load_spec(path: str) -> Spec:
 
 
 def run(
-    spec: Spec,
-    segment: Segment,
-    exit_: Exit,
-    part: str,
-    batches: Iterable[pa.RecordBatch],
+    spec: Spec, segment: Segment, exit_: Exit, part: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Run ``segment`` over encoded ``batches``; yields encoded ones."""
     inputs = _Inputs(spec.plan, segment)
@@ -130,11 +121,7 @@ def run(
 
 
 def run_source(
-    spec: Spec,
-    segment: Segment,
-    exit_: Exit,
-    number: int,
-    batches: Iterable[list[pa.Array]],
+    spec: Spec, segment: Segment, exit_: Exit, number: int, batches: Iterable[list[pa.Array]]
 ) -> Iterator[pa.RecordBatch]:
     """Run ``segment``, whose head is a source, over typed columns as they were read."""
     node = spec.plan.node(segment.head)
@@ -159,9 +146,7 @@ def spread_source(
 
 def load_schema(source: SourceSpec) -> Schema:
     """What the reader reads, as a schema."""
-    return tuple(
-        Field(c.name, c.oid, c.typmod, c.collation) for c in load_columns(source)
-    )
+    return tuple(Field(c.name, c.oid, c.typmod, c.collation) for c in load_columns(source))
 
 
 def keys_of(node: Node, port: int) -> tuple[int, ...] | None:
@@ -193,9 +178,7 @@ class _Inputs:
             return None
         return hashlib.sha256(self.least).hexdigest()[:24]
 
-    def decoded(
-        self, batches: Iterable[pa.RecordBatch]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def decoded(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
         schemas = self._schemas()
         source = self.segment.head and self.plan.node(self.segment.head)
         for batch in batches:
@@ -211,9 +194,7 @@ class _Inputs:
                     continue
                 piece = batch if mask.all() else batch.filter(pa.array(mask))
                 found = decode(
-                    piece.column("row").to_pylist(),
-                    schema,
-                    piece.column("w").to_numpy(),
+                    piece.column("row").to_pylist(), schema, piece.column("w").to_numpy()
                 )
                 if isinstance(source, SourceSpec):
                     found = load_batch(source, columns_of(found))
@@ -240,9 +221,7 @@ def _drive(
     remote = RemoteEvaluator(spec.dsn, spec.settings, spec.eval_dsn)
     try:
         chain = [
-            build.make(
-                spec.plan.node(name), spec.plan, store, remote, int(spec.ref.start_lsn)
-            )
+            build.make(spec.plan.node(name), spec.plan, store, remote, int(spec.ref.start_lsn))
             for name in (segment.head, *segment.tail)
             if name
         ]
@@ -265,11 +244,7 @@ def _drive(
 
 
 def _pushed(
-    bound: Bound,
-    chain: list[Collection],
-    port: int,
-    message: Diffs | TimeEnd,
-    count: int,
+    bound: Bound, chain: list[Collection], port: int, message: Diffs | TimeEnd, count: int
 ) -> list[pa.RecordBatch]:
     """What comes out at the end: one step, over ``count`` rows, whatever others do in between."""
     bound.begin()
@@ -278,9 +253,7 @@ def _pushed(
         return list(_push(chain, port, message))
 
 
-def _push(
-    chain: list[Collection], port: int, message: Diffs | TimeEnd
-) -> Iterator[pa.RecordBatch]:
+def _push(chain: list[Collection], port: int, message: Diffs | TimeEnd) -> Iterator[pa.RecordBatch]:
     if not chain:
         if isinstance(message, Diffs):
             yield message.batch
@@ -290,11 +263,7 @@ def _push(
 
 
 def _leave(
-    spec: Spec,
-    exit_: Exit,
-    part: str,
-    schema: Schema,
-    batches: Iterable[pa.RecordBatch],
+    spec: Spec, exit_: Exit, part: str, schema: Schema, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     if exit_.kind == RESULT:
         pieces = (p for batch in batches for p in rows.render(schema, batch))
@@ -318,9 +287,7 @@ def _leave(
         )
 
 
-def _keys(
-    node: Node, port: int, schema: Schema, batch: pa.RecordBatch
-) -> list[bytes | None]:
+def _keys(node: Node, port: int, schema: Schema, batch: pa.RecordBatch) -> list[bytes | None]:
     """Key of each row; None where a NULL keeps it from being of any interest (joins)."""
     if isinstance(node, plan.JoinSpec) and not node.keeps_nulls(port):
         return join_keys(node, port, schema, batch)
@@ -330,9 +297,7 @@ def _keys(
     if not places:
         return [b""] * batch.num_rows
     return row_kernel.encode_keys(
-        [batch.column(i) for i in places],
-        [schema[i].oid for i in places],
-        nulls=True,
+        [batch.column(i) for i in places], [schema[i].oid for i in places], nulls=True
     )
 
 
@@ -343,10 +308,7 @@ def _schema(whole: PhysicalPlan, segment: Segment) -> Schema:
 
 
 def _encoded(
-    keys: list[bytes] | list[bytes | None],
-    port: int,
-    encoded: list[bytes],
-    weights: list[int],
+    keys: list[bytes] | list[bytes | None], port: int, encoded: list[bytes], weights: list[int]
 ) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [

@@ -99,8 +99,7 @@ class Snapshots:
             job.check()
             with self._changed:
                 self._changed.wait_for(
-                    lambda: group.snapshot is not None or group.error is not None,
-                    _POLL_S,
+                    lambda: group.snapshot is not None or group.error is not None, _POLL_S
                 )
                 if group.error is not None:
                     raise _again(group.error) from group.error
@@ -138,9 +137,7 @@ class Snapshots:
             return
         self._forming, self._making = None, group
         group.begun = True
-        threading.Thread(
-            target=self._make, args=(group,), name=group.job.name, daemon=True
-        ).start()
+        threading.Thread(target=self._make, args=(group,), name=group.job.name, daemon=True).start()
 
     # --- its thread
 

@@ -23,12 +23,7 @@ import structlog
 from psycopg import sql
 
 from headrace import clock
-from headrace.errors import (
-    HeadraceError,
-    PrerequisiteError,
-    SnapshotLost,
-    UserError,
-)
+from headrace.errors import HeadraceError, PrerequisiteError, SnapshotLost, UserError
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.failures import as_headrace
@@ -64,9 +59,7 @@ class Snapshot:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._lost: Exception | None = None
-        self._thread = threading.Thread(
-            target=self._keep, name=f"snapshot {slot}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._keep, name=f"snapshot {slot}", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
@@ -78,9 +71,7 @@ class Snapshot:
         if self._lost is None:
             self._ping()
         if self._lost is not None:
-            raise SnapshotLost(
-                "the snapshot of the population was lost", detail=str(self._lost)
-            )
+            raise SnapshotLost("the snapshot of the population was lost", detail=str(self._lost))
 
     def close(self) -> None:
         """End the snapshot; its slot goes with the connection."""
@@ -103,15 +94,11 @@ class Snapshot:
                 self._conn.execute("SELECT 1")
             except psycopg.Error as error:
                 self._lost = error
-                _log.warning(
-                    "source snapshot lost", slot=self.slot, reason=str(error).strip()
-                )
+                _log.warning("source snapshot lost", slot=self.slot, reason=str(error).strip())
 
 
 @contextlib.contextmanager
-def export(
-    job: Job, dsn: str, *, slot_name: str, number: str, wait_ms: int
-) -> Iterator[Snapshot]:
+def export(job: Job, dsn: str, *, slot_name: str, number: str, wait_ms: int) -> Iterator[Snapshot]:
     """A snapshot that lives as long as the block.
 
     Waits at most ``wait_ms`` in all for transactions that write: a slot begins only where
@@ -125,10 +112,7 @@ def export(
     # A walsender waits for locks of others, one by one; of all timeouts only this bounds each
     # of these waits (E8), should we be gone by then.
     conn = for_job(
-        dsn,
-        what="snapshot",
-        replication=True,
-        settings={"lock_timeout": f"{max(wait_ms, 1)}ms"},
+        dsn, what="snapshot", replication=True, settings={"lock_timeout": f"{max(wait_ms, 1)}ms"}
     )
     try:
         with job.cancelling(lambda: conn.cancel_safe(timeout=5.0)):
@@ -252,15 +236,11 @@ class _Lookout:
                 return
 
 
-def _create(
-    job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int
-) -> SnapshotRef:
+def _create(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) -> SnapshotRef:
     if conn.info.server_version < _OLDEST_SERVER:
         raise PrerequisiteError("the source must be PostgreSQL 15 or later")
     start_lsn = _make_slot(job, conn, dsn, slot, wait_ms)
-    row: Any = conn.execute(
-        "SELECT pg_export_snapshot(), pg_current_snapshot()::text"
-    ).fetchone()
+    row: Any = conn.execute("SELECT pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
     return SnapshotRef(str(row[0]), str(row[1]), start_lsn)
 
 

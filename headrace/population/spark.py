@@ -90,10 +90,7 @@ class Spark:
                 self.status = "warming"
                 # A daemon: an engine that stops does not wait for Spark to start.
                 threading.Thread(
-                    target=self._run_start,
-                    args=(starting,),
-                    name="spark start",
-                    daemon=True,
+                    target=self._run_start, args=(starting,), name="spark start", daemon=True
                 ).start()
             return starting
 
@@ -145,9 +142,7 @@ class Spark:
         )
         path = str(spec.write())
         total = sum(size.rows for size in sizes.values())
-        tasks = max(
-            _cores(session), -(-total // max(self._settings.spark_partition_rows, 1))
-        )
+        tasks = max(_cores(session), -(-total // max(self._settings.spark_partition_rows, 1)))
         graph = _Graph(session, physical, path, tasks)
         action = graph.result()
         try:
@@ -178,8 +173,7 @@ class Spark:
     ) -> dict[str, list[list[int | None]]]:
         rows = self._settings.spark_partition_rows
         return {
-            source.id: split_blocks(sizes[source.id], rows, cores)
-            for source in physical.sources
+            source.id: split_blocks(sizes[source.id], rows, cores) for source in physical.sources
         }
 
     def _forget_if_dead(self, session: Any) -> None:
@@ -195,9 +189,7 @@ class Spark:
         _forget(session)
 
 
-def split_blocks(
-    size: TableSize, rows_per_task: int, tasks_min: int
-) -> list[list[int | None]]:
+def split_blocks(size: TableSize, rows_per_task: int, tasks_min: int) -> list[list[int | None]]:
     """[first, last] block ranges of about ``rows_per_task`` rows; the last one is open.
 
     Open, because the table may have grown: what grew is not in the snapshot, but nothing
@@ -224,9 +216,7 @@ class _Flow:
 class _Graph:
     """DataFrames of a plan."""
 
-    def __init__(
-        self, session: Any, physical: PhysicalPlan, spec_path: str, tasks: int
-    ) -> None:
+    def __init__(self, session: Any, physical: PhysicalPlan, spec_path: str, tasks: int) -> None:
         self._session = session
         self._plan = physical
         self._path = spec_path
@@ -293,8 +283,7 @@ class _Graph:
                 return _Flow(Segment(node.id), self._shuffled(node, _union(frames)))
             case plan.UnionSpec():
                 frames = [
-                    self._emit(self._flow(name), Exit(segments.PLAIN))
-                    for name in node.inputs
+                    self._emit(self._flow(name), Exit(segments.PLAIN)) for name in node.inputs
                 ]
                 return _Flow(Segment("", (), node.id), _union(frames))
             case plan.WorkTableSpec():
@@ -325,10 +314,7 @@ class _Graph:
 
 
 def run_task(
-    spec_path: str,
-    segment: Segment,
-    exit_: Exit,
-    batches: Iterable[pa.RecordBatch],
+    spec_path: str, segment: Segment, exit_: Exit, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """One Spark task of a segment that reads no table (called by ``mapInArrow``)."""
     from pyspark import TaskContext  # only there is a task

@@ -62,16 +62,13 @@ def may_plan(conn: Connection, source: SourceSpec) -> bool:
     REQUIRES: the table is held; so its owner stays, and nobody else gives it indexes.
     """
     row = conn.execute(
-        "SELECT pg_has_role(relowner, session_user, 'MEMBER') FROM pg_class"
-        " WHERE oid = %s",
+        "SELECT pg_has_role(relowner, session_user, 'MEMBER') FROM pg_class WHERE oid = %s",
         (source.table_oid,),
     ).fetchone()
     return bool(row and row[0])
 
 
-def hold(
-    conn: Connection, name: sql.Identifier, oid: int | None, otherwise: HeadraceError
-) -> None:
+def hold(conn: Connection, name: sql.Identifier, oid: int | None, otherwise: HeadraceError) -> None:
     """Keep ``name`` for the table ``oid`` until the end of the transaction.
 
     A view put in its place would run its owner's functions with our rights.
@@ -87,9 +84,7 @@ def hold(
         psycopg.errors.WrongObjectType,
     ) as error:
         raise otherwise from error
-    row = conn.execute(
-        "SELECT to_regclass(%s)::oid::bigint", (name.as_string(conn),)
-    ).fetchone()
+    row = conn.execute("SELECT to_regclass(%s)::oid::bigint", (name.as_string(conn),)).fetchone()
     if row is None or row[0] != oid:
         raise otherwise
 
@@ -147,15 +142,7 @@ def renamed(conn: Connection, physical: PhysicalPlan) -> PhysicalPlan:
             tuple(replace(c, name=names[str(c.attnum)]) for c in part)
             for part in (node.columns, node.key)
         )
-        nodes.append(
-            replace(
-                node,
-                schema_name=row[0],
-                table_name=row[1],
-                columns=columns,
-                key=key,
-            )
-        )
+        nodes.append(replace(node, schema_name=row[0], table_name=row[1], columns=columns, key=key))
     return replace(physical, nodes=tuple(nodes))
 
 

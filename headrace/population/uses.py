@@ -106,17 +106,13 @@ def check_rights(facts: Facts) -> None:
 def _against(error: HeadraceError) -> HeadraceError:
     if isinstance(error, RightEnded | OwnerGone):
         hint = error.hint and error.hint.removesuffix(privileges.THEN)
-        return PrivilegeError(
-            error.message, detail=error.detail, hint=hint, sqlstate=error.code
-        )
+        return PrivilegeError(error.message, detail=error.detail, hint=hint, sqlstate=error.code)
     return _changed(error.message, error.detail)
 
 
 def _changed(message: str, detail: str | None = None) -> TableChanged:
     return TableChanged(
-        f"{message} while the view was being created",
-        detail=detail,
-        hint="Create the view again.",
+        f"{message} while the view was being created", detail=detail, hint="Create the view again."
     )
 
 

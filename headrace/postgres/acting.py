@@ -38,9 +38,7 @@ def become(conn: psycopg.Connection[Any], caller: str) -> None:
         ) from error
 
 
-def act_as(
-    conn: psycopg.Connection[Any], caller: str | None, settings: dict[str, str]
-) -> None:
+def act_as(conn: psycopg.Connection[Any], caller: str | None, settings: dict[str, str]) -> None:
     """For the rest of the transaction, be ``caller`` with the caller's search path."""
     path = settings.get("search_path", _SEARCH_PATH)
     if caller is not None:

@@ -37,11 +37,7 @@ _ALIVE: Final = {
 
 
 def conninfo(
-    dsn: str,
-    *,
-    name: str,
-    replication: bool = False,
-    settings: Mapping[str, str] | None = None,
+    dsn: str, *, name: str, replication: bool = False, settings: Mapping[str, str] | None = None
 ) -> str:
     """``dsn`` with pinned settings, laid over by ``settings``; ``name``: application_name."""
     given: dict[str, Any] = _ALIVE | conninfo_to_dict(dsn)

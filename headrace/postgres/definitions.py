@@ -168,9 +168,7 @@ SELECT 'called', w.i, NULL, NULL, string_agg((SELECT string_agg(g.oid::text, ','
  GROUP BY w.i"""
 
 
-def find(
-    conn: Connection, roots: Mapping[str, Collection[int]], *, deep: bool
-) -> Definitions:
+def find(conn: Connection, roots: Mapping[str, Collection[int]], *, deep: bool) -> Definitions:
     """What ``roots`` (OIDs by catalog) depend on, as it is now.
 
     ``deep``: Postgres evaluates something, so what it runs for that counts too.
@@ -180,9 +178,7 @@ def find(
     rows = conn.execute(_WORDS, {"oids": bodies}).fetchall() if bodies else []
     known: Definitions = {
         "objects": {
-            f"{catalog}:{oid}": {}
-            for catalog in _WRITTEN
-            for oid in sorted(found.get(catalog, ()))
+            f"{catalog}:{oid}": {} for catalog in _WRITTEN for oid in sorted(found.get(catalog, ()))
         },
         "words": [row[0] for row in rows],
         "deep": deep,
@@ -237,9 +233,7 @@ def changed(before: Definitions, now: Marks) -> bool:
     )
 
 
-def difference(
-    before: Definitions, now: Definitions, *, quiet: bool = False
-) -> Iterator[str]:
+def difference(before: Definitions, now: Definitions, *, quiet: bool = False) -> Iterator[str]:
     """What has happened, in words; ``quiet``: nothing was evaluated in between.
 
     Then it does not matter what something may have been for a while.
@@ -297,9 +291,7 @@ def _labels_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[
             )
 
 
-def _read(
-    conn: Connection, known: list[Definitions], *, full: bool
-) -> list[Definitions]:
+def _read(conn: Connection, known: list[Definitions], *, full: bool) -> list[Definitions]:
     oids: dict[str, set[int]] = {}
     for view in known:
         for key in view["objects"]:

@@ -36,13 +36,7 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import (
-    RESYNC,
-    ContinuityLost,
-    DefiniteFailure,
-    HeadraceError,
-    StructureChanged,
-)
+from headrace.errors import RESYNC, ContinuityLost, DefiniteFailure, HeadraceError, StructureChanged
 from headrace.postgres import definitions, privileges
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.postgres.privileges import Right
@@ -313,8 +307,7 @@ def observations(facts: Facts, table: int) -> Iterator[Observation]:
     for seen, attributes in (*past, (facts.get("seen"), present)):
         if seen and attributes:
             yield Observation(
-                VisibleXids.of(seen),
-                tuple(StreamAttribute(*entry) for entry in attributes),
+                VisibleXids.of(seen), tuple(StreamAttribute(*entry) for entry in attributes)
             )
 
 
@@ -356,14 +349,10 @@ def _narrow(found: Facts, known: Facts) -> Facts:
         "publication": found["publication"],
     }
     for kind in (kind for kind in _KINDS if kind in known):
-        out[kind] = {
-            oid: dict(found[kind][oid]) for oid in known[kind] if oid in found[kind]
-        }
+        out[kind] = {oid: dict(found[kind][oid]) for oid in known[kind] if oid in found[kind]}
     for oid, table in out["tables"].items():
         had = known["tables"][oid]["columns"] or {}
-        table["columns"] = {
-            n: c for n, c in (table["columns"] or {}).items() if n in had
-        }
+        table["columns"] = {n: c for n, c in (table["columns"] or {}).items() if n in had}
     for oid, relation in out.get("relations", {}).items():
         relation["inherits"] = known["relations"][oid]["inherits"]
         if not relation["inherits"]:
@@ -389,18 +378,14 @@ def _refill(message: str, detail: str | None = None) -> HeadraceError:
 
 
 def _lost(message: str) -> HeadraceError:
-    return ContinuityLost(
-        message, detail="Changes may have been missed meanwhile.", hint=RESYNC
-    )
+    return ContinuityLost(message, detail="Changes may have been missed meanwhile.", hint=RESYNC)
 
 
 def _table(facts: Facts) -> str:
     return f'table "{facts["schema"]}"."{facts["name"]}"'
 
 
-def _publication_changed(
-    old: Facts | None, new: Facts | None
-) -> Iterator[HeadraceError]:
+def _publication_changed(old: Facts | None, new: Facts | None) -> Iterator[HeadraceError]:
     if old is None or new is None:
         yield _lost("the publication was dropped")
     elif old["oid"] != new["oid"]:
@@ -432,22 +417,14 @@ def _table_changed(
     if new is None:
         yield _stop(f"{table} was dropped")
         return
-    for name, what in (
-        ("kind", "is of another kind now"),
-        ("persistence", "is unlogged now"),
-    ):
+    for name, what in (("kind", "is of another kind now"), ("persistence", "is unlogged now")):
         if old[name] != new[name]:
             yield _stop(f"{table} {what}")
     moved = old["storage"] != new["storage"]
     for number, column in old["columns"].items():
         known = int(number) in (old["key"] or ())
         yield from _column_changed(
-            column,
-            (new["columns"] or {}).get(number),
-            table,
-            key=known,
-            moved=moved,
-            whole=whole,
+            column, (new["columns"] or {}).get(number), table, key=known, moved=moved, whole=whole
         )
     for name, what in (
         ("parent", "has partitions or inheritance children now"),
@@ -459,13 +436,7 @@ def _table_changed(
 
 
 def _column_changed(
-    old: Facts,
-    new: Facts | None,
-    table: str,
-    *,
-    key: bool,
-    moved: bool,
-    whole: bool,
+    old: Facts, new: Facts | None, table: str, *, key: bool, moved: bool, whole: bool
 ) -> Iterator[HeadraceError]:
     column = f'column "{old["name"]}" of {table}'
     if new is None:
@@ -475,10 +446,7 @@ def _column_changed(
     if old.get("expression") != new.get("expression"):
         yield _refill(f"{column} is generated in another way now")
     had, has = ((c["type"], c["typmod"]) for c in (old, new))
-    if old["collation"] != new["collation"] and 0 not in (
-        old["collation"],
-        new["collation"],
-    ):
+    if old["collation"] != new["collation"] and 0 not in (old["collation"], new["collation"]):
         yield _stop(f"{column} has another collation now")
     elif had != has and not widens(had, has):
         yield _stop(f"{column} has another type now")

@@ -48,9 +48,7 @@ class VisibleXids:
     def of(cls, text: str) -> Self:
         """From its text, ``xmin:xmax:xip,…``."""
         _, following, running = text.split(":")
-        return cls(
-            int(following), frozenset(map(int, filter(None, running.split(","))))
-        )
+        return cls(int(following), frozenset(map(int, filter(None, running.split(",")))))
 
     def shows(self, xid: int) -> bool:
         """Whether a committed transaction, by its 32-bit number, is in what it shows."""
@@ -107,9 +105,7 @@ def _exactly(names: Sequence[str], seen: Observation) -> dict[str, int]:
     return {a.name: a.number for a in seen.published}
 
 
-def _between(
-    names: Sequence[str], first: Observation, last: Observation
-) -> dict[str, int]:
+def _between(names: Sequence[str], first: Observation, last: Observation) -> dict[str, int]:
     old = {a.number: a for a in first.published}
     new = {a.number: a for a in last.published}
     stayed = [number for number in old if number in new]

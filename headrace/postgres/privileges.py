@@ -136,10 +136,7 @@ def error(lack: Lack) -> DefiniteFailure:
         )
     columns = f" ({lack['columns']})" if lack["columns"] else ""
     what, grant = {
-        "select": (
-            "view" if lack["view"] else "table",
-            f"GRANT SELECT{columns} ON {shown}",
-        ),
+        "select": ("view" if lack["view"] else "table", f"GRANT SELECT{columns} ON {shown}"),
         "usage": ("schema", f"GRANT USAGE ON SCHEMA {shown}"),
         "execute": ("function", f"GRANT EXECUTE ON ROUTINE {shown}"),
     }[kind]

@@ -53,9 +53,7 @@ def add_tables(
     return _change(conn, settings, oids, add=True)
 
 
-def try_tables(
-    conn: Connection, settings: Settings, oids: Sequence[int], fed: setup.Fed
-) -> None:
+def try_tables(conn: Connection, settings: Settings, oids: Sequence[int], fed: setup.Fed) -> None:
     """Do as ``add_tables`` would, and undo it: raises what that would."""
     setup.ensure_publication(conn, settings, fed)
     _change(conn, settings, oids, add=True, undo=True)
@@ -67,12 +65,7 @@ def drop_tables(conn: Connection, settings: Settings, oids: Sequence[int]) -> li
 
 
 def _change(
-    conn: Connection,
-    settings: Settings,
-    oids: Sequence[int],
-    *,
-    add: bool,
-    undo: bool = False,
+    conn: Connection, settings: Settings, oids: Sequence[int], *, add: bool, undo: bool = False
 ) -> list[int]:
     assert conn.autocommit, "the change must be committed before a snapshot is taken"
     for attempt in range(_ATTEMPTS):
@@ -99,19 +92,14 @@ def _change(
                 _log.info("publication changed", added=add, tables=changed)
             return changed
     raise TransientError(
-        f'publication "{settings.publication_name}" could not be changed:'
-        " the tables stay locked",
+        f'publication "{settings.publication_name}" could not be changed: the tables stay locked',
         sqlstate="55P03",
     )
 
 
-def _alter(
-    conn: Connection, settings: Settings, oids: Sequence[int], *, add: bool
-) -> list[int]:
+def _alter(conn: Connection, settings: Settings, oids: Sequence[int], *, add: bool) -> list[int]:
     conn.execute(
-        sql.SQL("SET LOCAL lock_timeout = {}").format(
-            sql.Literal(settings.lock_timeout_ms)
-        )
+        sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(settings.lock_timeout_ms))
     )
     statements.alone(conn, _LOCK)
     published = tables(conn, settings.publication_name)
@@ -127,14 +115,10 @@ def _alter(
     if not rows:
         return []  # dropped tables have left the publication by themselves
     # ONLY: a child table is another table, published when a view reads it.
-    names = sql.SQL(", ").join(
-        sql.SQL("ONLY {}").format(sql.Identifier(*row)) for row in rows
-    )
+    names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(*row)) for row in rows)
     conn.execute(
         sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
-            sql.Identifier(settings.publication_name),
-            sql.SQL("ADD" if add else "DROP"),
-            names,
+            sql.Identifier(settings.publication_name), sql.SQL("ADD" if add else "DROP"), names
         )
     )
     return changed

@@ -100,9 +100,7 @@ def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
         )
     if standby:
         problems.append(
-            PrerequisiteError(
-                "the source database is a standby", hint="Connect to the primary."
-            )
+            PrerequisiteError("the source database is a standby", hint="Connect to the primary.")
         )
     problems += _foreign_publication(conn, settings.publication_name)
     return problems
@@ -292,9 +290,7 @@ def drop(conn: Connection, settings: Settings) -> None:
     """Remove slot and publication (uninstall); nothing happens where they are missing."""
     drop_slot(conn, settings.slot_name)
     conn.execute(
-        sql.SQL("DROP PUBLICATION IF EXISTS {}").format(
-            sql.Identifier(settings.publication_name)
-        )
+        sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(settings.publication_name))
     )
 
 

@@ -93,9 +93,7 @@ _STANDARD: Final = _tokens(standard_strings=True)
 _BACKSLASHES: Final = _tokens(standard_strings=False)
 
 
-def scan(
-    text: str, *, standard_strings: bool = True, steps: int = sys.maxsize
-) -> Iterator[Token]:
+def scan(text: str, *, standard_strings: bool = True, steps: int = sys.maxsize) -> Iterator[Token]:
     """The tokens of ``text``, in at most so many steps.
 
     ``standard_strings``: a backslash means nothing in a plain string.

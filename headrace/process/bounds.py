@@ -216,9 +216,7 @@ class Bound:
         limit = self.limits.memory_bytes
         if limit and size > limit + BYTES_PER_BYTE * given:
             raise self._exceeded(
-                MEMORY,
-                f"{limit} bytes",
-                "It is the values of expressions that Postgres evaluates.",
+                MEMORY, f"{limit} bytes", "It is the values of expressions that Postgres evaluates."
             )
 
     def too_large(self, size: str) -> LimitExceeded:
@@ -230,9 +228,7 @@ class Bound:
         )
 
     def _slow(self, detail: str) -> LimitExceeded:
-        return self._exceeded(
-            self.limits.time_name, f"{self.limits.time_ms} ms", detail
-        )
+        return self._exceeded(self.limits.time_name, f"{self.limits.time_ms} ms", detail)
 
     def _exceeded(self, name: str, shown: str, detail: str) -> LimitExceeded:
         verb = {MEMORY: "needs", ROWS: "makes"}.get(name, "takes")

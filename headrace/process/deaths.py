@@ -33,9 +33,7 @@ Found = TypeVar("Found")
 class Marks:
     """The marks of one process: each of its threads works on one thing at a time."""
 
-    def __init__(
-        self, path: Path, outlived: tuple[type[Exception], ...] = (Exception,)
-    ) -> None:
+    def __init__(self, path: Path, outlived: tuple[type[Exception], ...] = (Exception,)) -> None:
         """``path`` may have what an earlier process has left; it is kept until ``clear``.
 
         A mark stays behind an error that is not among ``outlived``: it may end the process.
@@ -86,11 +84,7 @@ class Marks:
 
     def _read(self) -> list[Mark]:
         found = os.pread(self._file, _BYTES, 0).ljust(_BYTES, b"\0")
-        return [
-            (whom, piece)
-            for is_set, whom, piece in _MARK.iter_unpack(found)
-            if is_set == _SET
-        ]
+        return [(whom, piece) for is_set, whom, piece in _MARK.iter_unpack(found) if is_set == _SET]
 
     def _write(self, data: bytes, at: int) -> None:
         # Without room on the disk nobody is suspected; the work goes on.

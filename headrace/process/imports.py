@@ -22,10 +22,7 @@ class _Missing(MetaPathFinder):
     """Says that pandas is not installed."""
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See ``importlib``."""
         if fullname == _PANDAS:

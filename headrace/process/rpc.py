@@ -171,13 +171,9 @@ class Peer:
         except errors.HeadraceError as error:
             self._fail(number, error)
         except asyncio.CancelledError:
-            self._fail(
-                number, errors.QueryCancelled("canceling statement due to user request")
-            )
+            self._fail(number, errors.QueryCancelled("canceling statement due to user request"))
         except Exception as error:  # noqa: BLE001  the session boundary: a bug is answered as XX000
-            self._fail(
-                number, errors.BugError(f"internal error in {method}: {error!r}")
-            )
+            self._fail(number, errors.BugError(f"internal error in {method}: {error!r}"))
         finally:
             self._running.pop(number, None)
 
@@ -189,15 +185,11 @@ async def connect(path: Path, handlers: dict[str, Handler] | None = None) -> Pee
 
 
 async def serve(
-    path: Path,
-    handlers: dict[str, Handler],
-    on_peer: Callable[[Peer], None] | None = None,
+    path: Path, handlers: dict[str, Handler], on_peer: Callable[[Peer], None] | None = None
 ) -> asyncio.Server:
     """Listen on the Unix socket at ``path``; every connection gets ``handlers``."""
 
-    async def accept(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, handlers)
         if on_peer:
             on_peer(peer)

@@ -14,9 +14,7 @@ import structlog
 _log = structlog.get_logger(__name__)
 
 
-async def forever(
-    name: str, work: Callable[[], Awaitable[None]], pause_s: float
-) -> None:
+async def forever(name: str, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
     """Do ``work`` until it returns, anew and after a pause whenever it raises.
 
     What it is expected to meet, it handles itself.  Being cancelled ends it.

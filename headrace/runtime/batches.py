@@ -111,10 +111,7 @@ class Frames:
             if found:
                 self.stopped |= self._describer.described(found)
             chunk = [
-                TableDiffs(
-                    e.relation.oid,
-                    Diffs(self.txid, self.attempt, self._numbered(e)),
-                )
+                TableDiffs(e.relation.oid, Diffs(self.txid, self.attempt, self._numbered(e)))
                 for e in events
                 if isinstance(e, Changes)
             ]
@@ -182,9 +179,7 @@ class Processor:
         """End the threads."""
         self._pool.shutdown()
 
-    def run(
-        self, views: Sequence[View], frames: Frames, needed: Sequence[Shared] = ()
-    ) -> Outcome:
+    def run(self, views: Sequence[View], frames: Frames, needed: Sequence[Shared] = ()) -> Outcome:
         """Process one batch for ``views``, each of which has processed the one before.
 
         What goes wrong in one view (``Interrupted``, a bug, no memory) is that view's.
@@ -217,9 +212,7 @@ class Processor:
             elif shared.id not in outcome.failed:
                 _recall(shared, outcome)
         self._end(views, outcome)
-        unseen = [
-            u for u in units if u.id in outcome.touched and not _will_look(u, outcome)
-        ]
+        unseen = [u for u in units if u.id in outcome.touched and not _will_look(u, outcome)]
         outcome.failed |= self._altered(unseen)
         for unit in units:
             if unit.id not in outcome.failed:
@@ -313,12 +306,7 @@ class Processor:
                 faults.rows(unit.id, frame.diffs.batch)
                 flow.ingest(frame.table_oid, frame.diffs.batch)
 
-    def _each(
-        self,
-        units: Sequence[Unit],
-        work: Callable[[Unit], None],
-        outcome: Outcome,
-    ) -> None:
+    def _each(self, units: Sequence[Unit], work: Callable[[Unit], None], outcome: Outcome) -> None:
         """``work`` on every unit, side by side when there are several."""
         txid = outcome.frames.txid
 
@@ -341,9 +329,7 @@ class Processor:
             if error is not None:
                 outcome.failed[view.id] = error
 
-    def _guarded(
-        self, work: Callable[[Unit], None], unit: Unit
-    ) -> HeadraceError | None:
+    def _guarded(self, work: Callable[[Unit], None], unit: Unit) -> HeadraceError | None:
         self._working[unit.id] = clock.monotonic()
         try:
             with unit.bounded(self._settings).applied():
@@ -401,9 +387,7 @@ class Processor:
         return error.again(culprit=where)
 
 
-def _only(
-    errors: dict[int, HeadraceError], units: Sequence[Unit]
-) -> dict[int, HeadraceError]:
+def _only(errors: dict[int, HeadraceError], units: Sequence[Unit]) -> dict[int, HeadraceError]:
     """The errors of ``units``."""
     return {unit.id: errors[unit.id] for unit in units if unit.id in errors}
 
@@ -459,9 +443,7 @@ def _guarded(work: Callable[[Unit], None], view: Unit) -> HeadraceError | None:
         return error
     except HeadraceError as error:
         if isinstance(error, BugError):
-            _log.exception(
-                "view stopped by a bug", view=view.id, story=view.story.tell()
-            )
+            _log.exception("view stopped by a bug", view=view.id, story=view.story.tell())
         return error
     except Exception as error:  # noqa: BLE001  the boundary of one view's dataflow
         _log.exception("view stopped by a bug", view=view.id, story=view.story.tell())

@@ -78,9 +78,7 @@ class Checkpoints:
         """Why the last one could not be written; None if it was."""
         self._work: queue.SimpleQueue[_Underway | None] = queue.SimpleQueue()
         self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="headrace-checkpoint", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="headrace-checkpoint", daemon=True)
         self._thread.start()
 
     @property
@@ -121,11 +119,7 @@ class Checkpoints:
             self._underway.checkpoint.pace.hurried = True  # the next one is due
 
     def begin(
-        self,
-        db: RocksDatabase,
-        units: Sequence[Unit],
-        position: Position,
-        confirmed: int,
+        self, db: RocksDatabase, units: Sequence[Unit], position: Position, confirmed: int
     ) -> None:
         """Begin a checkpoint of ``units`` at their marks.  REQUIRES: none is under way."""
         assert self._underway is None, "one at a time"

@@ -93,9 +93,7 @@ class Columns:
         numbers = self._numbers(changes.relation, xid)
         batch = changes.batch
         names, arrays = batch.schema.names[:_HEAD], batch.columns[:_HEAD]
-        for name, array in zip(
-            batch.schema.names[_HEAD:], batch.columns[_HEAD:], strict=True
-        ):
+        for name, array in zip(batch.schema.names[_HEAD:], batch.columns[_HEAD:], strict=True):
             kind, _, column = name.partition(":")
             if column in numbers:
                 names.append(f"{kind}:{numbers[column]}")

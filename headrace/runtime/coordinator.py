@@ -81,9 +81,7 @@ class Coordinator:
         self._emitted = max(first - 1, recorded)
         # How often each range of txids was taken back; by ranges, for a rewind may be long.
         self._taken: dict[tuple[int, int], int] = {
-            (txid, txid): attempt + 1
-            for txid, attempt in (attempts or {}).items()
-            if txid >= first
+            (txid, txid): attempt + 1 for txid, attempt in (attempts or {}).items() if txid >= first
         }
 
     def tick(self, new: int | None = None) -> list[Emission]:

@@ -42,9 +42,7 @@ def _prefix(frames: Sequence[TableDiffs], rows: int) -> list[TableDiffs]:
             break
         diffs = frame.diffs
         batch = diffs.batch.slice(0, min(rows, diffs.batch.num_rows))
-        out.append(
-            TableDiffs(frame.table_oid, type(diffs)(diffs.txid, diffs.attempt, batch))
-        )
+        out.append(TableDiffs(frame.table_oid, type(diffs)(diffs.txid, diffs.attempt, batch)))
         rows -= batch.num_rows
     return out
 

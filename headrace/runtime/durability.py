@@ -93,9 +93,7 @@ class Durability:
     # --- checkpoints
 
     def _due(self, *, ahead: bool) -> float:
-        return self._book.checkpoints.due(
-            ahead=ahead, large=self._book.db.checkpoint_due
-        )
+        return self._book.checkpoints.due(ahead=ahead, large=self._book.db.checkpoint_due)
 
     def _begin(self) -> None:
         """Begin a checkpoint of everything that is committed."""
@@ -103,10 +101,7 @@ class Durability:
         book = self._book
         owned = [view for view in book.views.values() if view.owned]
         book.checkpoints.begin(
-            book.db,
-            [*owned, *book.subplans.values()],
-            book.position,
-            self._promise(),
+            book.db, [*owned, *book.subplans.values()], book.position, self._promise()
         )
 
     def _take(self, what: Durable) -> None:

@@ -75,9 +75,7 @@ class Edge:
         with self._lock:
             txid, attempt = _time(frame)
             if txid <= self._ended:
-                raise BugError(
-                    f'edge "{self.name}" got txid {txid} after the end of {self._ended}'
-                )
+                raise BugError(f'edge "{self.name}" got txid {txid} after the end of {self._ended}')
             if txid == self._attempt[0] and attempt < self._attempt[1]:
                 self._dropped += 1
                 return
@@ -129,8 +127,7 @@ class Edge:
         self._pulled[successor] = 0
         if pulled != frame.rows:
             raise RowsLost(
-                f"got {pulled} of the {frame.rows} rows of txid {frame.txid} on edge"
-                f' "{self.name}"'
+                f'got {pulled} of the {frame.rows} rows of txid {frame.txid} on edge "{self.name}"'
             )
 
     def _trim(self) -> None:

@@ -31,12 +31,7 @@ import structlog
 
 from headrace import clock
 from headrace.config import Settings
-from headrace.errors import (
-    ContinuityLost,
-    HeadraceError,
-    Interrupted,
-    TransientError,
-)
+from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
 from headrace.postgres import failures
 from headrace.runtime.book import Book
 from headrace.runtime.checkpoints import Checkpoints
@@ -90,21 +85,11 @@ class Engine:
         loading = Loading(book, self.durability, self.watch, self.sharing, self.leaving)
         self._healing: Final = Healing(book, self.leaving, rewind_soon)
         self._commits: Final = Commits(book, self.leaving, self.waits, self.taps)
-        self._intake: Final = Intake(
-            book, self.watch, self.leaving, self._commits, drain
-        )
+        self._intake: Final = Intake(book, self.watch, self.leaving, self._commits, drain)
         self._ticker: Final = Ticker(book, self._intake.pass_time)
-        self._recovery: Final = Recovery(
-            book, self.durability, self.sharing, loading, self.leaving
-        )
+        self._recovery: Final = Recovery(book, self.durability, self.sharing, loading, self.leaving)
         self.lifecycle: Final = Lifecycle(
-            book,
-            loading,
-            self.leaving,
-            self.waits,
-            self.taps,
-            self._ticker.force,
-            rewind_soon,
+            book, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
         )
 
     # --- for other threads
@@ -147,9 +132,7 @@ class Engine:
         view = self.book.views.get(view_id)
         bound = view.bound if view is not None else None
         if bound is not None and bound.inside:
-            bound.cancel(
-                Interrupted("the view was interrupted by a command", sqlstate="57014")
-            )
+            bound.cancel(Interrupted("the view was interrupted by a command", sqlstate="57014"))
 
     def stop(self) -> None:
         """Finish what is in flight, checkpoint, confirm, and return from ``run``."""
@@ -202,9 +185,7 @@ class Engine:
         if book.stopping or book.stream is not stream:
             return  # a command, or a view that healed, has asked for a rewind
         durability_at = self.durability.step(stream)
-        due = min(
-            durability_at, self._healing.heal_at(), self.watch.due, self._ticker.due
-        )
+        due = min(durability_at, self._healing.heal_at(), self.watch.due, self._ticker.due)
         if book.db.regulate():
             due = min(due, clock.monotonic() + _REGULATE_S)
         wait = max(due - clock.monotonic(), 0.0)

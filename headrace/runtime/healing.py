@@ -18,9 +18,7 @@ from headrace.sql.status import Status
 class Healing:
     """Views of one engine that stand still; every method runs on the engine's thread."""
 
-    def __init__(
-        self, book: Book, leaving: Leaving, rewind_soon: Callable[[], None]
-    ) -> None:
+    def __init__(self, book: Book, leaving: Leaving, rewind_soon: Callable[[], None]) -> None:
         self._book = book
         self._leaving = leaving
         self._rewind_soon = rewind_soon
@@ -59,11 +57,7 @@ class Healing:
         self._tables.poll()
         now = clock.monotonic()
         for view in list(book.views.values()):
-            if (
-                view.status != Status.SINK_ERROR
-                or view.suspended
-                or now < view.retry_at
-            ):
+            if view.status != Status.SINK_ERROR or view.suspended or now < view.retry_at:
                 continue
             view.retry_at = now + book.settings.sink_retry_ms / 1000
             if not self._free(view):

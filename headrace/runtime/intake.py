@@ -9,13 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace.collections.plan import PhysicalPlan
-from headrace.errors import (
-    BugError,
-    HeadraceError,
-    Interrupted,
-    OwnerGone,
-    RightEnded,
-)
+from headrace.errors import BugError, HeadraceError, Interrupted, OwnerGone, RightEnded
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Decoder
 from headrace.process import faults
@@ -132,9 +126,7 @@ class Intake:
         out = [v for v in self._book.views.values() if v.live and v.processed < txid]
         for view in out:
             if view.processed != txid - 1:
-                raise BugError(
-                    f"view {view.id} is at txid {view.processed} when {txid} comes"
-                )
+                raise BugError(f"view {view.id} is at txid {view.processed} when {txid} comes")
         return out
 
     def _stop_failed(self, outcome: batches.Outcome) -> None:
@@ -152,11 +144,7 @@ class Intake:
                 self._stop_all(failed, [failed], error, outcome.frames)
 
     def _stop_all(
-        self,
-        unit: Unit,
-        views: Sequence[View],
-        error: HeadraceError,
-        frames: batches.Frames,
+        self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: batches.Frames
     ) -> None:
         """``views``, which need ``unit``, stop; interrupted ones are tried again."""
         judged = [self._leaving.judge(view, error) for view in views]
@@ -166,11 +154,7 @@ class Intake:
             self._leaving.fail(view, own if isinstance(own, Interrupted) else known)
 
     def _reason(
-        self,
-        unit: Unit,
-        views: Sequence[View],
-        error: HeadraceError,
-        frames: batches.Frames,
+        self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: batches.Frames
     ) -> HeadraceError:
         """Why ``views`` stop that need ``unit``: what was altered, before a row is blamed."""
         for view in views:

@@ -56,9 +56,7 @@ class Leaving:
             book.owner.writer.forget(view_id)
         self.drop_state(view_id)
         _log.info("view forgotten", view=view_id)
-        self._waits.forget(
-            view_id, errors.UndefinedError("the view was dropped", sqlstate="42P01")
-        )
+        self._waits.forget(view_id, errors.UndefinedError("the view was dropped", sqlstate="42P01"))
         self._waits.caught_up()
 
     def drop_state(self, view_id: int) -> None:
@@ -76,9 +74,7 @@ class Leaving:
 
         An SQLSTATE that says "later" may have been raised by code of a user, and need never end.
         """
-        if not isinstance(error, errors.Interrupted) or isinstance(
-            error, errors.OutOfReach
-        ):
+        if not isinstance(error, errors.Interrupted) or isinstance(error, errors.OutOfReach):
             return error
         at, times = view.tries
         times = times + 1 if at == view.mark.txid else 1
@@ -105,9 +101,7 @@ class Leaving:
         error = self._watch.cause(view, error)
         if view.status == Status.PAUSED and isinstance(error, _DAMAGE):
             # What would fill it anew by itself would also let it run.
-            error = errors.DefiniteFailure(
-                error.message, detail=error.detail, hint=error.hint
-            )
+            error = errors.DefiniteFailure(error.message, detail=error.detail, hint=error.hint)
         blocked = isinstance(error, errors.SinkBlocked | errors.Interrupted)
         if not blocked:
             error = _with_hint(error, view)

@@ -144,9 +144,7 @@ class Lifecycle:
         if view is None:
             view = views.load_one(self._book.owner.conn, view_id)
             if view.owned:
-                raise UserError(
-                    f"view {view.target.shown} is being created", sqlstate="55006"
-                )
+                raise UserError(f"view {view.target.shown} is being created", sqlstate="55006")
         if not view.owned:
             raise UserError(
                 f"view {view.target.shown} has stopped",

@@ -137,9 +137,7 @@ class Loading:
             known = (
                 error
                 if isinstance(error, HeadraceError)
-                else StateDamaged(
-                    f"the view's staged state cannot be read: {error}", hint=RESYNC
-                )
+                else StateDamaged(f"the view's staged state cannot be read: {error}", hint=RESYNC)
             )
             self._leaving.fail(view, known)
 
@@ -164,9 +162,7 @@ class Loading:
         made = self._sharing.divide(view, found.runs, mark, meta)
         own = view.own
         book.db.ingest(
-            view.id,
-            found.runs,
-            (lambda state: subplans.keeps(own, state)) if made else None,
+            view.id, found.runs, (lambda state: subplans.keeps(own, state)) if made else None
         )
         positions.put_view(meta, view.id, mark)
         book.db.put_meta(meta, sync=True)
@@ -197,9 +193,7 @@ class Loading:
         first = min(book.records, default=0)
         if held_txid + 1 == first and lsn >= book.confirmed:
             return held_txid
-        raise ContinuityLost(
-            "the stream has moved on since the view was populated", hint=RESYNC
-        )
+        raise ContinuityLost("the stream has moved on since the view was populated", hint=RESYNC)
 
     def _verify(self, view: View) -> None:
         """Let a view run, or stop it."""
@@ -216,8 +210,7 @@ class Loading:
         if view.progress.txid < view.mark.sink_txid:
             # Sink commit precedes checkpoint: the database was set back.
             return ContinuityLost(
-                "the database is older than the view's state: it was restored",
-                hint=RESYNC,
+                "the database is older than the view's state: it was restored", hint=RESYNC
             )
         if self._written_by_another(view):
             return ContinuityLost(
@@ -251,9 +244,7 @@ class Loading:
         record = self._book.records.get(txid)
         return record is not None and record.end_lsn != view.progress.lsn
 
-    def _collect_garbage(
-        self, conn: psycopg.Connection[Any], marks: dict[int, StateMark]
-    ) -> None:
+    def _collect_garbage(self, conn: psycopg.Connection[Any], marks: dict[int, StateMark]) -> None:
         """State of views that were dropped while we were not there."""
         # A worker may have died between forgetting the mark and dropping the states.
         for view_id in sorted(marks.keys() | self._book.db.views()):

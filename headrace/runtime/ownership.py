@@ -56,9 +56,7 @@ class Owner:
         self.sink: Final = _connect(settings, _SINK, SINK_SETTINGS)
         try:
             self._lock(previous_pid)
-            self.conn: Final = _connect(
-                settings, "headrace catalog", {"synchronous_commit": "on"}
-            )
+            self.conn: Final = _connect(settings, "headrace catalog", {"synchronous_commit": "on"})
         except psycopg.Error as error:
             self.sink.close()
             raise failures.classify(error) from error
@@ -94,8 +92,7 @@ class Owner:
             if view.progress is not None and at.epoch != view.progress.epoch + 1:
                 raise FencedError(
                     f"another engine has taken over view {view.id}",
-                    detail=f"Its epoch was {at.epoch - 1}; this engine had"
-                    f" {view.progress.epoch}.",
+                    detail=f"Its epoch was {at.epoch - 1}; this engine had {view.progress.epoch}.",
                 )
             view.progress = at
         return gone
@@ -160,9 +157,7 @@ class Owner:
                 return
             holder = _holder(self.sink)
             if holder is not None and holder == previous_pid:
-                self.sink.execute(
-                    "SELECT pg_catalog.pg_terminate_backend(%s)", (holder,)
-                )
+                self.sink.execute("SELECT pg_catalog.pg_terminate_backend(%s)", (holder,))
             if clock.monotonic() > until:
                 raise _another(holder)
             clock.sleep(_PAUSE_S)
@@ -171,9 +166,7 @@ class Owner:
 def _connect(settings: Settings, name: str, more: dict[str, str]) -> Connection:
     """A connection that waits for no lock of the user's longer than it may."""
     return connect.connect(
-        settings.source,
-        name=name,
-        settings=more | {"lock_timeout": str(settings.lock_timeout_ms)},
+        settings.source, name=name, settings=more | {"lock_timeout": str(settings.lock_timeout_ms)}
     )
 
 

@@ -21,13 +21,7 @@ from typing import Final
 
 from headrace import clock
 from headrace.errors import BugError, PrerequisiteError, TransientError
-from headrace.runtime.coordinator import (
-    Coordinator,
-    Emission,
-    EmitBatch,
-    Flight,
-    FlightState,
-)
+from headrace.runtime.coordinator import Coordinator, Emission, EmitBatch, Flight, FlightState
 from headrace.runtime.jobs import Answer, CommitJob
 
 

@@ -130,9 +130,7 @@ class Records(dict[int, BatchRecord]):
         known = self.get(new.txid)
         if known is None:
             if new.txid != self.last + 1:
-                raise BugError(
-                    f"batch {new.txid} cannot be recorded: the last one is {self.last}"
-                )
+                raise BugError(f"batch {new.txid} cannot be recorded: the last one is {self.last}")
             known = new
         elif known.end_lsn != new.end_lsn:
             raise BugError(f"batch {new.txid} does not end where it was recorded")
@@ -164,9 +162,7 @@ def records(db: RocksDatabase) -> Records:
 def put_view(meta: Meta, view_id: int, mark: StateMark | None) -> None:
     """Add the position of a view's state; None forgets it."""
     key = _VIEW + str(view_id).encode()
-    meta[key] = (
-        _STATE.pack(mark.txid, mark.lsn, mark.sink_txid) if mark is not None else None
-    )
+    meta[key] = _STATE.pack(mark.txid, mark.lsn, mark.sink_txid) if mark is not None else None
 
 
 def views(db: RocksDatabase) -> dict[int, StateMark]:

@@ -48,9 +48,7 @@ class Recovery:
             if book.opened is not None:
                 book.opened.close()
             book.damage = StateDamaged(
-                "the view's state was damaged",
-                detail=error.detail,
-                hint=RESYNC,
+                "the view's state was damaged", detail=error.detail, hint=RESYNC
             )
             aside = _set_aside(book.settings.state_dir)
             _log.error("state damaged", reason=str(error), set_aside=str(aside))
@@ -126,8 +124,7 @@ class Recovery:
         for view in list(book.views.values()):
             if view.owned:
                 self._leaving.fail(
-                    view,
-                    ContinuityLost(error.message, detail=error.detail, hint=RESYNC),
+                    view, ContinuityLost(error.message, detail=error.detail, hint=RESYNC)
                 )
         # Nobody can use what it still has, and it may never get over it: a slot cannot
         # decode what was written while its publication was not there (E12).

@@ -52,9 +52,7 @@ def plan(book: Book) -> tuple[list[Cut], Position]:
 
 def _check_age(book: Book) -> None:
     """Nobody would be told of what a source writes where it has once been."""
-    row = book.owner.conn.execute(
-        "SELECT pg_catalog.pg_current_wal_flush_lsn()::text"
-    ).fetchone()
+    row = book.owner.conn.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     ours = book.position.lsn
     if parse_lsn(row[0]) < ours:

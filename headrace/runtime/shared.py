@@ -166,11 +166,7 @@ def read(db: RocksDatabase) -> tuple[dict[int, dict[str, int]], list[Shared]]:
 def put(meta: Meta, shared: Shared) -> None:
     """Write down what a new one computes."""
     record = _Record(
-        plan.to_json(shared.plan),
-        shared.settings,
-        shared.start_lsn,
-        shared.signature,
-        shared.first,
+        plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature, shared.first
     )
     meta[_SUBPLAN + str(shared.id).encode()] = msgspec.json.encode(record)
 

@@ -67,11 +67,7 @@ class Sharing:
     """The shared subplans of one engine; every method runs on the engine's thread."""
 
     def __init__(
-        self,
-        book: Book,
-        durability: Durability,
-        watch: Watch,
-        drain: Callable[[], None],
+        self, book: Book, durability: Durability, watch: Watch, drain: Callable[[], None]
     ) -> None:
         self._book = book
         self._durability = durability
@@ -110,9 +106,7 @@ class Sharing:
                 raise StateDamaged("a subplan that it shares is gone", hint=RESYNC)
         view.feed_on(feeds)
 
-    def divide(
-        self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta
-    ) -> list[Shared]:
+    def divide(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
         """Make shared subplans of what a new view has in common with others.
 
         ``runs`` have its states, of which it must keep those of its own part only.  Who reads what
@@ -145,9 +139,7 @@ class Sharing:
         for shared in made:
             shared.restore(self._book.db.view(shared.id, mark.txid), mark)
             self._book.subplans[shared.id] = shared
-            _log.info(
-                "subplan shared", view=view.id, subplan=shared.id, of=shared.shown
-            )
+            _log.info("subplan shared", view=view.id, subplan=shared.id, of=shared.shown)
             view.story.add("shares", subplan=shared.id)
         if made:
             self._feeds[view.id] = dict(view.feeds)
@@ -195,9 +187,7 @@ class Sharing:
         ids = {s.signature: s.id for s in self._book.subplans.values()}
         for unit in self._units():
             signed = self._signatures(unit)
-            other = {
-                n: ids[s] for n, s in signed.items() if ids.get(s, unit.id) != unit.id
-            }
+            other = {n: ids[s] for n, s in signed.items() if ids.get(s, unit.id) != unit.id}
             found = {n: other[n] for n in _largest(unit.plan, other)}
             if found != unit.feeds:
                 self._joining[unit.id] = found
@@ -256,9 +246,7 @@ class Sharing:
         records.put_feeds(meta, unit.id, feeds)
         faults.point(faults.BEFORE_JOIN)
         self._book.db.drop_states(
-            unit.id,
-            lambda state: state == LOG or subplans.keeps(own, state),
-            meta,
+            unit.id, lambda state: state == LOG or subplans.keeps(own, state), meta
         )
         faults.point(faults.JOINED)
         self._feeds[unit.id] = dict(feeds)
@@ -322,9 +310,7 @@ class Sharing:
     def _units(self) -> list[Unit]:
         """Everything that may share."""
         views = [
-            v
-            for v in self._book.views.values()
-            if v.owned and v.store is not None and self._may(v)
+            v for v in self._book.views.values() if v.owned and v.store is not None and self._may(v)
         ]
         return [*views, *self._book.subplans.values()]
 

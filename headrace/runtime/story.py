@@ -15,9 +15,7 @@ class Story:
     """Recent events of the engine or of one view; names and numbers, never row values."""
 
     def __init__(self) -> None:
-        self._events: deque[tuple[float, str, dict[str, Any]]] = deque(
-            maxlen=_EVENTS_MAX
-        )
+        self._events: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=_EVENTS_MAX)
         self._lock = threading.Lock()
 
     def add(self, event: str, **fields: Any) -> None:
@@ -33,7 +31,6 @@ class Story:
             return []
         last = events[-1][0]
         return [
-            f"{at - last:+.3f} {event} "
-            + " ".join(f"{k}={v}" for k, v in fields.items())
+            f"{at - last:+.3f} {event} " + " ".join(f"{k}={v}" for k, v in fields.items())
             for at, event, fields in events
         ]

@@ -57,11 +57,7 @@ class Suspects:
 
     def careful(self, txid: int) -> bool:
         """Whether views must process ``txid`` one by one, and nothing else be in flight."""
-        return (
-            self._deaths >= CAREFUL_AFTER
-            and bool(self._txids)
-            and txid <= max(self._txids)
-        )
+        return self._deaths >= CAREFUL_AFTER and bool(self._txids) and txid <= max(self._txids)
 
     def passed(self, txid: int) -> None:
         """``txid`` is committed: nobody has died of it."""

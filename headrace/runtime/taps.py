@@ -90,9 +90,7 @@ class Taps:
             if tap.view_id != view.id or txid in tap.passed or tap.error:
                 continue
             tap.passed.add(txid)
-            tap.batches.append(
-                _Batch(txid, job.lsn, job.transactions, job.commit_time_us)
-            )
+            tap.batches.append(_Batch(txid, job.lsn, job.transactions, job.commit_time_us))
             if diffs is not None and diffs.num_rows:
                 try:
                     tap.file.write(_lines(view, txid, diffs))

@@ -21,13 +21,7 @@ from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
-from headrace.errors import (
-    RESYNC,
-    BugError,
-    HeadraceError,
-    StateDamaged,
-    UndefinedError,
-)
+from headrace.errors import RESYNC, BugError, HeadraceError, StateDamaged, UndefinedError
 from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.process import bounds

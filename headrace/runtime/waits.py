@@ -53,9 +53,7 @@ class PositionWaits:
         Raises:
             UndefinedError: there is no such view.
         """
-        if view_id not in self._book.views and not catalog.exists(
-            self._book.owner.conn, view_id
-        ):
+        if view_id not in self._book.views and not catalog.exists(self._book.owner.conn, view_id):
             raise UndefinedError("the view was dropped", sqlstate="42P01")
         future: Future[None] = Future()
         waiter = _Waiter(lsn, next(self._numbers), future)
@@ -96,9 +94,7 @@ class PositionWaits:
             error = _stopped(view)
             covered = self._book.covered(view.mark)
             while heap and (
-                error is not None
-                or heap[0].lsn <= covered
-                or heap[0].future.cancelled()
+                error is not None or heap[0].lsn <= covered or heap[0].future.cancelled()
             ):
                 _answer(heapq.heappop(heap).future, error)
             if not heap:
@@ -120,9 +116,7 @@ class PositionWaits:
 
     def _hurry(self) -> None:
         position = self._book.position.lsn
-        least = min(
-            (h[0].lsn for h in self._heaps.values() if h[0].lsn > position), default=0
-        )
+        least = min((h[0].lsn for h in self._heaps.values() if h[0].lsn > position), default=0)
         stream = self._book.stream
         if stream is not None and self._hurried != (stream, least):
             stream.hurry(least)

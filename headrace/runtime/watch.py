@@ -191,9 +191,7 @@ class Watch:
             if v.owned and any(s.table_oid in tables for s in v.plan.sources)
         ]
 
-    def _check_with(
-        self, views: Sequence[View], xids: set[int]
-    ) -> dict[int, HeadraceError]:
+    def _check_with(self, views: Sequence[View], xids: set[int]) -> dict[int, HeadraceError]:
         """``check`` with facts that show ``xids``, which have committed."""
         until = clock.monotonic() + _VISIBLE_S
         while True:
@@ -245,25 +243,18 @@ class Watch:
         self._load(wanted)
         known = {i: self._facts[i] for i in wanted if i in self._facts}
         errors: dict[int, HeadraceError] = {
-            view_id: StateDamaged(
-                "there is no record of what the view relies on", hint=RESYNC
-            )
+            view_id: StateDamaged("there is no record of what the view relies on", hint=RESYNC)
             for view_id in wanted
             if view_id not in known
         }
         if not known:
             return errors
         found = fingerprint.read(
-            self._conn,
-            known.values(),
-            self._book.settings.publication_name,
-            results.revisions,
+            self._conn, known.values(), self._book.settings.publication_name, results.revisions
         )
         for (view_id, before), now in zip(known.items(), found, strict=True):
             self._now[view_id] = now
-            quiet = done[view_id] is not None and done[view_id] == self._quiet.get(
-                view_id
-            )
+            quiet = done[view_id] is not None and done[view_id] == self._quiet.get(view_id)
             error = fingerprint.difference(before, now, quiet=quiet)
             if error is not None:
                 lost = isinstance(error, ContinuityLost)

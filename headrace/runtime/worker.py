@@ -126,17 +126,13 @@ class Worker:
     async def _release(self, params: dict[str, Any], progress: Progress) -> None:
         job = _job(_need(params, "job"))
         if job in self._suspending:
-            await self._on_engine(
-                lambda: self._engine.lifecycle.release(job), progress=progress
-            )
+            await self._on_engine(lambda: self._engine.lifecycle.release(job), progress=progress)
             self._suspending.discard(job)
             return
         holds = self._engine.book.holds
         await self._loop.run_in_executor(self._beside, holds.release, job)
 
-    async def _adopt(
-        self, params: dict[str, Any], progress: Progress
-    ) -> dict[str, Any]:
+    async def _adopt(self, params: dict[str, Any], progress: Progress) -> dict[str, Any]:
         view_id = int(_need(params, "view_id"))
         future = await self._on_engine(
             lambda: self._engine.lifecycle.adopt(view_id), progress=progress
@@ -154,15 +150,11 @@ class Worker:
     async def _pause(self, params: dict[str, Any], progress: Progress) -> None:
         view_id = int(_need(params, "view_id"))
         async with self._interrupting(view_id):
-            await self._on_engine(
-                lambda: self._engine.lifecycle.pause(view_id), progress=progress
-            )
+            await self._on_engine(lambda: self._engine.lifecycle.pause(view_id), progress=progress)
 
     async def _resume(self, params: dict[str, Any], progress: Progress) -> None:
         view_id = int(_need(params, "view_id"))
-        await self._on_engine(
-            lambda: self._engine.lifecycle.resume(view_id), progress=progress
-        )
+        await self._on_engine(lambda: self._engine.lifecycle.resume(view_id), progress=progress)
 
     async def _suspend(self, params: dict[str, Any], progress: Progress) -> None:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
@@ -185,14 +177,10 @@ class Worker:
     async def _tap(self, params: dict[str, Any], progress: Progress) -> dict[str, Any]:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
         lifecycle = self._engine.lifecycle
-        path = await self._on_engine(
-            lambda: lifecycle.tap(view_id, job), progress=progress
-        )
+        path = await self._on_engine(lambda: lifecycle.tap(view_id, job), progress=progress)
         return {"path": str(path)}
 
-    async def _tapped(
-        self, params: dict[str, Any], _: Progress
-    ) -> dict[str, Any] | None:
+    async def _tapped(self, params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
         """The last txid before ``lsn``; None: the view is not there yet, ask again."""
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
         waits, taps = self._engine.waits, self._engine.taps
@@ -213,9 +201,7 @@ class Worker:
 
     async def _fail_batch(self, params: dict[str, Any], _: Progress) -> None:
         txid, caller = int(_need(params, "txid")), _need(params, "caller")
-        await self._on_engine(
-            lambda: self._engine.fail_batch(txid, caller), quiet=False
-        )
+        await self._on_engine(lambda: self._engine.fail_batch(txid, caller), quiet=False)
 
     async def _status(self, params: dict[str, Any], _: Progress) -> dict[str, Any]:
         book = self._engine.book

@@ -46,9 +46,7 @@ _UPKEEP_S: Final = 1.0
 class SinkThread:
     """Commits what the pipeline lets out; ``start`` and ``leave`` are the engine's."""
 
-    def __init__(
-        self, pipeline: Pipeline, suspects: Suspects, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, suspects: Suspects, wake: Callable[[], None]) -> None:
         """``wake`` is called when the engine's thread has something to take."""
         self._suspects = suspects
         self._pipeline = pipeline
@@ -57,9 +55,7 @@ class SinkThread:
         self._written: dict[int, Progress] = {}
         self._out: set[int] = set()
         self._breaks = _Breaks()
-        self._thread = threading.Thread(
-            target=self._run, name="headrace-sink", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="headrace-sink", daemon=True)
         self._thread.start()
 
     def start(self, owner: Owner) -> None:
@@ -285,9 +281,7 @@ class _Group:
             return self._explained(part, error)
         return error
 
-    def _explained(
-        self, part: ViewPart, error: errors.SinkTableError
-    ) -> errors.SinkTableError:
+    def _explained(self, part: ViewPart, error: errors.SinkTableError) -> errors.SinkTableError:
         try:
             return self._owner.writer.explained(part.target, error)
         except psycopg.Error as second:
@@ -339,6 +333,5 @@ def _known(error: psycopg.Error) -> Exception:
     if not (failures.is_lost(error) or failures.is_transient(error)):
         return error
     return errors.TransientError(
-        f"the sink connection failed: {str(error).strip()}",
-        sqlstate=error.sqlstate or "08006",
+        f"the sink connection failed: {str(error).strip()}", sqlstate=error.sqlstate or "08006"
     )

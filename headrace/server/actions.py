@@ -71,6 +71,4 @@ class Close:
     """Of a client that does not speak our protocol: for the log."""
 
 
-Action = (
-    ToClient | ToServer | Connect | StartTls | Verify | Cancel | Ready | Run | Close
-)
+Action = ToClient | ToServer | Connect | StartTls | Verify | Cancel | Ready | Run | Close

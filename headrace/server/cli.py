@@ -35,19 +35,14 @@ _FLAGS: Final = {
 def parser() -> argparse.ArgumentParser:
     """The arguments of all subcommands."""
     root = argparse.ArgumentParser(
-        prog="headrace",
-        description="Keeps SQL query results fresh inside your Postgres.",
+        prog="headrace", description="Keeps SQL query results fresh inside your Postgres."
     )
     commands = root.add_subparsers(dest="command", required=True)
     start = commands.add_parser("start", help="run the server in the foreground")
     check = commands.add_parser("check", help="say what the source database lacks")
-    remove = commands.add_parser(
-        "uninstall", help="remove slot, publication and schema headrace"
-    )
+    remove = commands.add_parser("uninstall", help="remove slot, publication and schema headrace")
     for command in (start, check, remove):
-        command.add_argument(
-            "--source", metavar="DSN", help="source database (HEADRACE_SOURCE)"
-        )
+        command.add_argument("--source", metavar="DSN", help="source database (HEADRACE_SOURCE)")
         command.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
     for name, text in _FLAGS.items():
         flag = f"--{name.replace('_', '-')}"
@@ -55,9 +50,7 @@ def parser() -> argparse.ArgumentParser:
         if name in ("slot_name", "publication_name"):
             check.add_argument(flag, dest=name, help=text)
             remove.add_argument(flag, dest=name, help=text)
-    remove.add_argument(
-        "--drop-tables", action="store_true", help="drop the result tables as well"
-    )
+    remove.add_argument("--drop-tables", action="store_true", help="drop the result tables as well")
     commands.add_parser("demo", help="everything embedded, with data", add_help=False)
     commands.add_parser("version", help="print the version")
     return root

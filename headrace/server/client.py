@@ -72,9 +72,7 @@ class Client(asyncio.Protocol):
         self._unsent: list[bytes] | None = []
         self._login: asyncio.TimerHandle | None = None
         self._holds: set[str] = set()
-        self._held_bytes_max = max(
-            _HELD_BYTES_MAX, 2 * port.settings.statement_bytes_max
-        )
+        self._held_bytes_max = max(_HELD_BYTES_MAX, 2 * port.settings.statement_bytes_max)
         self._peek: socket.socket | None = None
         self._closed = False
 
@@ -316,9 +314,7 @@ class Client(asyncio.Protocol):
             return
         self.apply(self.session.verifier_found(found))
 
-    async def _run(
-        self, invocation: Invocation, context: CallContext, login: str
-    ) -> None:
+    async def _run(self, invocation: Invocation, context: CallContext, login: str) -> None:
         """Carry out a call of this session and answer the client."""
         finished: Callable[[], list[a.Action]]
         try:
@@ -343,7 +339,5 @@ class Client(asyncio.Protocol):
             self.apply(self.session.notice(text))
 
 
-def _bound(
-    method: Callable[[Any], list[a.Action]], value: Any
-) -> Callable[[], list[a.Action]]:
+def _bound(method: Callable[[Any], list[a.Action]], value: Any) -> Callable[[], list[a.Action]]:
     return lambda: method(value)

@@ -113,15 +113,11 @@ class Commands:
         caller, settings, options = row.owner, row.settings, row.options
         await self._create_view(
             VERBS["create_view"],
-            CreateView(
-                *(name, query, options), caller=caller, settings=settings, unasked=True
-            ),
+            CreateView(*(name, query, options), caller=caller, settings=settings, unasked=True),
             lambda line: _log.info("population", view=name, line=line),
         )
 
-    async def _create_view(
-        self, verb: Verb, request: CreateView, report: Report
-    ) -> None:
+    async def _create_view(self, verb: Verb, request: CreateView, report: Report) -> None:
         options = request.options
         if not isinstance(options, dict):
             raise UserError("options must be a JSON object")
@@ -171,9 +167,7 @@ class Commands:
 
         task.add_done_callback(done)
 
-    async def _carry_out(
-        self, verb: Verb, request: Request, report: Report
-    ) -> ResultSet | None:
+    async def _carry_out(self, verb: Verb, request: Request, report: Report) -> ResultSet | None:
         """Have it done, and tell what was answered."""
         reporter = None
         if verb.tells and isinstance(request, ViewRequest):
@@ -191,10 +185,7 @@ class Commands:
         await self._waits.wait_for(request)
 
     async def _ask(
-        self,
-        verb: Verb,
-        request: Request,
-        progress: Callable[[dict[str, Any]], None] | None = None,
+        self, verb: Verb, request: Request, progress: Callable[[dict[str, Any]], None] | None = None
     ) -> Any:
         """Have the process do it that does."""
         gone = TransientError(f"the {verb.by} process is not running")
@@ -221,8 +212,7 @@ def _request(invocation: Invocation, context: CallContext) -> tuple[Verb, Reques
         if arguments.get(parameter.name) is None:
             if parameter.required:
                 raise UserError(
-                    f'argument "{parameter.name}" of {invocation.procedure}'
-                    " must not be null",
+                    f'argument "{parameter.name}" of {invocation.procedure} must not be null',
                     sqlstate="22004",
                 )
             arguments[parameter.name] = parameter.default

@@ -12,8 +12,7 @@ from headrace.errors import ProtocolError, UserError
 from headrace.postgres.settings import AS_JSON, CAPTURED
 
 CONTEXT_QUERY: Final = (
-    "SELECT $1::pg_catalog.text, current_user::pg_catalog.text,"
-    f" ({AS_JSON})::pg_catalog.text"
+    f"SELECT $1::pg_catalog.text, current_user::pg_catalog.text, ({AS_JSON})::pg_catalog.text"
 )
 
 
@@ -25,9 +24,7 @@ class CallContext:
     settings: dict[str, str]
 
 
-def read_context(
-    values: Sequence[bytes | None], nonce: str, encoding: str
-) -> CallContext:
+def read_context(values: Sequence[bytes | None], nonce: str, encoding: str) -> CallContext:
     """The context in the row that ``CONTEXT_QUERY`` gives.
 
     Only a row that carries the nonce is one: it was made up for this very question, after
@@ -47,9 +44,7 @@ def settings_of(given: Any) -> dict[str, str]:
     Raises:
         UserError: they are anything else.
     """
-    if not isinstance(given, dict) or not all(
-        isinstance(value, str) for value in given.values()
-    ):
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise UserError("the settings of the call are not texts by name")
     unknown = given.keys() - set(CAPTURED)
     if unknown:

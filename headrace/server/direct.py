@@ -20,13 +20,7 @@ import psycopg
 import structlog
 
 from headrace.config import Settings
-from headrace.errors import (
-    BugError,
-    HeadraceError,
-    QueryCancelled,
-    UndefinedError,
-    UserError,
-)
+from headrace.errors import BugError, HeadraceError, QueryCancelled, UndefinedError, UserError
 from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
 from headrace.server.commands import Commands
@@ -90,19 +84,14 @@ class Direct:
     async def _serve(self) -> None:
         while True:
             try:
-                async with (
-                    await self._connect() as listen,
-                    await self._connect() as write,
-                ):
+                async with await self._connect() as listen, await self._connect() as write:
                     await self._announce(listen)
                     self.connected.set()
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._listen(listen))
                         group.create_task(self._write(write))
             except* psycopg.Error as errors:
-                _log.warning(
-                    "command table not reachable", reason=str(errors.exceptions[0])
-                )
+                _log.warning("command table not reachable", reason=str(errors.exceptions[0]))
             finally:
                 self.connected.clear()
             await asyncio.sleep(_RETRY_S)

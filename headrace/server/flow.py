@@ -70,10 +70,7 @@ class Flow:
         self.translation: Translation | None = None
         self.settings = 0
         """Changes with every setting that matters to how a text is read."""
-        self._parameters = {
-            "client_encoding": "UTF8",
-            "standard_conforming_strings": "on",
-        }
+        self._parameters = {"client_encoding": "UTF8", "standard_conforming_strings": "on"}
         self._actions: list[Action] = []
 
     def fire(self, trigger: str) -> None:
@@ -104,9 +101,7 @@ class Flow:
     def die(self, text: str, code: str, fields: dict[str, str] | None = None) -> None:
         """The session ends here; the client is told why."""
         shown = fields or {"C": code, "M": text}
-        self.to_client(
-            m.error_response(shown, severity="FATAL", encoding=self.encoding)
-        )
+        self.to_client(m.error_response(shown, severity="FATAL", encoding=self.encoding))
         self.close(Close(text))
 
     def close(self, *last: Action) -> None:

@@ -34,11 +34,7 @@ class Health:
     """Asks the source and the supervisor."""
 
     def __init__(
-        self,
-        settings: Settings,
-        supervisor: Supervisor,
-        version: str,
-        sessions: Callable[[], int],
+        self, settings: Settings, supervisor: Supervisor, version: str, sessions: Callable[[], int]
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
@@ -85,16 +81,10 @@ class Health:
         for child in (self._supervisor.worker, self._supervisor.builder):
             label = (("process", child.name),)
             out.append(Sample("headrace_process_up", int(child.up), label))
-            out.append(
-                Sample(
-                    "headrace_process_restarts_total", child.restarts, label, "counter"
-                )
-            )
+            out.append(Sample("headrace_process_restarts_total", child.restarts, label, "counter"))
         return out
 
-    async def _ask(
-        self, *, views: bool
-    ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    async def _ask(self, *, views: bool) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
         async with asyncio.timeout(_TIMEOUT_S):
             conn = await async_dicts(self._settings.source, name="headrace health")
             async with conn:
@@ -123,9 +113,7 @@ def _slot_samples(slot: dict[str, Any] | None, settings: Settings) -> list[Sampl
     out = [
         Sample(name, int(slot["active"])),
         Sample("headrace_source_wal_budget_bytes", settings.wal_budget_bytes),
-        Sample(
-            "headrace_source_slot_wal_status", 1, (("status", str(slot["wal_status"])),)
-        ),
+        Sample("headrace_source_slot_wal_status", 1, (("status", str(slot["wal_status"])),)),
     ]
     for column, metric in (
         ("confirmed", "headrace_source_confirmed_flush_lsn"),

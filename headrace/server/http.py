@@ -31,9 +31,7 @@ class HttpServer:
     async def start(self) -> tuple[str, int]:
         """Listen; returns the address."""
         host, port = address(self._listen)
-        self._server = await asyncio.start_server(
-            self._serve, host, port, limit=_HEAD_BYTES_MAX
-        )
+        self._server = await asyncio.start_server(self._serve, host, port, limit=_HEAD_BYTES_MAX)
         return host, int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -41,15 +39,10 @@ class HttpServer:
         if self._server:
             self._server.close()
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A client that is slow, gone, or sends too much costs its own connection only.
         with contextlib.suppress(
-            OSError,
-            TimeoutError,
-            asyncio.LimitOverrunError,
-            asyncio.IncompleteReadError,
+            OSError, TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError
         ):
             async with asyncio.timeout(_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -33,9 +33,7 @@ class Listener:
         host, port = address(self.port.settings.listen)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self.port.noise.on_exception)
-        self.port.target = await tls.checked(
-            self.port.settings, self.port.target, self.port.roles
-        )
+        self.port.target = await tls.checked(self.port.settings, self.port.target, self.port.roles)
         self._server = await loop.create_server(lambda: Client(self.port), host, port)
         name = self._server.sockets[0].getsockname()
         return host, int(name[1])

@@ -146,9 +146,7 @@ class Login:
         if code != _OK or not asking.checked or not answering.proven:
             raise ProtocolError("unexpected message of the source during login")
         self.answers_client = False
-        return Step(
-            client=_request(_SASL_FINAL, answering.final) + m.message(b"R", body)
-        )
+        return Step(client=_request(_SASL_FINAL, answering.final) + m.message(b"R", body))
 
 
 def _request(code: int, data: bytes) -> bytes:

@@ -200,9 +200,7 @@ def message(kind: bytes, body: bytes = b"") -> bytes:
     return kind + struct.pack("!i", len(body) + 4) + body
 
 
-def _report(
-    kind: bytes, severity: str, fields: Mapping[str, str], encoding: str
-) -> bytes:
+def _report(kind: bytes, severity: str, fields: Mapping[str, str], encoding: str) -> bytes:
     ordered = {"S": severity, "V": severity, **fields}
     parts = [
         key.encode() + value.replace("\x00", "").encode(encoding, "replace") + b"\x00"
@@ -218,9 +216,7 @@ def error_response(
     return _report(b"E", severity, fields, encoding)
 
 
-def notice_response(
-    text: str, *, severity: str = "NOTICE", encoding: str = "utf-8"
-) -> bytes:
+def notice_response(text: str, *, severity: str = "NOTICE", encoding: str = "utf-8") -> bytes:
     """NoticeResponse without SQLSTATE of its own."""
     return _report(b"N", severity, {"C": "00000", "M": text}, encoding)
 
@@ -253,9 +249,7 @@ def row_description(columns: Sequence[tuple[str, int]]) -> bytes:
     out = [struct.pack("!h", len(columns))]
     for name, oid in columns:
         size = 8 if oid == INT8 else -1
-        out.append(
-            name.encode() + b"\x00" + struct.pack("!ihihih", 0, 0, oid, size, -1, 0)
-        )
+        out.append(name.encode() + b"\x00" + struct.pack("!ihihih", 0, 0, oid, size, -1, 0))
     return message(b"T", b"".join(out))
 
 

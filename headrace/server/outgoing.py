@@ -101,11 +101,7 @@ class Outgoing:
     def _wanted(self, kind: int, total: int) -> bool:
         """Whether a message of the source is looked at whole; others are streamed."""
         state = self._flow.state
-        if (
-            state is SessionState.CONTEXT
-            and kind not in _AT_ANY_TIME
-            and kind != _ERROR
-        ):
+        if state is SessionState.CONTEXT and kind not in _AT_ANY_TIME and kind != _ERROR:
             if total > _CONTEXT_BYTES_MAX:
                 raise ProtocolError("unexpected answer to the context query")
             return True

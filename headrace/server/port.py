@@ -71,9 +71,7 @@ class Port:
             statement_bytes_max=settings.statement_bytes_max,
         )
         self.noise = Noise()
-        self.doorway = Doorway(
-            settings.logins_per_address_max, settings.connections_max
-        )
+        self.doorway = Doorway(settings.logins_per_address_max, settings.connections_max)
         self.connections: set[Guest] = set()
         self.sessions: set[Guest] = set()
         self.keys: dict[bytes, Guest] = {}

@@ -112,9 +112,7 @@ def _fits(value: Any, kind: str) -> bool:
             return isinstance(value, str)
 
 
-def bind(
-    statement: Statement, given: Sequence[Given], encoding: str
-) -> Invocation | None:
+def bind(statement: Statement, given: Sequence[Given], encoding: str) -> Invocation | None:
     """The invocation of ``statement`` with parameter values ``given``."""
     verb = VERBS.get(statement.procedure)
     if verb is None or verb.relayed or (statement.kind == "call") == verb.selected:

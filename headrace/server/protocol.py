@@ -160,8 +160,6 @@ class Session:
             return self._die(str(error), "08P01")
         return self._flow.take()
 
-    def _die(
-        self, text: str, code: str, fields: dict[str, str] | None = None
-    ) -> list[Action]:
+    def _die(self, text: str, code: str, fields: dict[str, str] | None = None) -> list[Action]:
         self._flow.die(text, code, fields)
         return self._flow.take()

@@ -10,12 +10,7 @@ from typing import Final
 from headrace.server import messages as m
 from headrace.server.flow import Flow, Pending
 from headrace.server.procedures import Given, bind
-from headrace.server.remembered import (
-    PossibleCopies,
-    Prepared,
-    PreparedCalls,
-    may_copy_in,
-)
+from headrace.server.remembered import PossibleCopies, Prepared, PreparedCalls, may_copy_in
 from headrace.server.statements import SCHEMA, parse
 
 _Q, _P, _B, _E = b"QPBE"
@@ -111,9 +106,7 @@ class Queries:
                 statement = parse(text, standard_strings=flow.standard_strings)
                 invocation = bind(statement, (), flow.encoding) if statement else None
                 if invocation:
-                    flow.pending = Pending(
-                        invocation, text, message, flow.settings, extended=False
-                    )
+                    flow.pending = Pending(invocation, text, message, flow.settings, extended=False)
                     flow.fire("ours")
                     return False
                 flow.translate(text)

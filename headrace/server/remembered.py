@@ -67,11 +67,7 @@ class PreparedCalls:
             self._new.add(name)
 
     def bind(
-        self,
-        portal: bytes,
-        statement: bytes,
-        given: Sequence[Given],
-        formats: tuple[int, ...],
+        self, portal: bytes, statement: bytes, given: Sequence[Given], formats: tuple[int, ...]
     ) -> None:
         """The portal is bound to the statement, whether it is ours or not."""
         self.unbind(portal)

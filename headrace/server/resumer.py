@@ -82,10 +82,7 @@ class Resumer:
     """Looks for stopped views, and has them resynced."""
 
     def __init__(
-        self,
-        settings: Settings,
-        commands: Commands,
-        orphaned: Callable[[], None] = lambda: None,
+        self, settings: Settings, commands: Commands, orphaned: Callable[[], None] = lambda: None
     ) -> None:
         """``orphaned`` is called when the catalog of the views is gone."""
         self._settings = settings
@@ -133,9 +130,7 @@ class Resumer:
         """Wait for a while, or until a job has ended."""
         tasks = [job.task for job in self._jobs.values()]
         if tasks:
-            await asyncio.wait(
-                tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         else:
             await asyncio.sleep(_LOOK_S)
 
@@ -194,9 +189,7 @@ class Resumer:
             return error
         except Exception as error:  # noqa: BLE001  the boundary of one view's resync
             _log.exception("resync ended by a bug", view=name)
-            return errors.BugError(
-                f"internal error in filling the view anew: {error!r}"
-            )
+            return errors.BugError(f"internal error in filling the view anew: {error!r}")
         _log.info("view filled anew", view=name, because=because)
         return None
 
@@ -211,9 +204,7 @@ class Resumer:
         why = "; ".join(filter(None, (error.message, error.detail)))
         await states.tell(conn, row, _FAILED + why)
 
-    async def _give_up(
-        self, conn: AsyncConnection, row: StoppedView, tries: Tries
-    ) -> None:
+    async def _give_up(self, conn: AsyncConnection, row: StoppedView, tries: Tries) -> None:
         """Say that no more tries are made."""
         _log.warning("view is left stopped", view=row.name, tries=tries.spent)
         many = f"{tries.spent} tries within {WINDOW_S / 60:.0f} minutes did not help."
@@ -240,6 +231,4 @@ def _passing(error: errors.HeadraceError) -> bool:
     if isinstance(error, _UNTRIED):
         return True
     # Another job is at the view, or a server has answered so to statements of ours.
-    return not isinstance(error, errors.DefiniteFailure) and errors.transient(
-        error.code
-    )
+    return not isinstance(error, errors.DefiniteFailure) and errors.transient(error.code)

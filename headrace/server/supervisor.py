@@ -167,18 +167,10 @@ class Supervisor:
         """``before_builder`` tidies up after a dead builder, before it takes new jobs."""
         self._before_builder = before_builder
         self.worker = Child(
-            "worker",
-            "headrace.runtime.worker",
-            settings.worker_socket,
-            settings,
-            self._worker_up,
+            "worker", "headrace.runtime.worker", settings.worker_socket, settings, self._worker_up
         )
         self.builder = Child(
-            "builder",
-            "headrace.views.builder",
-            settings.builder_socket,
-            settings,
-            self._builder_up,
+            "builder", "headrace.views.builder", settings.builder_socket, settings, self._builder_up
         )
 
     def start(self) -> None:

@@ -55,9 +55,7 @@ def own_binding(settings: Settings) -> bytes:
     return end_point(ssl.PEM_cert_to_DER_cert(first))
 
 
-async def checked(
-    settings: Settings, target: SourceAddress, roles: Roles
-) -> SourceAddress:
+async def checked(settings: Settings, target: SourceAddress, roles: Roles) -> SourceAddress:
     """``target``, which from now on must be as it is found now.
 
     Raises:
@@ -76,8 +74,7 @@ async def checked(
     if not tls:
         if target.sslmode != "disable" and not _local(peer):
             raise PrerequisiteError(
-                "clients would speak TLS to Headrace, and Headrace clear text to the"
-                " source",
+                "clients would speak TLS to Headrace, and Headrace clear text to the source",
                 hint="Switch ssl on at the source; if the network between is safe, say"
                 " sslmode=disable in the source's DSN.",
             )
@@ -98,8 +95,7 @@ def _warn(settings: Settings) -> None:
     host, _ = address(settings.listen)
     if settings.allow_trust and not _local((host,)):
         _log.warning(
-            "allow_trust: whoever reaches this port is let in as the source lets in"
-            " this computer",
+            "allow_trust: whoever reaches this port is let in as the source lets in this computer",
             listen=settings.listen,
         )
 

@@ -39,10 +39,7 @@ class SourceAddress:
     @classmethod
     def of(cls, dsn: str) -> Self:
         """From a libpq DSN, with libpq's own environment and defaults."""
-        values = {
-            o.keyword.decode(): (o.val or b"").decode()
-            for o in pq.Conninfo.get_defaults()
-        }
+        values = {o.keyword.decode(): (o.val or b"").decode() for o in pq.Conninfo.get_defaults()}
         given = conninfo_to_dict(dsn)
         values |= {k: str(v) for k, v in given.items() if v is not None}
         names = values.get("host", "").split(",")
@@ -52,9 +49,7 @@ class SourceAddress:
             hosts = ["/var/run/postgresql"]
         ports = (values.get("port") or "5432").split(",")
         ports = ports * len(hosts) if len(ports) == 1 else ports
-        addresses = tuple(
-            (host, int(port)) for host, port in zip(hosts, ports, strict=True)
-        )
+        addresses = tuple((host, int(port)) for host, port in zip(hosts, ports, strict=True))
         return cls(
             addresses,
             values.get("sslmode") or "prefer",
@@ -62,9 +57,7 @@ class SourceAddress:
             values.get("sslnegotiation") == "direct",
         )
 
-    async def open(
-        self, protocol: asyncio.Protocol
-    ) -> tuple[asyncio.WriteTransport, bool]:
+    async def open(self, protocol: asyncio.Protocol) -> tuple[asyncio.WriteTransport, bool]:
         """Connect ``protocol``; returns its transport and whether TLS is on.
 
         Raises:

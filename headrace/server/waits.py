@@ -87,8 +87,7 @@ class SessionWaits:
         except TimeoutError as error:
             raise QueryCancelled(
                 f"canceling wait for view {target.name} due to timeout",
-                detail=f"It does not cover {format_lsn(target.lsn)}"
-                f" after {target.timeout_s:g} s.",
+                detail=f"It does not cover {format_lsn(target.lsn)} after {target.timeout_s:g} s.",
                 hint="See headrace.list_views() for its status and lag.",
             ) from error
 
@@ -150,8 +149,7 @@ class SessionWaits:
                 await self._disconnect()
                 if attempt == _ATTEMPTS:
                     raise TransientError(
-                        "the source database cannot be reached now",
-                        detail=str(error).strip(),
+                        "the source database cannot be reached now", detail=str(error).strip()
                     ) from error
             except psycopg.DataError as error:
                 raise _bad_argument(error) from error
@@ -176,9 +174,7 @@ class SessionWaits:
         if self._conn is None or self._conn.closed:
             # Flushed here is enough: no standby need have it.
             settings = {"synchronous_commit": "local"}
-            conn = await async_session(
-                self._dsn, name="headrace waits", settings=settings
-            )
+            conn = await async_session(self._dsn, name="headrace waits", settings=settings)
             cursor = await conn.execute(
                 "SELECT current_setting('wal_block_size')::bigint,"
                 " pg_size_bytes(current_setting('wal_segment_size'))"
@@ -224,8 +220,7 @@ def _check_status(view: WaitedView) -> None:
     if view.status == Status.PAUSED:
         argument = view.name.replace("'", "''")
         raise DefiniteFailure(
-            f"view {view.name} is paused",
-            hint=f"CALL headrace.resume_view('{argument}').",
+            f"view {view.name} is paused", hint=f"CALL headrace.resume_view('{argument}')."
         )
     if view.status in UNFINISHED:
         raise DefiniteFailure(f"view {view.name} is being created")

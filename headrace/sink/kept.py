@@ -70,16 +70,10 @@ class KeptOfTable:
 
 
 def _grant(
-    conn: Connection,
-    table: sql.Identifier,
-    role: int,
-    name: str | None,
-    *,
-    passes: bool,
+    conn: Connection, table: sql.Identifier, role: int, name: str | None, *, passes: bool
 ) -> None:
     row = conn.execute(
-        "SELECT FROM pg_catalog.pg_roles r WHERE r.oid = %s AND r.rolname = %s",
-        (role, name),
+        "SELECT FROM pg_catalog.pg_roles r WHERE r.oid = %s AND r.rolname = %s", (role, name)
     ).fetchone()
     if role and row is None:
         _log.warning("right not granted again", role=name)
@@ -93,9 +87,7 @@ def _grant(
     )
 
 
-def _make_index(
-    conn: Connection, schema: str, table: str, index: str, tail: str
-) -> None:
+def _make_index(conn: Connection, schema: str, table: str, index: str, tail: str) -> None:
     head = sql.SQL("CREATE INDEX {} ON {} ").format(
         sql.Identifier(index), sql.Identifier(schema, table)
     )

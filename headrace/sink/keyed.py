@@ -66,9 +66,7 @@ class KeyedChanges:
     come: Places
 
 
-def pair(
-    target: ResultTable, diffs: pa.RecordBatch, gone: Places, come: Places
-) -> KeyedChanges:
+def pair(target: ResultTable, diffs: pa.RecordBatch, gone: Places, come: Places) -> KeyedChanges:
     """Find among ``gone`` and ``come`` the rows whose key stays; each is in ``diffs`` once."""
     weights = diffs.column(len(target.schema)).to_numpy()
     ids, count = _numbers(target, diffs)

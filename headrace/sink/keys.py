@@ -98,16 +98,12 @@ def equality(conn: Connection, oid: int) -> dict[str, sql.Composed]:
         (oid,),
     ).fetchall()
     return {
-        name: sql.SQL("OPERATOR({}.{})").format(
-            sql.Identifier(schema), sql.SQL(operator)
-        )
+        name: sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(operator))
         for name, schema, operator in rows
     }
 
 
-def violated(
-    shown_table: str, key: Sequence[str], error: psycopg.IntegrityError
-) -> SinkTableError:
+def violated(shown_table: str, key: Sequence[str], error: psycopg.IntegrityError) -> SinkTableError:
     """What ``error`` in writing a table with a key means to its view.
 
     Everybody may read why a view has stopped, so no value is told.

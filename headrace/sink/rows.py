@@ -58,8 +58,7 @@ class Arrays:
     def parameters(self, first: int = 1) -> sql.Composed:
         """The arrays as parameters, numbered from ``first``."""
         return sql.SQL(", ").join(
-            sql.SQL("${}::{}").format(n, kind)
-            for n, kind in enumerate(self.kinds, first)
+            sql.SQL("${}::{}").format(n, kind) for n, kind in enumerate(self.kinds, first)
         )
 
     def literals(self, target: ResultTable, diffs: pa.RecordBatch) -> list[str]:
@@ -76,15 +75,12 @@ def same(attribute: table.ResultColumn) -> sql.Composed:
     form: LiteralString = "{} IS NOT DISTINCT FROM {}"
     if attribute.base_oid == BPCHAR:
         # As text it would lose its trailing blanks.
-        form = (
-            "pg_catalog.bpcharsend({}) IS NOT DISTINCT FROM pg_catalog.bpcharsend({})"
-        )
+        form = "pg_catalog.bpcharsend({}) IS NOT DISTINCT FROM pg_catalog.bpcharsend({})"
     elif attribute.base_oid in _TEXTS:
         form = '{} COLLATE "C" IS NOT DISTINCT FROM {} COLLATE "C"'
     elif attribute.base_oid not in _IDENTICAL:
         form = (
-            "pg_catalog.format('%L', {}) COLLATE \"C\""
-            " = pg_catalog.format('%L', {}) COLLATE \"C\""
+            "pg_catalog.format('%L', {}) COLLATE \"C\" = pg_catalog.format('%L', {}) COLLATE \"C\""
         )
     return sql.SQL(form).format(sql.Identifier("t", name), sql.Identifier("g", name))
 
@@ -96,14 +92,10 @@ def _row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
         escaped = pc.replace_substring(column, "\\", "\\\\")
         escaped = pc.replace_substring(escaped, '"', '""')
         fields.append(pc.binary_join_element_wise('"', escaped, '"', ""))
-    inner = pc.binary_join_element_wise(
-        *fields, ",", null_handling="replace", null_replacement=""
-    )
+    inner = pc.binary_join_element_wise(*fields, ",", null_handling="replace", null_replacement="")
     return pc.binary_join_element_wise("(", inner, ")", "")
 
 
 def texts(target: ResultTable, diffs: pa.RecordBatch) -> list[pa.StringArray]:
     """The columns of ``diffs`` as text."""
-    return [
-        text.render(diffs.column(i), field.oid) for i, field in enumerate(target.schema)
-    ]
+    return [text.render(diffs.column(i), field.oid) for i, field in enumerate(target.schema)]

@@ -15,12 +15,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace.errors import (
-    RESYNC,
-    SinkTableError,
-    TransientError,
-    UnsupportedError,
-)
+from headrace.errors import RESYNC, SinkTableError, TransientError, UnsupportedError
 from headrace.types import Field, Oid, Schema
 
 Connection = psycopg.Connection[Any]
@@ -81,12 +76,8 @@ def create(
     text = query if isinstance(query, sql.Composable) else sql.SQL(query)
     renamed: sql.Composable = sql.SQL("")
     if columns:
-        renamed = sql.SQL(" ({})").format(
-            sql.SQL(", ").join(sql.Identifier(c) for c in columns)
-        )
-    conn.execute(
-        sql.SQL("CREATE TABLE {}{} AS {} WITH NO DATA").format(name, renamed, text)
-    )
+        renamed = sql.SQL(" ({})").format(sql.SQL(", ").join(sql.Identifier(c) for c in columns))
+    conn.execute(sql.SQL("CREATE TABLE {}{} AS {} WITH NO DATA").format(name, renamed, text))
     row = conn.execute(
         "SELECT %s::pg_catalog.regclass::pg_catalog.oid", (name.as_string(conn),)
     ).fetchone()
@@ -125,11 +116,7 @@ def shape(conn: Connection, fields: Sequence[Field]) -> sql.Composed:
         " LEFT JOIN pg_catalog.pg_collation c ON c.oid = f.coll"
         " LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.collnamespace"
         " ORDER BY f.place",
-        (
-            [f.oid for f in fields],
-            [f.typmod for f in fields],
-            [f.collation for f in fields],
-        ),
+        ([f.oid for f in fields], [f.typmod for f in fields], [f.collation for f in fields]),
     ).fetchall()
     values = [
         sql.SQL("NULL::{}{} AS {}").format(
@@ -160,8 +147,7 @@ def prove_types(conn: Connection, oid: int, fields: Sequence[Field]) -> None:
     assert row is not None, "an aggregate gives one row"
     if row[0] != [field.oid for field in fields]:
         raise TransientError(
-            "a type that the query uses was renamed or replaced meanwhile",
-            sqlstate="40001",
+            "a type that the query uses was renamed or replaced meanwhile", sqlstate="40001"
         )
 
 
@@ -206,15 +192,10 @@ def attributes(conn: Connection, oid: int) -> list[ResultColumn]:
         "  ORDER BY a.attnum",
         (oid,),
     ).fetchall()
-    return [
-        ResultColumn(r[0], r[1], r[2], int(r[3]), r[4], int(r[5]), int(r[6]))
-        for r in rows
-    ]
+    return [ResultColumn(r[0], r[1], r[2], int(r[3]), r[4], int(r[5]), int(r[6])) for r in rows]
 
 
-def hashable(
-    conn: Connection, name: sql.Identifier, found: Sequence[ResultColumn]
-) -> list[bool]:
+def hashable(conn: Connection, name: sql.Identifier, found: Sequence[ResultColumn]) -> list[bool]:
     """Which columns of the table ``name`` hash_record_extended can hash: asked per type.
 
     REQUIRES: ``name`` is locked, so it is that of the table's row type; a column's type is not
@@ -229,8 +210,7 @@ def hashable(
                 with conn.transaction():
                     conn.execute(
                         sql.SQL(
-                            "SELECT pg_catalog.hash_record_extended("
-                            "ROW((NULL::{}).{}), 0)"
+                            "SELECT pg_catalog.hash_record_extended(ROW((NULL::{}).{}), 0)"
                         ).format(name, sql.Identifier(attribute.name))
                     )
                 known[kind] = True
@@ -376,11 +356,7 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
 
 
 def check(
-    conn: Connection,
-    target: ResultTable,
-    publication: str | None = None,
-    *,
-    filling: bool = False,
+    conn: Connection, target: ResultTable, publication: str | None = None, *, filling: bool = False
 ) -> None:
     """Prove that the result table is still what ``create`` made, and not in ``publication``.
 
@@ -401,13 +377,9 @@ def check(
     if found is None:
         if row[1] is None:
             raise SinkTableError(f"result table {name} was dropped", hint=RESYNC)
-        raise SinkTableError(
-            f"result table {name} was replaced by another table", hint=RESYNC
-        )
+        raise SinkTableError(f"result table {name} was replaced by another table", hint=RESYNC)
     if row[1] != target.oid:
-        raise SinkTableError(
-            f"result table {name} was renamed to {found.name}", hint=UNDO
-        )
+        raise SinkTableError(f"result table {name} was renamed to {found.name}", hint=UNDO)
     wrong: str | None = None
     if found.owner != row[0]:
         wrong = f'belongs to role "{found.owner}" now'
@@ -431,9 +403,7 @@ def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str |
     if found.triggers or found.rules:
         return f"has a trigger or rule: {', '.join(found.triggers + found.rules)}"
     if found.key != target.key and not (filling and not found.key):
-        return (
-            f"has another key now: ({', '.join(found.key)})" if found.key else _KEYLESS
-        )
+        return f"has another key now: ({', '.join(found.key)})" if found.key else _KEYLESS
     if found.constraints:
         return f"has a constraint: {', '.join(found.constraints)}"
     if found.row_security:
@@ -443,9 +413,7 @@ def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str |
     return None
 
 
-def _other_columns(
-    found: Fingerprint, target: ResultTable, *, filling: bool
-) -> str | None:
+def _other_columns(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:
     schema = target.schema
     names = [field.name for field in schema]
     more = [a.name for a in found.columns if a.name not in names]

@@ -30,9 +30,7 @@ _OUR_CONTEXT: Final = ("COPY ", "while ")
 def of_view(target: ResultTable, error: psycopg.Error) -> HeadraceError:
     """The error of the view that is written to ``target``.  REQUIRES: the connection lives."""
     code, diag = error.sqlstate, error.diag
-    waiting = isinstance(
-        error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected
-    )
+    waiting = isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected)
     if waiting and _ours(error):
         return SinkBlocked(
             f"result table {target.shown} is locked",

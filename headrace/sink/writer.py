@@ -115,9 +115,7 @@ class SinkWriter:
                 self._delete(target, statements, diffs, weights, gone)
             if len(come):
                 # Copies of a row are rows of their own.
-                take = (
-                    come if (weights[come] == 1).all() else come.repeat(weights[come])
-                )
+                take = come if (weights[come] == 1).all() else come.repeat(weights[come])
                 self._insert(target, statements, diffs, take)
         except psycopg.IntegrityError as error:
             if not target.key:
@@ -151,17 +149,11 @@ class SinkWriter:
             if row is None or not row[0]:
                 table.check(self._conn, target)
         raise SinkTableError(
-            f"result table {target.shown} is being altered",
-            hint=RESYNC,
-            sqlstate="55000",
+            f"result table {target.shown} is being altered", hint=RESYNC, sqlstate="55000"
         )
 
     def _insert(
-        self,
-        target: ResultTable,
-        made: _Statements,
-        diffs: pa.RecordBatch,
-        take: np.ndarray,
+        self, target: ResultTable, made: _Statements, diffs: pa.RecordBatch, take: np.ndarray
     ) -> None:
         with self._conn.cursor() as cursor, cursor.copy(made.copy) as copy:
             for start in range(0, len(take), _ROWS_PER_COPY):
@@ -308,11 +300,7 @@ def _found_by(
     hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
     if not hashed:
         return []
-    return [
-        sql.SQL("{} = {}").format(
-            table.row_hash("t", hashed), table.row_hash("g", hashed)
-        )
-    ]
+    return [sql.SQL("{} = {}").format(table.row_hash("t", hashed), table.row_hash("g", hashed))]
 
 
 def _free_name(names: Sequence[str]) -> str:

@@ -34,11 +34,7 @@ async def fail_running(conn: Connection, error: Mapping[str, str]) -> None:
     await conn.execute(
         "UPDATE headrace.commands SET status = %s, error = %s,"
         " finished_at = now() WHERE status = %s",
-        (
-            CommandStatus.FAILED,
-            msgspec.json.encode(error).decode(),
-            CommandStatus.RUNNING,
-        ),
+        (CommandStatus.FAILED, msgspec.json.encode(error).decode(), CommandStatus.RUNNING),
     )
 
 
@@ -82,6 +78,5 @@ async def tell(conn: Connection, number: int, columns: Mapping[str, str]) -> Non
     )
     if status is not None:
         await conn.execute(
-            "DELETE FROM headrace.commands WHERE finished_at < now() - %s::interval",
-            (_KEEP,),
+            "DELETE FROM headrace.commands WHERE finished_at < now() - %s::interval", (_KEEP,)
         )

@@ -83,11 +83,7 @@ def scripts() -> Iterator[str]:
 
 def made() -> list[str]:
     """The names of what there is then: of each file what it is named after."""
-    return [
-        *(name.removesuffix(".sql") for name in FILES),
-        calls.CAPTURED,
-        *calls.names(),
-    ]
+    return [*(name.removesuffix(".sql") for name in FILES), calls.CAPTURED, *calls.names()]
 
 
 def install(conn: Connection) -> None:
@@ -104,10 +100,7 @@ def install(conn: Connection) -> None:
     while True:
         try:
             return _install(conn)
-        except (
-            psycopg.errors.DeadlockDetected,
-            psycopg.errors.LockNotAvailable,
-        ) as error:
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as error:
             tries += 1
             if tries == _TRIES_MAX:
                 raise PrerequisiteError(
@@ -179,8 +172,7 @@ def _drop_made_schemas(conn: Connection) -> None:
     for name in schemas.made(conn):
         with (
             contextlib.suppress(
-                psycopg.errors.DependentObjectsStillExist,
-                psycopg.errors.InsufficientPrivilege,
+                psycopg.errors.DependentObjectsStillExist, psycopg.errors.InsufficientPrivilege
             ),
             conn.transaction(),
         ):
@@ -198,18 +190,13 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
     """
     secret = data_dir / "eval_password"
     try:
-        for role, shared in (
-            (EVAL_ROLE, True),
-            (f"{EVAL_ROLE}_{_database_oid(conn)}", False),
-        ):
+        for role, shared in ((EVAL_ROLE, True), (f"{EVAL_ROLE}_{_database_oid(conn)}", False)):
             # Another database's engine may make the shared role at the same moment.
             collided = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject)
             for anew in (False, True):
                 dsn = None
                 with contextlib.suppress(*collided), conn.transaction():
-                    dsn = _eval_dsn(
-                        conn, role, secret, source, shared=shared, anew=anew
-                    )
+                    dsn = _eval_dsn(conn, role, secret, source, shared=shared, anew=anew)
                 if dsn and _can_log_in(dsn):
                     return dsn
     except psycopg.errors.InsufficientPrivilege as error:
@@ -221,13 +208,7 @@ def ensure_eval_role(conn: Connection, data_dir: Path, source: str) -> str | Non
 
 
 def _eval_dsn(
-    conn: Connection,
-    role: str,
-    secret: Path,
-    source: str,
-    *,
-    shared: bool,
-    anew: bool,
+    conn: Connection, role: str, secret: Path, source: str, *, shared: bool, anew: bool
 ) -> str | None:
     """DSN of ``role``, created if missing; None when it has rights and is no use.
 
@@ -257,9 +238,7 @@ def _eval_dsn(
     password = _read_secret(secret)
     name = sql.Identifier(role)
     if not found:
-        conn.execute(
-            sql.SQL("CREATE ROLE {} LOGIN NOINHERIT CONNECTION LIMIT 64").format(name)
-        )
+        conn.execute(sql.SQL("CREATE ROLE {} LOGIN NOINHERIT CONNECTION LIMIT 64").format(name))
         # Whose it is, so that another database's uninstall leaves it alone.
         conn.execute(
             sql.SQL("COMMENT ON ROLE {} IS {}").format(
@@ -272,9 +251,7 @@ def _eval_dsn(
         verifier = conn.pgconn.encrypt_password(
             password.encode(), role.encode(), b"scram-sha-256"
         ).decode()
-        conn.execute(
-            sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(verifier))
-        )
+        conn.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(verifier)))
         _write_secret(secret, password)
     return make_conninfo(source, user=role, password=password)
 

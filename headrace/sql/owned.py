@@ -133,9 +133,7 @@ def check(conn: Connection, made: list[str]) -> None:
     if more:
         shown = "; ".join(error.message for error in more[:_SHOWN_MAX])
         detail = f"And {len(more)} more: {shown}."
-        raise PrerequisiteError(
-            first.message, detail=detail, hint=first.hint, sqlstate="42501"
-        )
+        raise PrerequisiteError(first.message, detail=detail, hint=first.hint, sqlstate="42501")
     raise first
 
 
@@ -170,7 +168,6 @@ def _foreign_schema(owner: str) -> PrerequisiteError:
     return PrerequisiteError(
         f'schema "headrace" belongs to role "{owner}"',
         detail="Who owns it may do with our rights what it likes.",
-        hint=f'Let headrace connect as "{owner}" if that role installed it;'
-        " else drop the schema.",
+        hint=f'Let headrace connect as "{owner}" if that role installed it; else drop the schema.',
         sqlstate="42501",
     )

@@ -67,9 +67,7 @@ def take_over(conn: Connection, view_ids: Sequence[int]) -> dict[int, Progress]:
         (list(view_ids),),
     ).fetchall()
     return {
-        int(view_id): Progress(
-            view_id, epoch, Txid(txid), parse_lsn(lsn) if lsn else Lsn(0)
-        )
+        int(view_id): Progress(view_id, epoch, Txid(txid), parse_lsn(lsn) if lsn else Lsn(0))
         for view_id, epoch, txid, lsn in rows
     }
 
@@ -113,8 +111,7 @@ def _explain(conn: Connection, missed: Sequence[Progress], txid: int) -> list[in
     found = {
         int(row[0]): (int(row[1]), int(row[2]))
         for row in conn.execute(
-            "SELECT view_id, epoch, txid FROM headrace.progress"
-            " WHERE view_id = ANY (%s::bigint[])",
+            "SELECT view_id, epoch, txid FROM headrace.progress WHERE view_id = ANY (%s::bigint[])",
             ([v.view_id for v in missed],),
         ).fetchall()
     }

@@ -12,9 +12,7 @@ from headrace.errors import UndefinedError
 Connection = psycopg.Connection[Any]
 
 
-def insert_tables(
-    conn: Connection, view_id: int, tables: Iterable[tuple[int, str, str]]
-) -> None:
+def insert_tables(conn: Connection, view_id: int, tables: Iterable[tuple[int, str, str]]) -> None:
     """Register base tables of a view: OID, schema, name."""
     with conn.cursor() as cursor:
         cursor.executemany(
@@ -39,12 +37,9 @@ def insert_uses(conn: Connection, view_id: int, results: Collection[int]) -> Non
             (sorted(results),),
         ).rowcount
         if found < len(results):
-            raise UndefinedError(
-                "a view that the query reads was dropped", sqlstate="42P01"
-            )
+            raise UndefinedError("a view that the query reads was dropped", sqlstate="42P01")
         conn.execute(
-            "INSERT INTO headrace.view_uses SELECT %s, unnest(%s::oid[])"
-            " ON CONFLICT DO NOTHING",
+            "INSERT INTO headrace.view_uses SELECT %s, unnest(%s::oid[]) ON CONFLICT DO NOTHING",
             (view_id, sorted(results)),
         )
 
@@ -72,8 +67,7 @@ def rename_table(conn: Connection, view_id: int, oid: int, name: Iterable[str]) 
 def forget_tables(conn: Connection, view_id: int, oids: Collection[int]) -> None:
     """A view does not read the tables ``oids``."""
     conn.execute(
-        "DELETE FROM headrace.view_tables WHERE view_id = %s"
-        " AND table_oid = ANY (%s::oid[])",
+        "DELETE FROM headrace.view_tables WHERE view_id = %s AND table_oid = ANY (%s::oid[])",
         (view_id, list(oids)),
     )
 
@@ -98,8 +92,7 @@ def unused(conn: Connection, tables: Collection[int]) -> list[int]:
 def tables_of(conn: Connection, view_id: int) -> list[int]:
     """OIDs of the base tables of a view."""
     rows = conn.execute(
-        "SELECT table_oid::bigint FROM headrace.view_tables WHERE view_id = %s"
-        " ORDER BY 1",
+        "SELECT table_oid::bigint FROM headrace.view_tables WHERE view_id = %s ORDER BY 1",
         (view_id,),
     ).fetchall()
     return [int(row[0]) for row in rows]

@@ -107,7 +107,5 @@ def note_kept(conn: Connection, views: Collection[int]) -> None:
 
 def kept(conn: Connection, view_id: int) -> dict[str, Any] | None:
     """What was written down; None: nothing."""
-    row = conn.execute(
-        "SELECT kept FROM headrace.views WHERE id = %s", (view_id,)
-    ).fetchone()
+    row = conn.execute("SELECT kept FROM headrace.views WHERE id = %s", (view_id,)).fetchone()
     return row[0] if row else None

@@ -205,6 +205,4 @@ async def look_up(conn: AsyncConnection, asked: Mapping[str, Any]) -> WaitedView
 
 
 def _plain(text: str) -> str:
-    return (
-        text.encode("ascii", "backslashreplace").replace(b"\0", b"\\0").decode("ascii")
-    )
+    return text.encode("ascii", "backslashreplace").replace(b"\0", b"\\0").decode("ascii")

@@ -20,9 +20,7 @@ class Status(StrEnum):
     """Its table cannot be written just now; all else is kept."""
 
 
-_LEFT: Final = frozenset(
-    {Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR}
-)
+_LEFT: Final = frozenset({Status.RUNNING, Status.PAUSED, Status.ERROR, Status.SINK_ERROR})
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.PENDING: frozenset({Status.POPULATING}),
     Status.POPULATING: frozenset({Status.RUNNING}),

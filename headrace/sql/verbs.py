@@ -222,17 +222,9 @@ _ALL: Final = (
     Verb("create_index", CreateIndex, "an index of a result table"),
     Verb("drop_index", DropIndex, "drops an index of a result table"),
     Verb("explain_view", ExplainView, "the plan", selected=True),
-    Verb(
-        "pause_view", ViewRequest, "stops at the last consistent contents", tells=True
-    ),
+    Verb("pause_view", ViewRequest, "stops at the last consistent contents", tells=True),
     Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
-    Verb(
-        "alter_view",
-        AlterView,
-        "another query of the same columns",
-        fills=True,
-        tells=True,
-    ),
+    Verb("alter_view", AlterView, "another query of the same columns", fills=True, tells=True),
     Verb("rename_view", RenameView, "renames view and table, within their schema"),
     Verb(
         *("set_owner", SetOwner),

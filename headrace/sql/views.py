@@ -153,9 +153,7 @@ class Unfinished:
 
 def installed(conn: Connection) -> bool:
     """Whether there is a catalog."""
-    row = conn.execute(
-        "SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL"
-    ).fetchone()
+    row = conn.execute("SELECT pg_catalog.to_regclass('headrace.views') IS NOT NULL").fetchone()
     return bool(row and row[0])
 
 
@@ -280,17 +278,14 @@ def rename(conn: Connection, view_id: int, name: str) -> bool:
 
 def lock(conn: Connection, view_id: int) -> bool:
     """Nobody else may change the row, or read the view; False: it was dropped."""
-    row = conn.execute(
-        "SELECT FROM headrace.views WHERE id = %s FOR UPDATE", (view_id,)
-    )
+    row = conn.execute("SELECT FROM headrace.views WHERE id = %s FOR UPDATE", (view_id,))
     return row.fetchone() is not None
 
 
 def hold(conn: Connection, view_id: int) -> tuple[int | None] | None:
     """Nobody may drop or renew the view; the OID of its table.  None: it was dropped."""
     return conn.execute(
-        "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR KEY SHARE",
-        (view_id,),
+        "SELECT result_oid::bigint FROM headrace.views WHERE id = %s FOR KEY SHARE", (view_id,)
     ).fetchone()
 
 
@@ -299,9 +294,7 @@ def delete(conn: Connection, view_id: int) -> None:
     conn.execute("DELETE FROM headrace.views WHERE id = %s", (view_id,))
 
 
-def delete_stale(
-    conn: Connection, schema: str, name: str, live: Collection[int]
-) -> None:
+def delete_stale(conn: Connection, schema: str, name: str, live: Collection[int]) -> None:
     """Forget a view of that name whose population died."""
     conn.execute(
         "DELETE FROM headrace.views WHERE status = ANY (%s)"

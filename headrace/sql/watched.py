@@ -45,16 +45,13 @@ def stopped(conn: Connection) -> list[Stopped]:
 
 def put(conn: Connection, view_id: int, facts: Facts) -> None:
     """Keep the facts of a view, for the worker to compare."""
-    conn.execute(
-        "UPDATE headrace.views SET watched = %s WHERE id = %s", (Jsonb(facts), view_id)
-    )
+    conn.execute("UPDATE headrace.views SET watched = %s WHERE id = %s", (Jsonb(facts), view_id))
 
 
 def load(conn: Connection, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
     """The facts of those of ``wanted`` that have any."""
     rows = conn.execute(
-        "SELECT id, watched FROM headrace.views"
-        " WHERE id = ANY (%s) AND watched IS NOT NULL",
+        "SELECT id, watched FROM headrace.views WHERE id = ANY (%s) AND watched IS NOT NULL",
         (list(wanted),),
     ).fetchall()
     return dict(rows)
@@ -71,10 +68,7 @@ def end(conn: Connection, view_id: int) -> None:
 
 def begin_again(conn: Connection, view_id: int) -> None:
     """The rights are back."""
-    conn.execute(
-        "UPDATE headrace.views SET watched = watched - 'ended' WHERE id = %s",
-        (view_id,),
-    )
+    conn.execute("UPDATE headrace.views SET watched = watched - 'ended' WHERE id = %s", (view_id,))
 
 
 def fed(conn: Connection, publication: int | None) -> bool:
@@ -82,8 +76,7 @@ def fed(conn: Connection, publication: int | None) -> bool:
     if not views.installed(conn):
         return False
     row = conn.execute(
-        "SELECT FROM headrace.views WHERE (watched #>> '{publication,oid}')::bigint = %s"
-        " LIMIT 1",
+        "SELECT FROM headrace.views WHERE (watched #>> '{publication,oid}')::bigint = %s LIMIT 1",
         (publication,),
     ).fetchone()
     return row is not None

@@ -111,9 +111,7 @@ class RocksCheckpoint:
             raise
         finish(disk, self.pace)
 
-    def _make_files(
-        self, folder: Path, changes: Iterator[Changed]
-    ) -> list[tuple[str, str]]:
+    def _make_files(self, folder: Path, changes: Iterator[Changed]) -> list[tuple[str, str]]:
         """(Column family, file name) of sorted files of ``changes``, which are on disk."""
         with columns.writing():
             folder.mkdir(exist_ok=True)
@@ -173,9 +171,7 @@ def _take_in(family: Family | None, path: Path, pace: Pace) -> None:
         until = clock.monotonic() + _FLUSH_S_MAX
         while family.in_memtable:
             if clock.monotonic() > until:
-                raise TransientError(
-                    "the state cannot be written to disk", sqlstate="58030"
-                )
+                raise TransientError("the state cannot be written to disk", sqlstate="58030")
             clock.sleep(_FLUSH_POLL_S)
     link = path.with_suffix(".link")
     link.unlink(missing_ok=True)
@@ -232,12 +228,7 @@ class _File:
         )
 
     def add(
-        self,
-        section: Section,
-        keys: list[bytes],
-        values: list[bytes],
-        valid: memoryview,
-        size: int,
+        self, section: Section, keys: list[bytes], values: list[bytes], valid: memoryview, size: int
     ) -> None:
         """Append pairs in order, ``size`` bytes of them; where not ``valid``: removals."""
         self._bytes += size

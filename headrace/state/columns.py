@@ -37,11 +37,7 @@ _BLOOM_BITS: Final = 10
 _ARENA_BYTES: Final = 64 * 1024
 _PAIRS_PER_READ: Final = 4096
 _BYTES_PER_READ: Final = MIB
-_DAMAGED: Final = (
-    "Corruption: ",
-    "IO error: No such file or directory",
-    "Invalid argument: ",
-)
+_DAMAGED: Final = ("Corruption: ", "IO error: No such file or directory", "Invalid argument: ")
 """RocksDB's status codes, which its Python binding gives as the text's beginning only."""
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "File too large")
 
@@ -110,9 +106,7 @@ class Family:
         """Whether some pairs stand in memtables only."""
         names = ("num-entries-active-mem-table", "num-immutable-mem-table")
         with reading(self.name):
-            return any(
-                self.rows.property_int_value(f"rocksdb.{name}") for name in names
-            )
+            return any(self.rows.property_int_value(f"rocksdb.{name}") for name in names)
 
     def close(self) -> None:
         """Give everything back."""
@@ -139,9 +133,7 @@ class Section:
         if not keys:
             return []
         with reading(self.name):
-            values: list[bytes | None] = self.family.rows.get(
-                keygroups.prefixed(self.prefix, keys)
-            )
+            values: list[bytes | None] = self.family.rows.get(keygroups.prefixed(self.prefix, keys))
         return values
 
     def iterator(self) -> Any:
@@ -200,9 +192,7 @@ def reading(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         if _damage(error):
-            raise StateDamaged(
-                f'state "{name}" is damaged', detail=f"{error}."
-            ) from error
+            raise StateDamaged(f'state "{name}" is damaged', detail=f"{error}.") from error
         if type(error) is not Exception:
             raise  # not RocksDB's
         raise TransientError(
@@ -219,9 +209,7 @@ def writing() -> Iterator[None]:
         raise
     except Exception as error:
         if _damage(error):
-            raise StateDamaged(
-                "the state database is damaged", detail=f"{error}."
-            ) from error
+            raise StateDamaged("the state database is damaged", detail=f"{error}.") from error
         if type(error) is not Exception and not isinstance(error, OSError):
             raise
         if any(text in str(error) for text in _FULL):
@@ -239,9 +227,7 @@ def writing() -> Iterator[None]:
 def opening_error(path: Path, error: Exception) -> Exception:
     """What to raise when the database at ``path`` cannot be opened."""
     if str(error).startswith(_DAMAGED):
-        return StateDamaged(
-            f'the state database "{path}" is damaged', detail=f"{error}."
-        )
+        return StateDamaged(f'the state database "{path}" is damaged', detail=f"{error}.")
     return OSError(f'cannot open the state database "{path}": {error}')
 
 
@@ -249,9 +235,7 @@ def pairs_from(iterator: Any, name: str) -> Iterator[tuple[bytes, bytes]]:
     """Pairs from where it stands; the binding's own ``items`` ends silently at an error."""
     with reading(name):
         while True:
-            keys, values = keygroups.read_pairs(
-                iterator, _PAIRS_PER_READ, _BYTES_PER_READ, -1
-            )
+            keys, values = keygroups.read_pairs(iterator, _PAIRS_PER_READ, _BYTES_PER_READ, -1)
             if not keys:
                 break
             yield from zip(keys, values, strict=True)

@@ -34,9 +34,7 @@ class MapState(Protocol):
 class IndexState(Protocol):
     """key -> row -> weight (never 0)."""
 
-    def scan_many(
-        self, keys: Sequence[bytes]
-    ) -> tuple[list[int], list[bytes], list[int]]:
+    def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
         """(position in ``keys``, row, weight) of all rows under each key, by position and row."""
 
     def first_many(
@@ -58,9 +56,7 @@ class IndexState(Protocol):
     def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
         """First (or last) row in byte order under each key; ``None`` where the key has no row."""
 
-    def before_many(
-        self, keys: Sequence[bytes], bounds: Sequence[bytes]
-    ) -> list[bytes | None]:
+    def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
         """Last row in byte order before ``bounds[i]`` under each key; ``None``: there is none."""
 
 
@@ -130,9 +126,7 @@ class VersionedDatabase(Protocol):
     """The states of all views of a worker, and small metadata."""
 
     def begin_checkpoint(
-        self,
-        stores: Sequence[tuple[Any, int]],
-        meta: Mapping[bytes, bytes | None],
+        self, stores: Sequence[tuple[Any, int]], meta: Mapping[bytes, bytes | None]
     ) -> Checkpoint:
         """A checkpoint of stores at their committed txids, and of ``meta`` (None deletes).
 

@@ -56,9 +56,7 @@ class Disk:
     def _open(self) -> Any:
         try:
             names = (
-                rocksdict.Rdict.list_cf(str(self.path))
-                if (self.path / "CURRENT").exists()
-                else []
+                rocksdict.Rdict.list_cf(str(self.path)) if (self.path / "CURRENT").exists() else []
             )
             names = [name for name in names if name != columns.DEFAULT]
             db = rocksdict.Rdict(
@@ -132,9 +130,7 @@ class Disk:
         for section, keys, values in pairs:
             touched.add(section.family.name)
             # No name for the handle: the traceback of an error would keep the database open.
-            keygroups.write_batch(
-                batch, section.family.handle, section.prefix, keys, values
-            )
+            keygroups.write_batch(batch, section.family.handle, section.prefix, keys, values)
         self._write(batch, touched, meta, sync=sync)
 
     def _write(self, batch: Any, touched: set[str], meta: Meta, *, sync: bool) -> None:
@@ -157,9 +153,7 @@ class Disk:
         except OSError as error:
             if error.errno == errno.EIO:
                 # What the disk has now is unknown, and asking again would not tell.
-                raise StateDamaged(
-                    "the disk cannot keep the state", detail=f"{error}."
-                ) from error
+                raise StateDamaged("the disk cannot keep the state", detail=f"{error}.") from error
             raise
 
     def _flush(self, name: str) -> None:

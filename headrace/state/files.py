@@ -80,9 +80,7 @@ def check_manifest(path: Path) -> tuple[str, int] | None:
     try:
         now = _manifest(path)
     except (OSError, ValueError) as error:
-        raise StateDamaged(
-            f'the state database "{path}" is damaged', detail=f"{error}."
-        ) from error
+        raise StateDamaged(f'the state database "{path}" is damaged', detail=f"{error}.") from error
     # Names have a number of at least six digits.
     older = (len(now[0]), now[0]) < (len(noted[0]), noted[0])
     if older or (now[0] == noted[0] and now[1] < noted[1]):

@@ -22,9 +22,7 @@ class MemoryMap:
 
     def __init__(self, *, undo: bool) -> None:
         self._entries: dict[bytes, bytes] = {}
-        self._undo: list[tuple[list[bytes], list[bytes | None]]] | None = (
-            [] if undo else None
-        )
+        self._undo: list[tuple[list[bytes], list[bytes | None]]] | None = [] if undo else None
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See ``MapState``."""
@@ -82,16 +80,12 @@ class MemoryIndex:
     def __init__(self, name: str, *, undo: bool) -> None:
         self._name = name
         self._entries: dict[bytes, dict[bytes, int]] = {}
-        self._undo: list[tuple[list[bytes], list[bytes], list[int]]] | None = (
-            [] if undo else None
-        )
+        self._undo: list[tuple[list[bytes], list[bytes], list[int]]] | None = [] if undo else None
         self._negative = 0
         self._ordered: dict[bytes, list[bytes]] = {}
         """Rows of large keys in order, until they are written to."""
 
-    def scan_many(
-        self, keys: Sequence[bytes]
-    ) -> tuple[list[int], list[bytes], list[int]]:
+    def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
         """See ``IndexState``."""
         return overlay.scan(self._entries, list(keys))
 
@@ -124,10 +118,7 @@ class MemoryIndex:
         """See ``IndexState``."""
         entries = self._entries
         none: dict[bytes, int] = {}
-        return [
-            entries.get(key, none).get(row, 0)
-            for key, row in zip(keys, rows, strict=True)
-        ]
+        return [entries.get(key, none).get(row, 0) for key, row in zip(keys, rows, strict=True)]
 
     def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
         """See ``IndexState``."""
@@ -138,9 +129,7 @@ class MemoryIndex:
             out.append(choose(entry) if entry else None)
         return out
 
-    def before_many(
-        self, keys: Sequence[bytes], bounds: Sequence[bytes]
-    ) -> list[bytes | None]:
+    def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
         """See ``IndexState``."""
         none: dict[bytes, int] = {}
         return [
@@ -175,19 +164,13 @@ class MemoryIndex:
     def _check(self) -> None:
         if self._negative == 0:
             return
-        raise BugError(
-            f'state "{self._name}" holds {self._negative} rows of negative weight'
-        )
+        raise BugError(f'state "{self._name}" holds {self._negative} rows of negative weight')
 
-    def _add(
-        self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
-    ) -> None:
+    def _add(self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]) -> None:
         if self._ordered:
             for key in set(keys):
                 self._ordered.pop(key, None)
-        self._negative += overlay.add(
-            self._entries, list(keys), list(rows), list(weights)
-        )
+        self._negative += overlay.add(self._entries, list(keys), list(rows), list(weights))
 
 
 class MemoryStore:

@@ -140,9 +140,7 @@ class Load:
                 # Only now: it must show whatever the map does not keep.
                 self.iterator = tier.section.own_iterator()
                 self.iterator.seek(bytes((self.group,)))
-            keys, values = keygroups.read_pairs(
-                self.iterator, _LOAD_PAIRS, _LOAD_BYTES, self.group
-            )
+            keys, values = keygroups.read_pairs(self.iterator, _LOAD_PAIRS, _LOAD_BYTES, self.group)
             if not keys:
                 self.iterator.status()
         if keys:
@@ -167,9 +165,7 @@ class Load:
 class Regulator:
     """Decides and does; one for all states of a worker."""
 
-    def __init__(
-        self, budget_bytes: int, monotonic: Callable[[], float] = clock.monotonic
-    ) -> None:
+    def __init__(self, budget_bytes: int, monotonic: Callable[[], float] = clock.monotonic) -> None:
         """``budget_bytes`` is the share of the maps."""
         self.budget_bytes: Final = budget_bytes
         self.spilled_groups = 0
@@ -229,9 +225,7 @@ class Regulator:
         loads = [job for job in self._work if isinstance(job, Load)]
         if not loads:
             return
-        rest: deque[Spill | Load] = deque(
-            job for job in self._work if isinstance(job, Spill)
-        )
+        rest: deque[Spill | Load] = deque(job for job in self._work if isinstance(job, Spill))
         if loads[0].iterator is not None:
             rest.append(loads[0].give_up())
         self._work = rest
@@ -256,10 +250,7 @@ class Regulator:
     def _decide_load(self, tiers: list[Tier], total: int) -> None:
         _, requests, resident = _numbers(tiers)
         where = np.flatnonzero(~resident & (requests > 0))
-        sizes = [
-            tiers[at // layout.GROUPS].estimate(at % layout.GROUPS)
-            for at in where.tolist()
-        ]
+        sizes = [tiers[at // layout.GROUPS].estimate(at % layout.GROUPS) for at in where.tolist()]
         room = LOAD_UP_TO * self.budget_bytes - total
         for at in choose_load(sizes, requests[where], room):
             tier, group = divmod(int(where[at]), layout.GROUPS)

@@ -25,13 +25,7 @@ from headrace.state.regulator import Regulator
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
-__all__ = [
-    "BUDGET_BYTES",
-    "RocksCheckpoint",
-    "RocksDatabase",
-    "RocksStore",
-    "write_run",
-]
+__all__ = ["BUDGET_BYTES", "RocksCheckpoint", "RocksDatabase", "RocksStore", "write_run"]
 
 BUDGET_BYTES: Final = 512 * columns.MIB
 """Memory when the caller does not say otherwise (``Settings.state_memory_bytes``)."""
@@ -91,9 +85,7 @@ class RocksDatabase:
         self._retract(name)
         self.disk.drop(name)
 
-    def drop_states(
-        self, view_id: int | str, keep: Callable[[str], bool], meta: Meta
-    ) -> None:
+    def drop_states(self, view_id: int | str, keep: Callable[[str], bool], meta: Meta) -> None:
         """Drop the states of a view but for those to ``keep``, and write ``meta``, all at once.
 
         It is not synced: a crash of the machine may undo it all.
@@ -108,10 +100,7 @@ class RocksDatabase:
         self._regulator.forget(store.forget(gone))
 
     def ingest(
-        self,
-        view_id: int | str,
-        runs: Iterable[Path],
-        keep: Callable[[str], bool] | None = None,
+        self, view_id: int | str, runs: Iterable[Path], keep: Callable[[str], bool] | None = None
     ) -> None:
         """Make the states of a view out of runs of ``write_run``, of which it may ``keep`` some.
 

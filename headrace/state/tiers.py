@@ -73,9 +73,7 @@ class Tier:
         """Set physical keys; None removes.  A later duplicate wins."""
         order = in_order(keys)
         self.written += len(keys)
-        self.map.put_many(
-            keygroups.gather(keys, order), keygroups.gather(values, order)
-        )
+        self.map.put_many(keygroups.gather(keys, order), keygroups.gather(values, order))
 
     def add(self, keys: list[bytes], weights: list[int]) -> None:
         """Add to the weights of physical keys."""
@@ -165,9 +163,7 @@ class Tier:
         """Look at the beginning of a group: the groups of a state are about equally large."""
         iterator = self.section.own_iterator()
         iterator.seek(bytes((group,)))
-        keys, values = keygroups.read_pairs(
-            iterator, _SAMPLE_PAIRS, _SAMPLE_BYTES, group
-        )
+        keys, values = keygroups.read_pairs(iterator, _SAMPLE_PAIRS, _SAMPLE_BYTES, group)
         seen: int = keygroups.pair_bytes(keys, values) + _NODE_BYTES * len(keys)
         if len(keys) < _SAMPLE_PAIRS and seen < _SAMPLE_BYTES:
             return seen
@@ -268,9 +264,7 @@ class TieredIndex:
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
 
-    def scan_many(
-        self, keys: Sequence[bytes]
-    ) -> tuple[list[int], list[bytes], list[int]]:
+    def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
         """See ``IndexState``."""
         return self.tier.scan(keygroups.physical(list(keys)))
 
@@ -302,9 +296,7 @@ class TieredIndex:
         """See ``IndexState``."""
         return self.tier.extreme(keygroups.physical(list(keys)), last=last)
 
-    def before_many(
-        self, keys: Sequence[bytes], bounds: Sequence[bytes]
-    ) -> list[bytes | None]:
+    def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
         """See ``IndexState``."""
         prefixes = keygroups.physical(list(keys))
         limits = [p + b for p, b in zip(prefixes, bounds, strict=True)]

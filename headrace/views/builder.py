@@ -117,10 +117,7 @@ class WorkerLink:
         await self.request("start", {"holds": holds})
 
     async def request(
-        self,
-        method: str,
-        params: dict[str, Any],
-        progress: rpc.Progress | None = None,
+        self, method: str, params: dict[str, Any], progress: rpc.Progress | None = None
     ) -> Any:
         """A request; TransientError while the worker is down."""
         peer = await self._connected()
@@ -257,15 +254,10 @@ class Builder:
         return self.holds
 
     async def _check(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        return {
-            "jobs": sorted(job.name for job in self._jobs),
-            "spark": self._spark.status,
-        }
+        return {"jobs": sorted(job.name for job in self._jobs), "spark": self._spark.status}
 
     @contextlib.asynccontextmanager
-    async def _turn(
-        self, caller: str | None, progress: rpc.Progress
-    ) -> AsyncIterator[None]:
+    async def _turn(self, caller: str | None, progress: rpc.Progress) -> AsyncIterator[None]:
         """Inside it is the turn of one population, as far as its role and all others go."""
 
         def waits() -> None:
@@ -351,9 +343,7 @@ async def serve(settings: Settings) -> None:
     settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings.builder_socket.unlink(missing_ok=True)
     server = await rpc.serve(settings.builder_socket, builder.handlers)
-    greeting = asyncio.create_task(
-        tasks.forever("greeting", builder.greet_worker, _RETRY_S)
-    )
+    greeting = asyncio.create_task(tasks.forever("greeting", builder.greet_worker, _RETRY_S))
     _log.info("builder ready", pid=os.getpid())
     try:
         await stopping.wait()

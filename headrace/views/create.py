@@ -101,9 +101,7 @@ class _Creation(Population):
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Make the table with its rows, and set the view running."""
-        publish(
-            self._job, conn, self._view_id, self._view, staged, facts, self._options.key
-        )
+        publish(self._job, conn, self._view_id, self._view, staged, facts, self._options.key)
 
     def _unregister(self) -> None:
         with self._connect() as conn:

@@ -51,9 +51,7 @@ def drop_view(context: JobContext, job: Job, request: DropView) -> dict[str, Any
         settings={"lock_timeout": f"{context.settings.lock_timeout_ms}ms"},
     ) as conn:
         try:
-            view = names.find_owned(
-                conn, request.name, request.caller, request.settings
-            )
+            view = names.find_owned(conn, request.name, request.caller, request.settings)
         except UndefinedError as error:
             if not request.if_exists:
                 raise
@@ -91,9 +89,7 @@ def _undisturbed(
         if context.live.get(view.id) is other:
             continue
         try:
-            view = names.find_owned(
-                conn, request.name, request.caller, request.settings
-            )
+            view = names.find_owned(conn, request.name, request.caller, request.settings)
         except UndefinedError:
             return None
     return view
@@ -119,10 +115,7 @@ def _drop(context: JobContext, job: Job, conn: Connection, view: ViewRow) -> lis
                 raise
         else:
             return [
-                *(
-                    f"{child} no longer inherits from {view.shown}"
-                    for child in children
-                ),
+                *(f"{child} no longer inherits from {view.shown}" for child in children),
                 *(f'schema "{schema}" was dropped' for schema in schemas),
             ]
     raise AssertionError("the last attempt returns or raises")
@@ -171,9 +164,7 @@ def _drop_table(conn: Connection, view: ViewRow) -> list[str]:
     return children
 
 
-def _let_children_go(
-    conn: Connection, view: ViewRow, name: sql.Identifier
-) -> list[str]:
+def _let_children_go(conn: Connection, view: ViewRow, name: sql.Identifier) -> list[str]:
     """Make tables that inherit from the result table stand on their own, with all they have."""
     rows = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid"
@@ -181,10 +172,7 @@ def _let_children_go(
         (view.result_oid,),
     ).fetchall()
     children = [sql.Identifier(*row) for row in rows]
-    statements = [
-        sql.SQL("ALTER TABLE {} NO INHERIT {}").format(child, name)
-        for child in children
-    ]
+    statements = [sql.SQL("ALTER TABLE {} NO INHERIT {}").format(child, name) for child in children]
     shown = [child.as_string(conn) for child in children]
     try:
         with conn.transaction():

@@ -41,8 +41,7 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
             stages = plan(conn, PlanRequest(text, caller, request.settings)).explain
     if stage not in stages:
         raise UserError(
-            f'there is no plan of stage "{stage}"',
-            hint=f"Stages: {', '.join(stages)}.",
+            f'there is no plan of stage "{stage}"', hint=f"Stages: {', '.join(stages)}."
         )
     return stages[stage]
 

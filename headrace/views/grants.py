@@ -43,9 +43,7 @@ def move(conn: Connection, table: int, old: int | None, new: Role) -> None:
             to = sql.SQL("PUBLIC") if grantee is None else sql.Identifier(grantee)
             grants.append((privilege, grantable, column, heir if his else to))
     for privilege, grantable, column, grantee in grants:
-        columns = (
-            sql.SQL(" ({})").format(sql.Identifier(column)) if column else sql.SQL("")
-        )
+        columns = sql.SQL(" ({})").format(sql.Identifier(column)) if column else sql.SQL("")
         conn.execute(
             sql.SQL("GRANT {}{} ON TABLE {} TO {}{}").format(
                 sql.SQL(privilege),
@@ -57,7 +55,5 @@ def move(conn: Connection, table: int, old: int | None, new: Role) -> None:
         )
     if loser is not None:
         conn.execute(
-            sql.SQL("REVOKE ALL ON TABLE {} FROM {} CASCADE").format(
-                name, sql.Identifier(loser)
-            )
+            sql.SQL("REVOKE ALL ON TABLE {} FROM {} CASCADE").format(name, sql.Identifier(loser))
         )

@@ -53,9 +53,7 @@ def create_index(context: JobContext, job: Job, request: CreateIndex) -> dict[st
     check_definition(request.definition)
     with _connection(context, job) as conn:
         try:
-            view = names.find_owned(
-                conn, request.view, request.caller, request.settings
-            )
+            view = names.find_owned(conn, request.view, request.caller, request.settings)
             with conn.transaction():
                 return {"name": _create(conn, view, request.definition)}
         except psycopg.Error as error:
@@ -83,13 +81,10 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
                 names.check_owner(conn, found, request.caller)
                 if found.result_oid and name == table.index_name(found.result_oid):
                     raise PrivilegeError(
-                        f'index "{name}" is needed by headrace',
-                        hint="It finds the rows to delete.",
+                        f'index "{name}" is needed by headrace', hint="It finds the rows to delete."
                     )
                 conn.execute(
-                    sql.SQL("DROP INDEX {}").format(
-                        sql.Identifier(found.index_schema, name)
-                    )
+                    sql.SQL("DROP INDEX {}").format(sql.Identifier(found.index_schema, name))
                 )
                 return {"oid": found.index_oid}
         except psycopg.Error as error:
@@ -144,9 +139,7 @@ def _connection(context: JobContext, job: Job) -> Any:
     return job.connection(
         context.settings.source,
         what="builder",
-        settings={
-            "lock_timeout": f"{context.settings.lock_timeout_ms}ms",
-        },
+        settings={"lock_timeout": f"{context.settings.lock_timeout_ms}ms"},
     )
 
 
@@ -157,9 +150,7 @@ def _create(conn: Connection, view: ViewRow, definition: str) -> str:
         (view.result_oid,),
     ).fetchone()
     if row is None:
-        raise UndefinedError(
-            f"result table {view.shown} does not exist", sqlstate="42P01"
-        )
+        raise UndefinedError(f"result table {view.shown} does not exist", sqlstate="42P01")
     target = sql.Identifier(row[0], row[1])
     probe = sql.Identifier("pg_temp", _PROBE)
     conn.execute(
@@ -167,9 +158,7 @@ def _create(conn: Connection, view: ViewRow, definition: str) -> str:
             sql.Identifier(_PROBE), target
         )
     )
-    found: Any = conn.execute(
-        "SELECT %s::regclass::oid::bigint", (f"pg_temp.{_PROBE}",)
-    ).fetchone()
+    found: Any = conn.execute("SELECT %s::regclass::oid::bigint", (f"pg_temp.{_PROBE}",)).fetchone()
     oid, _ = _make(conn, probe, int(found[0]), definition)
     _check_built_in(conn, oid)
     conn.execute(sql.SQL("DROP TABLE {}").format(probe))
@@ -195,8 +184,7 @@ def _make(
     made = _indexes(conn, table_oid).items() - before.items()
     if len(made) != 1:
         raise UserError(
-            "the definition did not make one index on the view's table",
-            sqlstate="42601",
+            "the definition did not make one index on the view's table", sqlstate="42601"
         )
     return made.pop()
 
@@ -221,8 +209,7 @@ def _check_built_in(conn: Connection, oid: int) -> None:
             detail="Only built-in functions, operators and types may be used.",
         )
     row: Any = conn.execute(
-        "SELECT indisunique OR indisexclusion FROM pg_index WHERE indexrelid = %s",
-        (oid,),
+        "SELECT indisunique OR indisexclusion FROM pg_index WHERE indexrelid = %s", (oid,)
     ).fetchone()
     if row[0]:
         raise UnsupportedError("unique indexes on result tables are not supported")

@@ -82,9 +82,7 @@ class Open:
             together.setdefault(mark.source, []).append(place)
         return out + [self._elements(columns, places) for places in together.values()]
 
-    def _elements(
-        self, columns: Sequence[sql.Composable], places: list[int]
-    ) -> sql.Composable:
+    def _elements(self, columns: Sequence[sql.Composable], places: list[int]) -> sql.Composable:
         calls = [
             sql.SQL("{}({})").format(sql.SQL(mark.function), columns[place])
             for place in places
@@ -148,10 +146,7 @@ class _Tracer:
             case plan.WindowSpec():
                 self._decided_by([below[0][i] for i in node.keys])
                 self._decided_by([below[0][item.column] for item in node.order])
-                calls = (
-                    _LOST if any(below[0][i] for i in c.args) else None
-                    for c in node.calls
-                )
+                calls = (_LOST if any(below[0][i] for i in c.args) else None for c in node.calls)
                 return (*below[0], *calls)
             case plan.FlatMapSpec():
                 self._decided_by([below[0][i] for i in node.arguments])
@@ -188,11 +183,7 @@ class _Tracer:
         name = found[1] if found else ""
         if name == "string_agg" and spec.result.oid == TEXT:
             # A delimiter of a column is left out at the first row, whichever that is.
-            return (
-                _LOST
-                if found and (found[2] or "").endswith(", $")
-                else Mark(CHARACTERS)
-            )
+            return _LOST if found and (found[2] or "").endswith(", $") else Mark(CHARACTERS)
         fields = self._schemas[node.input]
         if name not in _LISTS or spec.argument is None:
             return _LOST
@@ -202,9 +193,7 @@ class _Tracer:
 
 
 def _shows_order(node: plan.Node) -> bool:
-    return isinstance(node, plan.ReduceSpec) and any(
-        a.shows_order for a in node.aggregates
-    )
+    return isinstance(node, plan.ReduceSpec) and any(a.shows_order for a in node.aggregates)
 
 
 def _mark(expr: Expr, below: Marks) -> Mark | None:

@@ -60,16 +60,13 @@ def _role(conn: Connection, text: str) -> Role:
     return names.role(conn, parts[1])
 
 
-def _check_may(
-    conn: Connection, view: ViewRow, owner: Role, caller: str | None
-) -> None:
+def _check_may(conn: Connection, view: ViewRow, owner: Role, caller: str | None) -> None:
     """What Postgres asks for before a table gets another owner."""
     if caller is None:
         return
     option = "SET" if conn.info.server_version >= _SET_OPTION_SINCE else "MEMBER"
     row: Any = conn.execute(
-        _MAY,
-        {"role": owner.oid, "option": option, "caller": caller, "schema": view.schema},
+        _MAY, {"role": owner.oid, "option": option, "caller": caller, "schema": view.schema}
     ).fetchone()
     if row is None:
         raise UndefinedError(f'role "{caller}" does not exist')

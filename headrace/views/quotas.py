@@ -48,9 +48,7 @@ class Turns:
         self._roles: dict[str, asyncio.Semaphore] = {}
 
     @contextlib.asynccontextmanager
-    async def turn(
-        self, caller: str | None, waits: Callable[[], None]
-    ) -> AsyncIterator[None]:
+    async def turn(self, caller: str | None, waits: Callable[[], None]) -> AsyncIterator[None]:
         """Inside it is the turn of one population; ``waits`` is called if that takes time."""
         most = self._settings.populations_per_role_max
         if caller is None or not most:

@@ -33,9 +33,7 @@ def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
     timeout = f"{context.settings.lock_timeout_ms}ms"
     with (
         job.connection(
-            context.settings.source,
-            what="builder",
-            settings={"lock_timeout": timeout},
+            context.settings.source, what="builder", settings={"lock_timeout": timeout}
         ) as conn,
         contextlib.ExitStack() as ending,
         job.translating(),

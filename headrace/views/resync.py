@@ -35,12 +35,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import Role, ViewName
 from headrace.population.options import ViewOptions
-from headrace.population.populate import (
-    Population,
-    plan_with_facts,
-    planning,
-    unpublish_unused,
-)
+from headrace.population.populate import Population, plan_with_facts, planning, unpublish_unused
 from headrace.population.publish import NewTable, make_table, put_progress
 from headrace.population.replace import Replaced, put_right, replace_rows
 from headrace.population.staging import Staging
@@ -99,11 +94,7 @@ def owner_of(conn: Connection, view: ViewRow, caller: str | None) -> Role:
 
 
 def plan_again(
-    context: JobContext,
-    conn: Connection,
-    view: ViewRow,
-    stored: StoredView,
-    owner: Role,
+    context: JobContext, conn: Connection, view: ViewRow, stored: StoredView, owner: Role
 ) -> Replanned:
     """The plan of a stored query under the names of today, of the objects that it has named.
 
@@ -122,9 +113,7 @@ def plan_again(
         request = PlanRequest(text, owner.name, settings | found)
         options = ViewOptions.of(stored.options)
         try:
-            return Replanned(
-                *plan_with_facts(conn, context.settings, request, options), owner
-            )
+            return Replanned(*plan_with_facts(conn, context.settings, request, options), owner)
         except HeadraceError as error:
             # It is a place in the canonical text, which nobody has written.
             error.position = None
@@ -279,11 +268,7 @@ class Resync(Population):
         self._live(self._view_id, undo)
         self._read_before = reads.tables_of(conn, self._view.id)
         more = [t for t in self._planned.tables if t.oid not in self._read_before]
-        self._undo(
-            undo,
-            "tables",
-            lambda: self._forget_tables([t.oid for t in more]),
-        )
+        self._undo(undo, "tables", lambda: self._forget_tables([t.oid for t in more]))
         reads.insert_tables(conn, self._view.id, catalog.rows_of(more))
         # If this fails it may keep a view from being dropped that it no more reads.
         reads.insert_uses(conn, self._view.id, self._planned.results)
@@ -295,9 +280,7 @@ class Resync(Population):
         # Nobody may drop or renew it meanwhile; the worker may write its status.
         held = views.hold(conn, self._view.id)
         if held is None:
-            raise UndefinedError(
-                f'view "{self._view.name}" was dropped', sqlstate="42P01"
-            )
+            raise UndefinedError(f'view "{self._view.name}" was dropped', sqlstate="42P01")
         with _hinting():
             oid = self._write_rows(conn, held[0], staged)
         progress.end(conn, self._view.id)
@@ -305,12 +288,7 @@ class Resync(Population):
         if moved is not None:
             grants.move(conn, oid, self._view.owner, self._owner)
         catalog.renew(
-            conn,
-            (self._view.id, self._view_id),
-            self._planned,
-            oid,
-            self._query,
-            owner=moved,
+            conn, (self._view.id, self._view_id), self._planned, oid, self._query, owner=moved
         )
         start_lsn = put_progress(conn, self._view_id, facts)
         states.become(conn, self._view_id, Status.RUNNING)
@@ -338,9 +316,7 @@ class Resync(Population):
     def _target(self, oid: int) -> table.ResultTable:
         stored = self._stored
         columns, key = self._planned.columns, self._options.key
-        return table.ResultTable(
-            self._view.id, stored.schema, stored.name, oid, columns, key
-        )
+        return table.ResultTable(self._view.id, stored.schema, stored.name, oid, columns, key)
 
     def check_table(self, conn: Connection) -> None:
         """Raise what would be known only when everything is loaded: it cannot be filled."""

@@ -72,9 +72,7 @@ _ROWS_OF: Final = """
 CREATE FUNCTION pg_temp.headrace_rows_of(pg_catalog.text)
 RETURNS TABLE (image pg_catalog.text, weight int) LANGUAGE plpgsql SECURITY DEFINER
 AS 'BEGIN RETURN QUERY EXECUTE $1; END'"""
-_MAY_CALL: Final = (
-    "GRANT EXECUTE ON FUNCTION pg_temp.headrace_rows_of(pg_catalog.text) TO PUBLIC"
-)
+_MAY_CALL: Final = "GRANT EXECUTE ON FUNCTION pg_temp.headrace_rows_of(pg_catalog.text) TO PUBLIC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +154,7 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
             detail=states.message(conn, view.id) if owns else None,
         )
     if stored.canonical is None:
-        raise UnsupportedError(
-            f"view {view.shown} was created by an earlier version of headrace"
-        )
+        raise UnsupportedError(f"view {view.shown} was created by an earlier version of headrace")
     _check_functions(conn, view)
     _check_trusted(view, stored.plan)
     rebuilt = plan.from_json(stored.plan)
@@ -270,9 +266,7 @@ class _Proof:
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         txid = progress.written(conn, self._subject.view.id)
         if txid is None:
-            raise UndefinedError(
-                f"view {self._subject.view.shown} was dropped", sqlstate="42P01"
-            )
+            raise UndefinedError(f"view {self._subject.view.shown} was dropped", sqlstate="42P01")
         return txid
 
     def _boundary(self, lsn: int) -> int:
@@ -285,9 +279,7 @@ class _Proof:
             if answer is not None:
                 self._instant = int(answer["instant"])
                 if self._subject.physical.temporal and not self._instant:
-                    raise TransientError(
-                        "the view's clock has not been read yet", sqlstate="40001"
-                    )
+                    raise TransientError("the view's clock has not been read yet", sqlstate="40001")
                 return int(answer["txid"])
 
     def _prepare(self, scratch: Connection) -> None:
@@ -299,13 +291,9 @@ class _Proof:
         )
         made: Any = scratch.execute("SELECT 'pg_temp.typed'::regclass::oid").fetchone()
         table.prove_types(scratch, int(made[0]), self._subject.physical.sink.schema)
-        scratch.execute(
-            "CREATE TEMPORARY TABLE pending (txid bigint, weight bigint, LIKE typed)"
-        )
+        scratch.execute("CREATE TEMPORARY TABLE pending (txid bigint, weight bigint, LIKE typed)")
 
-    def _read_query(
-        self, conn: Connection, scratch: Connection, ref: SnapshotRef
-    ) -> None:
+    def _read_query(self, conn: Connection, scratch: Connection, ref: SnapshotRef) -> None:
         """The query's rows at the snapshot: evaluated under the view's settings.
 
         Under a name in it may be something else by now, with code of its owner's: inside of
@@ -317,9 +305,7 @@ class _Proof:
             conn.execute(_ROWS_OF)
             conn.execute(_MAY_CALL)
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        conn.execute(
-            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name))
-        )
+        conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name)))
         prove(conn, ref)
         captured = {k.lower(): v for k, v in self._subject.settings.items()}
         for name in EVALUATION:
@@ -343,9 +329,9 @@ class _Proof:
             pinned=pinned,
             image=_image("q", self._columns),
         )
-        statement = sql.SQL(
-            "COPY (SELECT * FROM pg_temp.headrace_rows_of({})) TO STDOUT"
-        ).format(sql.Literal(query.as_string(conn)))
+        statement = sql.SQL("COPY (SELECT * FROM pg_temp.headrace_rows_of({})) TO STDOUT").format(
+            sql.Literal(query.as_string(conn))
+        )
         _pump(conn, statement, scratch)
         conn.execute("ROLLBACK")
 
@@ -436,9 +422,7 @@ class _Proof:
         grouped = any(isinstance(n, _LOOSE) for n in nodes)
         loose = [c for c, o in self._typed if o == NUMERIC]
         unsure = [c for c, m in zip(self._columns, self._open.marks, strict=True) if m]
-        floats = [
-            (c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE and c not in unsure
-        ]
+        floats = [(c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE and c not in unsure]
         if not grouped or not (loose or floats or unsure):
             return ""
         keys: list[sql.Composable] = [
@@ -477,9 +461,7 @@ class _Proof:
             " FROM paired) u GROUP BY image) p WHERE p.image = d.image"
         )
         scratch.execute("DELETE FROM differing WHERE n = 0")
-        row: Any = scratch.execute(
-            "SELECT count(*) FROM paired WHERE unsure"
-        ).fetchone()
+        row: Any = scratch.execute("SELECT count(*) FROM paired WHERE unsure").fetchone()
         return self._told(int(row[0]))
 
     def _told(self, count: int) -> str:
@@ -514,8 +496,7 @@ _HOW: Final = {
 
 def _fields(alias: str, columns: list[str]) -> sql.Composed:
     return sql.SQL(", ").join(
-        sql.SQL("({}.v).{}").format(sql.Identifier(alias), sql.Identifier(c))
-        for c in columns
+        sql.SQL("({}.v).{}").format(sql.Identifier(alias), sql.Identifier(c)) for c in columns
     )
 
 

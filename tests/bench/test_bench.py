@@ -8,9 +8,7 @@ from bench.__main__ import SCENARIOS, main, table
 
 
 def test_table_is_aligned() -> None:
-    assert table([{"a": 1, "bb": "x"}, {"a": 100, "bb": "yy"}]) == (
-        "  a  bb\n  1   x\n100  yy"
-    )
+    assert table([{"a": 1, "bb": "x"}, {"a": 100, "bb": "yy"}]) == ("  a  bb\n  1   x\n100  yy")
 
 
 def test_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,9 +29,7 @@ def test_scenario_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_F_23_tiers_are_measured_beside_plain_rocksdb(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_F_23_tiers_are_measured_beside_plain_rocksdb(capsys: pytest.CaptureFixture[str]) -> None:
     """The three figures that Flink published: in memory, spilled, and RocksDB alone."""
     assert main(["state", "--json", "--rows", "20000"]) == 0
     lines = json.loads(capsys.readouterr().out)["results"]["state"]

@@ -45,8 +45,7 @@ def end(txid: int, rows: int, attempt: int = 0) -> TimeEnd:
 
 def told(messages: list[Message]) -> list[str]:
     return [
-        f"end {m.txid}" if isinstance(m, TimeEnd) else " ".join(lines(m.batch))
-        for m in messages
+        f"end {m.txid}" if isinstance(m, TimeEnd) else " ".join(lines(m.batch)) for m in messages
     ]
 
 

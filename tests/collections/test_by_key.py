@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.collections import by_key
 from headrace.collections.base import columns_of, encode, weights_of
-from headrace.collections.by_key import (
-    ByKey,
-    Found,
-    Touched,
-    difference,
-    least,
-    nothing,
-)
+from headrace.collections.by_key import ByKey, Found, Touched, difference, least, nothing
 from headrace.state.memory import MemoryStore
 from headrace.types import INT4, Field
 from tests.disturbed import WAYS, Disturbed, fitting, line
@@ -25,9 +18,7 @@ from tests.ledger import diffs, lines
 
 SCHEMA = (Field("k", INT4), Field("v", INT4))
 entries = st.lists(
-    st.tuples(
-        st.integers(0, 2), st.sampled_from([b"a", b"b", b"ab"]), st.integers(1, 3)
-    ),
+    st.tuples(st.integers(0, 2), st.sampled_from([b"a", b"b", b"ab"]), st.integers(1, 3)),
     max_size=8,
 )
 
@@ -110,11 +101,7 @@ class Whole(ByKey):
         for key, weight in zip(at, weights, strict=True):
             sums[key] += weight
         kept = [i for i, key in enumerate(at) if sums[key] > 1]
-        return (
-            [at[i] for i in kept],
-            [rows[i] for i in kept],
-            [weights[i] for i in kept],
-        )
+        return ([at[i] for i in kept], [rows[i] for i in kept], [weights[i] for i in kept])
 
 
 class Stepping(Whole):
@@ -123,9 +110,7 @@ class Stepping(Whole):
     step = 2
 
 
-changes = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(-2, 2)), max_size=12
-)
+changes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(-2, 2)), max_size=12)
 
 
 @given(txids=st.lists(st.tuples(changes, st.sampled_from(WAYS)), max_size=4))

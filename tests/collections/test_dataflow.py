@@ -29,13 +29,7 @@ texts = st.tuples(
     st.one_of(st.none(), st.sampled_from(["1", "1.0", "1.00", "0.5", "NaN"])),
 )
 choices = st.lists(
-    st.tuples(
-        st.integers(0, 1),
-        st.integers(0, 9),
-        st.integers(0, 5),
-        st.integers(1, 5),
-        texts,
-    ),
+    st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(0, 5), st.integers(1, 5), texts),
     max_size=8,
 )
 streams = st.lists(st.tuples(choices, st.integers(1, 4)), min_size=1, max_size=5)
@@ -70,9 +64,7 @@ def play(tables: Sequence[Table], chosen: Sequence[Choice]) -> list[tuple[int, O
     return out
 
 
-def feed(
-    flow: Dataflow, tables: Sequence[Table], ops: list[tuple[int, Op]], size: int
-) -> None:
+def feed(flow: Dataflow, tables: Sequence[Table], ops: list[tuple[int, Op]], size: int) -> None:
     """Send ops in change batches of up to ``size`` consecutive ops of one table."""
     batch: list[Op] = []
     for at, (which, op) in enumerate(ops):
@@ -144,9 +136,7 @@ def test_equals_the_reference_after_every_txid(name, keyed, first, stream) -> No
         assert store.dump() == other.dump()
         store.checkpoint()
     # What is taken back leaves nothing behind, in the output and in the state.
-    last = [
-        (at, Op(DELETE, None, row)) for at, t in enumerate(tables) for row in t.rows
-    ]
+    last = [(at, Op(DELETE, None, row)) for at, t in enumerate(tables) for row in t.rows]
     for here in tables:
         here.rows.clear()
     feed(flow, tables, last, 3)
@@ -164,10 +154,7 @@ def test_rollback_and_replay_change_nothing(name, first, stream) -> None:
     play(tables, first)
     physical = all_plans(*tables)[name]
     store, undisturbed = MemoryStore(), MemoryStore()
-    flow, straight = (
-        start(physical, tables, store),
-        start(physical, tables, undisturbed),
-    )
+    flow, straight = (start(physical, tables, store), start(physical, tables, undisturbed))
     assert flow.end(0).equals(straight.end(0))
     store.checkpoint()
     for txid, (chosen, size) in enumerate(stream, 1):

@@ -30,10 +30,7 @@ def test_keys_outside_of_a_set_are_null_and_the_columns_stay() -> None:
 
 def test_a_set_given_twice_is_there_twice() -> None:
     out = made((1,), (1,)).apply(0, diffs(IN, "+ 5 x"))
-    assert [line for batch in out for line in lines(batch)] == [
-        "+ 5 x . 5 0",
-        "+ 5 x . 5 1",
-    ]
+    assert [line for batch in out for line in lines(batch)] == ["+ 5 x . 5 0", "+ 5 x . 5 1"]
 
 
 def test_it_keeps_nothing_and_ends_with_its_input() -> None:

@@ -50,11 +50,7 @@ def test_rows_of_a_function_come_and_go_with_the_row(remote) -> None:
     made = make(remote, ("generate_series(1, $1)",), (0,), (N,))
     first = send(made, 0, "+ 2 a", "+2 1 b", "+ 0 c", "+ . d")
     assert first == ["+ 2 a 1", "+ 2 a 2", "+2 1 b 1"]
-    assert send(made, 1, "- 1 b", "- 2 a", "+ 3 a", "- 3 a") == [
-        "- 1 b 1",
-        "- 2 a 1",
-        "- 2 a 2",
-    ]
+    assert send(made, 1, "- 1 b", "- 2 a", "+ 3 a", "- 3 a") == ["- 1 b 1", "- 2 a 1", "- 2 a 2"]
     assert send(made, 2) == []
 
 
@@ -87,12 +83,7 @@ def test_a_column_definition_list(remote) -> None:
 
 def test_without_arguments(remote) -> None:
     made = make(remote, ("generate_series(1, 2)",), (), (N,))
-    assert send(made, 0, "+ 7 a", "- 8 b") == [
-        "+ 7 a 1",
-        "+ 7 a 2",
-        "- 8 b 1",
-        "- 8 b 2",
-    ]
+    assert send(made, 0, "+ 7 a", "- 8 b") == ["+ 7 a 1", "+ 7 a 2", "- 8 b 1", "- 8 b 2"]
 
 
 def test_an_error_names_the_row_and_needs_a_row_that_stays(remote) -> None:
@@ -120,9 +111,7 @@ def test_it_needs_an_evaluator() -> None:
 
 @pytest.mark.parametrize("cached", [0, 3, 20_000])
 @pytest.mark.parametrize("size", [1, 2, 100])
-def test_any_batches_and_any_cache_give_the_same(
-    remote, monkeypatch, size, cached
-) -> None:
+def test_any_batches_and_any_cache_give_the_same(remote, monkeypatch, size, cached) -> None:
     monkeypatch.setattr(sets, "TUPLES_PER_STATEMENT_MAX", size)
     monkeypatch.setattr(sets, "CACHE_ROWS_MAX", cached)
     made = make(remote, ("generate_series(1, $1)",), (0,), (N,))
@@ -130,9 +119,7 @@ def test_any_batches_and_any_cache_give_the_same(
     got: Counter[str] = Counter()
     for txid, numbers in enumerate([[3, 1, 0, 3], [2, 1], [3, 4, 0, 1, 1]]):
         rows = [f"+ {n} r{i}" for i, n in enumerate(numbers)]
-        want.update(
-            f"+ {n} r{i} {m + 1}" for i, n in enumerate(numbers) for m in range(n)
-        )
+        want.update(f"+ {n} r{i} {m + 1}" for i, n in enumerate(numbers) for m in range(n))
         got.update(send(made, txid, *rows))
     assert got == want
 

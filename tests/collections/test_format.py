@@ -27,9 +27,7 @@ LESS = (native("<", col(3), col(7)),)
 INPUTS = tuple(plan.ValuesSpec(name, (), SCHEMA) for name in ("l", "r"))
 
 
-def aggregate(
-    function: str, argument: int | None, oid: int, **more
-) -> plan.AggregateSpec:
+def aggregate(function: str, argument: int | None, oid: int, **more) -> plan.AggregateSpec:
     return plan.AggregateSpec(function, argument, None, Field("x", oid), **more)
 
 
@@ -53,9 +51,7 @@ RUNNING = {
 }
 
 
-def window(
-    calls: tuple[plan.WindowCallSpec, ...], order: plan.SortKey
-) -> plan.WindowSpec:
+def window(calls: tuple[plan.WindowCallSpec, ...], order: plan.SortKey) -> plan.WindowSpec:
     schema = (*SCHEMA, *(call.result for call in calls))
     return plan.WindowSpec("x", "l", (0,), (order,), calls, schema)
 
@@ -166,9 +162,7 @@ def test_what_is_sent_and_stored_is_what_it_was(name, postgres) -> None:
         for txid in range(12):
             sent = [one for one in rows(rng, now) if one[0] < ports]
             out = work.txid(txid, sent, rng.choice(WAYS))
-            digest.update(
-                repr(sorted((repr(r), w) for r, w in out.items() if w)).encode()
-            )
+            digest.update(repr(sorted((repr(r), w) for r, w in out.items() if w)).encode())
             digest.update(repr(work.store.dump()).encode())
         assert sum(map(len, work.left().values())) > 5
     finally:

@@ -27,9 +27,7 @@ SUMS = plan.ReduceSpec(
 WHOLE = plan.PhysicalPlan((A, B, JOIN, SUMS, plan.SinkSpec("sink", "r", SUMS.schema)))
 
 
-def random_diffs(
-    rng: random.Random, node: plan.FeedSpec, there: list
-) -> pa.RecordBatch:
+def random_diffs(rng: random.Random, node: plan.FeedSpec, there: list) -> pa.RecordBatch:
     """Rows that come, and some that go."""
     came = [(rng.randint(0, 3), rng.randint(0, 5)) for _ in range(rng.randint(0, 4))]
     gone = [there.pop(rng.randrange(len(there))) for _ in range(len(there) // 3)]
@@ -65,16 +63,8 @@ def test_names_are_its_own_and_negative_diffs_pass():
     node = plan.FeedSpec("f", (Field("shown", INT4),))
     made = flow(plan.PhysicalPlan((node, plan.SinkSpec("sink", "f", node.schema))))
     other = (Field("kept", INT4),)
-    made.feed(
-        "f",
-        diff_batch(
-            other, [pa.array([1, 2], pa.int32())], pa.array([2, -1], pa.int64())
-        ),
-    )
-    assert made.end(1).to_pylist() == [
-        {"shown": 1, "__weight": 2},
-        {"shown": 2, "__weight": -1},
-    ]
+    made.feed("f", diff_batch(other, [pa.array([1, 2], pa.int32())], pa.array([2, -1], pa.int64())))
+    assert made.end(1).to_pylist() == [{"shown": 1, "__weight": 2}, {"shown": 2, "__weight": -1}]
 
 
 def renamed(node: plan.Node, suffix: str) -> plan.Node:
@@ -88,9 +78,7 @@ def source(name: str, *oids: int) -> plan.SourceSpec:
     columns = tuple(plan.SourceColumn(i, f"c{i}", oid) for i, oid in enumerate(oids, 1))
     schema = tuple(Field(c.name, c.oid) for c in columns)
     oid = int.from_bytes(name.encode()[:3], "big")
-    return plan.SourceSpec(
-        name, oid, "public", name, columns, columns[:1], False, schema=schema
-    )
+    return plan.SourceSpec(name, oid, "public", name, columns, columns[:1], False, schema=schema)
 
 
 def test_equal_subplans_have_one_signature():

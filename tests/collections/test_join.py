@@ -33,10 +33,7 @@ def make(left=LEFT, right=RIGHT, keys=((0,), (0,)), residual=()):
 def test_each_side_meets_the_other_as_it_is() -> None:
     made, store = make()
     assert lines(*made.apply(0, diffs(LEFT, "+ 1 a"))) == []
-    assert lines(*made.apply(1, diffs(RIGHT, "+ 1 x", "+ 1 y"))) == [
-        "+ 1 a 1 x",
-        "+ 1 a 1 y",
-    ]
+    assert lines(*made.apply(1, diffs(RIGHT, "+ 1 x", "+ 1 y"))) == ["+ 1 a 1 x", "+ 1 a 1 y"]
     assert lines(*made.apply(1, diffs(RIGHT, "- 1 x"))) == ["- 1 a 1 x"]
     assert lines(*made.apply(0, diffs(LEFT, "- 1 a"))) == ["- 1 a 1 y"]
     made.apply(1, diffs(RIGHT, "- 1 y"))
@@ -98,11 +95,7 @@ def test_large_outputs_come_in_pieces(monkeypatch, lookup_rows_max) -> None:
 
 
 side = st.lists(
-    st.tuples(
-        st.sampled_from([None, 1, 2]),
-        st.sampled_from("ab"),
-        st.sampled_from([-1, 1, 2]),
-    ),
+    st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from("ab"), st.sampled_from([-1, 1, 2])),
     max_size=5,
 )
 

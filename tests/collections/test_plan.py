@@ -35,11 +35,7 @@ PLANS = {
             ),
             plan.TemporalSpec(
                 *("c", "w"),
-                (
-                    plan.TimeTestSpec(
-                        LESS, Column(1, 1184), Remote("now()", (LESS,), 1184), 1184
-                    ),
-                ),
+                (plan.TimeTestSpec(LESS, Column(1, 1184), Remote("now()", (LESS,), 1184), 1184),),
                 SCHEMA,
             ),
             plan.SinkSpec("s", "c", SCHEMA),

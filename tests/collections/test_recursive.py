@@ -26,9 +26,7 @@ STEP_FIELD = Field(plan.ITERATION, INT4)
 WORK = (*PAIR, STEP_FIELD)
 
 
-def closure(
-    *, distinct: bool, iterations_max: int = 50, residual=()
-) -> plan.RecursiveSpec:
+def closure(*, distinct: bool, iterations_max: int = 50, residual=()) -> plan.RecursiveSpec:
     """R(a, b) = edges, then R(a, b) >< edges(b, c)."""
     return plan.RecursiveSpec(
         "r",
@@ -37,12 +35,7 @@ def closure(
         (
             plan.WorkTableSpec("w", WORK),
             plan.JoinSpec("j", "w", "edges", (1,), (0,), residual, (*WORK, *PAIR)),
-            plan.MapSpec(
-                "m",
-                "j",
-                (Column(0, INT4), Column(4, INT4), Column(2, INT4)),
-                WORK,
-            ),
+            plan.MapSpec("m", "j", (Column(0, INT4), Column(4, INT4), Column(2, INT4)), WORK),
         ),
         distinct,
         iterations_max,
@@ -65,9 +58,7 @@ def bounded(depth: int) -> plan.RecursiveSpec:
                 "f",
                 "j",
                 (
-                    plan.FilterSpec(
-                        "f.1", "j", (native("<", Column(2, INT4), number(depth)),)
-                    ),
+                    plan.FilterSpec("f.1", "j", (native("<", Column(2, INT4), number(depth)),)),
                     plan.MapSpec(
                         "f.2",
                         "f.1",
@@ -101,10 +92,7 @@ class Harness:
         self.open()
 
     def open(self) -> None:
-        sources = [
-            plan.ValuesSpec("base", (), self.base),
-            plan.ValuesSpec("edges", (), PAIR),
-        ]
+        sources = [plan.ValuesSpec("base", (), self.base), plan.ValuesSpec("edges", (), PAIR)]
         whole = PhysicalPlan((*sources, self.node))
         made = build.make(self.node, whole, self.store, None)
         assert isinstance(made, Recursive)
@@ -156,12 +144,7 @@ def test_a_path_grows_and_breaks() -> None:
     assert flow.send(["+ 1 2", "+ 2 3"]) == ["+ 1 2", "+ 1 3", "+ 2 3"]
     assert flow.send(["+ 3 4"]) == ["+ 1 4", "+ 2 4", "+ 3 4"]
     assert flow.send(["- 2 3", "+ 1 3"]) == ["- 2 3", "- 2 4"]
-    assert flow.send(["- 1 2", "- 1 3", "- 3 4"]) == [
-        "- 1 2",
-        "- 1 3",
-        "- 1 4",
-        "- 3 4",
-    ]
+    assert flow.send(["- 1 2", "- 1 3", "- 3 4"]) == ["- 1 2", "- 1 3", "- 1 4", "- 3 4"]
     assert not any(flow.store.dump().values())
 
 
@@ -178,14 +161,7 @@ def test_a_longer_way_takes_over_when_the_short_one_goes() -> None:
     flow = Harness(closure(distinct=True))
     flow.send(["+ 1 2", "+ 2 3", "+ 3 4", "+ 1 4", "+ 4 5"])
     assert flow.send(["- 1 4"]) == []
-    assert flow.send(["- 2 3"]) == [
-        "- 1 3",
-        "- 1 4",
-        "- 1 5",
-        "- 2 3",
-        "- 2 4",
-        "- 2 5",
-    ]
+    assert flow.send(["- 2 3"]) == ["- 1 3", "- 1 4", "- 1 5", "- 2 3", "- 2 4", "- 2 5"]
 
 
 def test_union_all_counts_ways() -> None:
@@ -242,26 +218,16 @@ def test_rows_equal_but_not_alike_follow_the_least_of_the_first_iteration() -> N
 def test_no_expression_sees_rows_that_no_commit_showed() -> None:
     # 12 / (a - c) over walks a -> b -> c: never a = c at the end of a txid.
     fraction = native(
-        "/",
-        number(12),
-        native("-", Column(0, INT4), Column(4, INT4), oid=INT4),
-        oid=INT4,
+        "/", number(12), native("-", Column(0, INT4), Column(4, INT4), oid=INT4), oid=INT4
     )
     node = closure(distinct=True)
     work, join, last = node.step
-    sieve = plan.FilterSpec(
-        "s", "j", (native("<>", fraction, number(99)),), join.schema
-    )
+    sieve = plan.FilterSpec("s", "j", (native("<>", fraction, number(99)),), join.schema)
     step = (work, join, sieve, plan.MapSpec("m", "s", last.expressions, WORK))
     flow = Harness(plan.RecursiveSpec("r", "edges", ("edges",), step, True, 50, PAIR))
     flow.send(["+ 1 2", "+ 2 3"])
     # New edges back from 2 meet the old edge to it only within the txid.
-    assert flow.send(["+ 2 1", "- 1 2", "- 2 3"]) == [
-        "+ 2 1",
-        "- 1 2",
-        "- 1 3",
-        "- 2 3",
-    ]
+    assert flow.send(["+ 2 1", "- 1 2", "- 2 3"]) == ["+ 2 1", "- 1 2", "- 1 3", "- 2 3"]
 
 
 def test_bad_diffs_are_found() -> None:
@@ -270,9 +236,7 @@ def test_bad_diffs_are_found() -> None:
         flow.send(["- 1 2"])
 
 
-edges = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(-2, 2)), max_size=6
-)
+edges = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(-2, 2)), max_size=6)
 
 
 @examples(60)

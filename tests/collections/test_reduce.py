@@ -20,16 +20,7 @@ from headrace.postgres.settings import PINNED_SETTINGS
 from headrace.state.memory import MemoryStore
 from headrace.types import Field, diff_batch
 
-INT2, INT4, INT8, TEXT, BOOL, NUMERIC, FLOAT4, FLOAT8 = (
-    21,
-    23,
-    20,
-    25,
-    16,
-    1700,
-    700,
-    701,
-)
+INT2, INT4, INT8, TEXT, BOOL, NUMERIC, FLOAT4, FLOAT8 = (21, 23, 20, 25, 16, 1700, 700, 701)
 INTERVAL, MONEY, DATE, TIMESTAMPTZ = 1186, 790, 1082, 1184
 
 IN = (
@@ -77,9 +68,7 @@ def agg(function, column=None, *, result=None, where=None, distinct=False, sql="
     if result is None:
         result = resolve_aggregate(function, None if oid is None else TypeRef(oid)).oid
     mask = None if where is None else NAMES.index(where)
-    return plan.AggregateSpec(
-        function, argument, mask, Field("x", result), sql, distinct
-    )
+    return plan.AggregateSpec(function, argument, mask, Field("x", result), sql, distinct)
 
 
 def sql_of(a):
@@ -121,8 +110,7 @@ def node_of(keys, aggregates):
 
 def batch(rows):
     columns = [
-        text.parse(pa.array([r[i] for r, _ in rows], pa.string()), f.oid)
-        for i, f in enumerate(IN)
+        text.parse(pa.array([r[i] for r, _ in rows], pa.string()), f.oid) for i, f in enumerate(IN)
     ]
     return diff_batch(IN, columns, pa.array([w for _, w in rows], pa.int64()))
 
@@ -147,8 +135,7 @@ class Driver:
         weights = Counter()
         for out in self.reduce.time_end(self.txid):
             texts = [
-                text.render(c, f.oid)
-                for c, f in zip(out.columns, self.node.schema, strict=False)
+                text.render(c, f.oid) for c, f in zip(out.columns, self.node.schema, strict=False)
             ]
             rows = zip(*(c.to_pylist() for c in texts), strict=True)
             for row, weight in zip(rows, out.columns[-1].to_pylist(), strict=True):
@@ -229,9 +216,7 @@ def changes(rng, live, count, specials):
     return diffs
 
 
-@pytest.mark.parametrize(
-    "keys", [(0,), (), (7, 11), (4,)], ids=["k", "none", "t,b", "n"]
-)
+@pytest.mark.parametrize("keys", [(0,), (), (7, 11), (4,)], ids=["k", "none", "t,b", "n"])
 @pytest.mark.parametrize("seed", range(6))
 def test_equals_postgres_after_every_txid(postgres, keys, seed):
     rng = random.Random(seed)
@@ -281,10 +266,7 @@ def test_no_keys_have_one_row_before_any_input():
     assert driver.run() == {}
     driver.reopen()
     assert driver.run() == {}
-    assert driver.run([(row(i4="5"), 1)]) == {
-        ("0", None, None): -1,
-        ("1", "5", None): 1,
-    }
+    assert driver.run([(row(i4="5"), 1)]) == {("0", None, None): -1, ("1", "5", None): 1}
 
 
 def test_nothing_is_sent_when_nothing_changes():
@@ -292,9 +274,7 @@ def test_nothing_is_sent_when_nothing_changes():
     assert driver.run([(row(k="1", i4="5"), 1)]) == {("1", "5"): 1}
     assert driver.run([(row(k="1", i4="0"), 1)]) == {}
     assert driver.run([(row(k="2", i4="1"), 1)], [(row(k="2", i4="1"), -1)]) == {}
-    assert driver.run([(row(k="1", i4="5"), -1), (row(k="1", i4="0"), -1)]) == {
-        ("1", "5"): -1
-    }
+    assert driver.run([(row(k="1", i4="5"), -1), (row(k="1", i4="0"), -1)]) == {("1", "5"): -1}
 
 
 def test_groups_without_aggregates_are_distinct_keys():
@@ -323,10 +303,7 @@ def test_any_is_the_least_form_by_length_then_bytes():
 
 def test_single_is_the_value_of_the_only_row():
     driver = Driver(node_of((0,), [agg("single", "t")]))
-    assert driver.run([(row(k="1", t="a"), 1), (row(k="2"), 1)]) == {
-        ("1", "a"): 1,
-        ("2", None): 1,
-    }
+    assert driver.run([(row(k="1", t="a"), 1), (row(k="2"), 1)]) == {("1", "a"): 1, ("2", None): 1}
     # Two rows between the ends of transactions are no error.
     assert driver.run([(row(k="1", t="b"), 1)], [(row(k="1", t="a"), -1)]) == {
         ("1", "a"): -1,
@@ -339,10 +316,7 @@ def test_single_is_the_value_of_the_only_row():
 def test_single_of_no_row_is_null():
     driver = Driver(node_of((), [agg("single", "n"), agg("single", "t", where="b")]))
     assert driver.run() == {(None, None): 1}
-    assert driver.run([(row(n="1.0", t="x", b="f"), 1)]) == {
-        (None, None): -1,
-        ("1.0", None): 1,
-    }
+    assert driver.run([(row(n="1.0", t="x", b="f"), 1)]) == {(None, None): -1, ("1.0", None): 1}
 
 
 @pytest.mark.parametrize("extra", [{"t": "a"}, {"t": "b"}, {}])
@@ -367,9 +341,7 @@ def test_single_of_two_rows_is_an_error_of_the_row(extra):
         ("sum", "n", "9" + "0" * 131071),
     ],
 )
-def test_a_sum_out_of_range_fails_in_the_words_of_postgres(
-    function, column, value, postgres
-):
+def test_a_sum_out_of_range_fails_in_the_words_of_postgres(function, column, value, postgres):
     call = agg(function, column)
     driver = Driver(node_of((), [call]))
     kind = {"f8": "float8", "f4": "float4", "i8": "int8", "n": "numeric"}
@@ -393,21 +365,9 @@ def test_a_sum_out_of_range_fails_in_the_words_of_postgres(
     ("a", "first", "bad"),
     [
         (agg("count_star"), [], [(row(k="1"), -1)]),
-        (
-            agg("sum", "n"),
-            [(row(k="1"), 1)],
-            [(row(k="1", n="1"), -1), (row(k="1"), 1)],
-        ),
-        (
-            agg("sum", "n"),
-            [(row(k="1", n="1"), 2)],
-            [(row(k="1", n="1.0"), -1)],
-        ),
-        (
-            agg("max", "i4"),
-            [(row(k="1", i4="1"), 2)],
-            [(row(k="1", i4="2"), -1)],
-        ),
+        (agg("sum", "n"), [(row(k="1"), 1)], [(row(k="1", n="1"), -1), (row(k="1"), 1)]),
+        (agg("sum", "n"), [(row(k="1", n="1"), 2)], [(row(k="1", n="1.0"), -1)]),
+        (agg("max", "i4"), [(row(k="1", i4="1"), 2)], [(row(k="1", i4="2"), -1)]),
         (agg("sum", "i4"), [(row(k="1", i4="1"), 1)], [(row(k="1", i4="2"), -1)]),
     ],
 )
@@ -476,16 +436,12 @@ def test_rows_in_common(postgres):
         if step == 3:
             driver.reopen()
     kept = driver.store.dump()["r.values"]
-    shared = Counter(
-        (r[0], *(r[NAMES.index(n)] for n in ("i4", "t", "b"))) for r in live
-    )
+    shared = Counter((r[0], *(r[NAMES.index(n)] for n in ("i4", "t", "b"))) for r in live)
     firsts_of = [
         len([k for k in shared if k[2] is not None]),
         len([k for k in shared if k[1] is not None and k[3] == "t"]),
     ]
-    assert len(kept) == len(shared) + sum(firsts_of), (
-        "rows are kept once for all arrays"
-    )
+    assert len(kept) == len(shared) + sum(firsts_of), "rows are kept once for all arrays"
     driver.run([(row, -weight) for row, weight in live.items()])
     assert driver.out == Counter()
     assert not any(driver.store.dump().values())

@@ -51,9 +51,7 @@ CALLS = {
 
 def node(names, order=(UP,), frames=("",), keys=(0,)) -> plan.WindowSpec:
     calls = tuple(
-        plan.WindowCallSpec(
-            "", (), Field(name, CALLS[name][1]), True, CALLS[name][0], frame
-        )
+        plan.WindowCallSpec("", (), Field(name, CALLS[name][1]), True, CALLS[name][0], frame)
         for name, frame in zip(names, cycle(frames), strict=False)
     )
     schema = (*SCHEMA, *(c.result for c in calls))
@@ -222,9 +220,7 @@ def test_errors() -> None:
     made.apply(0, diffs(SCHEMA, "- 1 1 1 a t"))
     with pytest.raises(BugError, match="negative"):
         made.time_end(0)
-    big = plan.WindowCallSpec(
-        "", (), Field("s", INT8), True, plan.RunningSpec("sum", 0)
-    )
+    big = plan.WindowCallSpec("", (), Field("s", INT8), True, plan.RunningSpec("sum", 0))
     wide = (Field("k", INT4), Field("x", INT4))
     made = Running(plan.WindowSpec("w", "i", (), (), (big,), (*wide, big.result)), wide)
     made.open(MemoryStore())

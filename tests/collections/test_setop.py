@@ -87,9 +87,7 @@ def test_a_negative_weight_is_a_bug() -> None:
 
 
 ROWS = ("1 a", "1 b", ". .", "2 a")
-sides = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(-2, 3)), max_size=6
-)
+sides = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(-2, 3)), max_size=6)
 
 
 def wanted(kind: str, every: bool, left: Counter, right: Counter) -> Counter:
@@ -112,8 +110,7 @@ def test_equals_python_multisets_after_every_txid(kind, every, txids) -> None:
         for found, weight in made.txid(txid, rows, way).items():
             shown[" ".join("." if x is None else str(x) for x in found)] += weight
         left, right = (
-            Counter({row: w for (p, row), w in now.items() if p == port and w})
-            for port in (0, 1)
+            Counter({row: w for (p, row), w in now.items() if p == port and w}) for port in (0, 1)
         )
         assert not -shown
         assert +shown == wanted(kind, every, left, right)

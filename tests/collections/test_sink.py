@@ -27,12 +27,7 @@ def test_only_what_a_whole_txid_changed() -> None:
 def test_values_that_look_different_are_different() -> None:
     made = make()
     made.apply(0, diffs(SCHEMA, "- 1.0 0", "+ 1.00 0", "+ 1 0", "- 1 -0"))
-    assert lines(*made.time_end(1)) == [
-        "+ 1 0.0",
-        "+ 1.00 0.0",
-        "- 1 -0.0",
-        "- 1.0 0.0",
-    ]
+    assert lines(*made.time_end(1)) == ["+ 1 0.0", "+ 1.00 0.0", "- 1 -0.0", "- 1.0 0.0"]
 
 
 def test_nan_cancels() -> None:

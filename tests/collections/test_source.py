@@ -7,12 +7,7 @@ import pytest
 
 from headrace.collections.base import Diffed
 from headrace.collections.source import Source, load_batch, load_columns
-from headrace.errors import (
-    BugError,
-    DefiniteFailure,
-    StructureChanged,
-    UnsupportedError,
-)
+from headrace.errors import BugError, DefiniteFailure, StructureChanged, UnsupportedError
 from headrace.state.memory import MemoryStore
 from headrace.types import INT4, TEXT
 from tests.ledger import lines
@@ -44,10 +39,7 @@ def here(request) -> Table:
 
 def test_ops_become_diffs(here: Table) -> None:
     made, store = opened(here)
-    assert send(made, here, Op(INSERT, A), Op(INSERT, B)) == [
-        "+ 1 1 x 1.0",
-        "+ 2 2 y 2.0",
-    ]
+    assert send(made, here, Op(INSERT, A), Op(INSERT, B)) == ["+ 1 1 x 1.0", "+ 2 2 y 2.0"]
     new = ("1", None, "x", "1.0")
     assert send(made, here, Op(UPDATE, new, A)) == ["+ 1 . x 1.0", "- 1 1 x 1.0"]
     assert send(made, here, Op(DELETE, None, B), Op(DELETE, None, new)) == [
@@ -90,11 +82,7 @@ def test_keys_can_be_swapped(here: Table) -> None:
     parked = ("9", *A[1:])
     swapped_a, swapped_b = ("2", *A[1:]), ("1", *B[1:])
     assert send(
-        made,
-        here,
-        Op(UPDATE, parked, A),
-        Op(UPDATE, swapped_b, B),
-        Op(UPDATE, swapped_a, parked),
+        made, here, Op(UPDATE, parked, A), Op(UPDATE, swapped_b, B), Op(UPDATE, swapped_a, parked)
     ) == ["+ 1 2 y 2.0", "+ 2 1 x 1.0", "- 1 1 x 1.0", "- 2 2 y 2.0"]
     assert send(made, here, Op(DELETE, None, swapped_a)) == ["- 2 1 x 1.0"]
 
@@ -125,9 +113,7 @@ def test_unchanged_values_come_from_the_old_row(here: Table) -> None:
 def test_rows_that_nobody_wants_are_not_kept(here: Table) -> None:
     here.wanted = (native(">", col(1), number(1)),)
     made, store = opened(here)
-    assert send(made, here, Op(INSERT, A), Op(INSERT, B), Op(INSERT, C)) == [
-        "+ 2 2 y 2.0"
-    ]
+    assert send(made, here, Op(INSERT, A), Op(INSERT, B), Op(INSERT, C)) == ["+ 2 2 y 2.0"]
     assert len(store.dump()["s"]) == 1
     first = ("1", "5", "x", "1.0")
     assert send(made, here, Op(UPDATE, first, A)) == ["+ 1 5 x 1.0"]
@@ -153,10 +139,7 @@ def test_a_value_that_was_not_kept_stops_the_view() -> None:
     made, _ = opened(here)
     send(made, here, Op(INSERT, A), Op(INSERT, B))
     kept = ("2", "3", "y", "2.0")
-    assert send(made, here, Op(UPDATE, kept, B, frozenset({2}))) == [
-        "+ 2 3 y 2.0",
-        "- 2 2 y 2.0",
-    ]
+    assert send(made, here, Op(UPDATE, kept, B, frozenset({2}))) == ["+ 2 3 y 2.0", "- 2 2 y 2.0"]
     with pytest.raises(StructureChanged, match="not kept"):
         send(made, here, Op(UPDATE, ("1", "5", "x", "1.0"), A, frozenset({2})))
 
@@ -167,10 +150,7 @@ def test_an_unchanged_null_stays_null() -> None:
     row = ("1", "1", None, "1")
     send(made, here, Op(INSERT, row))
     new = ("1", "2", None, "1")
-    assert send(made, here, Op(UPDATE, new, row, frozenset({2}))) == [
-        "+ 1 2 . 1",
-        "- 1 1 . 1",
-    ]
+    assert send(made, here, Op(UPDATE, new, row, frozenset({2}))) == ["+ 1 2 . 1", "- 1 1 . 1"]
 
 
 def test_a_key_stored_apart_comes_with_the_old_key() -> None:
@@ -190,18 +170,14 @@ def test_truncate_takes_everything_before_it(here: Table) -> None:
         "- 1 1 x 1.0",
         "- 2 2 y 2.0",
     ]
-    assert send(made, here, Op(TRUNCATE), Op(TRUNCATE), Op(INSERT, late)) == [
-        "+ 1 7 late 7"
-    ]
+    assert send(made, here, Op(TRUNCATE), Op(TRUNCATE), Op(INSERT, late)) == ["+ 1 7 late 7"]
     assert len(store.dump()["s"]) == 1
 
 
 def test_equal_rows_are_kept_apart_by_weight() -> None:
     here = table(1, keyed=False)
     made, _ = opened(here)
-    assert send(made, here, Op(INSERT, A), Op(INSERT, A), Op(INSERT, A)) == [
-        "+3 1 1 x 1.0"
-    ]
+    assert send(made, here, Op(INSERT, A), Op(INSERT, A), Op(INSERT, A)) == ["+3 1 1 x 1.0"]
     assert send(made, here, Op(DELETE, None, A)) == ["- 1 1 x 1.0"]
     assert send(made, here, Op(TRUNCATE)) == ["-2 1 1 x 1.0"]
 
@@ -211,10 +187,7 @@ def test_the_key_need_not_be_read() -> None:
     made, _ = opened(here)
     assert [c.name for c in load_columns(here.source("s"))] == ["v", "id"]
     here.rows = [A, B]
-    assert lines(*made.apply(0, load_batch(here.source("s"), here.load()))) == [
-        "+ x",
-        "+ y",
-    ]
+    assert lines(*made.apply(0, load_batch(here.source("s"), here.load()))) == ["+ x", "+ y"]
     assert send(made, here, Op(UPDATE, ("1", "8", "x", "9"), A)) == []
     assert send(made, here, Op(UPDATE, ("7", "1", "q", "1"), A)) == ["+ q", "- x"]
     assert send(made, here, Op(DELETE, None, ("7", "1", "q", "1"))) == ["- q"]
@@ -290,10 +263,7 @@ def test_a_key_of_two_columns() -> None:
     here = Table(1, (("a", INT4), ("b", TEXT), ("c", INT4)), (1, 0))
     made, _ = opened(here)
     send(made, here, Op(INSERT, ("1", "x", "1")), Op(INSERT, ("1", "y", "2")))
-    assert send(made, here, Op(UPDATE, ("2", "x", "5"), ("1", "x", "1"))) == [
-        "+ 2 x 5",
-        "- 1 x 1",
-    ]
+    assert send(made, here, Op(UPDATE, ("2", "x", "5"), ("1", "x", "1"))) == ["+ 2 x 5", "- 1 x 1"]
 
 
 def test_rows_without_any_column_cannot_be_loaded() -> None:

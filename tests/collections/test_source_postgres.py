@@ -108,9 +108,7 @@ def random_statement(rng: random.Random, name: str) -> str:
 @pytest.mark.parametrize("wanted", [False, True], ids=["all", "wanted"])
 @pytest.mark.parametrize("identity", ["key", "full"])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_follows_a_table(
-    database: str, identity: str, seed: int, wanted: bool
-) -> None:
+def test_it_follows_a_table(database: str, identity: str, seed: int, wanted: bool) -> None:
     rng = random.Random(seed)
     with psycopg.connect(database, autocommit=True) as conn:
         for name, value in PINNED_SETTINGS.items():
@@ -124,9 +122,7 @@ def test_it_follows_a_table(
             conn.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
         conn.execute(f"CREATE PUBLICATION p FOR TABLE {name}")
         slot = f"c_source_{identity}_{seed}_{wanted}".lower()
-        conn.execute(
-            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,)
-        )
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
         try:
             follow(conn, describe(conn, name, wanted=wanted), slot, rng)
         finally:

@@ -46,28 +46,16 @@ def comparisons() -> tuple[plan.TimeTestSpec, ...]:
         return call("case", call("<", now, at(TURN)), now, at(BACK))
 
     def era(now: Expr) -> Expr:
-        return call(
-            "case", call("<", now, at(TURN)), Literal("1", INT4), Literal("2", INT4)
-        )
+        return call("case", call("<", now, at(TURN)), Literal("1", INT4), Literal("2", INT4))
 
     now, alone = Column(3, TIMESTAMPTZ), Column(0, TIMESTAMPTZ)
     return (
+        plan.TimeTestSpec(call("<", now, later), ts, alone, TIMESTAMPTZ, -SHIFT, slack=0),
         plan.TimeTestSpec(
-            call("<", now, later), ts, alone, TIMESTAMPTZ, -SHIFT, slack=0
+            call("<", ts, back(now)), ts, back(alone), TIMESTAMPTZ, slack=TURN - 1 - BACK
         ),
-        plan.TimeTestSpec(
-            call("<", ts, back(now)),
-            ts,
-            back(alone),
-            TIMESTAMPTZ,
-            slack=TURN - 1 - BACK,
-        ),
-        plan.TimeTestSpec(
-            call("=", k, era(now)), k, era(alone), INT4, ordered=False, ranged=False
-        ),
-        plan.TimeTestSpec(
-            call("<>", ts, back(now)), ts, back(alone), TIMESTAMPTZ, ranged=False
-        ),
+        plan.TimeTestSpec(call("=", k, era(now)), k, era(alone), INT4, ordered=False, ranged=False),
+        plan.TimeTestSpec(call("<>", ts, back(now)), ts, back(alone), TIMESTAMPTZ, ranged=False),
     )
 
 
@@ -115,8 +103,7 @@ INSTANTS = sorted(
     {edge + d for edge in (1 << 22, BACK, 5 << 21, TURN, 11 << 22) for d in (-1, 0, 1)}
 )
 rows = st.tuples(
-    st.sampled_from([*INSTANTS, None, INFINITY, -INFINITY - 1]),
-    st.sampled_from([1, 2, 3, None]),
+    st.sampled_from([*INSTANTS, None, INFINITY, -INFINITY - 1]), st.sampled_from([1, 2, 3, None])
 )
 steps = st.lists(
     st.tuples(
@@ -193,10 +180,7 @@ def test_rows_that_can_change_no_more_are_not_kept() -> None:
         return len(store.dump()["t"])
 
     def send(made: Temporal, instant: int, changes: dict[int, int]) -> int:
-        columns = [
-            pa.array(list(changes), pa.int64()),
-            pa.array([1] * len(changes), pa.int32()),
-        ]
+        columns = [pa.array(list(changes), pa.int64()), pa.array([1] * len(changes), pa.int32())]
         weights = pa.array(list(changes.values()), pa.int64())
         made.instant = instant
         assert made.apply(0, diff_batch(IN[:2], columns, weights)) == []
@@ -224,9 +208,7 @@ def test_time_never_goes_back() -> None:
     made.instant = BACK
     take(made, 1, shown)
     assert made.now == TURN
-    assert +shown == Counter(
-        {(TURN - 1, 2, after(TURN - 1), *wanted(TURN - 1, 2, TURN)): 1}
-    )
+    assert +shown == Counter({(TURN - 1, 2, after(TURN - 1), *wanted(TURN - 1, 2, TURN)): 1})
     assert made.crossing(BACK) == 0
 
 

@@ -56,11 +56,7 @@ class Ranks:
         descending = item.operator == DOWN
         ranks = []
         for value, group in zip(values, partitions.tolist(), strict=True):
-            mine = {
-                v
-                for v, g in zip(values, partitions.tolist(), strict=True)
-                if g == group
-            }
+            mine = {v for v, g in zip(values, partitions.tolist(), strict=True) if g == group}
             known = sorted((v for v in mine if v is not None), reverse=descending)
             nulls = [None] if None in mine else []
             ordered = [*nulls, *known] if item.nulls_first else [*known, *nulls]
@@ -72,14 +68,8 @@ NUMBERS = (Field("n", NUMERIC),)
 
 
 def test_equal_values_that_look_different_e30() -> None:
-    made, store = make(
-        plan.TopKSpec("t", "i", (), (key(0, desc=True),), 3, 0, False, NUMBERS)
-    )
-    assert send(made, 0, "+ 0.970", "+ 2.45", "+ 0.97", "+ 1.45") == [
-        "+ 0.97",
-        "+ 1.45",
-        "+ 2.45",
-    ]
+    made, store = make(plan.TopKSpec("t", "i", (), (key(0, desc=True),), 3, 0, False, NUMBERS))
+    assert send(made, 0, "+ 0.970", "+ 2.45", "+ 0.97", "+ 1.45") == ["+ 0.97", "+ 1.45", "+ 2.45"]
     assert send(made, 1, "+ 1.97") == ["+ 1.97", "- 0.97"]
     assert send(made, 2, "- 0.97") == []
     assert send(made, 3, "- 2.45", "- 1.97") == ["+ 0.970", "- 1.97", "- 2.45"]
@@ -90,9 +80,7 @@ def test_equal_values_that_look_different_e30() -> None:
 
 def test_zeros_and_nulls() -> None:
     schema = (Field("f", FLOAT8),)
-    made, _ = make(
-        plan.TopKSpec("t", "i", (), (key(0, first=True),), 2, 0, True, schema)
-    )
+    made, _ = make(plan.TopKSpec("t", "i", (), (key(0, first=True),), 2, 0, True, schema))
     assert send(made, 0, "+ 0", "+ -0", "+ 1") == ["+ -0.0", "+ 0.0"]
     assert send(made, 1, "+ .") == ["+ ."]
     assert send(made, 2, "- -0") == ["- -0.0"]
@@ -164,13 +152,7 @@ def test_equals_the_reference(txids, keys, limit, offset, ties, flags, native) -
     ties = ties and limit is not None
     node = plan.TopKSpec("t", "i", keys, (item,), limit, offset, ties, SCHEMA)
     table = Table(1, (("g", INT4), ("n", NUMERIC), ("v", TEXT)), ())
-    physical = plan.PhysicalPlan(
-        (
-            table.source("i"),
-            node,
-            plan.SinkSpec("s", "t", SCHEMA),
-        )
-    )
+    physical = plan.PhysicalPlan((table.source("i"), node, plan.SinkSpec("s", "t", SCHEMA)))
     made = Disturbed(lambda: TopK(node, SCHEMA, Ranks()), SCHEMA)
     now: Counter = Counter()
     shown: Counter = Counter()

@@ -44,9 +44,7 @@ def remote(postgres):
 def node(keys=(0,), order=ORDER, frames=("",), calls=CALLS) -> plan.WindowSpec:
     made = tuple(
         plan.WindowCallSpec(sql, args, Field(f"c{i}", oid), frame=frame)
-        for (i, (sql, args, oid)), frame in zip(
-            enumerate(calls), cycle(frames), strict=False
-        )
+        for (i, (sql, args, oid)), frame in zip(enumerate(calls), cycle(frames), strict=False)
     )
     schema = (*SCHEMA, *(c.result for c in made))
     return plan.WindowSpec("w", "i", keys, order, made, schema)
@@ -81,9 +79,7 @@ def expected(dsn: str, now: Counter, spec: plan.WindowSpec) -> Counter:
     return Counter(tuple(None if x is None else str(x) for x in row) for row in found)
 
 
-@pytest.mark.parametrize(
-    "frames", [(LAST_TWO,), ("", LAST_TWO, FROM_HERE), (FROM_HERE, LAST_TWO)]
-)
+@pytest.mark.parametrize("frames", [(LAST_TWO,), ("", LAST_TWO, FROM_HERE), (FROM_HERE, LAST_TWO)])
 @pytest.mark.parametrize("seed", range(3))
 def test_partitions_follow_random_changes(postgres, remote, frames, seed) -> None:
     rng = random.Random(seed)
@@ -126,10 +122,7 @@ def test_several_partitions_and_statements(remote, monkeypatch) -> None:
     monkeypatch.setattr(windows, "ROWS_PER_STATEMENT_MAX", 3)
     count = (("pg_catalog.count(*)", (), INT8),)
     made, _ = make(node(order=(), calls=count), remote)
-    made.apply(
-        0,
-        diffs(SCHEMA, "+ 1 1 . a", "+ 1 2 . a", "+2 2 . . .", "+ . . . .", "+ 3 1 . b"),
-    )
+    made.apply(0, diffs(SCHEMA, "+ 1 1 . a", "+ 1 2 . a", "+2 2 . . .", "+ . . . .", "+ 3 1 . b"))
     assert lines(*made.time_end(0)) == [
         "+ . . . . 1",
         "+ 1 1 . a 2",

@@ -17,8 +17,7 @@ import pytest
 
 FOLDER = Path(
     os.environ.get(
-        "HEADRACE_CONFORMANCE",
-        Path(__file__).resolve().parents[3] / "shared" / "conformance",
+        "HEADRACE_CONFORMANCE", Path(__file__).resolve().parents[3] / "shared" / "conformance"
     )
 )
 # What passes today: fewer is a step back, more is to be written here.
@@ -29,8 +28,7 @@ TIES = {"nexmark-45ad8cea"}
 DEFECTS = ("wrong", "inconsistent", "crash", "refused_late", "timeout")
 
 pytestmark = pytest.mark.skipif(
-    not (FOLDER / "run_conformance.py").exists(),
-    reason="the conformance corpus is not here",
+    not (FOLDER / "run_conformance.py").exists(), reason="the conformance corpus is not here"
 )
 
 
@@ -52,8 +50,7 @@ def assert_no_defect(results: list[dict]) -> collections.Counter:
     counts = collections.Counter(r["status"] for r in results)
     bad = [r for r in results if r["status"] in DEFECTS and r["id"] not in TIES]
     text = "\n".join(
-        f"{r['status']} {r['id']}: {r['query'][:200]}\n  {r['detail'][:300]}"
-        for r in bad[:10]
+        f"{r['status']} {r['id']}: {r['query'][:200]}\n  {r['detail'][:300]}" for r in bad[:10]
     )
     assert not bad, f"{counts}\n{text}"
     return counts

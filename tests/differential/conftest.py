@@ -17,9 +17,7 @@ from tests.databases import Databases
 
 @pytest.fixture(scope="package")
 def running_engine(
-    databases: Databases,
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[EmbeddedEngine]:
     with started(databases, tmp_path_factory, request.node) as engine:
         yield engine
@@ -32,9 +30,7 @@ def engine(shared_engine: EmbeddedEngine) -> EmbeddedEngine:
 
 @pytest.fixture
 def source(engine: EmbeddedEngine) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(
-        engine.source, autocommit=True, prepare_threshold=None
-    ) as conn:
+    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as conn:
         conn.execute("SET timezone = 'UTC'")
         conn.execute("SET extra_float_digits = 1")
         yield conn

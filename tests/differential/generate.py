@@ -19,33 +19,14 @@ POOLS: dict[str, tuple[str, list[str]]] = {
     "big": ("bigint", ["0", "1", "2", "9007199254740993", "-3", "4000000000"]),
     "text": (
         "text",
-        [
-            "''",
-            "'a'",
-            "'b'",
-            "'A'",
-            "'abc'",
-            "'ä'",
-            "'a b'",
-            "E'x\\ty'",
-            "'%_'",
-            "'zz'",
-        ],
+        ["''", "'a'", "'b'", "'A'", "'abc'", "'ä'", "'a b'", "E'x\\ty'", "'%_'", "'zz'"],
     ),
     "vchar": ("varchar(8)", ["''", "'a'", "'b'", "'abc'", "'q\"x'"]),
     "char": ("char(3)", ["'a'", "'b'", "'abc'", "''"]),
     "money2": ("numeric(10,2)", ["0", "1.50", "-2.25", "99999999.99", "0.01", "3"]),
     "num": (
         "numeric",
-        [
-            "0",
-            "1",
-            "1.0",
-            "1.00",
-            "-0.5",
-            "123456789012345678901234567890.5",
-            "0.000001",
-        ],
+        ["0", "1", "1.0", "1.00", "-0.5", "123456789012345678901234567890.5", "0.000001"],
     ),
     "double": (
         "double precision",
@@ -54,40 +35,21 @@ POOLS: dict[str, tuple[str, list[str]]] = {
     "bool": ("boolean", ["true", "false"]),
     "date": (
         "date",
-        [
-            "'2024-01-31'",
-            "'2024-02-29'",
-            "'1999-12-31'",
-            "'infinity'",
-            "'0044-03-15 BC'",
-        ],
+        ["'2024-01-31'", "'2024-02-29'", "'1999-12-31'", "'infinity'", "'0044-03-15 BC'"],
     ),
     "stamp": (
         "timestamp",
-        [
-            "'2024-01-31 10:00'",
-            "'2024-01-31 10:00:00.5'",
-            "'1969-12-31 23:59:59.999999'",
-        ],
+        ["'2024-01-31 10:00'", "'2024-01-31 10:00:00.5'", "'1969-12-31 23:59:59.999999'"],
     ),
-    "stamptz": (
-        "timestamptz",
-        ["'2024-01-31 10:00+00'", "'2024-07-01 00:00+02'", "'-infinity'"],
-    ),
+    "stamptz": ("timestamptz", ["'2024-01-31 10:00+00'", "'2024-07-01 00:00+02'", "'-infinity'"]),
     "uuid": (
         "uuid",
-        [
-            "'00000000-0000-0000-0000-000000000001'",
-            "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'",
-        ],
+        ["'00000000-0000-0000-0000-000000000001'", "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'"],
     ),
     "bytea": ("bytea", ["'\\x'", "'\\x00ff'", "'\\x6162'"]),
     "json": ("jsonb", ["'{}'", "'{\"a\": 1}'", "'[1, 2.50, null]'", "'\"s\"'"]),
     "time": ("time", ["'00:00'", "'24:00'", "'10:30:00.000001'"]),
-    "timetz": (
-        "timetz",
-        ["'10:00+00'", "'12:00+02'", "'23:59:59.5-08:30'", "'24:00+00'"],
-    ),
+    "timetz": ("timetz", ["'10:00+00'", "'12:00+02'", "'23:59:59.5-08:30'", "'24:00+00'"]),
     "span": (
         "interval",
         ["'1 mon'", "'2 days'", "'03:00'", "'-1 day -00:00:01'", "'1 year 5 days'"],
@@ -202,11 +164,7 @@ class Table:
             ]
             leaves = [f"{self.name}_{i}" for i in range(2)]
         if self.form == "deep":
-            out[2] += (
-                " PARTITION BY RANGE (n)"
-                if not self.key
-                else f" PARTITION BY HASH ({by})"
-            )
+            out[2] += " PARTITION BY RANGE (n)" if not self.key else f" PARTITION BY HASH ({by})"
             bounds = (
                 ("DEFAULT",)
                 if not self.key
@@ -292,11 +250,7 @@ class Generator:
                 if c == "id":
                     self._next_id += 1
                     values.append(
-                        str(
-                            self._next_id
-                            if self.rng.random() < 0.6
-                            else self.rng.randint(1, 40)
-                        )
+                        str(self._next_id if self.rng.random() < 0.6 else self.rng.randint(1, 40))
                     )
                 else:
                     values.append(self._literal(k, 0.0 if c in t.key else 0.15))
@@ -323,21 +277,15 @@ class Generator:
                     f"WHERE n = {n} OR k = {rng.randint(0, 4)}"
                 )
             elif kind < 0.70 and t.key:
-                out.append(
-                    f"UPDATE {t.name} SET id = id + 5000 WHERE n = {n} AND id < 5000"
-                )
+                out.append(f"UPDATE {t.name} SET id = id + 5000 WHERE n = {n} AND id < 5000")
             elif kind < 0.88:
-                out.append(
-                    f"DELETE FROM {t.name} WHERE k = {rng.randint(0, 7)} AND n IS NOT NULL"
-                )
+                out.append(f"DELETE FROM {t.name} WHERE k = {rng.randint(0, 7)} AND n IS NOT NULL")
             elif kind < 0.91:
                 out.append(f"TRUNCATE {t.base}")
             elif kind < 0.94:
                 out.append(f"DELETE FROM {t.name}")
             else:
-                out.append(
-                    f"SAVEPOINT s; {self.insert(t, 2)}; ROLLBACK TO s; {self.insert(t, 1)}"
-                )
+                out.append(f"SAVEPOINT s; {self.insert(t, 2)}; ROLLBACK TO s; {self.insert(t, 1)}")
         return out
 
     # ---- queries
@@ -406,21 +354,12 @@ class Generator:
         if roll < 0.76 and texts:
             a = rng.choice(texts)[0]
             f = rng.choice(
-                [
-                    "upper({})",
-                    "length({})",
-                    "({} || '!')",
-                    "substr({}, 2, 2)",
-                    "coalesce({}, '?')",
-                ]
+                ["upper({})", "length({})", "({} || '!')", "substr({}, 2, 2)", "coalesce({}, '?')"]
             )
             return f.format(a), "int" if f.startswith("length") else "text"
         if roll < 0.84 and ints:
             a = rng.choice(ints)[0]
-            return (
-                f"CASE WHEN {self.predicate(scope)} THEN {a} ELSE -{a}::int END",
-                "int",
-            )
+            return (f"CASE WHEN {self.predicate(scope)} THEN {a} ELSE -{a}::int END", "int")
         if roll < 0.9:
             return (
                 f"coalesce({column}, ({rng.choice(POOLS[kind][1])})::{POOLS[kind][0]})",
@@ -429,10 +368,7 @@ class Generator:
         if roll < 0.97:
             return self.function(scope)
         if scope.of(["date"]):
-            return (
-                f"extract(year FROM {rng.choice(scope.of(['date']))[0]})::text",
-                "text",
-            )
+            return (f"extract(year FROM {rng.choice(scope.of(['date']))[0]})::text", "text")
         return f"({column} IS NULL)", "bool"
 
     def function(self, scope: Scope) -> tuple[str, str]:
@@ -476,9 +412,7 @@ class Generator:
     def aggregate(self, scope: Scope) -> tuple[str, str]:
         rng = self.rng
         roll = rng.random()
-        suffix = (
-            f" FILTER (WHERE {self.predicate(scope)})" if rng.random() < 0.25 else ""
-        )
+        suffix = f" FILTER (WHERE {self.predicate(scope)})" if rng.random() < 0.25 else ""
         numbers, ordered = scope.of(NUMERIC), scope.of(ORDERED)
         if roll < 0.25:
             return f"count(*){suffix}", "big"
@@ -498,10 +432,7 @@ class Generator:
         rng = self.rng
         scope = self.scope()
         keys = [
-            c
-            for c, _ in rng.sample(
-                scope.of(KEYS), min(rng.randint(0, 2), len(scope.of(KEYS)))
-            )
+            c for c, _ in rng.sample(scope.of(KEYS), min(rng.randint(0, 2), len(scope.of(KEYS))))
         ]
         if keys and rng.random() < 0.2:
             keys[0] = f"({keys[0]} IS NULL)"
@@ -513,9 +444,7 @@ class Generator:
         if keys:
             sql += f" GROUP BY {', '.join(keys)}"
         if rng.random() < 0.25:
-            sql += (
-                f" HAVING count(*) {rng.choice(['>', '<=', '<>'])} {rng.randint(0, 3)}"
-            )
+            sql += f" HAVING count(*) {rng.choice(['>', '<=', '<>'])} {rng.randint(0, 3)}"
         return sql
 
     def _flat(self, fixed: list[tuple[str, str]] | None = None) -> str:
@@ -540,9 +469,7 @@ class Generator:
                 self.rng.choice(ints)[0] + "::bigint AS o0",
                 f"{self.rng.choice(ints)[0]}::text AS o1",
             ]
-            arms.append(
-                f"SELECT {', '.join(items)} FROM {scope.sql} WHERE {self.predicate(scope)}"
-            )
+            arms.append(f"SELECT {', '.join(items)} FROM {scope.sql} WHERE {self.predicate(scope)}")
         return " UNION ALL ".join(arms)
 
     def query(self) -> str:

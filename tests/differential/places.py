@@ -125,9 +125,7 @@ class Places:
         shown = f"({call}{filtered})"
         if call.startswith("bool"):
             shown += "::int"
-        having = (
-            f" HAVING {self._outer}.x < count(*)" if self._rng.random() < 0.3 else ""
-        )
+        having = f" HAVING {self._outer}.x < count(*)" if self._rng.random() < 0.3 else ""
         return f"SELECT {shown} AS z {self._from()}{having}"
 
     def _ordered(self) -> str:
@@ -144,17 +142,11 @@ class Places:
 
     def _grouped(self) -> str:
         value, b = self.value(), self._inner
-        keys = self._rng.choice(
-            ("{}", "{}", "{}, x", "ROLLUP ({})", "GROUPING SETS (({}), ())")
-        )
+        keys = self._rng.choice(("{}", "{}", "{}, x", "ROLLUP ({})", "GROUPING SETS (({}), ())"))
         shown = self._rng.choice(("k", "count(*)", "sum(y)", "max(k) + count(*)"))
-        having = (
-            f" HAVING count(*) > {self._outer}.y" if self._rng.random() < 0.3 else ""
-        )
+        having = f" HAVING count(*) > {self._outer}.y" if self._rng.random() < 0.3 else ""
         rows = f"SELECT {value} AS k, {b}.x, {b}.y {self._from()}"
-        return (
-            f"SELECT {shown} AS z FROM ({rows}) g GROUP BY {keys.format('k')}{having}"
-        )
+        return f"SELECT {shown} AS z FROM ({rows}) g GROUP BY {keys.format('k')}{having}"
 
     def _limited(self) -> str:
         a = self._outer
@@ -169,9 +161,7 @@ class Places:
         if self._rng.random() < 0.3:
             return f"SELECT DISTINCT {value} AS z {self._from()}"
         order = f"ORDER BY {value}, {self._inner}.id DESC"
-        return (
-            f"SELECT DISTINCT ON ({value}) {self.value()} AS z {self._from()} {order}"
-        )
+        return f"SELECT DISTINCT ON ({value}) {self.value()} AS z {self._from()} {order}"
 
     def _combined(self) -> str:
         word = self._rng.choice(("UNION", "UNION ALL", "EXCEPT", "INTERSECT ALL"))

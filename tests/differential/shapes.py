@@ -26,9 +26,7 @@ Column = tuple[str, str]
 
 STORED = ["int", "small", "big", "text", "vchar", "money2", "bool", "date", "stamp", "uuid",
           "json", "ints"]  # fmt: skip
-SHOWN = frozenset(
-    ("int", "small", "big", "text", "vchar", "money2", "bool", "uuid", "json")
-)
+SHOWN = frozenset(("int", "small", "big", "text", "vchar", "money2", "bool", "uuid", "json"))
 """Kinds whose texts tell them apart, whatever the settings."""
 LOOSE = frozenset(("num", "double"))
 """Kinds whose equal values may look different."""
@@ -65,10 +63,7 @@ class Shapes(Generator):
         return out
 
     def ddl(self) -> list[str]:
-        return [
-            *super().ddl(),
-            *(f"CREATE VIEW {name} AS {sql}" for name, sql, _ in self.views()),
-        ]
+        return [*super().ddl(), *(f"CREATE VIEW {name} AS {sql}" for name, sql, _ in self.views())]
 
     def shape(
         self, number: int, results: Sequence[tuple[str, list[str]]] = ()
@@ -144,17 +139,10 @@ class Query:
         return self.pick(*forms)(depth, outer, want)
 
     def items(
-        self,
-        depth: int,
-        columns: list[Column],
-        outer: list[Column],
-        want: list[str] | None,
+        self, depth: int, columns: list[Column], outer: list[Column], want: list[str] | None
     ) -> list[Column]:
         if want is None:
-            return [
-                self.scalar(depth, columns, outer)
-                for _ in range(self.rng.randint(1, 4))
-            ]
+            return [self.scalar(depth, columns, outer) for _ in range(self.rng.randint(1, 4))]
         out = []
         for kind in want:
             fit = self.of(columns, kind)
@@ -177,9 +165,7 @@ class Query:
         sql = f"SELECT {word}{named(items)} FROM {source}"
         return sql + self.where(depth, columns, outer, 0.6), kinds(items)
 
-    def where(
-        self, depth: int, columns: list[Column], outer: list[Column], chance: float
-    ) -> str:
+    def where(self, depth: int, columns: list[Column], outer: list[Column], chance: float) -> str:
         parts = []
         if outer and self.maybe(0.7):
             link = self.link(columns, outer)
@@ -242,9 +228,7 @@ class Query:
     ) -> tuple[str, list[str]]:
         source, columns = self.source(depth, outer)
         keys = self.some([c for c in columns if c[1] not in LOOSE], 0, 2)
-        aggregates = [
-            self.aggregate(depth, columns) for _ in range(self.rng.randint(1, 3))
-        ]
+        aggregates = [self.aggregate(depth, columns) for _ in range(self.rng.randint(1, 3))]
         having = ""
         if self.maybe(0.25):
             test = self.rng.choice(
@@ -257,9 +241,7 @@ class Query:
         items = [*keys, *aggregates]
         if self.maybe(0.12):
             # A window over what the groups are.
-            items.append(
-                (f"rank() OVER (ORDER BY {self.direction('count(*)')})", "big")
-            )
+            items.append((f"rank() OVER (ORDER BY {self.direction('count(*)')})", "big"))
         by = ""
         if keys:
             names = [c for c, _ in keys]
@@ -319,11 +301,7 @@ class Query:
         if self.maybe(0.7):
             return f" GROUP BY {plain}"
         items.append((f"GROUPING({plain})", "int"))
-        sets = [
-            f"ROLLUP ({plain})",
-            f"CUBE ({plain})",
-            f"GROUPING SETS (({plain}), ())",
-        ]
+        sets = [f"ROLLUP ({plain})", f"CUBE ({plain})", f"GROUPING SETS (({plain}), ())"]
         if len(names) > 1:
             one, two = names[:2]
             sets += [
@@ -391,9 +369,7 @@ class Query:
         sql = f"SELECT {named([*columns, *calls])} FROM ({inner}) {name}"
         return sql, kinds([*columns, *calls])
 
-    def window(
-        self, columns: list[Column], sharp: list[Column], *, peers: bool = False
-    ) -> Column:
+    def window(self, columns: list[Column], sharp: list[Column], *, peers: bool = False) -> Column:
         """A call; ``peers``: one that is the same for rows equal in its order."""
         rng = self.rng
         parts = [c for c, _ in self.some(sharp, 0, 1)] if self.maybe(0.6) else []
@@ -435,12 +411,7 @@ class Query:
                  kind if kind in COMPARED else "big"),
             ]
         )  # fmt: skip
-        ranked = call.split("(")[0] in (
-            "rank",
-            "dense_rank",
-            "percent_rank",
-            "cume_dist",
-        )
+        ranked = call.split("(")[0] in ("rank", "dense_rank", "percent_rank", "cume_dist")
         if not ranked and self.maybe(0.3):
             return f"{call} OVER ({by.strip()})", kind_out
         frame = "" if ranked else self.frame(["GROUPS"], kind)
@@ -501,9 +472,7 @@ class Query:
         name, seed = f"r{self.alias()}", self.rng.choice(self.tables)
         step = self.rng.choice(self.tables)
         word = self.rng.choice(["UNION", "UNION ALL"])
-        wheres = self.where(
-            0, [(f"s.{c}", k) for c, k in seed.columns.items()], [], 0.5
-        )
+        wheres = self.where(0, [(f"s.{c}", k) for c, k in seed.columns.items()], [], 0.5)
         if self.maybe(0.5):
             sql = (
                 f"WITH RECURSIVE {name}(c0, c1) AS (SELECT s.k::bigint, s.n::bigint FROM {seed.name} s{wheres}"
@@ -533,15 +502,11 @@ class Query:
         name = self.alias()
         if self.shared and self.maybe(0.6):
             shared, shown = self.rng.choice(self.shared)
-            return f"{shared} {name}", [
-                (f"{name}.c{i}", k) for i, k in enumerate(shown)
-            ]
+            return f"{shared} {name}", [(f"{name}.c{i}", k) for i, k in enumerate(shown)]
         roll = self.rng.random()
         if depth > 0 and roll < 0.3:
             inner, shown = self.block(depth - 1, [])
-            return f"({inner}) {name}", [
-                (f"{name}.c{i}", k) for i, k in enumerate(shown)
-            ]
+            return f"({inner}) {name}", [(f"{name}.c{i}", k) for i, k in enumerate(shown)]
         if roll < 0.35:
             rows = ", ".join(
                 f"({self.literal('int')}, {self.literal('text')})"
@@ -555,9 +520,7 @@ class Query:
             view, shown = self.rng.choice([*self.own, *self.results[-4:]])
             return f"{view} {name}", [(f"{name}.c{i}", k) for i, k in enumerate(shown)]
         table = self.rng.choice(self.tables)
-        return f"{table.name} {name}", [
-            (f"{name}.{c}", k) for c, k in table.columns.items()
-        ]
+        return f"{table.name} {name}", [(f"{name}.{c}", k) for c, k in table.columns.items()]
 
     def joined(
         self, depth: int, sql: str, left: list[Column], outer: list[Column]
@@ -565,9 +528,7 @@ class Query:
         if self.maybe(0.25):
             return self.lateral(depth, sql, left, outer)
         right_sql, right = self.item(depth, outer)
-        kind = self.pick(
-            (4, "JOIN"), (3, "LEFT JOIN"), (1, "RIGHT JOIN"), (1.5, "FULL JOIN")
-        )
+        kind = self.pick((4, "JOIN"), (3, "LEFT JOIN"), (1, "RIGHT JOIN"), (1.5, "FULL JOIN"))
         link = self.link(right, left, equal=kind == "FULL JOIN")
         if link is None:
             return f"{sql} CROSS JOIN {right_sql}", left + right
@@ -585,9 +546,7 @@ class Query:
         texts, jsons = self.of(left, "text"), self.of(left, "json")
         calls: list[tuple[str, str, list[Column]]] = []
         if arrays:
-            calls.append(
-                (f"unnest({self.rng.choice(arrays)})", "(u)", [(f"{name}.u", "int")])
-            )
+            calls.append((f"unnest({self.rng.choice(arrays)})", "(u)", [(f"{name}.u", "int")]))
             calls.append(
                 (
                     f"unnest({self.rng.choice(arrays)}) WITH ORDINALITY",
@@ -629,9 +588,7 @@ class Query:
             end = f" ON {self.predicate(0, left + columns, [])}"
         return f"{sql} {word} ({inner}) {name}{end}", left + columns
 
-    def link(
-        self, some: list[Column], others: list[Column], *, equal: bool = False
-    ) -> str | None:
+    def link(self, some: list[Column], others: list[Column], *, equal: bool = False) -> str | None:
         pairs = [
             (a, b)
             for a, ka in some
@@ -644,9 +601,7 @@ class Query:
         if equal or self.maybe(0.8):
             out = f"{a} = {b}"
         else:
-            out = (
-                f"{a} {self.rng.choice(['<', '>=', '<>', 'IS NOT DISTINCT FROM'])} {b}"
-            )
+            out = f"{a} {self.rng.choice(['<', '>=', '<>', 'IS NOT DISTINCT FROM'])} {b}"
         if self.maybe(0.15):
             a, b = self.rng.choice(pairs)
             out += f" AND {a} = {b}"
@@ -669,12 +624,7 @@ class Query:
         ]
         if kind in POOLS:
             out.append((f"coalesce({column}, {self.literal(kind)})", kind))
-            out.append(
-                (
-                    f"CASE WHEN {self.predicate(0, everything, [])} THEN {column} END",
-                    kind,
-                )
-            )
+            out.append((f"CASE WHEN {self.predicate(0, everything, [])} THEN {column} END", kind))
         if kind in COMPARED:
             out.append((f"greatest({column}, {self.literal(kind)})", kind))
             out.append((f"nullif({column}, {self.literal(kind)})", kind))
@@ -724,11 +674,7 @@ class Query:
         if roll < 0.8:
             return f"({plain} ORDER BY 1 LIMIT 1)", kind
         array = f"ARRAY({plain} ORDER BY 1)"
-        return (
-            (array, "ints")
-            if kind == "int"
-            else (f"array_to_string({array}, ',', '*')", "text")
-        )
+        return (array, "ints") if kind == "int" else (f"array_to_string({array}, ',', '*')", "text")
 
     def predicate(
         self, depth: int, columns: list[Column], outer: list[Column], level: int = 0
@@ -750,11 +696,7 @@ class Query:
             return rng.choice([column, f"{column} IS NOT TRUE"])
         if kind == "ints":
             return rng.choice(
-                [
-                    f"1 = ANY ({column})",
-                    f"{column} && '{{1,3}}'",
-                    f"2 <> ALL ({column})",
-                ]
+                [f"1 = ANY ({column})", f"{column} && '{{1,3}}'", f"2 <> ALL ({column})"]
             )
         if kind == "json":
             return rng.choice([f"{column} ? 'a'", f"{column} @> '{{\"a\": 1}}'"])

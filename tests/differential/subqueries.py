@@ -12,8 +12,7 @@ from tests.differential.places import Places
 
 TABLES = ("da", "db", "dc")
 DDL = tuple(
-    f"CREATE TABLE {t} (id int PRIMARY KEY, x int, y int, n numeric, s text)"
-    for t in TABLES
+    f"CREATE TABLE {t} (id int PRIMARY KEY, x int, y int, n numeric, s text)" for t in TABLES
 )
 _NUMBERS = ("x", "y", "id")
 _VALUES = {
@@ -42,14 +41,12 @@ class Maker:
         return self.rng.choice(
             (
                 f"SELECT {a}.id, q.z FROM {table}, LATERAL ({inner}) q",
-                f"SELECT {a}.id, q.z FROM {table} LEFT JOIN LATERAL ({inner}) q"
-                f" ON q.z > {a}.y",
+                f"SELECT {a}.id, q.z FROM {table} LEFT JOIN LATERAL ({inner}) q ON q.z > {a}.y",
                 f"SELECT {a}.id FROM {table} WHERE EXISTS ({inner})",
                 f"SELECT {a}.id FROM {table} WHERE {a}.{column} NOT IN ({inner})",
                 f"SELECT {a}.id, {a}.{column} IN ({inner}) AS v FROM {table}",
                 f"SELECT {a}.id, (SELECT sum(q.z) FROM ({inner}) q) AS v FROM {table}",
-                f"SELECT {a}.id, ARRAY(SELECT q.z FROM ({inner}) q ORDER BY 1) AS v"
-                f" FROM {table}",
+                f"SELECT {a}.id, ARRAY(SELECT q.z FROM ({inner}) q ORDER BY 1) AS v FROM {table}",
             )
         )
 
@@ -72,10 +69,7 @@ class Maker:
         return f"SELECT {a}.id, {self._value([a], 2)} AS v FROM {self._table(a)}{where}"
 
     def _where(self, a: str) -> str:
-        return (
-            f"SELECT {a}.id, {a}.n FROM {self._table(a)}"
-            f" WHERE {self._condition([a], 2)}"
-        )
+        return f"SELECT {a}.id, {a}.n FROM {self._table(a)} WHERE {self._condition([a], 2)}"
 
     def _grouped(self, a: str) -> str:
         key = f"{a}.{self.rng.choice(('x', 'y', 's'))}"
@@ -106,10 +100,7 @@ class Maker:
         b = self._alias()
         kind = self.rng.choice(("JOIN", "LEFT JOIN"))
         on = f"{a}.x = {b}.x AND {self._condition([a, b], 1)}"
-        return (
-            f"SELECT {a}.id, {b}.id AS b FROM {self._table(a)}"
-            f" {kind} {self._table(b)} ON {on}"
-        )
+        return f"SELECT {a}.id, {b}.id AS b FROM {self._table(a)} {kind} {self._table(b)} ON {on}"
 
     def _lateral(self, a: str) -> str:
         b = self._alias()
@@ -119,10 +110,8 @@ class Maker:
             f"SELECT {b}.x AS z FROM {self._table(b)} WHERE {test}",
             f"SELECT DISTINCT {b}.x AS z FROM {self._table(b)} WHERE {test}",
             f"SELECT {b}.x + {a}.y AS z FROM {self._table(b)} WHERE {test}",
-            f"SELECT {b}.id AS z FROM {self._table(b)} WHERE {test}"
-            f" ORDER BY {b}.id DESC LIMIT 2",
-            f"SELECT {b}.x AS z FROM {self._table(b)} WHERE {test} UNION ALL"
-            f" SELECT {a}.y",
+            f"SELECT {b}.id AS z FROM {self._table(b)} WHERE {test} ORDER BY {b}.id DESC LIMIT 2",
+            f"SELECT {b}.x AS z FROM {self._table(b)} WHERE {test} UNION ALL SELECT {a}.y",
             f"SELECT {b}.x AS z FROM {self._table(b)} WHERE {test} EXCEPT SELECT {a}.y",
             f"SELECT {b}.y AS z FROM {self._table(b)} WHERE {test} GROUP BY {b}.y"
             " HAVING count(*) > 1",
@@ -211,9 +200,7 @@ class Maker:
             return f"{o}.n {no}IN {self._inner('{i}.n', outer, depth)}"
         i = self._alias()
         key = f"{i}.id = {o}.{column}"
-        return (
-            f"({o}.x, {o}.y) = (SELECT {i}.x, {i}.y FROM {self._table(i)} WHERE {key})"
-        )
+        return f"({o}.x, {o}.y) = (SELECT {i}.x, {i}.y FROM {self._table(i)} WHERE {key})"
 
     def _value(self, outer: list[str], depth: int) -> str:
         o = self.rng.choice(outer)

@@ -201,9 +201,7 @@ def plain(name: str, kind: str) -> Iterator[str]:
             yield f"{name}(DISTINCT {one})"
 
 
-@pytest.mark.parametrize(
-    "over", ["groups", pytest.param("all", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("over", ["groups", pytest.param("all", marks=pytest.mark.slow)])
 def test_every_aggregate_of_postgres(source, commander, over):
     """Every row of pg_aggregate, over groups or over all, with FILTER and DISTINCT."""
     columns = dict(COLUMNS)
@@ -259,8 +257,7 @@ GROUPING = [
     "SELECT k, sum(k) FROM t GROUP BY ROLLUP (k)",
     "SELECT k, sum(k) FILTER (WHERE b), count(DISTINCT v_text), array_agg(k ORDER BY id)"
     " FROM t GROUP BY GROUPING SETS ((k), ())",
-    "SELECT k, percentile_disc(k / 4.0) WITHIN GROUP (ORDER BY v_int4) FROM t"
-    " GROUP BY ROLLUP (k)",
+    "SELECT k, percentile_disc(k / 4.0) WITHIN GROUP (ORDER BY v_int4) FROM t GROUP BY ROLLUP (k)",
     "SELECT 'x' AS c, k, count(*) FROM t GROUP BY ROLLUP (c, k)",
     "SELECT 'x' AS c, 'x' || k AS d, count(*) FROM t GROUP BY ROLLUP (1, k)",
     "SELECT k AS x, k AS y, count(*) FROM t GROUP BY GROUPING SETS ((x), (y), (x, y))",
@@ -367,8 +364,7 @@ def test_rows_without_order_are_seen_in_the_canonical_one(source, commander):
     for mine, judge in CANONICAL:
         for head, tail in (("b", "GROUP BY b"), ("count(*)", "")):
             player.view(
-                f"SELECT {head}, {mine} FROM t {tail}",
-                f"SELECT {head}, {judge} FROM t {tail}",
+                f"SELECT {head}, {mine} FROM t {tail}", f"SELECT {head}, {judge} FROM t {tail}"
             )
     player.play()
 
@@ -442,9 +438,7 @@ def test_aggregates_of_one_level_see_their_rows_in_one_order(source, commander):
 
 def test_a_group_shows_its_keys_as_one_row_has_them(source, commander):
     """Of 1.0 and 1.00 it shows one, and of the other key what stands beside it."""
-    source.execute(
-        "CREATE TABLE p (id int PRIMARY KEY, n numeric, m numeric, i interval)"
-    )
+    source.execute("CREATE TABLE p (id int PRIMARY KEY, n numeric, m numeric, i interval)")
     create_marker(source, commander)
     queries = {
         "pairs": "SELECT n, m, count(*) AS c FROM p GROUP BY n, m",

@@ -58,9 +58,7 @@ def create_views(source, commander, cases) -> dict[str, str]:
         name = f"v{start}"
         views[name] = f"SELECT t.id, {columns} FROM t"
         commander.execute(
-            psycopg.sql.SQL("CALL headrace.create_view({}, {})").format(
-                name, views[name]
-            )
+            psycopg.sql.SQL("CALL headrace.create_view({}, {})").format(name, views[name])
         )
     return views
 

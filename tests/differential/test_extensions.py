@@ -47,9 +47,7 @@ class Writer:
         word = self.rng.choice(["red", "blue", "ÄRGER", "x", ""] + ["?"] * null)
         if word == "?":
             return "NULL"
-        return (
-            "'" + "".join(self.rng.choice([c.lower(), c.upper()]) for c in word) + "'"
-        )
+        return "'" + "".join(self.rng.choice([c.lower(), c.upper()]) for c in word) + "'"
 
     def statement(self) -> str:
         r = self.rng
@@ -129,13 +127,7 @@ def test_hstore_and_ltree_are_keys(source, commander):
     for name, query in views.items():
         create_view(commander, name, query)
     changes = [
-        [
-            "UPDATE trees SET h = h || 'z=>3' WHERE id < 3",
-            "DELETE FROM trees WHERE id = 4",
-        ],
-        [
-            "UPDATE trees SET h = h - 'y'::text, path = 'a.B.c'",
-            "INSERT INTO trees VALUES (9)",
-        ],
+        ["UPDATE trees SET h = h || 'z=>3' WHERE id < 3", "DELETE FROM trees WHERE id = 4"],
+        ["UPDATE trees SET h = h - 'y'::text, path = 'a.B.c'", "INSERT INTO trees VALUES (9)"],
     ]
     follow(source, views, changes, "trees")

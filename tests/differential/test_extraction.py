@@ -84,9 +84,7 @@ def filled(source, commander):
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize(
-    "population", ["local", pytest.param("spark", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("population", ["local", pytest.param("spark", marks=pytest.mark.slow)])
 def test_rows_come_into_view_and_leave_it(source, commander, population):
     rng = random.Random(population)
     for name, query in VIEWS.items():
@@ -121,23 +119,19 @@ def test_what_is_left_out(source):
     assert where(source, "SELECT id FROM example_table WHERE b > 1") == [True]
     # Its texts may be stored apart.
     assert where(source, "SELECT id, c FROM example_table WHERE b > 1") == [False]
-    source.execute(
-        "ALTER TABLE example_table ADD short numeric(10,2), ADD long numeric"
-    )
+    source.execute("ALTER TABLE example_table ADD short numeric(10,2), ADD long numeric")
     assert where(source, "SELECT id, short FROM example_table WHERE b > 1") == [True]
     assert where(source, "SELECT id, long FROM example_table WHERE b > 1") == [False]
     # Every row is wanted by one of the scans; hardly a row is left out.
     assert where(source, VIEWS["one_of_two"]) == [False]
-    assert where(
-        source, "SELECT x.id FROM numbers_table x JOIN numbers_table y ON x.a = y.id"
-    ) == [False]
+    assert where(source, "SELECT x.id FROM numbers_table x JOIN numbers_table y ON x.a = y.id") == [
+        False
+    ]
     # What may fail on a row, what Postgres evaluates, what changes with time.
     assert where(source, "SELECT id FROM numbers_table WHERE 10 / a > 1") == [False]
     assert where(source, "SELECT id FROM plain WHERE md5(v) > 'a'") == [False]
     assert where(source, "SELECT id FROM plain WHERE day < current_date") == [False]
-    assert where(source, "SELECT id FROM plain WHERE day < current_date AND n > 3") == [
-        True
-    ]
+    assert where(source, "SELECT id FROM plain WHERE day < current_date AND n > 3") == [True]
 
 
 @pytest.mark.usefixtures("filled")
@@ -171,9 +165,7 @@ def test_a_value_that_comes_to_be_stored_apart(source, commander):
     create_view(commander, "v", query)
     assert where(source, query) == [True]
     source.execute("ALTER TABLE short ADD long text")
-    source.execute(
-        "ALTER TABLE short ALTER long SET STORAGE PLAIN, ALTER v SET STORAGE EXTERNAL"
-    )
+    source.execute("ALTER TABLE short ALTER long SET STORAGE PLAIN, ALTER v SET STORAGE EXTERNAL")
     source.execute("UPDATE short SET v = repeat('v', 300), long = repeat('l', 1900)")
     assert where(source, query) == [False]
     source.execute("UPDATE short SET n = 4 WHERE id = 1")

@@ -125,9 +125,7 @@ def test_who_asks_gets_the_error(source, commander):
     create_marker(source, commander)
     source.execute("INSERT INTO ask VALUES (1, true)")
     source.execute("INSERT INTO fail VALUES (1, 0)")
-    query = (
-        "SELECT id, CASE WHEN flag THEN (SELECT sum(1 / y) FROM fail) END AS v FROM ask"
-    )
+    query = "SELECT id, CASE WHEN flag THEN (SELECT sum(1 / y) FROM fail) END AS v FROM ask"
     for run in (source.execute, lambda q: create_view(commander, "asked", q)):
         with pytest.raises(psycopg.errors.DivisionByZero):
             run(query)

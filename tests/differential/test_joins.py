@@ -81,8 +81,7 @@ class Writer:
             f"{right}.b IS NOT NULL",
             f"({mine}.a = 1 OR {right}.n > 1)",
             f"({mine}.b = 1 AND {right}.b > 1 OR {mine}.b IS NULL AND {right}.a = 2)",
-            f"({mine}.a = {right}.a AND {mine}.b > 1"
-            f" OR {right}.n = 2 AND {mine}.a = {right}.a)",
+            f"({mine}.a = {right}.a AND {mine}.b > 1 OR {right}.n = 2 AND {mine}.a = {right}.a)",
             f"12 / (coalesce({mine}.b, 0) + 9) > {right}.a",
             f"{mine}.n IS NULL",
             "true",

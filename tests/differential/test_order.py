@@ -62,9 +62,7 @@ class Writer:
             return f"INSERT INTO bag VALUES ({self._value('k')}, {self._value('n')})"
         if kind == 11:
             return f"DELETE FROM bag WHERE k = {self._value('k')}"
-        return r.choice(
-            ["TRUNCATE items", "TRUNCATE bag", "UPDATE bag SET k = k + 1", "SELECT 1"]
-        )
+        return r.choice(["TRUNCATE items", "TRUNCATE bag", "UPDATE bag SET k = k + 1", "SELECT 1"])
 
     def transaction(self) -> list[str]:
         """A few statements."""
@@ -82,9 +80,7 @@ class Writer:
         )
         some += r.choice([[], ["k + 1"]])
         return [
-            c
-            + r.choice(["", "", " DESC"])
-            + r.choice(["", " NULLS FIRST", " NULLS LAST"])
+            c + r.choice(["", "", " DESC"]) + r.choice(["", " NULLS FIRST", " NULLS LAST"])
             for c in some
         ]
 
@@ -96,9 +92,7 @@ class Writer:
         """A query with LIMIT."""
         r = self.rng
         kind = r.randrange(6)
-        limit = r.choice(
-            ["LIMIT 3", "LIMIT 1", "LIMIT 0", "LIMIT 7 OFFSET 2", "OFFSET 4"]
-        )
+        limit = r.choice(["LIMIT 3", "LIMIT 1", "LIMIT 0", "LIMIT 7 OFFSET 2", "OFFSET 4"])
         if kind == 0:
             first = r.choice(["k", "n", "t", "f", "e"])
             direction = r.choice(["", " DESC", " DESC NULLS LAST", " NULLS FIRST"])
@@ -138,20 +132,10 @@ class Writer:
 
     def _call(self, number: int) -> str:
         r = self.rng
-        keys = r.choice(
-            ["", "PARTITION BY g ", "PARTITION BY g ", "PARTITION BY k, t "]
-        )
+        keys = r.choice(["", "PARTITION BY g ", "PARTITION BY g ", "PARTITION BY k, t "])
         condition = r.choice(["", "", " FILTER (WHERE k > 0)"])
         aggregate = r.choice(
-            [
-                "count(*)",
-                "count(n)",
-                "sum(k)",
-                "min(t)",
-                "max(k)",
-                "bool_and(k > 0)",
-                "count(*) ",
-            ]
+            ["count(*)", "count(n)", "sum(k)", "min(t)", "max(k)", "bool_and(k > 0)", "count(*) "]
         )
         if r.random() < 0.45:  # peers are equal before these
             call = r.choice(

@@ -58,10 +58,7 @@ CASES = (
             " WHERE v LIKE '_b' OR w ~ '^a'",
             "SELECT id, to_jsonb(c) AS j FROM collated c",
         ),
-        (
-            "UPDATE collated SET v = lower(v) || w",
-            "INSERT INTO collated VALUES (4, 'éb', 'éB')",
-        ),
+        ("UPDATE collated SET v = lower(v) || w", "INSERT INTO collated VALUES (4, 'éb', 'éB')"),
     ),
     Case(
         "windows of one order and two ROWS frames saw rows equal in it in two orders",
@@ -143,8 +140,7 @@ CASES = (
         (
             "SELECT id FROM few ORDER BY id LIMIT 9223372036854775807 OFFSET 1",
             "SELECT id FROM few ORDER BY id OFFSET 9223372036854775807",
-            "SELECT id FROM few ORDER BY id"
-            " FETCH FIRST 9223372036854775807 ROWS WITH TIES",
+            "SELECT id FROM few ORDER BY id FETCH FIRST 9223372036854775807 ROWS WITH TIES",
         ),
         ("INSERT INTO few VALUES (0), (3)", "DELETE FROM few"),
     ),
@@ -253,10 +249,7 @@ CASES = (
             "SELECT id, x, y FROM paths, unnest(ARRAY[[1, 2], [3, 4]], ARRAY['[1,2)'::int4range]) u(x, y)",
             "SELECT id, '\\000'::\"char\"::text AS x FROM paths",
         ),
-        (
-            """UPDATE paths SET j = '[5, {"a": [6]}]' WHERE id = 3""",
-            "DELETE FROM paths",
-        ),
+        ("""UPDATE paths SET j = '[5, {"a": [6]}]' WHERE id = 3""", "DELETE FROM paths"),
     ),
     Case(
         "dates in JSON were refused, for one could be called 'now'",

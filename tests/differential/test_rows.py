@@ -52,15 +52,11 @@ def test_rows(source, commander):
 
 def test_a_text_that_stands_for_the_current_time_stops_the_view(source, commander):
     source.execute("CREATE TABLE words (id int PRIMARY KEY, s text)")
-    source.execute(
-        "INSERT INTO words VALUES (1, '2020-01-01'), (2, 'infinity'), (3, NULL)"
-    )
+    source.execute("INSERT INTO words VALUES (1, '2020-01-01'), (2, 'infinity'), (3, NULL)")
     query = "SELECT id, s::date AS d FROM words"
     commander.execute(f"CALL headrace.create_view('v', '{query}')")
     check(source, {"v": query}, "population")
     source.execute("INSERT INTO words VALUES (4, ' ToDay ')")
-    status = (
-        "SELECT headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
-    )
+    status = "SELECT headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
     row = wait_until(lambda: source.execute(status).fetchone(), "the view stops")
     assert "stands for the current time" in row[0]

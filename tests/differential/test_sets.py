@@ -11,13 +11,7 @@ import psycopg
 import pytest
 
 from tests.amounts import seeds
-from tests.views import (
-    check,
-    commit,
-    create_view,
-    follow,
-    numbered,
-)
+from tests.views import check, commit, create_view, follow, numbered
 from tests.waiting import bump, create_marker, wait_until
 
 DDL = """
@@ -49,12 +43,7 @@ class Writer:
 
     def _json(self) -> str:
         return self.rng.choice(
-            [
-                "NULL",
-                "'{}'",
-                """'{"a": 1, "b": [1, null]}'""",
-                """'{"c": {"a": "x"}}'""",
-            ]
+            ["NULL", "'{}'", """'{"a": 1, "b": [1, null]}'""", """'{"c": {"a": "x"}}'"""]
         )
 
     def statement(self) -> str:
@@ -162,8 +151,7 @@ FUNCTIONS = (
     "SELECT id, x FROM edges, regexp_split_to_table(w, ' ') x",
     "SELECT id, m FROM edges, regexp_matches(w, '([a-c])', 'g') m",
     "SELECT id, x FROM nodes, upper(name) x",
-    "SELECT a.id, x FROM nodes a JOIN edges b ON a.id = b.a, unnest(b.tags) x"
-    " WHERE x = a.k",
+    "SELECT a.id, x FROM nodes a JOIN edges b ON a.id = b.a, unnest(b.tags) x WHERE x = a.k",
 )
 
 
@@ -263,14 +251,10 @@ def test_recursive_queries(seed, source, commander):
     run(source, commander, seed, list(RECURSIVE), Writer(seed))
 
 
-def test_a_recursion_without_an_end_is_refused_and_later_stops_the_view(
-    source, commander
-):
+def test_a_recursion_without_an_end_is_refused_and_later_stops_the_view(source, commander):
     source.execute(DDL)
     create_marker(source, commander)
-    endless = (
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n"
-    )
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n"
     with pytest.raises(psycopg.Error, match="iterations") as caught:
         commander.execute(f"CALL headrace.create_view('endless', $q${endless}$q$)")
     assert caught.value.sqlstate == "54001"
@@ -308,9 +292,7 @@ def test_the_depth_of_a_recursion_is_an_option_of_the_view(source, commander):
     )
 
     def create(name: str, options: str) -> None:
-        call = (
-            f"CALL headrace.create_view('{name}', $q${deep}$q$, options => '{options}')"
-        )
+        call = f"CALL headrace.create_view('{name}', $q${deep}$q$, options => '{options}')"
         commander.execute(call)
 
     source.execute("INSERT INTO edges SELECT i, i, i + 1 FROM generate_series(0, 19) i")
@@ -319,15 +301,11 @@ def test_the_depth_of_a_recursion_is_an_option_of_the_view(source, commander):
     assert caught.value.sqlstate == "54001"
     hint = str(caught.value.diag.message_hint)
     assert '{"max_recursion_iterations": 120}' in hint
-    source.execute(
-        "INSERT INTO edges SELECT 100 + i, 1, 50 + i FROM generate_series(1, 9) i"
-    )
+    source.execute("INSERT INTO edges SELECT 100 + i, 1, 50 + i FROM generate_series(1, 9) i")
     with pytest.raises(psycopg.Error, match="more than 3 rows"):
         create("narrow", '{"max_recursion_rows": 3}')
     create("deep", '{"max_recursion_iterations": 2000}')
-    commit(
-        source, ["INSERT INTO edges SELECT i, i, i + 1 FROM generate_series(20, 99) i"]
-    )
+    commit(source, ["INSERT INTO edges SELECT i, i, i + 1 FROM generate_series(20, 99) i"])
     more = "INSERT INTO edges SELECT i, i, i + 1 FROM generate_series(200, 1299) i"
     commit(source, [more, "UPDATE edges SET b = 200 WHERE id = 99"])
     check(source, {"deep": deep}, "1 200 iterations deep")
@@ -356,12 +334,10 @@ MIXED = (
     "SELECT * FROM (VALUES ((SELECT max(a) FROM edges), 'm'), ((SELECT "
     "min(b) FROM edges), 'n')) v(x, y)",
     "SELECT e.id, v.x FROM edges e, LATERAL (VALUES (e.a), (e.b), (e.a + e.b)) v(x)",
-    "SELECT e.id FROM edges e WHERE EXISTS (SELECT e.a INTERSECT SELECT n.k"
-    " FROM nodes n)",
+    "SELECT e.id FROM edges e WHERE EXISTS (SELECT e.a INTERSECT SELECT n.k FROM nodes n)",
     "SELECT e.id, (SELECT count(*) FROM (SELECT k FROM nodes WHERE id = e.a"
     " EXCEPT ALL SELECT k FROM nodes WHERE id = e.b) x) AS c FROM edges e",
-    "SELECT n, (SELECT count(*) FROM edges WHERE a = n) AS c FROM "
-    "generate_series(0, 5) n",
+    "SELECT n, (SELECT count(*) FROM edges WHERE a = n) AS c FROM generate_series(0, 5) n",
     "SELECT d.n, count(e.id) FROM generate_series(0, 5) AS d(n) LEFT JOIN "
     "edges e ON e.a = d.n GROUP BY d.n",
     "SELECT id, jsonb_path_query(j, '$.*') AS x FROM edges",

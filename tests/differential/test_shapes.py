@@ -140,9 +140,7 @@ def check(source, views, where, done, outcome) -> None:
         if want != got:
             del views[name]
             history = "\n".join(done)
-            outcome.wrong.append(
-                f"{where}\n{name}: {query}\n{difference(want, got)}\n{history}"
-            )
+            outcome.wrong.append(f"{where}\n{name}: {query}\n{difference(want, got)}\n{history}")
 
 
 def wait_until_covered(source, marker, views, done, outcome) -> None:

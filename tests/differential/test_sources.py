@@ -100,15 +100,11 @@ def test_tables_equal_their_queries(seed, source, commander):
     if source.info.server_version >= 180000:
         # There a published table with generated columns cannot be updated without a key.
         source.execute("ALTER TABLE sales_rest REPLICA IDENTITY DEFAULT")
-        source.execute(
-            "ALTER TABLE cities ADD PRIMARY KEY (region), REPLICA IDENTITY DEFAULT"
-        )
+        source.execute("ALTER TABLE cities ADD PRIMARY KEY (region), REPLICA IDENTITY DEFAULT")
     for _ in range(10):
         source.execute(change(rng))
     create_marker(source, commander)
     for name, query in VIEWS.items():
         create_view(commander, name, query)
-    transactions = (
-        [change(rng) for _ in range(rng.randint(1, 4))] for _ in range(ROUNDS)
-    )
+    transactions = ([change(rng) for _ in range(rng.randint(1, 4))] for _ in range(ROUNDS))
     follow(source, VIEWS, transactions, f"seed {seed}")

@@ -9,13 +9,7 @@ import pytest
 
 from tests.amounts import seeds
 from tests.differential.subqueries import DDL, TABLES, Maker
-from tests.views import (
-    check,
-    commit,
-    create_view,
-    follow,
-    numbered,
-)
+from tests.views import check, commit, create_view, follow, numbered
 from tests.waiting import create_marker
 
 SEEDS = int(os.environ.get("HEADRACE_SUBQUERY_SEEDS", "1"))
@@ -36,17 +30,13 @@ def test_views_equal_their_queries(seed, source, commander):
     for name, query in views.items():
         create_view(commander, name, query)
     transactions = (
-        [maker.change() for _ in range(maker.rng.randint(1, 4))]
-        for _ in range(TRANSACTIONS)
+        [maker.change() for _ in range(maker.rng.randint(1, 4))] for _ in range(TRANSACTIONS)
     )
     follow(source, views, transactions, f"seed {seed}")
 
 
 TWO_ROWS = "SELECT id, (SELECT x FROM db WHERE db.x = da.x) AS v FROM da"
-GUARDED = (
-    "SELECT id, CASE WHEN y > 1 THEN (SELECT x FROM db WHERE db.x = da.x) END AS v"
-    " FROM da"
-)
+GUARDED = "SELECT id, CASE WHEN y > 1 THEN (SELECT x FROM db WHERE db.x = da.x) END AS v FROM da"
 
 
 def test_two_rows_of_a_scalar_subquery_are_an_error_only_where_asked(source, commander):

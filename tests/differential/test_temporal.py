@@ -25,8 +25,7 @@ QUERIES = (
     "SELECT id, ts FROM events WHERE ts > {now} - interval '1 second'",
     "SELECT id FROM events WHERE {now} - ts < interval '700 milliseconds' OR k = 1",
     "SELECT id FROM events WHERE {now} BETWEEN ts AND l",
-    "SELECT k, count(*) FILTER (WHERE ts <= {now}) AS n, count(*) AS m FROM events"
-    " GROUP BY k",
+    "SELECT k, count(*) FILTER (WHERE ts <= {now}) AS n, count(*) AS m FROM events GROUP BY k",
     "SELECT k, max(ts) AS m FROM events GROUP BY k HAVING max(ts) < {now}",
     "SELECT e.id, s.k FROM events e LEFT JOIN spans s ON s.k = e.k AND s.a < {now}"
     " AND s.b >= {now}",
@@ -38,8 +37,7 @@ QUERIES = (
     "SELECT id FROM events WHERE date_trunc('second', ts) = date_trunc('second', {now})",
     "SELECT id FROM events WHERE l > {now} - interval '1 month' AND ts <> {now}"
     " AND (ts - {now} <= interval '0.5 s') IS NOT TRUE",
-    "SELECT a, b FROM spans WHERE a <= {now} EXCEPT ALL SELECT a, b FROM spans"
-    " WHERE b <= {now}",
+    "SELECT a, b FROM spans WHERE a <= {now} EXCEPT ALL SELECT a, b FROM spans WHERE b <= {now}",
     "SELECT k, ts FROM events WHERE ts < {now} ORDER BY ts DESC NULLS LAST, id LIMIT 3",
     "SELECT id, CASE WHEN k = 1 THEN 0 WHEN ts > {now} - interval '1 second' THEN 1 ELSE 2 END"
     " AS w FROM events",
@@ -93,9 +91,7 @@ class Writer:
         if kind < 8:
             return f"INSERT INTO spans VALUES ({k}, {self._time()}, {self._time()})"
         if kind == 8:
-            return r.choice(
-                [f"DELETE FROM events WHERE id % 5 = {key % 5}", "TRUNCATE spans"]
-            )
+            return r.choice([f"DELETE FROM events WHERE id % 5 = {key % 5}", "TRUNCATE spans"])
         return f"DELETE FROM spans WHERE k = {key % 3}"
 
 
@@ -118,9 +114,7 @@ def check(source: psycopg.Connection, views: dict[str, str], seed: int) -> str:
         for name, query in views.items():
             want = multiset(source, as_of(query, instant))
             got = multiset(source, f"SELECT * FROM {name}")
-            assert want == got, (
-                f"seed {seed} as of {instant}\n{query}\n{difference(want, got)}"
-            )
+            assert want == got, f"seed {seed} as of {instant}\n{query}\n{difference(want, got)}"
     finally:
         source.execute("ROLLBACK")
     return instant
@@ -140,9 +134,7 @@ def source_rows(engine, query: str) -> list[tuple]:
         return c.execute(query).fetchall()
 
 
-@pytest.mark.parametrize(
-    ("seed", "commits"), [(0, 7), pytest.param(1, 14, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("seed", "commits"), [(0, 7), pytest.param(1, 14, marks=pytest.mark.slow)])
 def test_views_equal_their_queries_as_of_their_instant(
     seed, commits, database, source, start_engine
 ):
@@ -165,27 +157,18 @@ def test_views_equal_their_queries_as_of_their_instant(
         for _ in again_and_again(0.6):
             seen.add(check(source, views, seed))
     for name in views:
-        assert (
-            source_rows(engine, f"SELECT * FROM headrace.verify_view('{name}')") == []
-        )
+        assert source_rows(engine, f"SELECT * FROM headrace.verify_view('{name}')") == []
     # Rows leave without anybody writing: more than one instant was seen between commits.
-    commit(
-        source,
-        ["INSERT INTO events VALUES (99, 1, clock_timestamp() + interval '1 s', NULL)"],
-    )
+    commit(source, ["INSERT INTO events VALUES (99, 1, clock_timestamp() + interval '1 s', NULL)"])
     first = check(source, views, seed)
     wait_until(lambda: check(source, views, seed) != first, "time passes")
     wait_until(
-        lambda: source.execute(
-            "SELECT w FROM time7 WHERE id = 99 AND w = 'past'"
-        ).fetchone(),
+        lambda: source.execute("SELECT w FROM time7 WHERE id = 99 AND w = 'past'").fetchone(),
         "the row's time comes",
     )
 
 
-def test_after_a_long_time_rows_leave_in_bounded_batches(
-    database, source, start_engine
-):
+def test_after_a_long_time_rows_leave_in_bounded_batches(database, source, start_engine):
     engine = start_engine(database, HEADRACE_CLOCK_INTERVAL_MS="50")
     source.execute(DDL)
     views = {"public.young": "SELECT id FROM events WHERE ts > {now}"}
@@ -204,9 +187,6 @@ def test_after_a_long_time_rows_leave_in_bounded_batches(
     wait_until(lambda: source.execute(last).fetchone()[0], "all have passed")
     before = source.execute("SELECT max(txid) FROM headrace.progress").fetchone()[0]
     engine.start()
-    wait_until(
-        lambda: source.execute("SELECT count(*) FROM young").fetchone() == (0,),
-        "all leave",
-    )
+    wait_until(lambda: source.execute("SELECT count(*) FROM young").fetchone() == (0,), "all leave")
     after = source.execute("SELECT max(txid) FROM headrace.progress").fetchone()[0]
     assert after - before >= rows / 5_000

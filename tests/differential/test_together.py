@@ -113,9 +113,7 @@ class Writer:
             listed = level.add(f"array_agg(({column})::text{by}){where}")
             traced = level.add(f"trace_of(({column})::text{by}){where}")
             found = f"(array_remove({listed}, NULL))[1]"
-            level.normal.append(
-                f"{traced} IS NOT DISTINCT FROM array_to_string({listed}, '', '-')"
-            )
+            level.normal.append(f"{traced} IS NOT DISTINCT FROM array_to_string({listed}, '', '-')")
             if order:
                 # Postgres leaves NULLs out before it sorts for these: so ties may fall elsewhere.
                 return

@@ -21,8 +21,7 @@ POSITIONS = {
     "distinct": "SELECT count(*) FROM (SELECT DISTINCT {c} FROM t) s",
     "counted": "SELECT count(DISTINCT {c}) FROM t",
     "joined": "SELECT a.id, b.id AS other FROM t a JOIN t b ON a.{c} = b.{c}",
-    "paired": "SELECT a.id, b.id AS other FROM t a LEFT JOIN t b"
-    " ON a.{c} = b.{c} AND a.id < b.id",
+    "paired": "SELECT a.id, b.id AS other FROM t a LEFT JOIN t b ON a.{c} = b.{c} AND a.id < b.id",
     "common": "SELECT count(*) FROM (SELECT {c} FROM t WHERE id % 2 = 0"
     " INTERSECT ALL SELECT {c} FROM t WHERE id % 2 = 1) s",
     "among": "SELECT id FROM t WHERE {c} IN (SELECT x.{c} FROM t x WHERE x.id % 3 = 0)",
@@ -45,13 +44,7 @@ NOT_YET = {"cc", "h", "cs"}
 """Rows with a numeric inside: not a key yet."""
 SHARDS = 18
 COLUMNS = list(VALUES)
-TRICKY = {
-    "jb": "grouped",
-    "n": "distinct",
-    "c": "common",
-    "i": "joined",
-    "nums": "counted",
-}
+TRICKY = {"jb": "grouped", "n": "distinct", "c": "common", "i": "joined", "nums": "counted"}
 """Types with several looks of one value, one position of each."""
 
 

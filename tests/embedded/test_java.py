@@ -43,12 +43,7 @@ def test_the_wheel_is_used_when_the_system_has_only_an_old_java(
     home = java.java_home()
     assert home.startswith(str(tmp_path / "cache"))
     done = subprocess.run(
-        [
-            f"{home}/bin/java",
-            "--add-modules=jdk.incubator.vector",
-            "-Da=b c",
-            "-version",
-        ],
+        [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-Da=b c", "-version"],
         check=True,
         capture_output=True,
         text=True,

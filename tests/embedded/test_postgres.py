@@ -40,9 +40,7 @@ def alive(pid: int) -> bool:
 
 
 def test_serves_the_version_with_logical_wal_and_utf8(server: EmbeddedPostgres) -> None:
-    assert str(value(server.dsn(), "SHOW server_version")).startswith(
-        f"{server.version}."
-    )
+    assert str(value(server.dsn(), "SHOW server_version")).startswith(f"{server.version}.")
     assert value(server.dsn(), "SHOW wal_level") == "logical"
     assert value(server.dsn(), "SHOW server_encoding") == "UTF8"
     assert value(server.dsn(), "SHOW data_directory") == str(server.data_dir)
@@ -103,9 +101,7 @@ time.sleep(600)
 
 
 def test_dies_with_its_parent() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
-    )
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid, data_dir = parent.stdout.readline().split()
     assert alive(int(pid))

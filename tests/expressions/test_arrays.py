@@ -42,9 +42,7 @@ def test_membership_equals_postgres(conn, kind, word):
             op = resolve(word, [TypeRef(oid), TypeRef(array, literal=text)])
             assert op is not None, text
             assert not op.may_raise
-            expr = (
-                f"$1 {word} (E'{text.replace(chr(92), chr(92) * 2)}'::{NAMES[array]})"
-            )
+            expr = f"$1 {word} (E'{text.replace(chr(92), chr(92) * 2)}'::{NAMES[array]})"
             node = Native(op.name, (Column(0, oid), Literal(text, array)), op.oid)
             bulk(conn, expr, [kind], [edges(kind)], node)
 
@@ -61,5 +59,5 @@ def test_what_is_no_plain_array_is_left_to_postgres():
 
 def test_elements_are_read_as_postgres_writes_them():
     assert elements('{a,"b c",NULL,"NULL","x\\"y\\\\z",""}') == [
-        *("a", "b c", None, "NULL", 'x"y\\z', ""),
+        *("a", "b c", None, "NULL", 'x"y\\z', "")
     ]

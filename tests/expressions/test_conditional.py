@@ -55,38 +55,17 @@ SHAPES = {
             INT8,
         ),
     ),
-    "$1 <> 0 AND $2 / $1 > 1": (
-        "int4",
-        Native("and", (not_zero(A), BIGGER), BOOL),
-    ),
-    "$2 / $1 > 1 AND $1 <> 0": (
-        "int4",
-        Native("and", (BIGGER, not_zero(A)), BOOL),
-    ),
+    "$1 <> 0 AND $2 / $1 > 1": ("int4", Native("and", (not_zero(A), BIGGER), BOOL)),
+    "$2 / $1 > 1 AND $1 <> 0": ("int4", Native("and", (BIGGER, not_zero(A)), BOOL)),
     "$1 = 0 OR $2 / $1 > 1 OR $2 = 0": (
         "int4",
-        Native(
-            "or",
-            (
-                Native("=", (A, ZERO), BOOL),
-                BIGGER,
-                Native("=", (B, ZERO), BOOL),
-            ),
-            BOOL,
-        ),
+        Native("or", (Native("=", (A, ZERO), BOOL), BIGGER, Native("=", (B, ZERO), BOOL)), BOOL),
     ),
     "COALESCE($1, $2 + 1, 7)": (
         "int4",
-        Native(
-            "coalesce",
-            (A, Native("+", (B, ONE), INT4), Literal("7", INT4)),
-            INT4,
-        ),
+        Native("coalesce", (A, Native("+", (B, ONE), INT4), Literal("7", INT4)), INT4),
     ),
-    "COALESCE($1, $2 + 1)": (
-        "int4",
-        Native("coalesce", (A, Native("+", (B, ONE), INT4)), INT4),
-    ),
+    "COALESCE($1, $2 + 1)": ("int4", Native("coalesce", (A, Native("+", (B, ONE), INT4)), INT4)),
     "CASE WHEN $1 <> 0 THEN CASE WHEN $2 > 0 THEN $2 / $1 END ELSE $2 END": (
         "numeric",
         Native(
@@ -107,10 +86,7 @@ SHAPES = {
             NUMERIC,
         ),
     ),
-    "NULLIF($1 + 1, $2)": (
-        "int4",
-        Native("nullif", (Native("+", (A, ONE), INT4), B), INT4),
-    ),
+    "NULLIF($1 + 1, $2)": ("int4", Native("nullif", (Native("+", (A, ONE), INT4), B), INT4)),
 }
 
 

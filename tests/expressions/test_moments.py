@@ -52,9 +52,7 @@ def random_days(seed, count):
     for _ in range(count):
         year = rng.choice([rng.randrange(1, 4713), rng.randrange(1900, 2100), 1, 4])
         era = rng.choice(["", "", " BC"])
-        out.append(
-            (f"{year:04}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}", era)
-        )
+        out.append((f"{year:04}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}", era))
     return out
 
 
@@ -65,8 +63,7 @@ def moments(kind):
     clock = (f"{rng.randrange(24):02}:{rng.randrange(60):02}:59.{rng.randrange(10**6):06}".rstrip("0")
              for _ in range(300))  # fmt: skip
     return TIMES + [
-        f"{d} {c.rstrip('.')}{era}"
-        for (d, era), c in zip(random_days(4, 300), clock, strict=True)
+        f"{d} {c.rstrip('.')}{era}" for (d, era), c in zip(random_days(4, 300), clock, strict=True)
     ]
 
 
@@ -109,19 +106,14 @@ def test_extract_of_a_timestamp_equals_postgres(conn, field):
 
 def test_the_epoch_of_a_moment_with_time_zone_equals_postgres(conn):
     args = [literal("epoch"), Column(0, 1184)]
-    values = [
-        m if m is None or "inf" in m else m.replace(" BC", "+00 BC") for m in TIMES
-    ]
+    values = [m if m is None or "inf" in m else m.replace(" BC", "+00 BC") for m in TIMES]
     for name, expr in (
         ("extract", "extract(epoch FROM $1)"),
         ("date_part", "date_part('epoch', $1)"),
     ):
         op = resolve(name, [type_of(a) for a in args])
         node = Native(op.name, tuple(args), op.oid)
-        zoned = [
-            m if m is None or m.endswith(("BC", "infinity")) else m + "+00"
-            for m in values
-        ]
+        zoned = [m if m is None or m.endswith(("BC", "infinity")) else m + "+00" for m in values]
         bulk(conn, expr, ["timestamptz"], [zoned], node)
     assert resolve("extract", [TypeRef(TEXT, literal="hour"), TypeRef(1184)]) is None
 
@@ -149,12 +141,7 @@ def test_moments_and_intervals_equal_postgres(conn, kind):
 def test_moments_in_usual_years_and_intervals_equal_postgres(conn):
     column = Column(0, TIMESTAMP)
     usual = [m for m in moments("timestamp")[20:] if not m.endswith("BC")]
-    for span in (
-        "1 mon",
-        "-1 mons -1 days -00:30:00",
-        "11 mons 30 days",
-        "-23:59:59.9",
-    ):
+    for span in ("1 mon", "-1 mons -1 days -00:30:00", "11 mons 30 days", "-23:59:59.9"):
         args = [column, literal(span, INTERVAL)]
         op = resolve("+", [type_of(a) for a in args])
         node = Native(op.name, tuple(args), op.oid)

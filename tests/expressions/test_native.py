@@ -144,11 +144,7 @@ def compute(program, columns, result_oid):
         return (
             (compute(program, [c[:row] for c in columns], result_oid) if row else [])
             + [one(program, columns, row, result_oid)]
-            + (
-                compute(program, [c[row + 1 :] for c in columns], result_oid)
-                if row + 1 < n
-                else []
-            )
+            + (compute(program, [c[row + 1 :] for c in columns], result_oid) if row + 1 < n else [])
         )
 
 
@@ -160,13 +156,10 @@ def one(program, columns, row, oid):
 
 def check(conn, expr, names, values, op, node=None):
     oids = [EDGES[n][0] for n in names]
-    native = node or Native(
-        op.name, tuple(Column(i, o) for i, o in enumerate(oids)), op.oid
-    )
+    native = node or Native(op.name, tuple(Column(i, o) for i, o in enumerate(oids)), op.oid)
     tuples = list(itertools.product(*values))
     columns = [
-        text.parse(pa.array([t[i] for t in tuples], pa.string()), oid)
-        for i, oid in enumerate(oids)
+        text.parse(pa.array([t[i] for t in tuples], pa.string()), oid) for i, oid in enumerate(oids)
     ]
     got = compute(Program([native], None), columns, op.oid)
     expected = ask(conn, expr, names, tuples)
@@ -188,9 +181,7 @@ def shown(value, oid):
     if oid == BOOL:
         return value[:1]
     if oid in (700, 701):  # Postgres writes the same value in another way
-        return text.render(text.parse(pa.array([value], pa.string()), oid), oid)[
-            0
-        ].as_py()
+        return text.render(text.parse(pa.array([value], pa.string()), oid), oid)[0].as_py()
     return value.rstrip(" ") if oid == 1042 else value  # a cast to text cuts the blanks
 
 
@@ -267,9 +258,7 @@ def test_case_equals_postgres(conn):
             op,
             Native("case", (Column(0, 16), *values), op.oid),
         )
-    op = resolve(
-        "case", [TypeRef(16), TypeRef(21), TypeRef(16), TypeRef(20), TypeRef(23)]
-    )
+    op = resolve("case", [TypeRef(16), TypeRef(21), TypeRef(16), TypeRef(20), TypeRef(23)])
     node = Native(
         "case",
         (Column(0, 16), Column(1, 21), Column(2, 16), Column(3, 20), Literal("5", 23)),

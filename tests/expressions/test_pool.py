@@ -45,9 +45,7 @@ def pool() -> Iterator[Pool]:
         yield made
 
 
-def evaluator(
-    dsn: str, pool: Pool, owner: str = "", **settings: str
-) -> RemoteEvaluator:
+def evaluator(dsn: str, pool: Pool, owner: str = "", **settings: str) -> RemoteEvaluator:
     return RemoteEvaluator(dsn, settings, dsn, pool=pool, owner=owner)
 
 
@@ -152,11 +150,7 @@ LEAVES = {
         "(SELECT count(*) FROM pg_db_role_setting)::text",
         "0",
     ),
-    "a channel": (
-        "LISTEN somewhere",
-        "(SELECT count(*) FROM pg_listening_channels())::text",
-        "0",
-    ),
+    "a channel": ("LISTEN somewhere", "(SELECT count(*) FROM pg_listening_channels())::text", "0"),
     "a cursor": (
         "EXECUTE 'DECLARE c CURSOR WITH HOLD FOR SELECT generate_series(1, 1000)'",
         "(SELECT count(*) FROM pg_cursors WHERE is_holdable)::text",
@@ -169,10 +163,7 @@ LEAVES = {
 def test_a_statement_leaves_nothing_for_the_next(database, leave, look, found):
     """Also where transactions were set to write before, and the role may do anything."""
     off = "SET default_transaction_read_only = off"
-    with (
-        closing(Pool(1)) as pool,
-        psycopg.connect(database, autocommit=True) as conn,
-    ):
+    with closing(Pool(1)) as pool, psycopg.connect(database, autocommit=True) as conn:
         conn.execute("CREATE TABLE written (what text)")
         for name, body in (("off", off), ("leave", leave)):
             conn.execute(
@@ -293,18 +284,14 @@ def test_a_backend_that_does_not_end_is_abandoned(database, pool):
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
 def test_a_large_value_is_not_sent(database, zone, trusted):
-    remote = RemoteEvaluator(
-        database, {"TimeZone": zone}, database, value_bytes_max=1_000_000
-    )
+    remote = RemoteEvaluator(database, {"TimeZone": zone}, database, value_bytes_max=1_000_000)
     with (
         closing(remote),
         Bound(Limits(memory_bytes=4_000_000)).applied(),
         pytest.raises(LimitExceeded, match="view_memory_bytes_max") as caught,
     ):
         ask(remote, "repeat('x', 200000000 + $1)", trusted=trusted)
-    assert "A value has 200000004 bytes, and may have 1000000" in str(
-        caught.value.detail
-    )
+    assert "A value has 200000004 bytes, and may have 1000000" in str(caught.value.detail)
 
 
 def test_many_values_are_not_kept(database, pool):
@@ -316,11 +303,7 @@ def test_many_values_are_not_kept(database, pool):
         pytest.raises(LimitExceeded, match="view_memory_bytes_max"),
     ):
         remote.evaluate(
-            ["repeat('x', 500000 + $1)"],
-            [Field("", INT4)],
-            [numbers],
-            [Field("", TEXT)],
-            True,
+            ["repeat('x', 500000 + $1)"], [Field("", INT4)], [numbers], [Field("", TEXT)], True
         )
     assert ask(remote, "$1 || 'x'", trusted=True) == "0x"
 

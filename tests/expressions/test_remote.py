@@ -7,13 +7,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headrace.errors import (
-    BugError,
-    DefiniteFailure,
-    RowError,
-    TransientError,
-    UnsupportedError,
-)
+from headrace.errors import BugError, DefiniteFailure, RowError, TransientError, UnsupportedError
 from headrace.expressions.evaluate import Program
 from headrace.expressions.ir import Column, Literal, Native, Remote
 from headrace.expressions.kernels import FailingRow
@@ -108,8 +102,7 @@ def test_results_keep_the_order_of_rows_and_their_repetitions(remote):
 def test_every_type_goes_there_and_back_unchanged(postgres, oid, values, settings):
     remote = RemoteEvaluator(postgres, settings)
     assert run(remote, "$1", [(values, oid)], oid) == [
-        None if v is None else text.render(column([v], oid), oid)[0].as_py()
-        for v in values
+        None if v is None else text.render(column([v], oid), oid)[0].as_py() for v in values
     ]
     remote.close()
 
@@ -124,16 +117,10 @@ def test_captured_settings_reach_functions_but_not_the_form_of_results(postgres)
     moment = [(["2024-01-31 20:00:00+00"], TIMESTAMPTZ)]
     assert run(remote, "$1::date", moment, DATE) == ["2024-02-01"]
     assert run(remote, "$1::text", moment, TEXT) == ["01.02.2024 05:00:00 JST"]
-    assert run(remote, "date_trunc('day', $1)", moment, TIMESTAMPTZ) == [
-        "2024-01-31 15:00:00+00"
-    ]
+    assert run(remote, "date_trunc('day', $1)", moment, TIMESTAMPTZ) == ["2024-01-31 15:00:00+00"]
     assert run(remote, "array[$1]", moment, 1185) == ['{"2024-01-31 20:00:00+00"}']
-    assert run(remote, "$1 - '2024-01-01'::timestamptz", moment, INTERVAL) == [
-        "31 days 05:00:00"
-    ]
-    assert run(remote, "('1 day'::interval)::text || $1", [(["x"], TEXT)], TEXT) == [
-        "P1Dx"
-    ]
+    assert run(remote, "$1 - '2024-01-01'::timestamptz", moment, INTERVAL) == ["31 days 05:00:00"]
+    assert run(remote, "('1 day'::interval)::text || $1", [(["x"], TEXT)], TEXT) == ["P1Dx"]
     assert run(remote, "$1 / 3", [(["1"], FLOAT8)], FLOAT8) == ["0.3333333333333333"]
     assert run(remote, "($1 / 3)::text", [(["1"], FLOAT8)], TEXT) == ["0.333333333333"]
     remote.close()
@@ -143,11 +130,7 @@ def test_a_column_keeps_its_collation(remote):
     args = [column(["a"], TEXT)]
     for collation, expected in ((0, '"default"'), (950, '"C"'), (951, '"POSIX"')):
         (out,) = remote.evaluate(
-            ["pg_collation_for($1)"],
-            [field(TEXT, collation)],
-            args,
-            [field(TEXT)],
-            True,
+            ["pg_collation_for($1)"], [field(TEXT, collation)], args, [field(TEXT)], True
         )
         assert out.to_pylist() == [expected]
 
@@ -166,9 +149,7 @@ def test_several_expressions_share_a_statement(remote):
 def test_no_arguments_and_no_rows(remote):
     (out,) = remote.evaluate(["1 + 1"], [], [], [field(INT4)], True, count=3)
     assert out.to_pylist() == [2, 2, 2]
-    (out,) = remote.evaluate(
-        ["$1"], [field(INT4)], [column([], INT4)], [field(INT4)], True
-    )
+    (out,) = remote.evaluate(["$1"], [field(INT4)], [column([], INT4)], [field(INT4)], True)
     assert out.to_pylist() == []
     assert out.type == pa.int32()
 
@@ -182,9 +163,7 @@ def test_more_rows_than_one_statement_takes(remote):
 def test_the_failing_row_is_named_and_later_calls_work(remote):
     values = [str(i) for i in range(100)]
     values[37] = "0x"
-    with pytest.raises(
-        FailingRow, match="invalid input syntax for type integer"
-    ) as raised:
+    with pytest.raises(FailingRow, match="invalid input syntax for type integer") as raised:
         run(remote, "$1::int4", [(["5", *values], TEXT)], INT4)
     assert raised.value.row == 38
     assert raised.value.code == "22P02"
@@ -268,12 +247,7 @@ def test_aggregates_per_group(postgres, settings):
     assert aggregate(remote, "sum($1)", INTERVAL, rows, 4, INTERVAL) == [
         "01:00:00", None, "3 days 02:00:00", None,
     ]  # fmt: skip
-    assert aggregate(remote, "count(*)", INTERVAL, rows, 4, INT8) == [
-        "3",
-        "0",
-        "4",
-        "0",
-    ]
+    assert aggregate(remote, "count(*)", INTERVAL, rows, 4, INT8) == ["3", "0", "4", "0"]
     assert aggregate(remote, "count($1)", INTERVAL, [], 2, INT8) == ["0", "0"]
     remote.close()
 
@@ -295,10 +269,7 @@ def test_aggregates_of_several_columns_see_the_rows_in_order(remote):
 
 
 def test_direct_arguments_have_one_value_in_a_group(remote):
-    columns = [
-        column(["1", "2", "3", "5"], INT4),
-        column(["0.5", "1", "1", "1"], FLOAT8),
-    ]
+    columns = [column(["1", "2", "3", "5"], INT4), column(["0.5", "1", "1", "1"], FLOAT8)]
     call = AggregateCall(
         "percentile_cont($2) WITHIN GROUP (ORDER BY $1)",
         (field(INT4), field(FLOAT8)),

@@ -58,9 +58,7 @@ def test_floats_equal_postgres(conn, name):
     bulk(conn, f"{name}($1)", ["float8"], [[*edges("float8"), *halves]], node)
 
 
-@pytest.mark.parametrize(
-    "declared", [(5, 2), (15, 2), (3, 0), (18, 6), (19, 17), (40, 4), (2, 2)]
-)
+@pytest.mark.parametrize("declared", [(5, 2), (15, 2), (3, 0), (18, 6), (19, 17), (40, 4), (2, 2)])
 def test_a_declared_precision_equals_postgres(conn, declared):
     precision, scale = declared
     typmod = (precision << 16 | scale) + 4
@@ -112,7 +110,4 @@ def test_unusual_places_are_left_to_postgres():
         assert resolve("round", [TypeRef(NUMERIC), TypeRef(INT4, literal=text)]) is None
     assert resolve("round", [TypeRef(NUMERIC), TypeRef(INT4)]) is None
     negative = (5 << 16 | (-2 & 0x7FF)) + 4
-    assert (
-        resolve("numeric", [TypeRef(NUMERIC), TypeRef(INT4, literal=str(negative))])
-        is None
-    )
+    assert resolve("numeric", [TypeRef(NUMERIC), TypeRef(INT4, literal=str(negative))]) is None

@@ -61,20 +61,15 @@ def call(conn, name, expr, args, kinds, values):
 
 def bulk(conn, expr, kinds, values, node):
     """As ``check`` of test_native, in one statement: nothing may fail."""
-    columns = [
-        pa.array(c, pa.string()) for c in zip(*itertools.product(*values), strict=True)
-    ]
+    columns = [pa.array(c, pa.string()) for c in zip(*itertools.product(*values), strict=True)]
     arrays = ", ".join(f"%s::{kind}[]" for kind in kinds)
     names = ", ".join(f"a{i}" for i in range(1, len(kinds) + 1))
     sql_text = re.sub(r"\$(\d)", r"u.a\1", expr).replace("%", "%%")
     rows = conn.execute(
-        f"SELECT ({sql_text})::text FROM unnest({arrays})"
-        f" WITH ORDINALITY u({names}, o) ORDER BY o",
+        f"SELECT ({sql_text})::text FROM unnest({arrays}) WITH ORDINALITY u({names}, o) ORDER BY o",
         [copytext.array_literal(c) for c in columns],
     ).fetchall()
-    typed = [
-        text.parse(c, EDGES[kind][0]) for c, kind in zip(columns, kinds, strict=True)
-    ]
+    typed = [text.parse(c, EDGES[kind][0]) for c, kind in zip(columns, kinds, strict=True)]
     out = Program([node], None).run(typed, len(rows))[0]
     assert out.type == arrow_type(node.oid)
     mine = text.render(out, node.oid).to_pylist()
@@ -89,14 +84,7 @@ def test_like_equals_postgres(conn, kind):
     for pattern in PATTERNS:
         args = [Column(0, oid), literal(pattern)]
         call(conn, "~~", f"$1 LIKE {sql(pattern)}", args, [kind], [TEXTS])
-    call(
-        conn,
-        "!~~",
-        "$1 NOT LIKE 'a%'",
-        [Column(0, oid), literal("a%")],
-        [kind],
-        [TEXTS],
-    )
+    call(conn, "!~~", "$1 NOT LIKE 'a%'", [Column(0, oid), literal("a%")], [kind], [TEXTS])
 
 
 def test_random_patterns_equal_postgres(conn):
@@ -127,28 +115,20 @@ def test_a_pattern_that_is_no_constant_or_is_cut_off_is_left_to_postgres():
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "WIN1252", "UTF8"])
-def test_a_database_that_counts_in_another_way_computes_texts_itself(
-    postgres, encoding
-):
+def test_a_database_that_counts_in_another_way_computes_texts_itself(postgres, encoding):
     with psycopg.connect(postgres, autocommit=True) as conn:
         conn.execute("DROP DATABASE IF EXISTS other_encoding")
         conn.execute(
             f"CREATE DATABASE other_encoding ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
         )
     try:
-        with psycopg.connect(
-            postgres, dbname="other_encoding", client_encoding="UTF8"
-        ) as conn:
+        with psycopg.connect(postgres, dbname="other_encoding", client_encoding="UTF8") as conn:
             texts = Catalog(conn).type_refs([(TEXT, -1, None), (TEXT, -1, "a_")], 950)
     finally:
         with psycopg.connect(postgres, autocommit=True) as conn:
             conn.execute("DROP DATABASE other_encoding")
     ours = encoding == "UTF8"
-    for name, args in {
-        "length": texts[:1],
-        "octet_length": texts[:1],
-        "~~": texts,
-    }.items():
+    for name, args in {"length": texts[:1], "octet_length": texts[:1], "~~": texts}.items():
         assert (resolve(name, args) is not None) == ours
     assert resolve("=", texts) is not None
     # WIN1252 has the euro before "¡", UTF-8 after it.
@@ -164,11 +144,7 @@ def test_substring_equals_postgres(conn):
             *(conn, "substring", f"substring($1, $2, {size or 'NULL'})"),
             *([s, a, Literal(size, INT4)], kinds[:2], [TEXTS, NUMBERS]),
         )
-    few = [
-        ["a€b", "", None],
-        ["0", "1", "-2147483648", "2147483647", None],
-        NUMBERS[:6],
-    ]
+    few = [["a€b", "", None], ["0", "1", "-2147483648", "2147483647", None], NUMBERS[:6]]
     call(conn, "substring", "substring($1, $2, $3)", [s, a, b], kinds, few)
 
 

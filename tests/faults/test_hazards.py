@@ -47,16 +47,12 @@ def connect(dsn: str) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
 
 
-def create(
-    engine, source: psycopg.Connection, views: dict[str, str], options: str = "{}"
-) -> None:
+def create(engine, source: psycopg.Connection, views: dict[str, str], options: str = "{}") -> None:
     """The marker and ``views``."""
     with connect(engine.dsn) as commander:
         create_marker(source, commander)
         for name, query in views.items():
-            commander.execute(
-                f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')"
-            )
+            commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')")
 
 
 def settle(source: psycopg.Connection) -> None:
@@ -140,10 +136,7 @@ def test_writes_of_others_do_not_pin_wal(mortal, start_engine):  # H16
 def test_kills_while_large_copies_arrive(engine):  # H18
     """Rows of one COPY share LSNs: positions are those of transactions, never of rows."""
     rng = random.Random(18)
-    views = {
-        "copy": "SELECT id, n, s FROM t",
-        "total": "SELECT n, count(*) AS c FROM t GROUP BY n",
-    }
+    views = {"copy": "SELECT id, n, s FROM t", "total": "SELECT n, count(*) AS c FROM t GROUP BY n"}
     with connect(engine.source) as source:
         source.execute("CREATE TABLE t (id int PRIMARY KEY, n int, s text)")
         create(engine, source, views)
@@ -176,10 +169,7 @@ def test_second_engine_is_refused_and_told_why(engine, tmp_path, monkeypatch):  
 @pytest.mark.timeout(300)
 def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_path):
     """H21: the first one sleeps, loses its connections, and finds the second one at work."""
-    views = {
-        "copy": "SELECT id, n FROM t",
-        "total": "SELECT count(*) AS c, sum(n) AS s FROM t",
-    }
+    views = {"copy": "SELECT id, n FROM t", "total": "SELECT count(*) AS c, sum(n) AS s FROM t"}
     with connect(engine.source) as source:
         source.execute("CREATE TABLE t (id bigserial PRIMARY KEY, n int)")
         create(engine, source, views, '{"on_damage": "stop"}')
@@ -194,9 +184,7 @@ def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
             shutil.copytree(
-                engine.data_dir,
-                tmp_path / "engine1",
-                ignore=shutil.ignore_patterns("run", "lock"),
+                engine.data_dir, tmp_path / "engine1", ignore=shutil.ignore_patterns("run", "lock")
             )
             second = start_engine(engine.source)
             source.execute("UPDATE t SET n = n + 1 WHERE id % 5 = 0")
@@ -222,9 +210,7 @@ def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_
         second.kill9()
         # Alone again, its state is older than what was confirmed: it says so, and writes nothing.
         source.execute("INSERT INTO t (n) VALUES (77)")
-        wait_until(
-            lambda: status_of(source, "copy")[0] == "error", "the view is stopped"
-        )
+        wait_until(lambda: status_of(source, "copy")[0] == "error", "the view is stopped")
         assert status_of(source, "copy")[1] == ContinuityLost.sqlstate
         assert source.execute("SELECT * FROM copy ORDER BY id").fetchall() == kept
 

@@ -16,14 +16,7 @@ import psycopg
 import pytest
 
 from tests.views import differs
-from tests.waiting import (
-    PATIENCE_S,
-    at_any_moment,
-    bump,
-    create_marker,
-    wait_for,
-    wait_until,
-)
+from tests.waiting import PATIENCE_S, at_any_moment, bump, create_marker, wait_for, wait_until
 
 ACCOUNTS = 60
 TOTAL = ACCOUNTS * 100
@@ -39,15 +32,9 @@ VIEWS = {
 
 def prepare(source: psycopg.Connection) -> None:
     source.execute("CREATE TABLE branches (id int PRIMARY KEY, name text)")
-    source.execute(
-        "CREATE TABLE accounts (id int PRIMARY KEY, branch int, balance numeric)"
-    )
-    source.execute(
-        "CREATE TABLE ledger (id bigserial PRIMARY KEY, account int, amount numeric)"
-    )
-    source.execute(
-        "INSERT INTO branches SELECT i, 'b' || i FROM generate_series(0, 4) i"
-    )
+    source.execute("CREATE TABLE accounts (id int PRIMARY KEY, branch int, balance numeric)")
+    source.execute("CREATE TABLE ledger (id bigserial PRIMARY KEY, account int, amount numeric)")
+    source.execute("INSERT INTO branches SELECT i, 'b' || i FROM generate_series(0, 4) i")
     source.execute(
         f"INSERT INTO accounts SELECT i, i % 5, 100 FROM generate_series(1, {ACCOUNTS}) i"
     )
@@ -64,9 +51,7 @@ class Load:
         self.writes = 0
         self.errors: list[BaseException] = []
         targets = [*(lambda n=n: self._write(seed + n) for n in range(3)), self._read]
-        self.threads = [
-            threading.Thread(target=self._guard, args=(t,)) for t in targets
-        ]
+        self.threads = [threading.Thread(target=self._guard, args=(t,)) for t in targets]
         for thread in self.threads:
             thread.start()
 
@@ -89,25 +74,19 @@ class Load:
         a, b = sorted(rng.sample(range(1, ACCOUNTS + 1), 2))
         amount = rng.randint(-20, 20)
         with conn.transaction():
-            conn.execute(
-                "UPDATE accounts SET balance = balance - %s WHERE id = %s", (amount, a)
-            )
-            conn.execute(
-                "UPDATE accounts SET balance = balance + %s WHERE id = %s", (amount, b)
-            )
+            conn.execute("UPDATE accounts SET balance = balance - %s WHERE id = %s", (amount, a))
+            conn.execute("UPDATE accounts SET balance = balance + %s WHERE id = %s", (amount, b))
             conn.execute(
                 "INSERT INTO ledger (account, amount) VALUES (%s, %s), (%s, %s)",
                 (a, -amount, b, amount),
             )
             if rng.random() < 0.2:
                 conn.execute(
-                    "DELETE FROM ledger WHERE id %% 7 = %s AND account = %s",
-                    (rng.randint(0, 6), a),
+                    "DELETE FROM ledger WHERE id %% 7 = %s AND account = %s", (rng.randint(0, 6), a)
                 )
             if rng.random() < 0.1:
                 conn.execute(
-                    "UPDATE accounts SET branch = %s WHERE id = %s",
-                    (rng.randint(0, 5), a),
+                    "UPDATE accounts SET branch = %s WHERE id = %s", (rng.randint(0, 5), a)
                 )
 
     def _read(self) -> None:
@@ -200,9 +179,7 @@ def test_kill_during_population_leaves_nothing_or_everything(engine, victim, tim
         )
         with connect(engine.dsn) as commander:
             create_marker(source, commander)
-            commander.execute(
-                f"CALL headrace.create_view('total', $q${VIEWS['total']}$q$)"
-            )
+            commander.execute(f"CALL headrace.create_view('total', $q${VIEWS['total']}$q$)")
         load = Load(engine.source, 2)
         done: dict[str, str] = {}
         try:
@@ -214,9 +191,7 @@ def test_kill_during_population_leaves_nothing_or_everything(engine, victim, tim
         assert_equal(source, {"total": VIEWS["total"], **done})
 
 
-def attempt(
-    engine, source, name: str, victim: str, rng: random.Random
-) -> dict[str, str]:
+def attempt(engine, source, name: str, victim: str, rng: random.Random) -> dict[str, str]:
     """Create a view and kill ``victim`` meanwhile; the view is whole afterwards or not there."""
     query = VIEWS["entries"]
     outcome: list[BaseException | None] = []
@@ -237,10 +212,7 @@ def attempt(
         thread.join(PATIENCE_S)
         engine.restart()
     else:
-        module = {
-            "builder": "headrace.views.builder",
-            "worker": "headrace.runtime.worker",
-        }
+        module = {"builder": "headrace.views.builder", "worker": "headrace.runtime.worker"}
         kill_child(engine, module[victim])
         thread.join(PATIENCE_S)
     assert outcome, "create_view neither returned nor failed"

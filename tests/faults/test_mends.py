@@ -70,9 +70,7 @@ def mended(source: psycopg.Connection, views: dict[str, str], before: set[int]) 
 
     wait_until(done, "all views are filled anew")
     for name, query in views.items():
-        wait_until(
-            lambda n=name, q=query: not differs(source, n, q), f"{name} is right"
-        )
+        wait_until(lambda n=name, q=query: not differs(source, n, q), f"{name} is right")
     return most
 
 
@@ -146,15 +144,10 @@ def test_all_is_lost_at_once(database, start_engine):
 
 @pytest.mark.parametrize(
     "points",
-    [
-        ("cp08", "cp07"),
-        pytest.param(("cp06", "cp08", "cp08b", "cp07"), marks=pytest.mark.slow),
-    ],
+    [("cp08", "cp07"), pytest.param(("cp06", "cp08", "cp08b", "cp07"), marks=pytest.mark.slow)],
     ids=len,
 )
-def test_killed_amid_mending_and_the_catalog_dropped(
-    database, start_engine, tmp_path, points
-):
+def test_killed_amid_mending_and_the_catalog_dropped(database, start_engine, tmp_path, points):
     traps = tmp_path / "traps"
     traps.mkdir()
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
@@ -224,14 +217,11 @@ def test_a_restored_source(start_engine, tmp_path):
         with connect(dsn) as source:
             # Only of items; the view of others sees nothing but WAL pass by.
             source.execute("UPDATE items SET x = x + 1")
-            source.execute(
-                "INSERT INTO quiet SELECT i FROM generate_series(1, 100000) i"
-            )
+            source.execute("INSERT INTO quiet SELECT i FROM generate_series(1, 100000) i")
             done = wal_end(source)
             slot = engine.env["HEADRACE_SLOT_NAME"]
             confirmed = (
-                "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots"
-                " WHERE slot_name = %s"
+                "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
             )
             wait_until(
                 lambda: source.execute(confirmed, (slot,)).fetchone()[0] >= done,

@@ -49,13 +49,10 @@ def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  
         until = time.monotonic() + rng.uniform(0.05, 0.5)
         give_up = until + 60
         while time.monotonic() < until or (
-            patient
-            and slot(source, settings.slot_name)[0] == begin
-            and time.monotonic() < give_up
+            patient and slot(source, settings.slot_name)[0] == begin and time.monotonic() < give_up
         ):
             source.execute(
-                "UPDATE items SET price = price + 1 WHERE id %% 5 = %s",
-                (rng.randint(0, 4),),
+                "UPDATE items SET price = price + 1 WHERE id %% 5 = %s", (rng.randint(0, 4),)
             )
         worker.process.send_signal(signal.SIGKILL)
         worker.close()
@@ -107,9 +104,7 @@ def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
         settle(running, source)
         assert slot(source, name)[0] <= held, "within the budget it keeps its place"
         source.execute("CREATE TABLE other (x text)")
-        source.execute(
-            "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)"
-        )
+        source.execute("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)")
         wait_until(lambda: status_of(source, "a")[0] == "error", "it is given up")
         wait_until(lambda: slot(source, name)[0] > held + 2_000_000, "the WAL may go")
     status, code, message = status_of(source, "a")
@@ -177,8 +172,7 @@ def test_slot_that_moved_on_before_the_first_checkpoint_is_noticed(
     running.stop()
     source.execute("UPDATE items SET price = price + 1")
     source.execute(
-        "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())",
-        (settings.slot_name,),
+        "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (settings.slot_name,)
     )
     shutil.rmtree(settings.state_dir)
     early.rename(settings.state_dir)
@@ -203,9 +197,7 @@ def test_batches_written_by_another_engine_are_noticed(start, database, source, 
     if case == "cut otherwise":
         # We had recorded the next batch; the other one wrote it with another end.
         end = mark.lsn + 800
-        positions.put_record(
-            meta, positions.BatchRecord(mark.txid + 1, mark.lsn, end, 0)
-        )
+        positions.put_record(meta, positions.BatchRecord(mark.txid + 1, mark.lsn, end, 0))
         source.execute(
             "UPDATE headrace.progress SET txid = %s, lsn = lsn + 160, epoch = epoch + 1",
             (mark.txid + 1,),
@@ -223,9 +215,7 @@ def test_batches_written_by_another_engine_are_noticed(start, database, source, 
     assert source.execute("SELECT * FROM a ORDER BY id").fetchall() == kept
 
 
-def test_blocked_view_catches_up_by_the_part_of_a_batch_that_it_reads(
-    start, database, source
-):
+def test_blocked_view_catches_up_by_the_part_of_a_batch_that_it_reads(start, database, source):
     """Parts of a batch that nobody reads who lacks it are neither sent nor counted."""
     source.execute("CREATE TABLE others (id int PRIMARY KEY, name text, price numeric)")
     running = start(spool_bytes_min=1_000, sink_retry_ms=100)

@@ -67,9 +67,7 @@ VIEWS = {
 def connect(dsn: str) -> psycopg.Connection:
     """A session that is not affected by what the test sets."""
     pinned = "-c search_path=public -c client_encoding=UTF8 -c standard_conforming_strings=on"
-    pinned += (
-        " -c extra_float_digits=3 -c default_transaction_isolation=read\\ committed"
-    )
+    pinned += " -c extra_float_digits=3 -c default_transaction_isolation=read\\ committed"
     return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, options=pinned)
 
 
@@ -81,9 +79,7 @@ def change(source: psycopg.Connection, which: int) -> None:
         if setting == "DateStyle":
             value = values[which]
         source.execute(f"ALTER DATABASE {name} SET {setting} = {value}")
-        source.execute(
-            f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET {setting} = {value}"
-        )
+        source.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET {setting} = {value}")
 
 
 def reconnect(source: psycopg.Connection) -> None:
@@ -100,9 +96,7 @@ def touched(source: psycopg.Connection) -> list[tuple[object, ...]]:
         tuple(row)
         for view in ("every", "spark")
         if source.execute("SELECT to_regclass(%s)", (f"public.{view}",)).fetchone()[0]
-        for row in source.execute(
-            f"SELECT id, xmin::text, ctid::text FROM {view} ORDER BY id"
-        )
+        for row in source.execute(f"SELECT id, xmin::text, ctid::text FROM {view} ORDER BY id")
     ]
 
 
@@ -120,9 +114,7 @@ def self_update(source: psycopg.Connection, views: dict[str, str]) -> None:
         assert not (wrong := differs(source, name, query)), "\n".join([name, *wrong])
     # And a row goes when it is deleted: its stored text is the stream's.
     with source.transaction():
-        source.execute(
-            "CREATE TEMP TABLE kept ON COMMIT DROP AS SELECT * FROM vals WHERE id = 2"
-        )
+        source.execute("CREATE TEMP TABLE kept ON COMMIT DROP AS SELECT * FROM vals WHERE id = 2")
         source.execute("DELETE FROM vals WHERE id = 2")
         bump(source)
         source.execute("INSERT INTO vals SELECT * FROM kept")

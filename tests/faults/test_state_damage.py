@@ -137,9 +137,7 @@ INSERT INTO others SELECT i, 'n' || i, i FROM generate_series(1, 200) i;
 def two_views(start, database, source) -> Running:
     running = start()
     create_view(running, database, "a", source_plan(source, "items"), QUERY)
-    create_view(
-        running, database, "b", source_plan(source, "others"), "SELECT * FROM others"
-    )
+    create_view(running, database, "b", source_plan(source, "others"), "SELECT * FROM others")
     source.execute("UPDATE items SET price = price + 1")
     source.execute("UPDATE others SET price = price + 1")
     settle(running, source, 60)
@@ -260,9 +258,7 @@ def test_old_population_is_not_taken_for_lost_state(start, database, source):
 @pytest.mark.parametrize("how", ["cut", "flip", "gone"])
 def test_damaged_population_is_not_adopted(start, database, source, how):
     running = start()
-    view_id = create_view(
-        running, database, "a", source_plan(source, "items"), QUERY, adopt=False
-    )
+    view_id = create_view(running, database, "a", source_plan(source, "items"), QUERY, adopt=False)
     running.stop()
     manifest = running.settings.staging_dir / str(view_id) / "manifest.json"
     assert json.loads(manifest.read_text())["runs"]

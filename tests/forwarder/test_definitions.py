@@ -66,10 +66,7 @@ BACK = (
         "CREATE OR REPLACE AGGREGATE s.total(int) (SFUNC = s.step, STYPE = int, INITCOND = '5')",
         "CREATE OR REPLACE AGGREGATE s.total(int) (SFUNC = s.step, STYPE = int, INITCOND = '0')",
     ),
-    (
-        "ALTER FUNCTION s.f(int) SET DateStyle = 'German'",
-        "ALTER FUNCTION s.f(int) RESET ALL",
-    ),
+    ("ALTER FUNCTION s.f(int) SET DateStyle = 'German'", "ALTER FUNCTION s.f(int) RESET ALL"),
     ("ALTER FUNCTION s.f(int) RENAME TO g", "ALTER FUNCTION s.g(int) RENAME TO f"),
     ("ALTER FUNCTION s.f(int) SET SCHEMA r", "ALTER FUNCTION r.f(int) SET SCHEMA s"),
     ("ALTER SCHEMA s RENAME TO z", "ALTER SCHEMA z RENAME TO s"),
@@ -86,24 +83,15 @@ BACK = (
         "ALTER TYPE s.mood RENAME VALUE 'fine' TO 'ok'",
     ),
     ("ALTER TYPE s.mood RENAME TO m", "ALTER TYPE s.m RENAME TO mood"),
-    (
-        "ALTER TYPE s.pair RENAME ATTRIBUTE x TO z",
-        "ALTER TYPE s.pair RENAME ATTRIBUTE z TO x",
-    ),
+    ("ALTER TYPE s.pair RENAME ATTRIBUTE x TO z", "ALTER TYPE s.pair RENAME ATTRIBUTE z TO x"),
     ("ALTER TYPE s.span SET SCHEMA r", "ALTER TYPE r.span SET SCHEMA s"),
     (
         "ALTER DOMAIN s.small ADD CONSTRAINT more CHECK (VALUE <> 3)",
         "ALTER DOMAIN s.small DROP CONSTRAINT more",
     ),
     ("ALTER DOMAIN s.small SET NOT NULL", "ALTER DOMAIN s.small DROP NOT NULL"),
-    (
-        "DROP CAST (s.pair AS text)",
-        "CREATE CAST (s.pair AS text) WITH FUNCTION s.as_text(s.pair)",
-    ),
-    (
-        "ALTER COLLATION s.plain RENAME TO other",
-        "ALTER COLLATION s.other RENAME TO plain",
-    ),
+    ("DROP CAST (s.pair AS text)", "CREATE CAST (s.pair AS text) WITH FUNCTION s.as_text(s.pair)"),
+    ("ALTER COLLATION s.plain RENAME TO other", "ALTER COLLATION s.other RENAME TO plain"),
     (
         "ALTER TEXT SEARCH CONFIGURATION s.config ALTER MAPPING FOR asciiword WITH simple",
         "ALTER TEXT SEARCH CONFIGURATION s.config ALTER MAPPING FOR asciiword WITH s.words",
@@ -119,10 +107,7 @@ BACK = (
 )
 SEEN = (
     # What comes is seen while it is there, and leaves nothing when it goes.
-    (
-        "CREATE CAST (s.mood AS int) WITH FUNCTION s.number(s.mood)",
-        "DROP CAST (s.mood AS int)",
-    ),
+    ("CREATE CAST (s.mood AS int) WITH FUNCTION s.number(s.mood)", "DROP CAST (s.mood AS int)"),
     (
         "ALTER DOMAIN s.small ADD CONSTRAINT more CHECK (VALUE <> 3)",
         "ALTER DOMAIN s.small DROP CONSTRAINT more",
@@ -173,21 +158,13 @@ def found(conn: psycopg.Connection, *, deep: bool = True) -> definitions.Definit
         return {row[0] for row in conn.execute(query)}
 
     roots = {
-        "pg_proc": oids(
-            "SELECT oid::bigint FROM pg_proc WHERE proname IN ('f', 'total')"
-        ),
-        "pg_operator": oids(
-            "SELECT oid::bigint FROM pg_operator WHERE oprname = '|+|'"
-        ),
+        "pg_proc": oids("SELECT oid::bigint FROM pg_proc WHERE proname IN ('f', 'total')"),
+        "pg_operator": oids("SELECT oid::bigint FROM pg_operator WHERE oprname = '|+|'"),
         "pg_type": oids(
             "SELECT oid::bigint FROM pg_type WHERE typname IN ('pair', 'small', 'span', '_mood')"
         ),
-        "pg_collation": oids(
-            "SELECT oid::bigint FROM pg_collation WHERE collname = 'plain'"
-        ),
-        "pg_ts_config": oids(
-            "SELECT oid::bigint FROM pg_ts_config WHERE cfgname = 'config'"
-        ),
+        "pg_collation": oids("SELECT oid::bigint FROM pg_collation WHERE collname = 'plain'"),
+        "pg_ts_config": oids("SELECT oid::bigint FROM pg_ts_config WHERE cfgname = 'config'"),
     }
     return definitions.find(conn, roots, deep=deep)
 

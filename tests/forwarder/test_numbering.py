@@ -8,12 +8,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from headrace.postgres.numbering import (
-    Observation,
-    StreamAttribute,
-    VisibleXids,
-    number,
-)
+from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids, number
 
 READ = """
 SELECT pg_current_snapshot()::text, array_agg(ARRAY[attnum::text, attname,
@@ -25,10 +20,7 @@ def observe(conn: psycopg.Connection) -> Observation:
     seen, rows = conn.execute(READ).fetchone()
     return Observation(
         VisibleXids.of(seen),
-        tuple(
-            StreamAttribute(int(n), name, told == "true", w)
-            for n, name, told, w in rows
-        ),
+        tuple(StreamAttribute(int(n), name, told == "true", w) for n, name, told, w in rows),
     )
 
 
@@ -141,10 +133,7 @@ def test_numbers_are_right_or_none(database, seed):
                     if shown and alterations != told.alterations:
                         continue
                     mine = {a.number for a in began.published}
-                    assert all(true[c] == n for c, n in got.items() if n in mine), (
-                        told,
-                        got,
-                    )
+                    assert all(true[c] == n for c, n in got.items() if n in mine), (told, got)
                     if shown:
                         assert got.items() <= true.items(), (told, got)
                 found += len(got)
@@ -160,8 +149,7 @@ def attributes(*columns: tuple) -> tuple[StreamAttribute, ...]:
 def test_the_same_names_may_be_other_columns():
     """Dropped, renamed and added again: before and after look alike, so nothing is said."""
     first = Observation(
-        VisibleXids.of("10:10:"),
-        attributes((1, "id", "5"), (2, "x", "5"), (3, "a", "5")),
+        VisibleXids.of("10:10:"), attributes((1, "id", "5"), (2, "x", "5"), (3, "a", "5"))
     )
     last = Observation(
         VisibleXids.of("20:20:"),

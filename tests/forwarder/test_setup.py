@@ -21,9 +21,7 @@ def conn(database):
 @pytest.fixture
 def settings(database, tmp_path):
     name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
-    return Settings(
-        source=database, data_dir=tmp_path, slot_name=f"s_{name}", lock_timeout_ms=100
-    )
+    return Settings(source=database, data_dir=tmp_path, slot_name=f"s_{name}", lock_timeout_ms=100)
 
 
 def oid(conn, name) -> int:
@@ -62,10 +60,7 @@ def test_role_without_replication_is_told_what_to_do(conn, settings):
         ("CREATE PUBLICATION headrace FOR TABLE t WHERE (a > 1)", "row filter"),
         ("CREATE PUBLICATION headrace FOR TABLE t (a)", "column list"),
         ("CREATE PUBLICATION headrace FOR TABLES IN SCHEMA public", "schema"),
-        (
-            "CREATE PUBLICATION headrace WITH (publish_via_partition_root)",
-            "partition_root",
-        ),
+        ("CREATE PUBLICATION headrace WITH (publish_via_partition_root)", "partition_root"),
     ],
 )
 def test_strange_publication_is_refused(conn, settings, made, word):
@@ -78,8 +73,7 @@ def test_strange_publication_is_refused(conn, settings, made, word):
 def test_slot_of_another_database_is_refused(conn, settings, postgres):
     with psycopg.connect(postgres, autocommit=True) as other:
         other.execute(
-            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')",
-            (settings.slot_name,),
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (settings.slot_name,)
         )
         try:
             with pytest.raises(PrerequisiteError, match="not ours"):
@@ -93,9 +87,7 @@ def test_tables_come_and_go(conn, settings):
     conn.execute('CREATE TABLE "t ""1" (a int PRIMARY KEY)')
     conn.execute('CREATE TABLE child () INHERITS ("t ""1")')
     first, child = oid(conn, '"t ""1"'), oid(conn, "child")
-    assert publication.add_tables(conn, settings, [first, first], watched.fed) == [
-        first
-    ]
+    assert publication.add_tables(conn, settings, [first, first], watched.fed) == [first]
     assert publication.add_tables(conn, settings, [first], watched.fed) == []
     assert publication.tables(conn, "headrace") == {first}
     assert publication.add_tables(conn, settings, [child, 4_000_000], watched.fed) != []
@@ -113,6 +105,4 @@ def test_locked_table_is_given_up_in_the_end(conn, settings, database, monkeypat
         other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(TransientError):
             publication.add_tables(conn, settings, [oid(conn, "t")], watched.fed)
-    assert publication.add_tables(conn, settings, [oid(conn, "t")], watched.fed) == [
-        oid(conn, "t")
-    ]
+    assert publication.add_tables(conn, settings, [oid(conn, "t")], watched.fed) == [oid(conn, "t")]

@@ -21,13 +21,9 @@ INSERT INTO items SELECT i, i % 5, i * 1.50 FROM generate_series(1, 100) i;
 
 
 @pytest.fixture
-def source(
-    engine: EmbeddedEngine, request: pytest.FixtureRequest
-) -> Iterator[psycopg.Connection]:
+def source(engine: EmbeddedEngine, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
     """A direct connection to a database with the module's ``TABLES``."""
-    with psycopg.connect(
-        engine.source, autocommit=True, prepare_threshold=None
-    ) as conn:
+    with psycopg.connect(engine.source, autocommit=True, prepare_threshold=None) as conn:
         conn.execute(getattr(request.module, "TABLES", ""))
         yield conn
 

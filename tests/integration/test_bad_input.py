@@ -143,9 +143,7 @@ def test_table_without_key_names_the_statement(commander, source):
     source.execute("CREATE TABLE nokey (a int, b text)")
     error = refused(commander, "v", "SELECT a FROM nokey")
     assert error.sqlstate == "55000"
-    assert 'ALTER TABLE "public"."nokey" REPLICA IDENTITY FULL;' in (
-        error.diag.message_hint or ""
-    )
+    assert 'ALTER TABLE "public"."nokey" REPLICA IDENTITY FULL;' in (error.diag.message_hint or "")
     source.execute("ALTER TABLE public.nokey REPLICA IDENTITY FULL")
     create(commander, "v", "SELECT a FROM nokey")
     source.execute("INSERT INTO nokey VALUES (1, 'x')")
@@ -189,9 +187,7 @@ def test_bad_row_stops_only_its_view(commander, source, query, change, sqlstate)
     assert status == "error"
     assert code == sqlstate
     key = "7" if "UPDATE" in change else change.split("(")[1].split(",")[0]
-    assert (
-        f"id = {key}" in message or f"id={key}" in message or f"(id)=({key})" in message
-    ), message
+    assert f"id = {key}" in message or f"id={key}" in message or f"(id)=({key})" in message, message
     assert source.execute("SELECT * FROM bad ORDER BY 1").fetchall() == before
     number = bump(source)
     shown = "SELECT n FROM marker_view"

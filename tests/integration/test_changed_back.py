@@ -116,10 +116,7 @@ TOGGLES = {
         "ALTER TYPE one.pair RENAME ATTRIBUTE y TO why",
         "ALTER TYPE one.pair RENAME ATTRIBUTE why TO y",
     ),
-    "schema": (
-        "ALTER SCHEMA three RENAME TO drei",
-        "ALTER SCHEMA drei RENAME TO three",
-    ),
+    "schema": ("ALTER SCHEMA three RENAME TO drei", "ALTER SCHEMA drei RENAME TO three"),
     "moved": (
         "ALTER FUNCTION two.moved(int) SET SCHEMA one ;; ALTER FUNCTION one.moved(int) RENAME TO m",
         "ALTER FUNCTION one.m(int) RENAME TO moved ;; ALTER FUNCTION one.moved(int) SET SCHEMA two",
@@ -192,18 +189,14 @@ class Story:
             self.frozen = None
 
     def worker(self) -> int:
-        return wait_until(
-            lambda: self.engine.child("headrace.runtime.worker"), "a worker"
-        )
+        return wait_until(lambda: self.engine.child("headrace.runtime.worker"), "a worker")
 
     def cover(self) -> None:
         """Until what was written is everywhere where it can be."""
         if self.frozen is None:
             number = bump(self.source)
             shown = "SELECT n FROM marker_view"
-            wait_until(
-                lambda: self.source.execute(shown).fetchone()[0] >= number, "covered"
-            )
+            wait_until(lambda: self.source.execute(shown).fetchone()[0] >= number, "covered")
 
     def step(self) -> None:
         dice = self.random.random()
@@ -248,9 +241,7 @@ class Story:
         assert self.wrong() == {}, self.told
 
     def views(self) -> list[tuple]:
-        return self.source.execute(
-            "SELECT id FROM headrace.views ORDER BY 1"
-        ).fetchall()
+        return self.source.execute("SELECT id FROM headrace.views ORDER BY 1").fetchall()
 
 
 BLIND = pytest.mark.parametrize("engine", ["3600000"], indirect=True)
@@ -334,9 +325,7 @@ def test_a_row_is_not_blamed_for_what_was_altered(story):
     codes: set[str | None] = set()
 
     def settled() -> bool:
-        codes.update(
-            row[0] for row in told.source.execute("SELECT sqlstate FROM headrace.views")
-        )
+        codes.update(row[0] for row in told.source.execute("SELECT sqlstate FROM headrace.views"))
         return not told.wrong()
 
     with contextlib.suppress(AssertionError):
@@ -351,9 +340,7 @@ def test_a_view_that_a_row_has_stopped_comes_back_when_its_function_does(story):
     told.source.execute("DELETE FROM t WHERE v = 4")
     told.settle()
     told.source.execute("INSERT INTO t (id, v) VALUES (100, 4)")
-    failed = (
-        "SELECT headrace.view_message(id) FROM headrace.views WHERE sqlstate = '22012'"
-    )
+    failed = "SELECT headrace.view_message(id) FROM headrace.views WHERE sqlstate = '22012'"
     wait_until(lambda: told.source.execute(failed).fetchone(), "stopped by the row")
     told.toggle("failing")
     told.settle()

@@ -36,9 +36,7 @@ def test_the_verdict_is_that_of_create_view(engine, source, way):
         [(plan,)] = cursor.fetchall()
         assert cursor.statusmessage == "CALL"
         assert "Reduce" in plan
-        [(again,)] = conn.execute(
-            "CALL headrace.check_view(%s)", (ACCEPTED,)
-        ).fetchall()
+        [(again,)] = conn.execute("CALL headrace.check_view(%s)", (ACCEPTED,)).fetchall()
         assert again == plan
         for query, code in REFUSED:
             errors = []

@@ -47,21 +47,16 @@ DAMAGE = {
 def test_a_stopped_view_with_a_row_that_is_damaged(conn, damage):
     for name in ("broken", "whole"):
         conn.execute("CALL headrace.create_view(%s, %s)", (name, QUERY))
-    conn.execute(
-        f"UPDATE headrace.views SET status = 'error', {damage} WHERE view_name = 'broken'"
-    )
+    conn.execute(f"UPDATE headrace.views SET status = 'error', {damage} WHERE view_name = 'broken'")
     # Twice: when it is stopped again, the broken one was looked at.
     before = stopped(conn, "whole", "a limit")
     wait_until(
         lambda: (
-            status_of(conn, "whole")[0] == "running"
-            and stopped(conn, "whole", "a limit") != before
+            status_of(conn, "whole")[0] == "running" and stopped(conn, "whole", "a limit") != before
         ),
         "it is filled anew",
     )
-    wait_until(
-        lambda: status_of(conn, "whole")[0] == "running", "it is filled once more"
-    )
+    wait_until(lambda: status_of(conn, "whole")[0] == "running", "it is filled once more")
     conn.execute("UPDATE t SET n = n + 1")
     conn.execute("CALL headrace.wait_for('whole')")
     assert not differs(conn, "whole", QUERY)
@@ -91,7 +86,4 @@ def test_a_builder_is_started_until_it_can_be_tidied_up_after(conn, engine):
         conn.execute("DROP TRIGGER no ON headrace.views; DROP FUNCTION no()")
     conn.execute("CALL headrace.create_view('v', %s)", (QUERY,))
     assert not differs(conn, "v", QUERY)
-    assert (
-        conn.execute("SELECT FROM headrace.views WHERE view_name = 'dead'").fetchone()
-        is None
-    )
+    assert conn.execute("SELECT FROM headrace.views WHERE view_name = 'dead'").fetchone() is None

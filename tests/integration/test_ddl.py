@@ -10,11 +10,7 @@ STOPS = {
         "ALTER TABLE t1 ALTER v TYPE int USING v * 1000",
         "was rewritten",
     ),
-    "unused": (
-        "SELECT id FROM t2",
-        "ALTER TABLE t2 ALTER v TYPE int USING v * 1000",
-        None,
-    ),
+    "unused": ("SELECT id FROM t2", "ALTER TABLE t2 ALTER v TYPE int USING v * 1000", None),
     "relabelled": (
         "SELECT id FROM t3 WHERE m = 'ok'",
         "ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'",
@@ -31,11 +27,7 @@ STOPS = {
         "another key",
     ),
     "dropped": ("SELECT id FROM t6", "DROP TABLE t6", "was dropped"),
-    "unpublished": (
-        "SELECT id FROM t7",
-        "ALTER PUBLICATION headrace DROP TABLE t7",
-        "taken out",
-    ),
+    "unpublished": ("SELECT id FROM t7", "ALTER PUBLICATION headrace DROP TABLE t7", "taken out"),
     "renamed": ("SELECT id FROM t8", "ALTER TABLE t8 RENAME TO another", None),
     "vacuumed": ("SELECT id, v FROM t9", "VACUUM FULL t9", None),
 }

@@ -64,9 +64,7 @@ class World:
     def create(self, queries: dict[str, str]) -> None:
         """Views, and those that judge them."""
         for name, query in queries.items():
-            self.commander.execute(
-                f"CALL headrace.create_view('{name}', $q${query}$q$)"
-            )
+            self.commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$)")
         self.names += queries
         self.judge(queries)
 
@@ -109,19 +107,14 @@ class World:
 
     def settle(self, what: str) -> None:
         with contextlib.suppress(AssertionError):
-            wait_until(
-                lambda: not self.stopped() and not self.differences(), what, 40.0
-            )
+            wait_until(lambda: not self.stopped() and not self.differences(), what, 40.0)
         different = {
-            name: (self.rows(name), self.rows(f"judge_{name}"))
-            for name in self.differences()
+            name: (self.rows(name), self.rows(f"judge_{name}")) for name in self.differences()
         }
         assert (self.stopped(), different) == ([], {}), what
 
     def rows(self, name: str) -> list[tuple]:
-        return self.source.execute(
-            f"SELECT row_::text FROM {name} row_ ORDER BY 1"
-        ).fetchall()
+        return self.source.execute(f"SELECT row_::text FROM {name} row_ ORDER BY 1").fetchall()
 
     def run(self, ddl: str) -> None:
         """Statements, each by itself unless they say otherwise."""
@@ -129,9 +122,7 @@ class World:
             self.source.execute(statement)
 
     def kill(self) -> None:
-        pid = wait_until(
-            lambda: self.engine.child("headrace.runtime.worker"), "a worker"
-        )
+        pid = wait_until(lambda: self.engine.child("headrace.runtime.worker"), "a worker")
         os.kill(pid, signal.SIGKILL)
 
 

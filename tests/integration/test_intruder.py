@@ -124,12 +124,10 @@ def login(database, engine):
     """The intruder's own sessions: at the server, and through the engine."""
     with (
         psycopg.connect(
-            make_conninfo(database, user=INTRUDER, options="-csearch_path=m"),
-            autocommit=True,
+            make_conninfo(database, user=INTRUDER, options="-csearch_path=m"), autocommit=True
         ) as own,
         psycopg.connect(
-            make_conninfo(engine.dsn, user=INTRUDER, options="-csearch_path=m"),
-            autocommit=True,
+            make_conninfo(engine.dsn, user=INTRUDER, options="-csearch_path=m"), autocommit=True
         ) as relayed,
     ):
         yield own, relayed
@@ -169,7 +167,9 @@ def test_code_of_a_user_has_no_rights_of_ours(server, traces, engine, login):
     want = "SELECT id, e, es, n FROM m.t ORDER BY id"
     have = "SELECT id, e, es, n FROM m.columns ORDER BY id"
     assert server.execute(have).fetchall() == server.execute(want).fetchall()
-    halted = "SELECT view_name, headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
+    halted = (
+        "SELECT view_name, headrace.view_message(id) FROM headrace.views WHERE status <> 'running'"
+    )
     wait_until(lambda: not server.execute(halted).fetchall(), "all are filled anew")
     assert traces() == []
     for name in ("domains", "sums"):
@@ -213,9 +213,7 @@ def test_a_new_cast_stops_what_it_could_change(database, server, traces, start_e
             "CALL headrace.create_view('m.v', %s, '{\"on_change\": \"stop\"}')",
             ("SELECT es::text FROM m.t",),
         )
-    server.execute(
-        "CREATE CAST (mood[] AS text) WITH FUNCTION moods_text(mood[]) AS ASSIGNMENT"
-    )
+    server.execute("CREATE CAST (mood[] AS text) WITH FUNCTION moods_text(mood[]) AS ASSIGNMENT")
     message = "SELECT headrace.view_message(id) FROM headrace.views"
 
     def stopped() -> bool:
@@ -230,9 +228,7 @@ def test_the_powerless_role_is_asked_for_before_it_is_needed(server, engine, log
     server.execute("REVOKE USAGE ON SCHEMA m FROM PUBLIC")
     own.execute("CREATE TYPE mood AS ENUM ('sad', 'ok', 'glad')")
     own.execute("CREATE TABLE t (id int PRIMARY KEY, e mood)")
-    own.execute(
-        "CREATE FUNCTION f(int) RETURNS int IMMUTABLE LANGUAGE sql RETURN $1 + 1"
-    )
+    own.execute("CREATE FUNCTION f(int) RETURNS int IMMUTABLE LANGUAGE sql RETURN $1 + 1")
     own.execute("REVOKE EXECUTE ON FUNCTION f FROM PUBLIC")
     for number, query in enumerate(
         (
@@ -253,6 +249,4 @@ def test_the_powerless_role_is_asked_for_before_it_is_needed(server, engine, log
         role = hint.rpartition(" ")[2]
         server.execute(f"REVOKE USAGE ON SCHEMA m FROM {role}")
     # What needs no evaluation needs no right either.
-    relayed.execute(
-        "CALL headrace.create_view('plain', $$SELECT id, e FROM t WHERE e = 'ok'$$)"
-    )
+    relayed.execute("CALL headrace.create_view('plain', $$SELECT id, e FROM t WHERE e = 'ok'$$)")

@@ -12,9 +12,7 @@ pytestmark = pytest.mark.shared_engine
 
 def create(commander, name, query, options="{}"):
     commander.execute(
-        psycopg.sql.SQL("CALL headrace.create_view({}, {}, {})").format(
-            name, query, options
-        )
+        psycopg.sql.SQL("CALL headrace.create_view({}, {}, {})").format(name, query, options)
     )
 
 
@@ -23,9 +21,7 @@ def assert_follows(commander, source, name, query):
     assert differs(source, name, query) == []
 
 
-def test_a_publication_for_all_tables_does_not_hinder_writing(
-    commander, source, engine
-):
+def test_a_publication_for_all_tables_does_not_hinder_writing(commander, source, engine):
     """Updates and deletes of a published table need an identity, of ours as of any other."""
     query = "SELECT g, count(*) AS n FROM p GROUP BY g"
     source.execute("CREATE TABLE p (id int PRIMARY KEY, g int)")
@@ -58,9 +54,7 @@ QUERY = "SELECT a, g, n FROM k"
 @pytest.fixture
 def keyed(commander, source):
     source.execute("CREATE TABLE k (id int PRIMARY KEY, a int, g text, n numeric)")
-    source.execute(
-        "INSERT INTO k SELECT i, i, 'g' || i, i FROM generate_series(1, 9) i"
-    )
+    source.execute("INSERT INTO k SELECT i, i, 'g' || i, i FROM generate_series(1, 9) i")
     create(commander, "keyed", QUERY, '{"key": ["a"]}')
     yield
     source.execute("DROP TABLE IF EXISTS refers")
@@ -77,20 +71,16 @@ def test_it_is_a_key_to_everybody(commander, source, keyed):
     assert source.execute(
         "SELECT relreplident::text FROM pg_class WHERE oid = 'keyed'::regclass"
     ).fetchone() == ("d",)
-    assert commander.execute(
-        "SELECT * FROM headrace.explain_view('keyed', 'key')"
-    ).fetchall() == [("key: (a), checked at each write",)]
-    source.execute(
-        "CREATE TABLE refers (id int PRIMARY KEY, a int REFERENCES keyed, n int)"
-    )
+    assert commander.execute("SELECT * FROM headrace.explain_view('keyed', 'key')").fetchall() == [
+        ("key: (a), checked at each write",)
+    ]
+    source.execute("CREATE TABLE refers (id int PRIMARY KEY, a int REFERENCES keyed, n int)")
     source.execute("INSERT INTO refers VALUES (1, 1, 0), (2, 2, 0)")
     source.execute("UPDATE k SET a = 3 - a WHERE a < 3 AND id < 3")
     source.execute("UPDATE k SET n = n + 0.00")
     source.execute("UPDATE k SET a = CASE a WHEN 9 THEN 3 ELSE a + 1 END WHERE a > 2")
     assert_follows(commander, source, "keyed", QUERY)
-    source.execute(
-        "INSERT INTO refers VALUES (1, 9, 1) ON CONFLICT (id) DO UPDATE SET a = 9"
-    )
+    source.execute("INSERT INTO refers VALUES (1, 9, 1) ON CONFLICT (id) DO UPDATE SET a = 9")
     source.execute("SELECT a FROM keyed WHERE a = 9 FOR KEY SHARE")
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
         source.execute("INSERT INTO refers VALUES (3, 77)")
@@ -100,9 +90,7 @@ def test_it_is_a_key_to_everybody(commander, source, keyed):
     commander.execute("CALL headrace.resync_view('keyed')")
     source.execute("UPDATE k SET g = 'after'")
     assert_follows(commander, source, "keyed", QUERY)
-    commander.execute(
-        "CALL headrace.alter_view('keyed', 'SELECT a, g, n * 2 AS n FROM k')"
-    )
+    commander.execute("CALL headrace.alter_view('keyed', 'SELECT a, g, n * 2 AS n FROM k')")
     assert_follows(commander, source, "keyed", "SELECT a, g, n * 2 AS n FROM k")
 
 
@@ -123,9 +111,7 @@ def test_a_duplicate_stops_the_view_and_nothing_else(commander, source, keyed):
     with pytest.raises(psycopg.errors.UniqueViolation, match=r"\(a\)=\(1\)"):
         commander.execute("CALL headrace.resync_view('keyed')")
     with pytest.raises(psycopg.errors.UniqueViolation, match=r"\(a\)=\(1\)"):
-        commander.execute(
-            "CALL headrace.alter_view('keyed', $$SELECT a, g, n FROM k$$)"
-        )
+        commander.execute("CALL headrace.alter_view('keyed', $$SELECT a, g, n FROM k$$)")
     source.execute("DELETE FROM k WHERE id = 77")
     commander.execute("CALL headrace.resync_view('keyed')")
     source.execute("UPDATE k SET n = n + 1")
@@ -135,9 +121,7 @@ def test_a_duplicate_stops_the_view_and_nothing_else(commander, source, keyed):
 
 def test_what_is_no_key_is_refused(commander, source, keyed):
     source.execute("INSERT INTO k VALUES (100, NULL, 'x', 1), (101, 101, 'x', 1)")
-    create(
-        commander, "typed", "SELECT id, '{}'::json AS j, g FROM k", '{"key": ["id"]}'
-    )
+    create(commander, "typed", "SELECT id, '{}'::json AS j, g FROM k", '{"key": ["id"]}')
     commander.execute("CALL headrace.drop_view('typed')")
     for options, code, told in (
         ('{"key": ["nope"]}', "42703", '"nope"'),

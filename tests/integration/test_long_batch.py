@@ -18,10 +18,7 @@ from tests.faults.helpers import WORKER
 from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = [
-    pytest.mark.shared_engine,
-    pytest.mark.engine_with(HEADRACE_VIEW_TIME_MS_MAX="0"),
-]
+pytestmark = [pytest.mark.shared_engine, pytest.mark.engine_with(HEADRACE_VIEW_TIME_MS_MAX="0")]
 
 BUILDER = "headrace.views.builder"
 LOCK = 4242
@@ -106,9 +103,7 @@ def create(engine, name: str) -> Call:
 def test_a_view_is_populated_beside_and_follows_when_the_batch_is_done(engine, source):
     with long_batch(engine, source) as holder:
         call = create(engine, "v")
-        wait_until(
-            lambda: of_view(source, "v", "status") == ("running",), "it is there"
-        )
+        wait_until(lambda: of_view(source, "v", "status") == ("running",), "it is there")
         # The population has what the batch changes; its own batches come later.
         assert differs(source, "v", QUERY) == []
         wait_until(
@@ -130,9 +125,7 @@ def test_who_does_not_wait_for_the_adoption_has_the_view_all_the_same(engine, so
     with long_batch(engine, source) as holder:
         call = create(engine, "v")
         wait_until(lambda: call.notices, "it waits for the worker")
-        wait_until(
-            lambda: of_view(source, "v", "status") == ("running",), "it is there"
-        )
+        wait_until(lambda: of_view(source, "v", "status") == ("running",), "it is there")
         call.conn.cancel()
         call.end()  # it succeeded: the view is there
         assert waiting(source)
@@ -140,18 +133,14 @@ def test_who_does_not_wait_for_the_adoption_has_the_view_all_the_same(engine, so
         holder.close()
         source.execute("CALL headrace.wait_for('v', timeout => '90 s')")
     assert differs(source, "v", QUERY) == []
-    wait_until(
-        lambda: not list((engine.data_dir / "staging").glob("*")), "nothing is left"
-    )
+    wait_until(lambda: not list((engine.data_dir / "staging").glob("*")), "nothing is left")
 
 
 def test_failed_and_cancelled_ones_leave_nothing_meanwhile(engine, source):
     source.execute("CREATE TABLE more (id int PRIMARY KEY)")
     source.execute("INSERT INTO more VALUES (0)")
     with long_batch(engine, source):
-        call = Call(
-            engine, "CALL headrace.create_view('v', 'SELECT 1 / id AS q FROM more')"
-        )
+        call = Call(engine, "CALL headrace.create_view('v', 'SELECT 1 / id AS q FROM more')")
         with pytest.raises(psycopg.errors.DivisionByZero):
             call.end()
         with psycopg.connect(engine.source) as writer:
@@ -215,9 +204,7 @@ def test_giving_up_a_resync_does_not_wait_for_the_batch(engine, source):
 def test_kill_while_a_view_waits_to_be_adopted(engine, source, victim):
     with long_batch(engine, source) as holder:
         call = create(engine, "v")
-        wait_until(
-            lambda: of_view(source, "v", "status") == ("running",), "it is there"
-        )
+        wait_until(lambda: of_view(source, "v", "status") == ("running",), "it is there")
         os.kill(wait_until(lambda: engine.child(victim), "it runs"), signal.SIGKILL)
         source.execute("UPDATE items SET g = g + 1 WHERE id > 0")
         holder.close()

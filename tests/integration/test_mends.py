@@ -61,9 +61,7 @@ def until_kept(conn, *names):
         "SELECT count(*) FROM headrace.views WHERE view_name = ANY (%s)"
         " AND kept #> '{indexes,1}' IS NOT NULL AND kept #> '{readers,1}' IS NOT NULL"
     )
-    wait_until(
-        lambda: conn.execute(known, (list(names),)).fetchone() == (len(names),), "known"
-    )
+    wait_until(lambda: conn.execute(known, (list(names),)).fetchone() == (len(names),), "known")
 
 
 def indexes(conn, name):
@@ -89,9 +87,7 @@ def test_a_dropped_table_is_made_again(commander, source):
     create(commander, "w")
     for name in ("v", "k"):
         commander.execute(f"CALL headrace.create_index('{name}', '(n DESC, g)')")
-        commander.execute(
-            f"CALL headrace.create_index('{name}', '(abs(total)) WHERE n > 2')"
-        )
+        commander.execute(f"CALL headrace.create_index('{name}', '(abs(total)) WHERE n > 2')")
         source.execute(f"GRANT SELECT ON {name} TO PUBLIC")
         source.execute(f"GRANT SELECT ON {name} TO pg_monitor WITH GRANT OPTION")
     until_kept(source, "v", "k")
@@ -153,9 +149,7 @@ def test_what_is_ours_is_put_back(commander, source):
     for name in OURS:
         key = '{"key": ["g"]}' if name.startswith("key") else "{}"
         create(commander, name, options=key)
-    before = {
-        name: source.execute(f"TABLE {name} LIMIT 0").description for name in OURS
-    }
+    before = {name: source.execute(f"TABLE {name} LIMIT 0").description for name in OURS}
     for name, statements in OURS.items():
         for statement in statements.format(t=name).split("; "):
             source.execute(statement)
@@ -163,9 +157,7 @@ def test_what_is_ours_is_put_back(commander, source):
     for name in OURS:
         mended(source, name)
         now = source.execute(f"TABLE {name} LIMIT 0").description
-        assert [(c.name, c.type_code) for c in now] == [
-            (c.name, c.type_code) for c in before[name]
-        ]
+        assert [(c.name, c.type_code) for c in now] == [(c.name, c.type_code) for c in before[name]]
     assert source.execute(
         "SELECT count(*) FROM pg_class c JOIN headrace.views v ON v.result_oid = c.oid"
         " WHERE c.relpersistence <> 'p'"
@@ -183,9 +175,7 @@ def test_what_somebody_added_is_not_fought_for_ever(commander, source):
     source.execute(
         "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
     )
-    source.execute(
-        "CREATE TRIGGER undo BEFORE INSERT ON v FOR EACH ROW EXECUTE FUNCTION nothing()"
-    )
+    source.execute("CREATE TRIGGER undo BEFORE INSERT ON v FOR EACH ROW EXECUTE FUNCTION nothing()")
     source.execute("ALTER TABLE w ADD mine text DEFAULT 'dear'")
     source.execute("DROP TABLE x; CREATE TABLE x AS SELECT 1 AS theirs")
     for name, why in (

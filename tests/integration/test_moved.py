@@ -93,9 +93,7 @@ def check(world: World, steps: tuple[str, ...]) -> None:
     for number, step in enumerate(steps):
         world.run(step)
         world.source.execute(f"UPDATE t SET v = v + 1 WHERE id % 5 = {number % 5}")
-        world.source.execute(
-            f"UPDATE t SET m = (enum_range(m))[1 + (id + {number}) % 2]"
-        )
+        world.source.execute(f"UPDATE t SET m = (enum_range(m))[1 + (id + {number}) % 2]")
         world.settle(step)
     for name in world.names:
         world.commander.execute(f"CALL headrace.resync_view('{name}')")
@@ -103,11 +101,7 @@ def check(world: World, steps: tuple[str, ...]) -> None:
 
 
 def test_moved_objects_are_followed(world):
-    make(
-        world,
-        {n: QUERIES[n] for n in ("operators", "functions", "ordered", "casts")},
-        "public",
-    )
+    make(world, {n: QUERIES[n] for n in ("operators", "functions", "ordered", "casts")}, "public")
     check(world, STEPS[:2] + STEPS[3:5] + STEPS[7:9] + STEPS[14:])
 
 

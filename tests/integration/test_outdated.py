@@ -10,8 +10,7 @@ from tests.waiting import bump, create_marker, wait_for, wait_until
 
 TOGETHER = "SELECT g, array_agg(a) AS x, array_agg(b) AS y FROM t GROUP BY g"
 JUDGE = (
-    "SELECT g, array_agg(a ORDER BY a, b) AS x, array_agg(b ORDER BY a, b) AS y"
-    " FROM t GROUP BY g"
+    "SELECT g, array_agg(a ORDER BY a, b) AS x, array_agg(b ORDER BY a, b) AS y FROM t GROUP BY g"
 )
 ALONE = "SELECT g, array_agg(b) AS y, sum(a) AS s FROM t GROUP BY g"
 
@@ -39,28 +38,19 @@ def test_aggregates_that_had_orders_of_their_own(engine):
             "SELECT FROM headrace.views WHERE view_name = 'v' AND status = 'running'"
             " AND plan ->> 'version' = '2'"
         )
-        wait_until(
-            lambda: source.execute(renewed).fetchone() is not None, "v is filled anew"
-        )
+        wait_until(lambda: source.execute(renewed).fetchone() is not None, "v is filled anew")
         wait_for(source, bump(source))
         after = dict(source.execute(ids).fetchall())
         assert after["v"] != before["v"]
         assert after["w"] == before["w"], "one alone has its order by itself"
-        for name, query in (
-            ("v", JUDGE),
-            ("w", ALONE.replace("(b)", "(b ORDER BY b)")),
-        ):
+        for name, query in (("v", JUDGE), ("w", ALONE.replace("(b)", "(b ORDER BY b)"))):
             assert differs(source, name, query) == []
 
 
 def make_old(source: psycopg.Connection, view_id: int) -> None:
-    (plan,) = source.execute(
-        "SELECT plan FROM headrace.views WHERE id = %s", (view_id,)
-    ).fetchone()
+    (plan,) = source.execute("SELECT plan FROM headrace.views WHERE id = %s", (view_id,)).fetchone()
     plan["version"] = 1
     for node in plan["nodes"]:
         for aggregate in node.get("aggregates", ()):
             del aggregate["row"]
-    source.execute(
-        "UPDATE headrace.views SET plan = %s WHERE id = %s", (Jsonb(plan), view_id)
-    )
+    source.execute("UPDATE headrace.views SET plan = %s WHERE id = %s", (Jsonb(plan), view_id))

@@ -13,8 +13,7 @@ QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
 
 def status(conn, name):
     return conn.execute(
-        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
-        (name,),
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s", (name,)
     ).fetchone()
 
 
@@ -68,9 +67,7 @@ def test_a_view_paused_for_too_long_needs_a_resync(engine, source):
         commander.execute("CALL headrace.pause_view('a')")
         source.execute("UPDATE items SET g = g + 1")
         source.execute("CREATE TABLE other (x text)")
-        source.execute(
-            "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)"
-        )
+        source.execute("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)")
         wait_until(lambda: status(source, "a")[0] == "error", "it is given up")
         message = status(source, "a")[1]
         assert "it was paused while" in message

@@ -40,9 +40,9 @@ def test_it_follows_under_each_name(commander, source, engine):
     os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
     assert_follows(commander, "v")
     assert commander.execute("SELECT * FROM headrace.verify_view('v')").fetchall() == []
-    assert source.execute(
-        "SELECT has_table_privilege('public', 'v', 'select')"
-    ).fetchone() == (True,)
+    assert source.execute("SELECT has_table_privilege('public', 'v', 'select')").fetchone() == (
+        True,
+    )
 
 
 def test_what_is_refused_changes_nothing(commander, source, engine):

@@ -26,8 +26,7 @@ QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
 
 def status(conn, name):
     return conn.execute(
-        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
-        (name,),
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s", (name,)
     ).fetchone()
 
 
@@ -112,9 +111,7 @@ def test_only_what_differs_is_touched(commander, source, engine):
     source.execute("GRANT SELECT ON v TO PUBLIC")
     source.execute("CREATE VIEW reader AS SELECT * FROM v")
     # Somebody with the right to has spoilt it: a digit, a row gone, one too many, one twice.
-    source.execute(
-        "UPDATE v SET total = 1425.0 WHERE g = 0 AND total::text <> '1425.0'"
-    )
+    source.execute("UPDATE v SET total = 1425.0 WHERE g = 0 AND total::text <> '1425.0'")
     source.execute("DELETE FROM v WHERE g = 1")
     source.execute(
         "INSERT INTO v VALUES (NULL, 7, NULL), (3, (SELECT n FROM v WHERE g = 3), (SELECT total FROM v WHERE g = 3))"
@@ -127,12 +124,12 @@ def test_only_what_differs_is_touched(commander, source, engine):
     after = places(source)
     assert {g: after[g] for g in (2, 4)} == {g: before[g] for g in (2, 4)}
     assert any("3 rows were removed, 2 added" in n for n in notices), notices
-    assert source.execute(
-        "SELECT count(*) FROM pg_indexes WHERE tablename = 'v'"
-    ).fetchone() == (2,)
-    assert source.execute(
-        "SELECT has_table_privilege('public', 'v', 'select')"
-    ).fetchone() == (True,)
+    assert source.execute("SELECT count(*) FROM pg_indexes WHERE tablename = 'v'").fetchone() == (
+        2,
+    )
+    assert source.execute("SELECT has_table_privilege('public', 'v', 'select')").fetchone() == (
+        True,
+    )
     assert source.execute("SELECT count(*) FROM reader").fetchone() == (5,)
     source.execute("DROP VIEW reader")
     source.execute("UPDATE items SET g = g + 1")
@@ -182,9 +179,7 @@ def test_lost_tables_state_and_slots(database, start_engine):
     engine = start_engine(database)
     with psycopg.connect(database, autocommit=True) as source:
         source.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
-        source.execute(
-            "INSERT INTO items SELECT i, i % 5, i FROM generate_series(1, 50) i"
-        )
+        source.execute("INSERT INTO items SELECT i, i % 5, i FROM generate_series(1, 50) i")
         for name in ("v", "other"):
             source.execute(f"CALL headrace.create_view('{name}', '{QUERY}', '{STOP}')")
         source.execute("DROP TABLE v")
@@ -260,9 +255,7 @@ def test_killed_anywhere_it_is_done_or_not(database, start_engine, tmp_path):
     engine = start_engine(database, HEADRACE_FAULT_DIR=str(traps))
     with psycopg.connect(database, autocommit=True) as source:
         source.execute("CREATE TABLE items (id int PRIMARY KEY, g int, x numeric)")
-        source.execute(
-            "INSERT INTO items SELECT i, i % 5, i FROM generate_series(1, 50) i"
-        )
+        source.execute("INSERT INTO items SELECT i, i % 5, i FROM generate_series(1, 50) i")
         source.execute(f"CALL headrace.create_view('v', '{QUERY}')")
         for point in ("cp01", "cp05", "cp06", "cp07", "cp08", "cp08b"):
             source.execute("INSERT INTO v VALUES (NULL, 1000, NULL)")
@@ -278,9 +271,7 @@ def test_killed_anywhere_it_is_done_or_not(database, start_engine, tmp_path):
             assert_equal(source, "v")
         worker = "headrace.runtime.worker"
         for delay in (0.05, 0.2, 0.4):
-            killer = threading.Timer(
-                delay, lambda: os.kill(engine.child(worker), signal.SIGKILL)
-            )
+            killer = threading.Timer(delay, lambda: os.kill(engine.child(worker), signal.SIGKILL))
             killer.start()
             with contextlib.suppress(psycopg.Error):
                 source.execute("CALL headrace.resync_view('v')")
@@ -292,6 +283,6 @@ def test_killed_anywhere_it_is_done_or_not(database, start_engine, tmp_path):
         ids = {str(r[0]) for r in source.execute("SELECT id FROM headrace.views")}
         staging = engine.data_dir / "staging"
         wait_until(lambda: not list(staging.iterdir()), "no staged files are left")
-        assert source.execute(
-            "SELECT view_id::text FROM headrace.progress"
-        ).fetchall() == [(i,) for i in ids]
+        assert source.execute("SELECT view_id::text FROM headrace.progress").fetchall() == [
+            (i,) for i in ids
+        ]

@@ -24,9 +24,7 @@ MARKER = True
 PSQL = shutil.which("psql")
 
 
-QUERY = (
-    "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer"
-)
+QUERY = "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer"
 
 
 def test_view_follows_commits(commander, source):
@@ -52,16 +50,11 @@ def test_result_table_has_exactly_the_columns_of_the_query(commander, source):
         " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
     )
     source.execute(f"CREATE VIEW plain AS {QUERY}")
-    assert (
-        source.execute(sql, ("v",)).fetchall()
-        == source.execute(sql, ("plain",)).fetchall()
-    )
+    assert source.execute(sql, ("v",)).fetchall() == source.execute(sql, ("plain",)).fetchall()
 
 
 def test_extended_protocol_and_named_arguments(commander, source):
-    commander.execute(
-        "CALL headrace.create_view(query => %s, name => %s)", (QUERY, "v")
-    )
+    commander.execute("CALL headrace.create_view(query => %s, name => %s)", (QUERY, "v"))
     assert differs(source, "v", QUERY) == []
     commander.execute("CALL headrace.drop_view(%s)", ("v",))
     assert source.execute("SELECT to_regclass('v')").fetchone() == (None,)
@@ -70,9 +63,7 @@ def test_extended_protocol_and_named_arguments(commander, source):
 
 def test_list_and_explain(commander):
     commander.execute(f"CALL headrace.create_view('v', $${QUERY}$$)")
-    rows = commander.execute(
-        "SELECT name, status, query FROM headrace.list_views()"
-    ).fetchall()
+    rows = commander.execute("SELECT name, status, query FROM headrace.list_views()").fetchall()
     assert any(r[0].endswith("v") and r[1] == "running" for r in rows)
     text = "\n".join(
         str(r[0]) for r in commander.execute("SELECT * FROM headrace.explain_view('v')")
@@ -91,16 +82,14 @@ def test_direct_connection_can_call_too(engine, source, commander):
 def test_index_and_grants_survive_changes(commander, source):
     commander.execute(f"CALL headrace.create_view('v', $${QUERY}$$)")
     commander.execute("CALL headrace.create_index('v', '(customer)')")
-    indexes = source.execute(
-        "SELECT indexdef FROM pg_indexes WHERE tablename = 'v'"
-    ).fetchall()
+    indexes = source.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'v'").fetchall()
     assert any("(customer)" in i[0] for i in indexes)
     source.execute("GRANT SELECT ON v TO PUBLIC")
     source.execute("INSERT INTO orders VALUES (7000, 1, 1)")
     wait_for(source, bump(source))
-    assert source.execute(
-        "SELECT has_table_privilege('public', 'v', 'select')"
-    ).fetchone() == (True,)
+    assert source.execute("SELECT has_table_privilege('public', 'v', 'select')").fetchone() == (
+        True,
+    )
     assert differs(source, "v", QUERY) == []
 
 
@@ -133,9 +122,7 @@ def test_psql_interrupt_leaves_nothing(engine, commander, source):
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "LC_ALL": "C.UTF-8"}, start_new_session=True,
         )  # fmt: skip
-        wait_until(
-            lambda: source.execute(status).fetchone() == ("populating",), "it waits"
-        )
+        wait_until(lambda: source.execute(status).fetchone() == ("populating",), "it waits")
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=PATIENCE_S)
         writer.rollback()

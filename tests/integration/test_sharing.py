@@ -49,9 +49,7 @@ def check(conn, queries):
 
 def shared(conn, name):
     """The views that share something with ``name``, as ``explain_view`` shows it."""
-    rows = conn.execute(
-        "SELECT * FROM headrace.explain_view(%s, 'physical')", (name,)
-    ).fetchall()
+    rows = conn.execute("SELECT * FROM headrace.explain_view(%s, 'physical')", (name,)).fetchall()
     lines = [str(row) for row in rows if "kept once" in str(row)]
     return {other for other in QUERIES if any(f'"{other}"' in line for line in lines)}
 
@@ -64,18 +62,10 @@ def test_views_that_share(engine, source, commander):
         )
         change(source, rng)
     everybody = set(QUERIES)
-    wait_until(
-        lambda: all(shared(commander, n) == everybody - {n} for n in QUERIES),
-        "all share",
-    )
+    wait_until(lambda: all(shared(commander, n) == everybody - {n} for n in QUERIES), "all share")
     check(commander, QUERIES)
     for name in QUERIES:
-        assert (
-            commander.execute(
-                f"SELECT * FROM headrace.verify_view('{name}')"
-            ).fetchall()
-            == []
-        )
+        assert commander.execute(f"SELECT * FROM headrace.verify_view('{name}')").fetchall() == []
     # Filled anew, and sharing again.
     commander.execute("CALL headrace.resync_view('sums')")
     change(source, rng)

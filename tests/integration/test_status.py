@@ -74,9 +74,7 @@ def test_nothing_runs_when_everything_was_killed(engine, source):
     wait_until(lambda: listed(source)[2] > lag, "the lag grows")
     engine.start()
     wait_until(lambda: is_running(source), "it runs again")
-    wait_until(
-        lambda: source.execute("SELECT count(*) FROM v").fetchone() == (10,), "all came"
-    )
+    wait_until(lambda: source.execute("SELECT count(*) FROM v").fetchone() == (10,), "all came")
     source.execute("CALL headrace.resume_view('p')")
     wait_until(lambda: listed(source)[2] == 0, "nothing waits")
 

@@ -20,17 +20,9 @@ CREATE VIEW doubled AS SELECT id, v * 2 AS w FROM a;
 """
 # DDL; the view that stops of it and why, or None where all go on; the query it is then.
 STEPS = (
-    (
-        "CREATE TABLE p4 PARTITION OF p FOR VALUES IN (4)",
-        "parts",
-        "has more partitions",
-    ),
+    ("CREATE TABLE p4 PARTITION OF p FOR VALUES IN (4)", "parts", "has more partitions"),
     ("INSERT INTO p VALUES (9, 4, 'new')", None, None),
-    (
-        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)",
-        "parts",
-        "has more partitions",
-    ),
+    ("ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)", "parts", "has more partitions"),
     ("ALTER TABLE p DETACH PARTITION p1", "parts", "has fewer partitions"),
     ("ALTER TABLE p RENAME TO q", None, None),
     ("INSERT INTO q VALUES (10, 3, 'ten'), (11, 2, 'eleven')", None, None),
@@ -45,11 +37,7 @@ STEPS = (
     ("ALTER TABLE a RENAME TO b", None, None),
     ("ALTER TABLE b ADD extra int DEFAULT 7", None, None),
     ("INSERT INTO b VALUES (6, 6)", None, None),
-    (
-        "CREATE OR REPLACE VIEW doubled AS SELECT id, v * 3 AS w FROM b",
-        "views",
-        "was replaced",
-    ),
+    ("CREATE OR REPLACE VIEW doubled AS SELECT id, v * 3 AS w FROM b", "views", "was replaced"),
     ("ALTER VIEW doubled RENAME TO tripled", None, None),
     ("ALTER VIEW tripled RENAME w TO x", None, None),
     ("UPDATE b SET v = v + 1 WHERE id > 4", None, None),
@@ -67,8 +55,7 @@ def rows(source, query: str) -> list[str]:
 
 def status(source, name: str) -> tuple:
     found = source.execute(
-        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
-        (name,),
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s", (name,)
     ).fetchone()
     assert found is not None
     return found
@@ -95,9 +82,7 @@ def queries(source) -> dict[str, str]:
 def test_views_stop_or_go_on(commander, source):
     create = "CALL headrace.create_view('{}', $q${}$q$, '{{\"on_change\": \"stop\"}}')"
     commander.execute(
-        create.format(
-            "parts", "SELECT k, count(*) AS n, max(v::text) AS m FROM p GROUP BY k"
-        )
+        create.format("parts", "SELECT k, count(*) AS n, max(v::text) AS m FROM p GROUP BY k")
     )
     commander.execute(create.format("views", "SELECT id, w FROM doubled"))
     commander.execute(create.format("stacked", "SELECT id FROM views WHERE w > 6"))
@@ -117,17 +102,9 @@ def test_views_stop_or_go_on(commander, source):
         wait_for(source, bump(source))
         for view, query in queries(source).items():
             assert status(source, view) == ("running", None), (ddl, view)
-            assert rows(source, f"SELECT * FROM {view}") == rows(source, query), (
-                ddl,
-                view,
-            )
+            assert rows(source, f"SELECT * FROM {view}") == rows(source, query), (ddl, view)
     for view in ("parts", "views", "stacked"):
-        assert (
-            commander.execute(
-                f"SELECT * FROM headrace.verify_view('{view}')"
-            ).fetchall()
-            == []
-        )
+        assert commander.execute(f"SELECT * FROM headrace.verify_view('{view}')").fetchall() == []
 
 
 def test_a_stacked_view_is_verified_by_definitions(commander, source):
@@ -136,8 +113,7 @@ def test_a_stacked_view_is_verified_by_definitions(commander, source):
     commander.execute("CREATE VIEW between AS SELECT id, v + 1 AS v FROM low")
     commander.execute(
         create.format(
-            "top",
-            "SELECT count(*) AS n, sum(b.v) AS s FROM between b JOIN low l USING (id)",
+            "top", "SELECT count(*) AS n, sum(b.v) AS s FROM between b JOIN low l USING (id)"
         )
     )
     commander.execute("CALL headrace.rename_view('low', 'lower')")
@@ -178,12 +154,8 @@ def test_a_view_resyncs_by_itself_where_asked_for(commander, source):
     assert 'column "v"' in message
 
 
-def test_other_types_of_columns_are_those_of_the_table_after_a_resync(
-    commander, source
-):
-    create = (
-        "CALL headrace.create_view('{}', $q${}$q$, '{{\"on_change\": \"resync\"}}')"
-    )
+def test_other_types_of_columns_are_those_of_the_table_after_a_resync(commander, source):
+    create = "CALL headrace.create_view('{}', $q${}$q$, '{{\"on_change\": \"resync\"}}')"
     commander.execute(create.format("texts", "SELECT id, v, k FROM p"))
     commander.execute("CALL headrace.create_index('texts', '(v, k)')")
     commander.execute(create.format("kept", "SELECT v FROM p"))

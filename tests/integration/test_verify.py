@@ -96,23 +96,14 @@ def test_what_differs_is_told(commander, source):
         (3, 0, "(8,12.00,k3)"),
     ]
     assert commander.execute(VERIFY, ("public.j",)).fetchall() == expected
-    assert (
-        commander.execute("SELECT * FROM headrace.verify_view('j')").fetchall()
-        == expected
-    )
+    assert commander.execute("SELECT * FROM headrace.verify_view('j')").fetchall() == expected
     with commander.cursor(binary=True) as cursor:
         assert cursor.execute(VERIFY, ("j",)).fetchall() == expected
-        assert [c.name for c in cursor.description] == [
-            "surplus",
-            "missing",
-            "contents",
-        ]
+        assert [c.name for c in cursor.description] == ["surplus", "missing", "contents"]
     # On a direct connection.
     (found,) = source.execute("CALL headrace.verify('j')").fetchone()
     assert [(r["surplus"], r["missing"], r["contents"]) for r in found] == expected
-    with pytest.raises(
-        psycopg.errors.FeatureNotSupported, match="only on the port of headrace"
-    ):
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="only on the port of headrace"):
         source.execute("SELECT * FROM headrace.verify_view('j')")
     commander.execute("CALL headrace.resync_view('j')")
     assert commander.execute(VERIFY, ("j",)).fetchall() == []
@@ -130,9 +121,7 @@ def test_values_that_the_query_leaves_open_do_not_differ(commander, source):
     )
     commander.execute(f"CALL headrace.create_view('w', '{query}')")
     source.execute("UPDATE f SET y = -y, k = CASE WHEN id < 100 THEN 1.00 ELSE k END")
-    source.execute(
-        "INSERT INTO f VALUES (1001, 2.0, 'inf'), (1002, 3, 'nan'), (1003, 4, NULL)"
-    )
+    source.execute("INSERT INTO f VALUES (1001, 2.0, 'inf'), (1002, 3, 'nan'), (1003, 4, NULL)")
     commander.execute("CALL headrace.wait_for('w')")
     assert commander.execute(VERIFY, ("w",)).fetchall() == []
     source.execute("UPDATE w SET s = s * 1.000001 WHERE k = 1")
@@ -143,8 +132,7 @@ def test_values_that_the_query_leaves_open_do_not_differ(commander, source):
 ROWS = (
     # One query, its rows of healthy contents, what is said of them.
     "SELECT g, array_agg(a) AS x, json_agg(b) AS y, count(*) AS n FROM t GROUP BY g",
-    "SELECT g, string_agg(b, ', ') AS x, array_agg(a) FILTER (WHERE a > 3) AS y FROM t"
-    " GROUP BY g",
+    "SELECT g, string_agg(b, ', ') AS x, array_agg(a) FILTER (WHERE a > 3) AS y FROM t GROUP BY g",
     "SELECT g, jsonb_agg(a ORDER BY a % 2) AS x, array_agg(b ORDER BY a % 2) AS y FROM t"
     " GROUP BY g UNION ALL SELECT 0, jsonb_agg(a), array_agg(b) FROM t",
     "SELECT k.g, x, upper(y) AS y FROM kinds k JOIN (SELECT g, array_agg(a) AS x,"
@@ -157,9 +145,7 @@ ROWS = (
 def fill_backwards(source):
     """Rows whose order on disk is not the canonical one."""
     source.execute("CREATE TABLE t (id int PRIMARY KEY, g int, a int, b text)")
-    source.execute(
-        "INSERT INTO t SELECT i, i % 3, 30 - i, 'b' || i FROM generate_series(1, 20) i"
-    )
+    source.execute("INSERT INTO t SELECT i, i % 3, 30 - i, 'b' || i FROM generate_series(1, 20) i")
 
 
 @pytest.mark.parametrize("query", ROWS)
@@ -188,9 +174,10 @@ def test_an_open_order_hides_nothing_else(commander, source):
     ):
         source.execute(f"UPDATE w SET {damage} WHERE g = 1")
         rows = commander.execute(VERIFY, ("w",)).fetchall()
-        assert [row[:2] for row in rows] == [(1, 0), (0, 1)] or [
-            row[:2] for row in rows
-        ] == [(0, 1), (1, 0)], (damage, rows)
+        assert [row[:2] for row in rows] == [(1, 0), (0, 1)] or [row[:2] for row in rows] == [
+            (0, 1),
+            (1, 0),
+        ], (damage, rows)
         commander.execute("CALL headrace.resync_view('w')")
         assert commander.execute(VERIFY, ("w",)).fetchall() == []
 
@@ -241,9 +228,7 @@ def test_what_cannot_be_verified_says_why(commander, source):
     source.execute(
         "CREATE FUNCTION twice(x numeric) RETURNS numeric IMMUTABLE LANGUAGE sql AS 'SELECT x * 2'"
     )
-    commander.execute(
-        "CALL headrace.create_view('u', 'SELECT id, twice(x) AS t FROM items')"
-    )
+    commander.execute("CALL headrace.create_view('u', 'SELECT id, twice(x) AS t FROM items')")
     with pytest.raises(psycopg.errors.FeatureNotSupported, match="twice"):
         commander.execute(VERIFY, ("u",))
     commander.execute("CALL headrace.pause_view('v')")
@@ -251,9 +236,7 @@ def test_what_cannot_be_verified_says_why(commander, source):
         commander.execute(VERIFY, ("v",))
 
 
-def test_an_open_transaction_holds_up_the_proof_and_nothing_else(
-    commander, source, engine
-):
+def test_an_open_transaction_holds_up_the_proof_and_nothing_else(commander, source, engine):
     with (
         psycopg.connect(engine.source) as writer,
         psycopg.connect(engine.dsn, autocommit=True) as other,
@@ -282,10 +265,7 @@ def test_an_open_transaction_holds_up_the_proof_and_nothing_else(
 LARGER = {
     "count": ("SELECT count(*) FROM headrace.verify_view('v')", None),
     "filter": ("SELECT * FROM headrace.verify_view('v') WHERE surplus > 0", None),
-    "parameter": (
-        "SELECT * FROM headrace.verify_view(%s) d WHERE d.missing > 0",
-        ("v",),
-    ),
+    "parameter": ("SELECT * FROM headrace.verify_view(%s) d WHERE d.missing > 0", ("v",)),
     "nested": ("SELECT EXISTS (SELECT FROM headrace.verify_view('v'))", None),
     "several": ("SELECT 1; SELECT * FROM headrace.verify_view('v')", None),
 }
@@ -318,6 +298,6 @@ def test_a_query_is_explained_alone(commander, source):
         with pytest.raises(psycopg.errors.FeatureNotSupported) as caught:
             conn.execute(query)
         assert "check_view" in caught.value.diag.message_hint
-        assert conn.execute(
-            "SELECT count(*) > 0 FROM headrace.explain_view('v')"
-        ).fetchone() == (True,)
+        assert conn.execute("SELECT count(*) > 0 FROM headrace.explain_view('v')").fetchone() == (
+            True,
+        )

@@ -18,8 +18,7 @@ MARKER = True
 
 def status(source, name: str) -> tuple:
     return source.execute(
-        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s",
-        (name,),
+        "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = %s", (name,)
     ).fetchone()
 
 
@@ -41,8 +40,7 @@ def test_a_view_that_is_read_cannot_be_dropped(commander, source):
         assert "public.top" in why.message_detail
         assert "CALL headrace.drop_view('public.top');" in why.message_hint
     why = refused(
-        commander,
-        "CALL headrace.alter_view('low', 'SELECT c::int AS v, c AS n FROM top')",
+        commander, "CALL headrace.alter_view('low', 'SELECT c::int AS v, c AS n FROM top')"
     )
     assert why.sqlstate == "42P17", why.message_primary
     commander.execute("CALL headrace.rename_view('low', 'lower')")

@@ -13,9 +13,7 @@ from headrace.server.waits import record_end, search_path
 
 pytestmark = pytest.mark.shared_engine
 
-QUERY = (
-    "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer"
-)
+QUERY = "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer"
 TABLES = """
 CREATE TABLE orders (id int PRIMARY KEY, customer int, amount numeric(10,2));
 CREATE TABLE other (id int PRIMARY KEY);
@@ -95,10 +93,7 @@ def test_a_timeout_says_so(request, commander, source, way):
 @pytest.mark.parametrize("way", ["commander", "direct"])
 def test_it_can_be_cancelled(commander, source, way):
     conn = commander if way == "commander" else source
-    with (
-        pytest.raises(psycopg.errors.QueryCanceled, match="user request"),
-        cancelling(conn),
-    ):
+    with pytest.raises(psycopg.errors.QueryCanceled, match="user request"), cancelling(conn):
         conn.execute("CALL headrace.wait_for('v', 'FFFF/0')")
     conn.execute("CALL headrace.wait_for('v')")
 
@@ -115,14 +110,10 @@ def test_a_blocked_view_is_waited_for(commander, source, engine):
 
 
 def test_a_stopped_view_gives_its_reason(commander, source):
-    commander.execute(
-        "CALL headrace.create_view('w', 'SELECT 1 / amount AS x FROM orders')"
-    )
+    commander.execute("CALL headrace.create_view('w', 'SELECT 1 / amount AS x FROM orders')")
     source.execute("INSERT INTO orders VALUES (1, 1, 0)")
     for conn in (commander, source):
-        with pytest.raises(
-            psycopg.errors.ObjectNotInPrerequisiteState, match="stopped"
-        ) as caught:
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="stopped") as caught:
             conn.execute("CALL headrace.wait_for('w', timeout => '90 s')")
         assert "division by zero" in caught.value.diag.message_detail
     commander.execute("CALL headrace.wait_for('v', timeout => '90 s')")

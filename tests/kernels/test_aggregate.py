@@ -30,9 +30,7 @@ def test_integer_sums_are_exact(rows, pieces):
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 2),
-            st.floats(allow_nan=False, allow_infinity=False),
-            st.integers(-3, 3),
+            st.integers(0, 2), st.floats(allow_nan=False, allow_infinity=False), st.integers(-3, 3)
         )
     )
 )
@@ -49,10 +47,7 @@ def test_float_sums_are_exact(rows):
     assert [Fraction(total, unit) for total in sums.take(3)] == expected
 
 
-@given(
-    st.lists(st.one_of(st.integers(), st.just(2**2100), st.just(-(2**5000)))),
-    st.binary(),
-)
+@given(st.lists(st.one_of(st.integers(), st.just(2**2100), st.just(-(2**5000)))), st.binary())
 def test_numbers_survive_encoding(numbers, rest):
     data = b"x" + aggregate.encode_numbers(numbers) + rest
     decoded, at = aggregate.decode_numbers(data, 1)

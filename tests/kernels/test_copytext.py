@@ -53,16 +53,7 @@ def test_join_and_split_are_inverse_also_for_slices(values, data):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        b"a",
-        b"a\n",
-        b"a\tb\tc\n",
-        b"a\tb\nc\n",
-        b"\n\n",
-        b"a\\q\tb\n",
-        b"a\tb\\\n",
-        b"\\x41\tb\n",
-    ],
+    [b"a", b"a\n", b"a\tb\tc\n", b"a\tb\nc\n", b"\n\n", b"a\\q\tb\n", b"a\tb\\\n", b"\\x41\tb\n"],
 )
 def test_wrong_lines_raise(wrong):
     with pytest.raises(ValueError, match="COPY data"):

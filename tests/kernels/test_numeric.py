@@ -12,18 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.kernels import copytext, decimals, numeric
 
-SPECIAL = [
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    "0",
-    "0.0",
-    "0.000",
-    "1",
-    "-1",
-    "10000",
-    "0.0001",
-]
+SPECIAL = ["NaN", "Infinity", "-Infinity", "0", "0.0", "0.000", "1", "-1", "10000", "0.0001"]
 
 
 def number(rng):
@@ -32,9 +21,7 @@ def number(rng):
     whole = rng.choice([0, 1, 1, 2, 4, 5, 8, 9, 17, 18, 19, 20, 40, 90])
     part = rng.choice([0, 0, 1, 2, 2, 3, 4, 6, 8, 15, 18, 19, 30])
     digits = "".join(rng.choice("0123456789") for _ in range(whole)).lstrip("0") or "0"
-    text = digits + (
-        "." + "".join(rng.choice("00123456789") for _ in range(part)) if part else ""
-    )
+    text = digits + ("." + "".join(rng.choice("00123456789") for _ in range(part)) if part else "")
     if rng.random() < 0.4 and text.strip("0."):
         text = "-" + text
     return text
@@ -94,24 +81,9 @@ def test_division_by_zero():
 
 def test_quotients_of_few_digits_equal_those_of_any_size():
     rng = random.Random(3)
-    whole = [
-        rng.randrange(-(10 ** rng.randrange(1, 19)), 10**18) for _ in range(20_000)
-    ]
-    scaled = [
-        decimals.write((decimals.SMALL, m, rng.choice([0, 0, 1, 2, 6, 18])))
-        for m in whole
-    ]
-    a = [
-        "1",
-        "2",
-        "-1",
-        "0.5",
-        "0",
-        "0.00",
-        "999999999999999999",
-        "1",
-        *scaled[:10_000],
-    ]
+    whole = [rng.randrange(-(10 ** rng.randrange(1, 19)), 10**18) for _ in range(20_000)]
+    scaled = [decimals.write((decimals.SMALL, m, rng.choice([0, 0, 1, 2, 6, 18]))) for m in whole]
+    a = ["1", "2", "-1", "0.5", "0", "0.00", "999999999999999999", "1", *scaled[:10_000]]
     b = [
         "3",
         "3",
@@ -126,9 +98,7 @@ def test_quotients_of_few_digits_equal_those_of_any_size():
     b = [v if v.strip("-0.") else "3" for v in b]
     got = numeric.div(pa.array(a), pa.array(b)).to_pylist()
     for x, y, mine in zip(a, b, got, strict=True):
-        assert mine == decimals.write(
-            decimals.divided(decimals.read(x), decimals.read(y))
-        )
+        assert mine == decimals.write(decimals.divided(decimals.read(x), decimals.read(y)))
 
 
 def test_a_value_postgres_cannot_hold_is_refused():

@@ -81,19 +81,8 @@ def test_one_transaction():
 
 def test_transactions_share_a_batch_and_may_be_cut_anywhere():
     messages = [begin(), relation(), insert("1", "x", None), commit()]
-    messages += [
-        begin(200),
-        insert("2", None, "1.0"),
-        insert("3", "", "2"),
-        commit(200),
-    ]
-    messages += [
-        begin(300),
-        commit(300),
-        begin(400),
-        truncate(5),
-        insert("4", "y", "3"),
-    ]
+    messages += [begin(200), insert("2", None, "1.0"), insert("3", "", "2"), commit(200)]
+    messages += [begin(300), commit(300), begin(400), truncate(5), insert("4", "y", "3")]
     whole = Decoder()
     whole.feed(messages)
     assert whole.in_transaction
@@ -150,9 +139,7 @@ def test_truncate_reaches_every_relation():
 def test_types_origins_and_logical_messages_are_ignored():
     decoder = Decoder()
     ignored = [b"Y" + b"\0" * 4 + b"a\0b\0", b"O" + b"\0" * 8 + b"x\0", b"M\0anything"]
-    assert (
-        decoder.feed([b"M\0outside", begin(), *ignored, commit()])[0].final_lsn == 100
-    )
+    assert decoder.feed([b"M\0outside", begin(), *ignored, commit()])[0].final_lsn == 100
 
 
 STARTED = [begin(), relation()]
@@ -322,9 +309,7 @@ def test_a_table_with_a_primary_key(source):
 
 
 def test_replica_identity_full(source):
-    source.setup(
-        "CREATE TABLE t (a text, b int)", "ALTER TABLE t REPLICA IDENTITY FULL"
-    )
+    source.setup("CREATE TABLE t (a text, b int)", "ALTER TABLE t REPLICA IDENTITY FULL")
     (changes,) = source.changes(
         "INSERT INTO t VALUES ('x', 1), ('x', NULL)",
         "UPDATE t SET b = 2 WHERE b = 1",
@@ -350,9 +335,7 @@ def test_unchanged_toast(source, identity):
         f"ALTER TABLE t REPLICA IDENTITY {identity}",
     )
     (changes,) = source.changes(
-        f"INSERT INTO t VALUES (1, ({BIG}), 0)",
-        "UPDATE t SET b = 1",
-        "UPDATE t SET big = 'small'",
+        f"INSERT INTO t VALUES (1, ({BIG}), 0)", "UPDATE t SET b = 1", "UPDATE t SET big = 'small'"
     )
     (big,) = source.conn.execute(BIG).fetchone()
     kept = identity == "FULL"
@@ -392,7 +375,5 @@ def test_very_large_pending_rows_come_in_several_batches(monkeypatch):
     decoder.feed([insert(str(i), "x" * i, None) for i in range(150)])
     parts = decoder.flush()
     assert len(parts) > 50
-    assert [v for p in parts for v in p.batch["n:id"].to_pylist()] == [
-        str(i) for i in range(150)
-    ]
+    assert [v for p in parts for v in p.batch["n:id"].to_pylist()] == [str(i) for i in range(150)]
     assert decoder.pending_rows == 0

@@ -36,8 +36,7 @@ def tables(draw) -> list[pa.Array]:
     kinds = draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=20))
     n = draw(st.integers(0, 12))
     whole = [
-        pa.array(draw(st.lists(st.none() | KINDS[k], min_size=n, max_size=n)), k)
-        for k in kinds
+        pa.array(draw(st.lists(st.none() | KINDS[k], min_size=n, max_size=n)), k) for k in kinds
     ]
     first = draw(st.integers(0, n))
     length = draw(st.integers(0, n - first))
@@ -109,9 +108,7 @@ NUMERICS = st.one_of(
     st.sampled_from(["1e127", "1e126", "1e125", "1e-127", "1e-128", "1e-129", "99"]),
 ).filter(
     lambda v: (
-        "sNaN" not in v
-        and v != "-NaN"
-        and not ("E" in v and abs(int(v.split("E")[1])) > 9000)
+        "sNaN" not in v and v != "-NaN" and not ("E" in v and abs(int(v.split("E")[1])) > 9000)
     )
 )
 INTERVALS = st.builds(
@@ -203,9 +200,7 @@ def test_keys_of_many_columns_sort_as_in_postgres(conn):
 
 def test_numbers_of_different_width_have_one_key():
     def key(value, oid):
-        return rows.encode_keys(
-            [pa.array([value], pg.arrow_type(oid))], [oid], nulls=True
-        )
+        return rows.encode_keys([pa.array([value], pg.arrow_type(oid))], [oid], nulls=True)
 
     assert key(7, pg.INT2) == key(7, pg.INT4) == key(7, pg.INT8) == key(7, pg.OID)
     assert key(0.5, pg.FLOAT4) == key(0.5, pg.FLOAT8)
@@ -228,20 +223,13 @@ def test_late_minutes_of_an_interval():
     values = ["00:35:59", "00:36:00", "00:59:59.999999", "01:00:00", "1 day"]
     keys = rows.encode_keys([pa.array(values)], [pg.INTERVAL], nulls=True)
     assert keys == sorted(set(keys))
-    same = rows.encode_keys(
-        [pa.array(["-1 days +24:36:00"])], [pg.INTERVAL], nulls=True
-    )
+    same = rows.encode_keys([pa.array(["-1 days +24:36:00"])], [pg.INTERVAL], nulls=True)
     assert same == [keys[1]]
 
 
 def test_infinite_intervals_are_the_ends():
     # Postgres 17 has them; the server of this test may not.
-    ends = [
-        "-infinity",
-        "-178956970 years -8 mons",
-        "178956970 years 7 mons",
-        "infinity",
-    ]
+    ends = ["-infinity", "-178956970 years -8 mons", "178956970 years 7 mons", "infinity"]
     keys = rows.encode_keys([pa.array(ends)], [pg.INTERVAL], nulls=True)
     assert sorted(set(keys)) == keys
 

@@ -30,9 +30,7 @@ class Both:
         self.base: dict[bytes, bytes] = {}
         self.keys = [
             bytes((group,))
-            + bytes(
-                rng.choices(b"ab\x00\xff", k=rng.randint(0, 5 if keys == 12 else 9))
-            )
+            + bytes(rng.choices(b"ab\x00\xff", k=rng.randint(0, 5 if keys == 12 else 9)))
             for group in GROUPS
             for _ in range(keys)
         ]
@@ -62,11 +60,7 @@ class Both:
         assert sum(fast.group_bytes()) == fast.live_bytes <= fast.mapped_bytes
         assert self.group_requests()
         read = [
-            [
-                pair
-                for page in one.items(Pairs(self.base))
-                for pair in zip(*page, strict=True)
-            ]
+            [pair for page in one.items(Pairs(self.base)) for pair in zip(*page, strict=True)]
             for one in (fast, slow)
         ]
         assert read[0] == read[1]
@@ -122,9 +116,7 @@ class Txids(Both):
     """Txid mode over a base, weights under half of the keys."""
 
     def weigh(self) -> None:
-        keys = [b"\x07w" + key for key in self.some()] + [
-            b"\xffw" + k for k in self.some()
-        ]
+        keys = [b"\x07w" + key for key in self.some()] + [b"\xffw" + k for k in self.some()]
         missing = self.missing(keys)
         stored = [self.base.get(keys[i]) for i in missing]
         self.add_many(keys, [self.rng.randint(-2, 2) for _ in keys], missing, stored)
@@ -170,9 +162,7 @@ class Txids(Both):
         half = len(mine) // 2
         self.load(mine[:half], [self.base[key] for key in mine[:half]])
         for _ in range(3):  # other things happen meanwhile
-            getattr(
-                self, self.rng.choice(("weigh", "write", "finish_one", "undo", "tidy"))
-            )()
+            getattr(self, self.rng.choice(("weigh", "write", "finish_one", "undo", "tidy")))()
         self.load(mine[half:], [self.base[key] for key in mine[half:]])
         self.set_resident(group, True)
 
@@ -200,10 +190,7 @@ class Txids(Both):
         bounds = [p + self.rng.choice((b"", b"a", b"\x00", b"w\xff")) for p in prefixes]
         self.extreme_many(prefixes, bounds, True, bases)
         count = self.rng.choice((1, 2, 3, 100))
-        found = [
-            one.first_many(prefixes, bounds, count, bases)
-            for one in (self.fast, self.slow)
-        ]
+        found = [one.first_many(prefixes, bounds, count, bases) for one in (self.fast, self.slow)]
         assert found[0] == found[1]
 
 
@@ -460,8 +447,4 @@ print(m.size)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n") == [
-        *(["full True", "True True"] * 2),
-        "2025",
-        "",
-    ]
+    assert done.stdout.split("\n") == [*(["full True", "True True"] * 2), "2025", ""]

@@ -19,9 +19,7 @@ def run(folder: Path, *words: str) -> None:
     """Run tests of the kernels, in a copy of the tree that has no compiled module."""
     for part in ("headrace", "tests"):
         shutil.copytree(
-            ROOT / part,
-            folder / part,
-            ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"),
+            ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__")
         )
     shutil.copy(ROOT / "pyproject.toml", folder)
     env = os.environ | {"PYTHONPATH": str(folder)}

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from headrace.kernels import wire
 
 LETTERS = b"DdcZET"
-MESSAGES = st.lists(
-    st.tuples(st.sampled_from(LETTERS), st.binary(max_size=300)), max_size=12
-)
+MESSAGES = st.lists(st.tuples(st.sampled_from(LETTERS), st.binary(max_size=300)), max_size=12)
 
 
 def message(kind: int, body: bytes) -> bytes:

@@ -81,8 +81,7 @@ def planner_dsn(postgres: str) -> Iterator[str]:
         # Code-point order, as in a container: text compares by bytes.
         server.execute(
             sql.SQL(
-                "CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'"
-                " LC_COLLATE 'C' LC_CTYPE 'C'"
+                "CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'"
             ).format(sql.Identifier(name))
         )
     dsn = make_conninfo(postgres, dbname=name)
@@ -90,9 +89,7 @@ def planner_dsn(postgres: str) -> Iterator[str]:
         conn.execute(TABLES)
     yield dsn
     with psycopg.connect(postgres, autocommit=True) as server:
-        server.execute(
-            sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
-        )
+        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

@@ -58,9 +58,7 @@ class Renderer:
 
     def _scan(self, node: Any) -> str:
         name = f'"{node.table.schema}"."{node.table.name}"'
-        every = ", ".join(
-            f'"{f.name}" AS c{c.id}' for c, f in (*node.fields, *node.hidden)
-        )
+        every = ", ".join(f'"{f.name}" AS c{c.id}' for c, f in (*node.fields, *node.hidden))
         rows = f"(SELECT {every} FROM ONLY {name}) {next(self._names)}"
         return self._select(node, f"{rows} WHERE {self._all(node.predicates)}")
 
@@ -76,9 +74,7 @@ class Renderer:
         return " UNION ALL ".join(map(row, node.rows))
 
     def _filter(self, node: Any) -> str:
-        return self._select(
-            node, f"{self._from(node.input)} WHERE {self._all(node.predicates)}"
-        )
+        return self._select(node, f"{self._from(node.input)} WHERE {self._all(node.predicates)}")
 
     def _project(self, node: Any) -> str:
         items = ", ".join(f"{self._expr(e)} AS c{c.id}" for c, e in node.items)
@@ -117,9 +113,7 @@ class Renderer:
         arms = [f"SELECT {', '.join(items)} FROM {self._from(node.input)}{group}"]
         for texts in node.always:
             # Grouping sets without keys have their row also over nothing.
-            for place, (text, (column, _)) in enumerate(
-                zip(texts, node.keys, strict=True)
-            ):
+            for place, (text, (column, _)) in enumerate(zip(texts, node.keys, strict=True)):
                 kind = self._lowering.type_name(column.oid)
                 items[place] = f"{quote(text, kind)} AS c{column.id}"
             there = f"EXISTS (SELECT FROM {self._from(node.input)})"
@@ -130,9 +124,7 @@ class Renderer:
     def _agg(self, agg: Any) -> str:
         inputs = [self._expr(e) for e in agg.inputs]
         argument = self._expr(agg.argument) if agg.argument is not None else "*"
-        where = (
-            "" if agg.filter is None else f" FILTER (WHERE {self._expr(agg.filter)})"
-        )
+        where = "" if agg.filter is None else f" FILTER (WHERE {self._expr(agg.filter)})"
         if agg.function == "count_star":
             return f"count(*){where}"
         if agg.function == "any":
@@ -174,9 +166,7 @@ class Renderer:
         every = ", ".join(f"c{c.id}" for c in node.columns)
         order = ", ".join(filter(None, [self._order(node.order), every]))
         over = f"({f'PARTITION BY {keys} ' if keys else ''}ORDER BY {order})"
-        rows = self._select(
-            node, self._from(node.input), f"row_number() OVER {over} AS place"
-        )
+        rows = self._select(node, self._from(node.input), f"row_number() OVER {over} AS place")
         end = "true" if node.limit is None else f"place <= {node.offset + node.limit}"
         assert not node.ties, "not needed here"
         return self._select(
@@ -232,10 +222,7 @@ class Seen(Exception):
 
 
 def texts(
-    conn: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    query: str,
-    **settings: str,
+    conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, query: str, **settings: str
 ) -> dict[str, str]:
     """The plans of ``query`` as SQL, by stage."""
     out: dict[str, str] = {}

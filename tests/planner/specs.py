@@ -43,9 +43,7 @@ def write(path: Path, head: str, cases: list[Case]) -> None:
     path.write_text("\n\n".join(out) + "\n")
 
 
-def check(
-    path: Path, rewrite: bool, expected: Callable[[Case], dict[str, str]]
-) -> None:
+def check(path: Path, rewrite: bool, expected: Callable[[Case], dict[str, str]]) -> None:
     """Compare every case of ``path`` with ``expected(case) -> parts``, or rewrite it."""
     head, cases = read(path)
     assert cases, f"{path.name} has no case"
@@ -56,8 +54,6 @@ def check(
             case.parts = kept | found
         else:
             for name, text in found.items():
-                assert text == case.parts.get(name), (
-                    f"{path.name}: {case.title}: {name}"
-                )
+                assert text == case.parts.get(name), f"{path.name}: {case.title}: {name}"
     if rewrite:
         write(path, head, cases)

@@ -17,9 +17,7 @@ from headrace.errors import UnsupportedError
 from headrace.planner import PlanRequest, plan
 
 ROOT = Path(__file__).resolve().parents[2]
-CORPUS = Path(
-    os.environ.get("HEADRACE_CONFORMANCE", ROOT.parent / "shared/conformance")
-)
+CORPUS = Path(os.environ.get("HEADRACE_CONFORMANCE", ROOT.parent / "shared/conformance"))
 FILES = sorted((CORPUS / "corpus").glob("*.jsonl"))
 SOURCES = {"pg_ivm", "tpch", "nexmark", "chbench"}
 
@@ -33,10 +31,7 @@ LEAST = {
 @pytest.mark.skipif(not FILES, reason="the conformance corpus is not here")
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(p, marks=[] if p.stem in SOURCES else pytest.mark.slow)
-        for p in FILES
-    ],
+    [pytest.param(p, marks=[] if p.stem in SOURCES else pytest.mark.slow) for p in FILES],
     ids=lambda p: p.stem,
 )
 def test_corpus(path, database):
@@ -74,6 +69,4 @@ def full_identity(conn) -> None:
         " (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)"
     ).fetchall()
     for (name,) in rows:
-        conn.execute(
-            sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(sql.Identifier(name))
-        )
+        conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(sql.Identifier(name)))

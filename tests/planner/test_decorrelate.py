@@ -201,8 +201,7 @@ def rows(conn, query):
     except psycopg.errors.CardinalityViolation as error:
         return error.sqlstate
     return Counter(
-        tuple(result.get_value(i, j) for j in range(result.nfields))
-        for i in range(result.ntuples)
+        tuple(result.get_value(i, j) for j in range(result.nfields)) for i in range(result.ntuples)
     )
 
 
@@ -357,7 +356,5 @@ def test_what_is_named_stands_in_the_plan_once(data, monkeypatch):
     names = [line for line in lines if line.startswith("Again")]
     assert len(names) > len(named(planned.optimised))
     scans = [line for line in lines if line.startswith("Scan public.da")]
-    assert len(scans) == 2, (
-        "the query's own, and that of the domain, which is read twice"
-    )
+    assert len(scans) == 2, "the query's own, and that of the domain, which is read twice"
     assert len(planned.physical.nodes) <= len(copied.physical.nodes)

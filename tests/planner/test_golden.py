@@ -27,10 +27,7 @@ def test_golden(path, conn, rewrite):
 
 def test_seed_query_has_the_plans_of_the_seed(conn):
     # E-6, word by word.
-    query = (
-        "SELECT count(*) FROM example_table e JOIN numbers_table n ON e.b = n.a"
-        " WHERE e.b > 30"
-    )
+    query = "SELECT count(*) FROM example_table e JOIN numbers_table n ON e.b = n.a WHERE e.b > 30"
     explain = plan(conn, PlanRequest(query)).explain
     heads = [line.split()[0] for line in explain["logical"].splitlines()]
     assert heads == ["Project", "Aggregate", "Filter", "InnerJoin", "Scan", "Scan"]

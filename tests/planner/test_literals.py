@@ -11,19 +11,7 @@ from headrace.planner.analyse.literals import suspects
 
 PIECES = (
     *("a", "(", "{", "[", ")", " ", "\t", "\n", "''", '"', "--", "/*", "*/", "$", "$$"),
-    *(
-        "$a$",
-        "\\\\",
-        "\\n",
-        "\\x28",
-        "\\050",
-        "\\0028",
-        "\\u0028",
-        "\\'",
-        "é",
-        "&",
-        ";",
-    ),
+    *("$a$", "\\\\", "\\n", "\\x28", "\\050", "\\0028", "\\u0028", "\\'", "é", "&", ";"),
 )
 GAPS = (" ", "\n", "/* ' */", "/* /* '( */ ' */", "-- '(\n", "\n--'\n", "")
 NAMES = ('"it\'s"', "e", '"$$"', 'U&"d\\0061t\'"', "x$y$", "é")
@@ -57,12 +45,9 @@ def test_no_bracket_is_overlooked(database, standard):
         conn.execute(f"SET standard_conforming_strings = {'on' if standard else 'off'}")
         conn.execute("SET backslash_quote = on; SET escape_string_warning = off")
         for _ in range(1500):
-            texts = [
-                literal(pick, standard=standard) for _ in range(pick.randrange(1, 5))
-            ]
+            texts = [literal(pick, standard=standard) for _ in range(pick.randrange(1, 5))]
             items = [
-                f"{pick.choice(GAPS)}{t}{pick.choice(GAPS)} AS {pick.choice(NAMES)}"
-                for t in texts
+                f"{pick.choice(GAPS)}{t}{pick.choice(GAPS)} AS {pick.choice(NAMES)}" for t in texts
             ]
             query = f"SELECT {','.join(items)}{pick.choice(GAPS)}"
             try:

@@ -57,10 +57,7 @@ def order(node: Node) -> object:
             (("few", "few"), "few"),
         ),
         # A cross product is made last.
-        (
-            "SELECT m.id FROM many m, few f, other o WHERE m.k = o.id",
-            (("many", "other"), "few"),
-        ),
+        ("SELECT m.id FROM many m, few f, other o WHERE m.k = o.id", (("many", "other"), "few")),
         # One unknown table: as written.
         (
             "SELECT m.id FROM many m JOIN other o ON m.few_id = o.k JOIN unknown f"
@@ -110,9 +107,7 @@ def test_estimates(data, query, least, most):
 def test_sixteen_tables_are_estimated_in_no_time(data):
     """Once, each join doubled the time and more: ten tables took a minute."""
     tables = ", ".join(f"many t{i}" for i in range(16))
-    pairs = " AND ".join(
-        f"t{i}.id = t{i + 1}.few_id AND t{i}.k = t{i + 1}.k" for i in range(15)
-    )
+    pairs = " AND ".join(f"t{i}.id = t{i + 1}.few_id AND t{i}.k = t{i + 1}.k" for i in range(15))
     tree = optimised(data, f"SELECT t0.s FROM {tables} WHERE {pairs}")
     assert Estimates().rows(tree) == pytest.approx(20)
 

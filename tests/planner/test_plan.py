@@ -66,18 +66,10 @@ UNSUPPORTED = [
         "distinct over the recursive reference beside cycle",
         None,
     ),
-    (
-        "SELECT t.id, r.d FROM t, jsonb_to_record(t.jb) AS r(d date[])",
-        "clock",
-        "jsonb_to_record",
-    ),
+    ("SELECT t.id, r.d FROM t, jsonb_to_record(t.jb) AS r(d date[])", "clock", "jsonb_to_record"),
     ("SELECT x FROM ROWS FROM (random()) x", "volatile", "random"),
     ("SELECT x FROM pg_ls_dir('.') x", "volatile", "pg_ls_dir"),
-    (
-        "SELECT sum(id) OVER (PARTITION BY generate_series(1, 3)) FROM t",
-        "window",
-        None,
-    ),
+    ("SELECT sum(id) OVER (PARTITION BY generate_series(1, 3)) FROM t", "window", None),
     (
         "SELECT CASE WHEN row_number() OVER (ORDER BY id) = 1"
         " THEN (SELECT max(s::int) FROM u) END AS v FROM t",
@@ -85,11 +77,7 @@ UNSUPPORTED = [
         None,
     ),
     ("SELECT t.id FROM t FULL JOIN u ON t.k < u.k", "full join is only", "FULL"),
-    (
-        "SELECT t.id FROM t FULL OUTER JOIN u ON t.k = 1 OR t.k = u.k",
-        "full join is only",
-        "FULL",
-    ),
+    ("SELECT t.id FROM t FULL OUTER JOIN u ON t.k = 1 OR t.k = u.k", "full join is only", "FULL"),
     ("SELECT ctid FROM t", "ctid", "ctid"),
     ("SELECT id FROM t WHERE xmin::text = '1'", "xmin", "xmin"),
     ("SELECT id, s::timetz AS d FROM t", "current time", "::timetz"),
@@ -117,17 +105,9 @@ UNSUPPORTED = [
     ("SELECT id FROM t WHERE now() > now() - i", "comparison", "now"),
     ("SELECT id FROM t WHERE now() + i > tz", "comparison", "now"),
     ("SELECT id FROM t WHERE extract(day FROM now() - tz) < 3", "comparison", "now"),
-    (
-        "SELECT id FROM t WHERE extract(epoch FROM now() - tz) < 0.00000001",
-        "comparison",
-        "now",
-    ),
+    ("SELECT id FROM t WHERE extract(epoch FROM now() - tz) < 0.00000001", "comparison", "now"),
     ("SELECT id FROM t WHERE tstzrange(now(), tz) @> tz", "now", "now"),
-    (
-        "SELECT id FROM t WHERE CASE WHEN ok THEN now() - tz > '1 day' END",
-        "case",
-        "now",
-    ),
+    ("SELECT id FROM t WHERE CASE WHEN ok THEN now() - tz > '1 day' END", "case", "now"),
     ("SELECT t.id FROM t LEFT JOIN u ON t.d < current_date - u.k::int", "left", None),
     (
         "WITH RECURSIVE r(n) AS (SELECT 1 UNION SELECT n + 1 FROM r WHERE n < 5"
@@ -162,9 +142,7 @@ UNSUPPORTED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("query", "word", "at"), UNSUPPORTED, ids=lambda v: str(v)[:40]
-)
+@pytest.mark.parametrize(("query", "word", "at"), UNSUPPORTED, ids=lambda v: str(v)[:40])
 def test_unsupported(conn, query, word, at):
     error = refusal(conn, query)
     assert error.code in ("0A000", "42883", "42704") or not word
@@ -181,9 +159,7 @@ def test_unsupported(conn, query, word, at):
             found = query[error.position - 1 :]
             # An operator's or cast's location may be the operator itself.
             assert query.find(at) >= 0
-            assert (
-                found.startswith(at) or abs(query.index(at) + 1 - error.position) <= 4
-            )
+            assert found.startswith(at) or abs(query.index(at) + 1 - error.position) <= 4
 
 
 def test_copies_without_end_are_refused(conn, monkeypatch):
@@ -331,26 +307,20 @@ def test_sql_for_postgres_is_unambiguous(conn):
 
 
 def test_search_path_of_the_caller_counts(conn):
-    planned = plan(
-        conn, PlanRequest("SELECT * FROM t", settings={"search_path": "other"})
-    )
+    planned = plan(conn, PlanRequest("SELECT * FROM t", settings={"search_path": "other"}))
     assert [c.name for c in planned.columns] == ["id", "x"]
     assert planned.tables[0].schema == "other"
 
 
 def test_settings_of_the_caller_are_kept_with_the_view(conn):
-    request = PlanRequest(
-        "SELECT tz::date AS d FROM t", settings={"TimeZone": "Asia/Tokyo"}
-    )
+    request = PlanRequest("SELECT tz::date AS d FROM t", settings={"TimeZone": "Asia/Tokyo"})
     assert plan(conn, request).settings["TimeZone"] == "Asia/Tokyo"
     assert conn.execute("SHOW TimeZone").fetchone() != ("Asia/Tokyo",)
 
 
 def test_functions_of_users_keep_the_search_path(conn):
     settings = {"search_path": "other, nowhere, public, pg_catalog"}
-    planned = plan(
-        conn, PlanRequest("SELECT lower(s) AS x FROM public.t", settings=settings)
-    )
+    planned = plan(conn, PlanRequest("SELECT lower(s) AS x FROM public.t", settings=settings))
     assert planned.settings[FUNCTION_PATH] == "other, public, pg_temp"
     # A view that is planned again keeps it; a query without such functions has none.
     again = plan(conn, PlanRequest(planned.canonical_sql, settings=planned.settings))
@@ -395,10 +365,7 @@ def test_rights_of_the_caller_are_checked(conn, role):
     plan(conn, PlanRequest("SELECT id FROM t WHERE k > 0", caller=role))
     plan(conn, PlanRequest("SELECT count(*) FROM t", caller=role))
     assert refusal(conn, "SELECT id FROM t WHERE s = 'x'", caller=role).code == "42501"
-    assert (
-        refusal(conn, "SELECT t.id FROM t JOIN u USING (id)", caller=role).code
-        == "42501"
-    )
+    assert refusal(conn, "SELECT t.id FROM t JOIN u USING (id)", caller=role).code == "42501"
 
 
 def test_row_security_that_applies_to_the_caller_is_refused(conn, role):

@@ -87,10 +87,7 @@ def test_queries_follow_renamings(conn, shop, query):
 
 
 def test_overloads_that_part_are_refused(conn, shop):
-    made = plan(
-        conn,
-        PlanRequest("SELECT shop.twice(id), shop.twice(id::text) AS t FROM buyers"),
-    )
+    made = plan(conn, PlanRequest("SELECT shop.twice(id), shop.twice(id::text) AS t FROM buyers"))
     named = list(made.named)
     conn.execute("ALTER FUNCTION shop.twice(int) RENAME TO thrice")
     with pytest.raises(UnsupportedError, match=r"function shop\.twice"):
@@ -101,10 +98,7 @@ def test_overloads_that_part_are_refused(conn, shop):
 
 
 def test_a_dropped_column_shifts_none(conn, shop):
-    queries = (
-        "SELECT o.buyer FROM shop.orders o",
-        "SELECT x.c FROM shop.orders x(a, b, c, d)",
-    )
+    queries = ("SELECT o.buyer FROM shop.orders o", "SELECT x.c FROM shop.orders x(a, b, c, d)")
     plans = [plan(conn, PlanRequest(query)) for query in queries]
     want = rows(conn, queries[0])
     conn.execute("ALTER TABLE shop.orders DROP spare, ADD extra int DEFAULT 9")
@@ -113,9 +107,7 @@ def test_a_dropped_column_shifts_none(conn, shop):
         assert rows(conn, text) == want
     conn.execute("ALTER TABLE shop.orders RENAME buyer TO person")
     for made in plans:
-        renamed = plan(
-            conn, PlanRequest(present(conn, made.canonical_sql, list(made.named)))
-        )
+        renamed = plan(conn, PlanRequest(present(conn, made.canonical_sql, list(made.named))))
         conn.execute("ALTER TABLE shop.orders DROP extra, ADD extra int DEFAULT 9")
         text = present(conn, renamed.canonical_sql, list(renamed.named))
         assert rows(conn, text) == want

@@ -55,9 +55,7 @@ def test_a_view_is_read_as_its_owner(conn, roles):
 def test_a_security_invoker_view_is_read_as_the_caller(conn, roles):
     if conn.info.server_version < 150000:
         pytest.skip("security_invoker came with Postgres 15")
-    conn.execute(
-        "GRANT SELECT ON door, hall TO d_reader; GRANT SELECT ON vault TO d_owner"
-    )
+    conn.execute("GRANT SELECT ON door, hall TO d_reader; GRANT SELECT ON vault TO d_owner")
     conn.execute("ALTER VIEW door SET (security_invoker = on)")
     assert verdict(conn, "SELECT id FROM hall") == "permission denied for table vault"
     conn.execute("GRANT SELECT ON vault TO d_reader")
@@ -84,8 +82,7 @@ def test_what_a_view_was_made_of_is_told(conn):
     names = {
         row[0]
         for row in conn.execute(
-            "SELECT relname FROM pg_class WHERE oid = ANY (%s)",
-            (sorted(planned.views),),
+            "SELECT relname FROM pg_class WHERE oid = ANY (%s)", (sorted(planned.views),)
         )
     }
     assert names == {"wide", "wider"}
@@ -96,10 +93,7 @@ def test_a_refusal_inside_a_view_has_no_position_in_the_query(conn):
     with conn.transaction(force_rollback=True):
         conn.execute("CREATE VIEW lucky AS SELECT id, random() AS r FROM t")
         with pytest.raises(UnsupportedError) as caught:
-            plan(
-                conn,
-                PlanRequest("SELECT id, 'a random text' AS r FROM lucky WHERE r < 1"),
-            )
+            plan(conn, PlanRequest("SELECT id, 'a random text' AS r FROM lucky WHERE r < 1"))
         assert "random" in caught.value.message
 
 

@@ -48,9 +48,7 @@ SELECT format('(c%%s::%%s)', c.castsource, format_type(c.casttarget, -1)),
   FROM pg_cast c LEFT JOIN pg_proc p ON p.oid = c.castfunc
  WHERE c.castsource = ANY (%(types)s) AND c.casttarget = ANY (%(types)s) ORDER BY c.oid"""
 
-GENERIC = re.compile(
-    r'function "(\w+)" is not supported because its result depends on time'
-)
+GENERIC = re.compile(r'function "(\w+)" is not supported because its result depends on time')
 CLOCK = {
     "age", "mxid_age", "timezone", "timetz", "current_setting", "now", "statement_timestamp",
     "transaction_timestamp", "txid_current", "txid_current_if_assigned",
@@ -93,9 +91,7 @@ def attempt(conn, calls) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "catalog", [FUNCTIONS, OPERATORS, CASTS], ids=["proc", "operator", "cast"]
-)
+@pytest.mark.parametrize("catalog", [FUNCTIONS, OPERATORS, CASTS], ids=["proc", "operator", "cast"])
 def test_everything_is_planned_or_refused_with_a_reason(swept, catalog):
     conn, types = swept
     rows = conn.execute(catalog, {"types": types}).fetchall()

@@ -57,13 +57,7 @@ def test_messages_have_no_words_of_ours(path):
 
 
 def test_the_check_finds_what_it_looks_for():
-    for bad in (
-        "SetOp over r",
-        "SETOP over r",
-        "a TopK here",
-        "an anti join",
-        "a WorkTable",
-    ):
+    for bad in ("SetOp over r", "SETOP over r", "a TopK here", "an anti join", "a WorkTable"):
         assert JARGON.search(bad), bad
     bad = 'self.refuse(f"{type(node).__name__.upper()} over r")'
     [message] = messages(ast.parse(bad))

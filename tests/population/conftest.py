@@ -34,9 +34,7 @@ class Worker:
         self.down = 0
         self.on_call: Callable[[str], None] = lambda method: None
 
-    def call(
-        self, method: str, params: dict[str, Any], job: Job | None = None, **_: bool
-    ) -> Any:
+    def call(self, method: str, params: dict[str, Any], job: Job | None = None, **_: bool) -> Any:
         self.on_call(method)
         if self.down:
             self.down -= 1
@@ -44,9 +42,7 @@ class Worker:
         self.calls.append((method, params))
         if method == "hold":
             with psycopg.connect(self.dsn) as conn:
-                row = conn.execute(
-                    "SELECT pg_current_wal_insert_lsn()::text"
-                ).fetchone()
+                row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
             return {"txid": 7, "lsn": parse_lsn(row[0])}
         return {}
 
@@ -72,9 +68,7 @@ class Bench:
         self.settings = self.settings.replace(**changes)
         self.context.settings = self.settings
 
-    def create(
-        self, name: str, query: str, job: Job | None = None, **given: Any
-    ) -> Any:
+    def create(self, name: str, query: str, job: Job | None = None, **given: Any) -> Any:
         request = CreateView(
             name, query, given.get("options", {}), caller=given.get("caller"),
             settings=given.get("settings", {"search_path": "public"}),
@@ -132,15 +126,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
     session.stop()
 
 
-def make_bench(
-    database: str, conn: psycopg.Connection, path: Path, spark: Spark | None
-) -> Bench:
+def make_bench(database: str, conn: psycopg.Connection, path: Path, spark: Spark | None) -> Bench:
     name = conn.info.dbname
-    settings = Settings(
-        source=database,
-        data_dir=path / "data",
-        slot_name=f"s_{name}",
-    )
+    settings = Settings(source=database, data_dir=path / "data", slot_name=f"s_{name}")
     install.install(conn)
     setup.ensure_publication(conn, settings, watched.fed)
     worker = Worker(database)
@@ -157,9 +145,7 @@ def bench(database: str, shop: psycopg.Connection, tmp_path: Path) -> Bench:
 
 
 @pytest.fixture
-def spark_bench(
-    database: str, shop: psycopg.Connection, tmp_path: Path, spark: Spark
-) -> Bench:
+def spark_bench(database: str, shop: psycopg.Connection, tmp_path: Path, spark: Spark) -> Bench:
     return make_bench(database, shop, tmp_path, spark)
 
 

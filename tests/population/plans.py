@@ -56,9 +56,7 @@ def source(
         " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
         (table,),
     ).fetchall()
-    known = {
-        name: p.SourceColumn(num, name, kind, mod) for name, num, kind, mod in rows
-    }
+    known = {name: p.SourceColumn(num, name, kind, mod) for name, num, kind, mod in rows}
     full = conn.execute(
         "SELECT relreplident = 'f' FROM pg_class WHERE oid = %s::regclass", (table,)
     ).fetchone()[0]
@@ -99,17 +97,12 @@ def filtered(conn: psycopg.Connection) -> Case:
         (
             p.FilterSpec("f", s.id, (big,), s.schema),
             p.MapSpec(
-                "m",
-                "f",
-                (Column(2, FLOAT8), Column(1, NUMERIC)),
-                (s.schema[2], s.schema[1]),
+                "m", "f", (Column(2, FLOAT8), Column(1, NUMERIC)), (s.schema[2], s.schema[1])
             ),
         ),
         (s.schema[2], s.schema[1]),
     )
-    return Case(
-        "SELECT f, amount FROM orders WHERE id > 100", p.PhysicalPlan((s, f, sink(f)))
-    )
+    return Case("SELECT f, amount FROM orders WHERE id > 100", p.PhysicalPlan((s, f, sink(f))))
 
 
 def joined(conn: psycopg.Connection) -> Case:
@@ -176,9 +169,7 @@ def total(conn: psycopg.Connection) -> Case:
         ),
         schema,
     )
-    return Case(
-        "SELECT count(*), sum(amount) FROM orders", p.PhysicalPlan((o, r, sink(r)))
-    )
+    return Case("SELECT count(*), sum(amount) FROM orders", p.PhysicalPlan((o, r, sink(r))))
 
 
 def together(conn: psycopg.Connection) -> Case:
@@ -195,17 +186,14 @@ def together(conn: psycopg.Connection) -> Case:
     schema = (o.schema[0], *fields)
     r = p.ReduceSpec("reduce", o.id, (0,), tuple(made), schema)
     return Case(
-        "SELECT customer, array_agg(amount), array_agg(f), max(f) FROM orders"
-        " GROUP BY customer",
+        "SELECT customer, array_agg(amount), array_agg(f), max(f) FROM orders GROUP BY customer",
         p.PhysicalPlan((o, r, sink(r))),
     )
 
 
 def cross(conn: psycopg.Connection) -> Case:
     c = source(conn, "customers", ["region"])
-    v = p.ValuesSpec(
-        "values", (("1", "x"), ("2", None)), (Field("a", INT4), Field("b", TEXT))
-    )
+    v = p.ValuesSpec("values", (("1", "x"), ("2", None)), (Field("a", INT4), Field("b", TEXT)))
     j = p.JoinSpec("join", c.id, v.id, (), (), (), (*c.schema, *v.schema))
     return Case(
         "SELECT region, a, b FROM customers, (VALUES (1, 'x'), (2, NULL)) v(a, b)",

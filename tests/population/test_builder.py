@@ -23,8 +23,7 @@ QUERY = "SELECT region, count(*) AS n FROM customers GROUP BY region"
 CALLER = {"caller": "postgres", "settings": {"search_path": "public"}}
 
 SLOTS = (
-    "SELECT slot_name FROM pg_replication_slots"
-    " WHERE temporary AND database = current_database()"
+    "SELECT slot_name FROM pg_replication_slots WHERE temporary AND database = current_database()"
 )
 
 
@@ -45,10 +44,7 @@ class Process:
         self.settings.run_dir.mkdir(parents=True, exist_ok=True)
         self.server = await rpc.serve(
             self.settings.worker_socket,
-            {
-                name: self._answer(name)
-                for name in ("start", "hold", "release", "adopt", "drop")
-            },
+            {name: self._answer(name) for name in ("start", "hold", "release", "adopt", "drop")},
         )
         await self.start()
         return self
@@ -56,9 +52,7 @@ class Process:
     async def start(self) -> None:
         env = os.environ | {"HEADRACE_SETTINGS": self.settings.to_json()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.views.builder"],
-            env=env,
-            stdin=subprocess.PIPE,
+            [sys.executable, "-m", "headrace.views.builder"], env=env, stdin=subprocess.PIPE
         )
 
         async def connect():
@@ -80,21 +74,15 @@ class Process:
         async def handle(params, progress):
             self.calls.append((name, params))
             if name == "hold":
-                row = self.bench.conn.execute(
-                    "SELECT pg_current_wal_insert_lsn()::text"
-                ).fetchone()
+                row = self.bench.conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
                 return {"txid": 3, "lsn": parse_lsn(row[0])}
             return {}
 
         return handle
 
-    async def create(
-        self, name: str, query: str = QUERY, progress=None, **options
-    ) -> Any:
+    async def create(self, name: str, query: str = QUERY, progress=None, **options) -> Any:
         params = {"name": name, "query": query, "options": options, **CALLER}
-        return await self.peer.call(
-            "create_view", params, progress, linger_s=PATIENCE_S
-        )
+        return await self.peer.call("create_view", params, progress, linger_s=PATIENCE_S)
 
 
 def test_side_by_side(bench):
@@ -104,21 +92,15 @@ def test_side_by_side(bench):
             assert await builder.peer.call("check") == {"jobs": [], "spark": "cold"}
             assert await builder.peer.call("holds") == []
             assert builder.calls[0] == ("start", {"holds": []})
-            plan = await builder.peer.call(
-                "explain_view", {"name_or_query": "a", **CALLER}
-            )
+            plan = await builder.peer.call("explain_view", {"name_or_query": "a", **CALLER})
             stored = bench.conn.execute(
                 "SELECT explain ->> 'physical' FROM headrace.views WHERE view_name = 'a'"
             )
             assert (plan,) == stored.fetchone()
             params = {"name_or_query": QUERY, "stage": "logical", **CALLER}
             assert "customers" in await builder.peer.call("explain_view", params)
-            await builder.peer.call(
-                "create_index", {"view": "a", "definition": "(n)", **CALLER}
-            )
-            await builder.peer.call(
-                "drop_view", {"name": "a", "if_exists": False, **CALLER}
-            )
+            await builder.peer.call("create_index", {"view": "a", "definition": "(n)", **CALLER})
+            await builder.peer.call("drop_view", {"name": "a", "if_exists": False, **CALLER})
             with pytest.raises(HeadraceError) as caught:
                 await builder.create("b")
             assert caught.value.code == "42P07"
@@ -135,8 +117,7 @@ def test_cancel_through_the_socket(bench):
                 reached = asyncio.Event()
                 task = asyncio.create_task(
                     builder.create(
-                        "v",
-                        progress=lambda m: m["phase"] == "snapshot" and reached.set(),
+                        "v", progress=lambda m: m["phase"] == "snapshot" and reached.set()
                     )
                 )
                 await asyncio.wait_for(reached.wait(), PATIENCE_S)
@@ -185,8 +166,7 @@ def test_clean_end_in_the_middle(bench, how):
                 reached = asyncio.Event()
                 task = asyncio.create_task(
                     builder.create(
-                        "v",
-                        progress=lambda m: m["phase"] == "snapshot" and reached.set(),
+                        "v", progress=lambda m: m["phase"] == "snapshot" and reached.set()
                     )
                 )
                 await asyncio.wait_for(reached.wait(), PATIENCE_S)
@@ -211,8 +191,7 @@ def test_kill_in_the_middle_is_cleaned_up_at_the_next_start(bench):
                 reached = asyncio.Event()
                 task = asyncio.create_task(
                     builder.create(
-                        "v",
-                        progress=lambda m: m["phase"] == "snapshot" and reached.set(),
+                        "v", progress=lambda m: m["phase"] == "snapshot" and reached.set()
                     )
                 )
                 await asyncio.wait_for(reached.wait(), PATIENCE_S)

@@ -49,14 +49,7 @@ def test_view_appears_with_rows_progress_and_catalog(bench):
     assert bench.published() == {"customers"}
     assert list(bench.settings.staging_dir.iterdir()) == []
     phases = [m["phase"] for m in bench.messages]
-    order = [
-        "planning",
-        "publication",
-        "snapshot",
-        "reading",
-        "writing",
-        "adopting",
-    ]
+    order = ["planning", "publication", "snapshot", "reading", "writing", "adopting"]
     assert [p for p in dict.fromkeys(phases) if p in order] == order
 
 
@@ -66,24 +59,13 @@ def test_large_result_gets_its_index_afterwards(bench):
     )
     bench.create("v", "SELECT id, region FROM customers")
     assert bench.rows("TABLE v") == bench.rows("SELECT id, region FROM customers")
-    names = bench.conn.execute(
-        "SELECT indexname FROM pg_indexes WHERE tablename = 'v'"
-    ).fetchall()
+    names = bench.conn.execute("SELECT indexname FROM pg_indexes WHERE tablename = 'v'").fetchall()
     oid = bench.conn.execute("SELECT 'v'::regclass::oid").fetchone()[0]
     assert names == [(f"headrace_row_hash_{oid}",)]
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "Quoted View",
-        'we"ird',
-        "a.b",
-        "select",
-        "ünï",
-        "x" * 63,
-        "; DROP TABLE orders; --",
-    ],
+    "name", ["Quoted View", 'we"ird', "a.b", "select", "ünï", "x" * 63, "; DROP TABLE orders; --"]
 )
 def test_quoted_names(bench, name):
     quoted = sql.Identifier(name).as_string(bench.conn)
@@ -266,8 +248,7 @@ def test_a_schema_that_somebody_has_taken_to_stays(bench, role, taken):
 
 def test_a_schema_is_not_left_by_a_failure(bench):
     assert (
-        refused(bench, "fresh.v", query="SELECT 1 / (id - 3) AS q FROM customers").code
-        == "22012"
+        refused(bench, "fresh.v", query="SELECT 1 / (id - 3) AS q FROM customers").code == "22012"
     )
     assert bench.conn.execute("SELECT to_regnamespace('fresh')").fetchone() == (None,)
 
@@ -313,9 +294,7 @@ def test_no_tables_at_all(bench):
     assert bench.rows("TABLE v") == [("(1,x)",), ("(2,)",)]
 
 
-@pytest.mark.parametrize(
-    "phase", ["planning", "publication", "snapshot", "reading", "writing"]
-)
+@pytest.mark.parametrize("phase", ["planning", "publication", "snapshot", "reading", "writing"])
 def test_cancel_leaves_nothing_at_any_step(bench, phase):
     job = bench.job()
     seen = []
@@ -382,8 +361,7 @@ def test_stream_that_went_on_without_the_hold(bench):
             conn.execute("INSERT INTO customers VALUES (888, 'r1', '')")
             done.append(
                 conn.execute(
-                    "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())",
-                    (slot,),
+                    "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (slot,)
                 )
             )
 
@@ -422,8 +400,7 @@ def test_publication_keeps_tables_of_other_views(bench):
     bench.create("a", "SELECT id FROM customers")
     with pytest.raises(HeadraceError):
         bench.create(
-            "b",
-            "SELECT o.id, 1 / (o.id - 5) AS q FROM orders o JOIN customers c ON o.id = c.id",
+            "b", "SELECT o.id, 1 / (o.id - 5) AS q FROM orders o JOIN customers c ON o.id = c.id"
         )
     assert bench.published() == {"customers"}
 

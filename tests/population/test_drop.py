@@ -168,14 +168,11 @@ def test_create_index(bench, definition, want):
     bench.create("v", QUERY)
     name = create_index(bench, "v", definition)
     made = bench.conn.execute(
-        "SELECT indexdef FROM pg_indexes WHERE tablename = 'v' AND indexname = %s",
-        (name,),
+        "SELECT indexdef FROM pg_indexes WHERE tablename = 'v' AND indexname = %s", (name,)
     ).fetchone()
     assert want in made[0]
     drop_index(bench, name)
-    left = bench.conn.execute(
-        "SELECT indexname FROM pg_indexes WHERE tablename = 'v'"
-    ).fetchall()
+    left = bench.conn.execute("SELECT indexname FROM pg_indexes WHERE tablename = 'v'").fetchall()
     assert len(left) == 1
 
 
@@ -211,10 +208,7 @@ def test_refused_definitions(bench, definition, code):
     assert "rights" not in caught.value.message
     assert conn.execute("SELECT count(*) FROM ran").fetchone() == (0,)
     assert conn.execute("SELECT count(*) FROM orders").fetchone() == (500,)
-    assert (
-        len(conn.execute("SELECT 1 FROM pg_indexes WHERE tablename = 'v'").fetchall())
-        == 1
-    )
+    assert len(conn.execute("SELECT 1 FROM pg_indexes WHERE tablename = 'v'").fetchall()) == 1
 
 
 def test_enum_columns_can_be_indexed(bench):

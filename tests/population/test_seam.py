@@ -79,10 +79,7 @@ class Writers:
             case 2:
                 conn.execute("DELETE FROM orders WHERE id = %s", (key,))
             case 3:
-                conn.execute(
-                    "INSERT INTO tags VALUES (%s, %s)",
-                    (number, f"w{rng.randint(1, 5)}"),
-                )
+                conn.execute("INSERT INTO tags VALUES (%s, %s)", (number, f"w{rng.randint(1, 5)}"))
             case 4:
                 conn.execute(
                     "DELETE FROM tags WHERE customer = %s AND tag = %s",
@@ -130,15 +127,11 @@ def changes(conn: psycopg.Connection, slot: str) -> list[Changes]:
 
 
 def shown(columns: list, fields) -> list[tuple]:
-    texts = [
-        text.render(c, f.oid).to_pylist() for c, f in zip(columns, fields, strict=True)
-    ]
+    texts = [text.render(c, f.oid).to_pylist() for c, f in zip(columns, fields, strict=True)]
     return list(zip(*texts, strict=True))
 
 
-def check(
-    bench, handover: Handover, view_id: int, name: str, query: str, stream
-) -> None:
+def check(bench, handover: Handover, view_id: int, name: str, query: str, stream) -> None:
     """The view's table plus the diffs of ``stream`` must be the query, now."""
     conn = bench.conn
     row = conn.execute(
@@ -164,17 +157,14 @@ def check(
     weights = diffs.column("__weight").to_pylist()
     for row, weight in zip(shown(diffs.columns[:-1], fields), weights, strict=True):
         have[row] += weight
-    want = collections.Counter(
-        conn.execute(f"SELECT {casts} FROM ({query}) x").fetchall()
-    )
+    want = collections.Counter(conn.execute(f"SELECT {casts} FROM ({query}) x").fetchall())
     assert {k: v for k, v in have.items() if v} == want
 
 
 def populate_under_load(bench, path, rounds: int, seed: int, **options) -> None:
     conn = bench.conn
     conn.execute(
-        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')",
-        (bench.settings.slot_name,),
+        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (bench.settings.slot_name,)
     )
     handover = Handover(bench, path)
     made = []
@@ -211,8 +201,7 @@ def test_many_populations_under_eight_writers(bench, tmp_path):
 def test_transaction_open_across_add_table(bench, tmp_path, in_thread):
     """H2: written before the table is published, committed after it, in neither alone."""
     bench.conn.execute(
-        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')",
-        (bench.settings.slot_name,),
+        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (bench.settings.slot_name,)
     )
     handover = Handover(bench, tmp_path)
     with psycopg.connect(bench.dsn) as writer:
@@ -221,9 +210,7 @@ def test_transaction_open_across_add_table(bench, tmp_path, in_thread):
         thread = in_thread(lambda: made.update(bench.create("v", QUERIES[0])))
         wait_until(lambda: "orders" in bench.published(), "the table is published")
         writer.execute("INSERT INTO orders VALUES (777778, 1, 1, 1)")
-        wait_until(
-            bench.waits_for_writer, "the snapshot waits for the open transaction"
-        )
+        wait_until(bench.waits_for_writer, "the snapshot waits for the open transaction")
         writer.commit()
         thread.join(PATIENCE_S)
     bench.conn.execute("INSERT INTO orders VALUES (777779, 1, 1, 1)")
@@ -257,8 +244,7 @@ def test_settings_of_the_database_do_not_reach_values(bench, tmp_path, setting):
     )
     conn.execute(f"ALTER DATABASE {name} SET {setting}")
     conn.execute(
-        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')",
-        (bench.settings.slot_name,),
+        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (bench.settings.slot_name,)
     )
     handover = Handover(bench, tmp_path)
     made = bench.create("v", "SELECT * FROM vals")

@@ -8,12 +8,7 @@ import threading
 import psycopg
 import pytest
 
-from headrace.errors import (
-    DuplicateError,
-    HeadraceError,
-    PrerequisiteError,
-    QueryCancelled,
-)
+from headrace.errors import DuplicateError, HeadraceError, PrerequisiteError, QueryCancelled
 from headrace.population import local
 from headrace.population import snapshot as snapshots
 from headrace.population.job import Job
@@ -128,9 +123,7 @@ def test_who_gives_up_hurts_nobody(bench, writer, made):
     writer.commit()
     whole(bench, c)
     assert len(made) == 2
-    assert bench.conn.execute("SELECT view_name FROM headrace.views").fetchall() == [
-        ("c",)
-    ]
+    assert bench.conn.execute("SELECT view_name FROM headrace.views").fetchall() == [("c",)]
 
 
 def test_when_all_give_up_nothing_is_left(bench, writer):
@@ -171,9 +164,7 @@ def test_all_who_share_a_slot_hear_why_there_is_none(bench, writer):
     assert bench.published() == set()
 
 
-def test_a_snapshot_that_is_lost_is_lost_for_all_and_made_again(
-    bench, writer, made, monkeypatch
-):
+def test_a_snapshot_that_is_lost_is_lost_for_all_and_made_again(bench, writer, made, monkeypatch):
     """H3, for several."""
 
     def lose() -> None:

@@ -56,12 +56,8 @@ def test_values_come_typed_and_exact(bench):
     with export(bench) as snapshot, reader.joined(bench.dsn, snapshot.ref) as conn:
         batches = list(reader.read(conn, source))
     assert [str(c.type) for c in batches[0]] == ["int32", "string", "double"]
-    want = bench.conn.execute(
-        "SELECT id, amount::text, f::text FROM orders ORDER BY id"
-    ).fetchall()
-    rows = [
-        zip(*(column.to_pylist() for column in batch), strict=True) for batch in batches
-    ]
+    want = bench.conn.execute("SELECT id, amount::text, f::text FROM orders ORDER BY id").fetchall()
+    rows = [zip(*(column.to_pylist() for column in batch), strict=True) for batch in batches]
     got = sorted(row for batch in rows for row in batch)
     assert [(a, b) for a, b, _ in got] == [(a, b) for a, b, _ in want]
     assert str(got[4][2]) == "-0.0"
@@ -89,10 +85,7 @@ def test_reader_outside_the_snapshot_is_refused(bench):
     with export(bench) as snapshot:
         ref = snapshot.ref
         wrong = SnapshotRef(ref.name, "1:1:", ref.start_lsn)
-        with (
-            pytest.raises(SnapshotLost, match="outside"),
-            reader.joined(bench.dsn, wrong),
-        ):
+        with pytest.raises(SnapshotLost, match="outside"), reader.joined(bench.dsn, wrong):
             pass
         with for_job(bench.dsn, what="test") as conn:
             # Autocommit: no error, no effect; each statement has a snapshot of its own (E5).
@@ -152,9 +145,7 @@ def test_open_writer_is_named_in_time(bench):
         with pytest.raises(PrerequisiteError) as caught:
             bench.create("v", "SELECT id FROM customers")
         assert caught.value.code == "55P03"
-        assert (
-            f"process {writer.info.backend_pid} (role postgres" in caught.value.detail
-        )
+        assert f"process {writer.info.backend_pid} (role postgres" in caught.value.detail
         bench.nothing_left()
         assert slots(bench) == []
         # The application itself is not in the way of anybody.
@@ -230,9 +221,7 @@ def test_no_free_slot_says_what_to_set(bench):
     try:
         for number in range(limit - used):
             name = f"{bench.settings.slot_name}_{number}"
-            bench.conn.execute(
-                "SELECT pg_create_physical_replication_slot(%s)", (name,)
-            )
+            bench.conn.execute("SELECT pg_create_physical_replication_slot(%s)", (name,))
             made.append(name)
         with pytest.raises(PrerequisiteError, match="slot is free") as caught:
             bench.create("v", "SELECT id FROM customers")
@@ -246,9 +235,7 @@ def test_no_free_slot_says_what_to_set(bench):
 def test_idle_timeouts_of_the_database_do_not_kill_it(bench):
     """E7."""
     name = bench.conn.info.dbname
-    bench.conn.execute(
-        f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '200ms'"
-    )
+    bench.conn.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '200ms'")
     bench.conn.execute(f"ALTER DATABASE {name} SET idle_session_timeout = '200ms'")
     with export(bench) as snapshot:
         with reader.joined(bench.dsn, snapshot.ref) as conn:
@@ -306,9 +293,9 @@ def test_truncate_in_the_middle_of_a_population(bench):
 def test_sizes(bench):
     bench.conn.execute("CREATE TABLE none (id int PRIMARY KEY)")
     bench.conn.execute("ANALYZE")
-    assert tables.size(
-        bench.conn, plans.source(bench.conn, "none", ["id"])
-    ) == tables.TableSize(0, 0)
+    assert tables.size(bench.conn, plans.source(bench.conn, "none", ["id"])) == tables.TableSize(
+        0, 0
+    )
     size = tables.size(bench.conn, plans.source(bench.conn, "orders", ["id"]))
     assert size.rows == 500
     assert size.blocks >= 1

@@ -23,17 +23,11 @@ _numbers = itertools.count()
 
 def both(bench, case, path, partition_rows: int = 100):
     """(rows, state) from in-process and from Spark population of one snapshot."""
-    bench.context.spark._settings = bench.settings.replace(
-        spark_partition_rows=partition_rows
-    )
+    bench.context.spark._settings = bench.settings.replace(spark_partition_rows=partition_rows)
     job = bench.job()
     out = []
     with snapshots.export(
-        job,
-        bench.dsn,
-        slot_name=bench.settings.slot_name,
-        number=str(next(_numbers)),
-        wait_ms=5000,
+        job, bench.dsn, slot_name=bench.settings.slot_name, number=str(next(_numbers)), wait_ms=5000
     ) as snapshot:
         sizes = {s.id: tables.size(bench.conn, s) for s in case.plan.sources}
         for mode in ("local", "spark"):
@@ -41,14 +35,10 @@ def both(bench, case, path, partition_rows: int = 100):
             staged.make()
             if mode == "local":
                 remote = RemoteEvaluator(bench.dsn, {})
-                count = local.populate(
-                    job, bench.dsn, case.plan, snapshot.ref, remote, staged
-                )
+                count = local.populate(job, bench.dsn, case.plan, snapshot.ref, remote, staged)
                 remote.close()
             else:
-                count = bench.context.spark.populate(
-                    job, case.plan, snapshot, sizes, {}, staged
-                )
+                count = bench.context.spark.populate(job, case.plan, snapshot, sizes, {}, staged)
             lines = b"".join(f.read_bytes() for f in staged.row_files()).splitlines()
             assert len(lines) == count == staged.row_count()
             database = RocksDatabase(path / f"db_{mode}")
@@ -62,29 +52,21 @@ def both(bench, case, path, partition_rows: int = 100):
 def test_same_rows_and_state_as_in_process(spark_bench, tmp_path, make):
     spark_bench.conn.execute("ANALYZE")
     case = make(spark_bench.conn)
-    (local_rows, local_state), (spark_rows, spark_state) = both(
-        spark_bench, case, tmp_path
-    )
+    (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
     assert spark_rows == local_rows
     assert spark_state == local_state
     want = [
         line
-        for (line,) in spark_bench.conn.execute(
-            f"SELECT count(*) FROM ({case.sql}) x"
-        ).fetchall()
+        for (line,) in spark_bench.conn.execute(f"SELECT count(*) FROM ({case.sql}) x").fetchall()
     ]
     assert [len(local_rows)] == want
 
 
-@pytest.mark.parametrize(
-    "make", [plans.total, plans.joined, plans.multiset, plans.self_join]
-)
+@pytest.mark.parametrize("make", [plans.total, plans.joined, plans.multiset, plans.self_join])
 def test_empty_tables(spark_bench, tmp_path, make):
     spark_bench.conn.execute("TRUNCATE orders, customers, tags")
     case = make(spark_bench.conn)
-    (local_rows, local_state), (spark_rows, spark_state) = both(
-        spark_bench, case, tmp_path
-    )
+    (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
     assert spark_rows == local_rows == ([b"0\t\\N"] if make is plans.total else [])
     assert spark_state == local_state
 
@@ -114,9 +96,7 @@ def test_create_view_by_spark(spark_bench):
 def test_error_of_a_row_comes_out_of_the_task(spark_bench):
     with pytest.raises(HeadraceError) as caught:
         spark_bench.create(
-            "v",
-            "SELECT id, 1 / (id - 100) AS q FROM orders",
-            options={"population": "spark"},
+            "v", "SELECT id, 1 / (id - 100) AS q FROM orders", options={"population": "spark"}
         )
     assert caught.value.code == "22012", caught.value
     spark_bench.nothing_left()
@@ -144,9 +124,7 @@ def test_cancel_in_the_middle(spark_bench):
         )  # fmt: skip
     assert seen == []
     spark_bench.nothing_left()
-    spark_bench.create(
-        "v", "SELECT count(*) FROM orders", options={"population": "spark"}
-    )
+    spark_bench.create("v", "SELECT count(*) FROM orders", options={"population": "spark"})
     assert spark_bench.rows("TABLE v") == [("(200500)",)]
 
 

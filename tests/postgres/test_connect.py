@@ -55,15 +55,11 @@ def test_what_is_cancelled_at_first_is_closed(database, first, sessions):
     async def run() -> None:
         begun = asyncio.create_task(connect.async_session(database, name="begun"))
         active = [("active",)]
-        await asyncio.to_thread(
-            wait_until, lambda: sessions() == active, "the statement runs"
-        )
+        await asyncio.to_thread(wait_until, lambda: sessions() == active, "the statement runs")
         begun.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await begun
-        await asyncio.to_thread(
-            wait_until, lambda: sessions() == [], "the connection is closed"
-        )
+        await asyncio.to_thread(wait_until, lambda: sessions() == [], "the connection is closed")
         assert caught.value is not None
 
     asyncio.run(run())

@@ -51,9 +51,7 @@ def test_what_matters_is_captured():
     assert {*MATTERS, *NOT_HERE, *LEGACY} == set(settings.CAPTURED)
     assert len(settings.CAPTURED) == len(set(settings.CAPTURED))
     # What the text means is kept in the plan; all else that may be another's is pinned.
-    assert set(settings.OUTPUT) <= set(settings.EVALUATION) & set(
-        settings.PINNED_SETTINGS
-    )
+    assert set(settings.OUTPUT) <= set(settings.EVALUATION) & set(settings.PINNED_SETTINGS)
 
 
 def test_what_decides_how_values_look(postgres):

@@ -170,13 +170,7 @@ def test_a_run_of_operators_is_not_read_piece_by_piece():
 
 
 def test_steps_are_counted():
-    for text in (
-        "a " * 99,
-        "/*" * 49 + "*/" * 49,
-        "+" * 99,
-        "/**/" * 33,
-        "=" + "-+" * 49,
-    ):
+    for text in ("a " * 99, "/*" * 49 + "*/" * 49, "+" * 99, "/**/" * 33, "=" + "-+" * 49):
         assert len(list(scan(text, steps=101))) <= 99
         with pytest.raises(Unreadable):
             list(scan(text, steps=98))
@@ -187,11 +181,4 @@ def test_kinds_of_strings_are_told():
     kinds = [token.kind for token in scan(text)]
     assert kinds[:3] == ["plain", "escape", "dollar"]
     assert set(kinds[:6]) == STRINGS
-    assert kinds[6:] == [
-        "quoted",
-        "unicode_quoted",
-        "word",
-        "number",
-        "parameter",
-        "symbol",
-    ]
+    assert kinds[6:] == ["quoted", "unicode_quoted", "word", "number", "parameter", "symbol"]

@@ -17,9 +17,7 @@ from tests.runtime.harness import Running, install_schema, starting
 
 
 @pytest.fixture
-def source(
-    database: str, request: pytest.FixtureRequest
-) -> Iterator[psycopg.Connection]:
+def source(database: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
     """A connection to a database with our schema and the module's ``TABLES``."""
     install_schema(database)
     with psycopg.connect(database, autocommit=True) as conn:

@@ -79,9 +79,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def starting(
-    dsn: str, folder: Path, *, ready: bool = True
-) -> Iterator[Callable[..., Running]]:
+def starting(dsn: str, folder: Path, *, ready: bool = True) -> Iterator[Callable[..., Running]]:
     """Function that starts an engine; what still runs at the end is stopped.
 
     ``ready``: it returns once the first stream has started.
@@ -105,9 +103,7 @@ def copy_state(running: Running, to: Path) -> None:
 
     def copy() -> None:
         running.engine.durability.still()
-        shutil.copytree(
-            running.settings.state_dir, to, ignore=shutil.ignore_patterns("LOCK")
-        )
+        shutil.copytree(running.settings.state_dir, to, ignore=shutil.ignore_patterns("LOCK"))
 
     running.on(copy)
 
@@ -139,9 +135,7 @@ def source_plan(
     columns = tuple(plan.SourceColumn(*row) for row in rows)
     schema = tuple(Field(c.name, c.oid, c.typmod, c.collation) for c in columns)
     key = tuple(c for c in columns if c.name == "id")
-    source = plan.SourceSpec(
-        "s", oid, "public", name, columns, key, not key, schema=schema
-    )
+    source = plan.SourceSpec("s", oid, "public", name, columns, key, not key, schema=schema)
     nodes: list[plan.Node] = [source]
     if filtered is not None:
         nodes.append(plan.FilterSpec("f", "s", (filtered,), schema))
@@ -174,9 +168,7 @@ def create_view(
             " VALUES ('public', %s, %s, %s, 'populating') RETURNING id",
             (name, query, json.dumps(plan.to_json(physical))),
         ).fetchone()[0]
-        publication.add_tables(
-            conn, settings, [s.table_oid for s in physical.sources], watched.fed
-        )
+        publication.add_tables(conn, settings, [s.table_oid for s in physical.sources], watched.fed)
     store = MemoryStore()
     lsn, result, facts_of_source = populate(dsn, physical, store, settings)
     between()
@@ -191,10 +183,7 @@ def create_view(
         conn.execute("SET search_path = public")
         oid = table.create(conn, "public", name, query)
         names = [f.name for f in physical.sink.schema]
-        columns = [
-            text.render(result.column(i), f.oid)
-            for i, f in enumerate(physical.sink.schema)
-        ]
+        columns = [text.render(result.column(i), f.oid) for i, f in enumerate(physical.sink.schema)]
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             sql.Identifier(name), sql.SQL(", ").join(map(sql.Identifier, names))
         )
@@ -207,12 +196,7 @@ def create_view(
         conn.execute(
             "UPDATE headrace.views SET status = 'running', result_oid = %s,"
             " start_lsn = %s, watched = %s WHERE id = %s",
-            (
-                oid,
-                f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}",
-                Jsonb(facts_of_source),
-                view_id,
-            ),
+            (oid, f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}", Jsonb(facts_of_source), view_id),
         )
     if adopt:
         running.on(lambda: running.engine.lifecycle.adopt(view_id)).result(PATIENCE_S)
@@ -249,9 +233,7 @@ def populate(
             reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'")
             used = uses.of(physical, role(reader, None).oid)
-            facts = fingerprint.take(
-                reader, used, settings.publication_name, results.revisions
-            )
+            facts = fingerprint.take(reader, used, settings.publication_name, results.revisions)
         slot.execute("ROLLBACK")
     result = flow.end(0)
     weights = result.column(WEIGHT).to_numpy()
@@ -259,9 +241,7 @@ def populate(
     return lsn, rows, facts
 
 
-def settle(
-    running: Running, conn: psycopg.Connection, seconds: float = PATIENCE_S
-) -> None:
+def settle(running: Running, conn: psycopg.Connection, seconds: float = PATIENCE_S) -> None:
     """Wait until the engine has processed everything committed before the call."""
     row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     target = parse_lsn(row[0])
@@ -272,8 +252,7 @@ def settle(
         if running.error is not None:
             raise running.error
         return book.position.lsn >= target and all(
-            not v.live or v.mark.txid >= book.position.txid
-            for v in list(book.views.values())
+            not v.live or v.mark.txid >= book.position.txid for v in list(book.views.values())
         )
 
     def story() -> object:

@@ -179,9 +179,7 @@ class Machine(RuleBasedStateMachine):
         assert self.c.current == len(self.commits) + 1
         assert {f.txid: f.attempt for f in self.c.flights()} == self.flying
         assert self.c.in_flight == len(self.flying) <= self.pending
-        assert all(
-            self.c.current <= t < self.c.current + self.pending for t in self.flying
-        )
+        assert all(self.c.current <= t < self.c.current + self.pending for t in self.flying)
         if self.c.current in self.processed:
             assert self.committing == self.c.current, "it waits for nobody"
         for txid in self.flying:

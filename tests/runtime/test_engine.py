@@ -15,12 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from headrace.errors import (
-    ContinuityLost,
-    FencedError,
-    PrerequisiteError,
-    SinkTableError,
-)
+from headrace.errors import ContinuityLost, FencedError, PrerequisiteError, SinkTableError
 from headrace.expressions import ir
 from headrace.process import faults, rpc
 from headrace.runtime import ownership, positions
@@ -28,14 +23,7 @@ from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
 from tests.databases import drop_slots
 from tests.proxy import Proxy
-from tests.runtime.harness import (
-    ITEMS,
-    Running,
-    create_view,
-    settings_for,
-    settle,
-    source_plan,
-)
+from tests.runtime.harness import ITEMS, Running, create_view, settings_for, settle, source_plan
 from tests.views import differs
 from tests.waiting import PATIENCE_S, eventually, time_passes, wait_until
 
@@ -53,15 +41,11 @@ def test_follows_every_change(source, start, database):
     source.execute("UPDATE items SET price = 1.0 WHERE id = 3")
     source.execute("UPDATE items SET price = 1.00 WHERE id = 3")
     source.execute("DELETE FROM items WHERE id % 5 = 0")
-    source.execute(
-        "INSERT INTO items SELECT 100 + i, NULL, NULL FROM generate_series(1, 50) i"
-    )
+    source.execute("INSERT INTO items SELECT 100 + i, NULL, NULL FROM generate_series(1, 50) i")
     source.execute("UPDATE items SET id = id + 1000 WHERE id < 4")
     settle(running, source)
     assert differs(source, "v", QUERY) == []
-    assert source.execute("SELECT price::text FROM v WHERE id = 1003").fetchone() == (
-        "1.00",
-    )
+    assert source.execute("SELECT price::text FROM v WHERE id = 1003").fetchone() == ("1.00",)
     source.execute("TRUNCATE items")
     source.execute("INSERT INTO items VALUES (1, 'x', 'NaN')")
     settle(running, source)
@@ -86,9 +70,7 @@ def test_an_idle_engine_does_not_wait_for_more(source, start, database):
         for i in range(5):
             source.execute("INSERT INTO items VALUES (%s, 'gathered', 1)", (201 + i,))
         batcher = running.book.stream.batcher
-        wait_until(
-            lambda: batcher.statistics()["open_transactions"] == 5, "they are gathered"
-        )
+        wait_until(lambda: batcher.statistics()["open_transactions"] == 5, "they are gathered")
     wait_until(lambda: differs(source, "v", QUERY) == [], "all rows are shown")
     assert running.book.next_txid == before + 2
     running.stop()
@@ -104,20 +86,15 @@ def faulty():
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_failure_at_every_point_loses_and_doubles_nothing(
-    source, start, database, faulty, point
-):
+def test_failure_at_every_point_loses_and_doubles_nothing(source, start, database, faulty, point):
     running = start(feedback_interval_ms=20)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     faulty(f"{point}:raise:2")
     for i in range(5):
         source.execute(
-            "INSERT INTO items SELECT 1000 + %s * 10 + g, 'x', 2 FROM generate_series(1, 3) g",
-            (i,),
+            "INSERT INTO items SELECT 1000 + %s * 10 + g, 'x', 2 FROM generate_series(1, 3) g", (i,)
         )
-        source.execute(
-            "UPDATE items SET price = price + 1 WHERE id %% 3 = %s", (i % 3,)
-        )
+        source.execute("UPDATE items SET price = price + 1 WHERE id %% 3 = %s", (i % 3,))
         settle(running, source)
     assert running.book.reconnects == 1, "the fault must have landed"
     assert differs(source, "v", QUERY) == []
@@ -156,9 +133,7 @@ def test_kill_9_at_every_point(source, database, tmp_path, start, point):
     number = 0
     until = time.monotonic() + PATIENCE_S
     while worker.wait(0.05) is None and time.monotonic() < until:
-        source.execute(
-            "UPDATE items SET price = price + 1 WHERE id %% 3 = %s", (number % 3,)
-        )
+        source.execute("UPDATE items SET price = price + 1 WHERE id %% 3 = %s", (number % 3,))
         source.execute("INSERT INTO items VALUES (%s, 'y', 1.10)", (5000 + number,))
         number += 1
     assert worker.wait(0) == -signal.SIGKILL, "the fault must have landed"
@@ -192,9 +167,7 @@ class WorkerProcess:
         self.process.stdin.close()
 
 
-def test_worker_ends_cleanly_on_sigterm_and_when_its_parent_is_gone(
-    source, database, start
-):
+def test_worker_ends_cleanly_on_sigterm_and_when_its_parent_is_gone(source, database, start):
     running = start()
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     running.stop()
@@ -241,9 +214,7 @@ def test_changes_between_snapshot_and_adoption(source, start, database):
         source.execute("INSERT INTO items VALUES (77, 'late', 1)")
         settle(running, source)
 
-    create_view(
-        running, database, "v", source_plan(source, "items"), QUERY, between=change
-    )
+    create_view(running, database, "v", source_plan(source, "items"), QUERY, between=change)
     assert differs(source, "v", QUERY) == []
     source.execute("UPDATE items SET price = 0")
     settle(running, source)
@@ -321,9 +292,7 @@ def test_result_table_changed_behind_our_back(source, start, database, harm):
     ).fetchone()
     assert status == ("error", SinkTableError.sqlstate)
     assert differs(source, "b", QUERY) == []
-    wait_until(
-        lambda: running.book.confirmed >= running.book.position.lsn, "all is confirmed"
-    )
+    wait_until(lambda: running.book.confirmed >= running.book.position.lsn, "all is confirmed")
 
 
 def test_failing_row_stops_its_view_and_is_named(source, start, database):
@@ -333,17 +302,13 @@ def test_failing_row_stops_its_view_and_is_named(source, start, database):
     ratio = ir.Remote("(1 / ($1 - 13)) < 100", (ir.Column(0, oid),), BOOL, trusted=True)
     source.execute("DELETE FROM items WHERE id = 13")
     bad = "SELECT * FROM items WHERE 1 / (id - 13) < 100"
-    create_view(
-        running, database, "a", source_plan(source, "items", filtered=ratio), bad
-    )
+    create_view(running, database, "a", source_plan(source, "items", filtered=ratio), bad)
     create_view(running, database, "b", physical, QUERY)
     source.execute("INSERT INTO items VALUES (300, 'fine', 1)")
     settle(running, source)
     assert differs(source, "a", bad) == []
     before = source.execute("SELECT count(*) FROM a").fetchone()
-    source.execute(
-        "INSERT INTO items VALUES (400, 'q', 1), (13, 'q', 1), (401, 'q', 1)"
-    )
+    source.execute("INSERT INTO items VALUES (400, 'q', 1), (13, 'q', 1), (401, 'q', 1)")
     settle(running, source)
     status = source.execute(
         "SELECT status, sqlstate, headrace.view_message(id) FROM headrace.views WHERE view_name = 'a'"
@@ -388,18 +353,14 @@ def test_zombie_cannot_commit(source, start, database, tmp_path):  # H21
     running = start()
     view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
     # What a second engine does when the first has lost its lock without noticing.
-    source.execute(
-        "UPDATE headrace.progress SET epoch = epoch + 1 WHERE view_id = %s", (view_id,)
-    )
+    source.execute("UPDATE headrace.progress SET epoch = epoch + 1 WHERE view_id = %s", (view_id,))
     source.execute("DELETE FROM items WHERE id = 1")
     running.thread.join(PATIENCE_S)
     assert isinstance(running.error, FencedError)
     assert source.execute("SELECT count(*) FROM v WHERE id = 1").fetchone() == (1,)
 
 
-def test_slot_advanced_by_somebody_else_stops_the_views(
-    source, start, database
-):  # H26, H27
+def test_slot_advanced_by_somebody_else_stops_the_views(source, start, database):  # H26, H27
     running = start()
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     running.stop()
@@ -441,9 +402,7 @@ def test_idle_source_is_confirmed(source, start, database):  # H16
     running = start(feedback_interval_ms=50)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     source.execute("CREATE TABLE other (x text)")
-    source.execute(
-        "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)"
-    )
+    source.execute("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 3000)")
     target = source.execute("SELECT pg_current_wal_lsn()::text").fetchone()[0]
     wait_until(
         lambda: source.execute(
@@ -459,9 +418,7 @@ def test_connections_cut_while_running(source, start, database):
     running = start()
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     for i in range(6):
-        source.execute(
-            "UPDATE items SET price = price + 1 WHERE id %% 2 = %s", (i % 2,)
-        )
+        source.execute("UPDATE items SET price = price + 1 WHERE id %% 2 = %s", (i % 2,))
         source.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
             " application_name = %s AND datname = current_database()",
@@ -475,9 +432,7 @@ def test_connections_cut_while_running(source, start, database):
 def test_million_row_transaction_is_spooled(source, start, database):
     running = start(spool_bytes_min=1_000_000, buffer_bytes_max=2_000_000)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
-    source.execute(
-        "INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1000, 40000) i"
-    )
+    source.execute("INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1000, 40000) i")
     source.execute("UPDATE items SET price = price + 1 WHERE id > 39000")
     settle(running, source, 60)
     assert differs(source, "v", QUERY) == []
@@ -491,12 +446,8 @@ def test_full_identity_duplicates(source, start, database):
     query = "SELECT * FROM bag"
     create_view(running, database, "v", source_plan(source, "bag"), query)
     source.execute("DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag LIMIT 3)")
-    source.execute(
-        "INSERT INTO bag VALUES (1, 'x', '{ }'), (NULL, NULL, NULL), (NULL, NULL, NULL)"
-    )
-    source.execute(
-        "DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag WHERE a IS NULL LIMIT 1)"
-    )
+    source.execute("INSERT INTO bag VALUES (1, 'x', '{ }'), (NULL, NULL, NULL), (NULL, NULL, NULL)")
+    source.execute("DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag WHERE a IS NULL LIMIT 1)")
     settle(running, source)
     text_of = "SELECT a, b, j::text, count(*) FROM {} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
     assert (
@@ -519,9 +470,7 @@ def test_lost_commit_answers(source, database, tmp_path, proxy):  # H20
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     relay.drop_commit_every = 3
     for i in range(12):
-        source.execute(
-            "UPDATE items SET price = price + 1 WHERE id %% 4 = %s", (i % 4,)
-        )
+        source.execute("UPDATE items SET price = price + 1 WHERE id %% 4 = %s", (i % 4,))
         source.execute("INSERT INTO items VALUES (%s, 'z', 0)", (700 + i,))
         settle(running, source)
     assert relay.dropped >= 3, "the fault must have landed"
@@ -535,9 +484,7 @@ def test_network_cuts_and_stalls(source, database, tmp_path, proxy):  # H39
     running = Running(settings_for(dsn, tmp_path))
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     for i in range(6):
-        source.execute(
-            "UPDATE items SET price = price + 1 WHERE id %% 4 = %s", (i % 4,)
-        )
+        source.execute("UPDATE items SET price = price + 1 WHERE id %% 4 = %s", (i % 4,))
         if i % 2:
             relay.cut()
         else:
@@ -550,16 +497,12 @@ def test_network_cuts_and_stalls(source, database, tmp_path, proxy):  # H39
     running.stop()
 
 
-def test_never_confirms_what_is_not_durable(
-    source, database, tmp_path, start, faulty
-):  # H14
+def test_never_confirms_what_is_not_durable(source, database, tmp_path, start, faulty):  # H14
     running = start(feedback_interval_ms=1)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     seen = []
     for i in range(30):
-        source.execute(
-            "UPDATE items SET price = price + 1 WHERE id = %s", (1 + i % 15,)
-        )
+        source.execute("UPDATE items SET price = price + 1 WHERE id = %s", (1 + i % 15,))
         confirmed = source.execute(
             "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
             (running.settings.slot_name,),
@@ -592,12 +535,8 @@ def test_reader_never_sees_half_a_batch_of_two_views(source, start, database):
     thread.start()
     for i in range(60):
         with source.transaction():
-            source.execute(
-                "UPDATE items SET price = price - 1 WHERE id = %s", (1 + i % 20,)
-            )
-            source.execute(
-                "UPDATE items SET price = price + 1 WHERE id = %s", (1 + (i + 7) % 20,)
-            )
+            source.execute("UPDATE items SET price = price - 1 WHERE id = %s", (1 + i % 20,))
+            source.execute("UPDATE items SET price = price + 1 WHERE id = %s", (1 + (i + 7) % 20,))
     settle(running, source)
     stop.set()
     thread.join()

@@ -67,20 +67,14 @@ def fill(running, source, count: int = 4) -> None:
         if held >= count:
             return
         number += 1
-        source.execute(
-            "UPDATE items SET price = price + 1 WHERE id %% 7 = %s", (number % 7,)
-        )
-        source.execute(
-            "INSERT INTO items VALUES ((SELECT max(id) + 1 FROM items), 'more', 0.50)"
-        )
+        source.execute("UPDATE items SET price = price + 1 WHERE id %% 7 = %s", (number % 7,))
+        source.execute("INSERT INTO items VALUES ((SELECT max(id) + 1 FROM items), 'more', 0.50)")
         wait_until(lambda held=held: len(flights()) > held, "one more is in flight")
 
 
 def log_moves(source) -> None:
     """Keep every move of a progress row in table ``moves``."""
-    source.execute(
-        "CREATE TABLE moves (n serial, view_id bigint, txid bigint, attempt int)"
-    )
+    source.execute("CREATE TABLE moves (n serial, view_id bigint, txid bigint, attempt int)")
     source.execute(
         "CREATE FUNCTION move() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " INSERT INTO public.moves (view_id, txid, attempt)"
@@ -174,9 +168,7 @@ def test_lost_commit_answers_with_more_in_flight(source, start, database, gate):
     try:
         dsn = make_conninfo(database, port=relay.port, host="127.0.0.1")
         running = start(dsn)
-        view_id = create_view(
-            running, database, "v", source_plan(source, "items"), QUERY
-        )
+        view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
         settle(running, source)
         log_moves(source)
         relay.drop_commit_every = 3
@@ -261,9 +253,7 @@ def test_view_taken_out_with_txids_in_flight(source, start, database, gate, verb
     fill(running, source)
     lifecycle = running.engine.lifecycle
     out = running.engine.submit(
-        (lambda: lifecycle.pause(a))
-        if verb == "pause"
-        else (lambda: lifecycle.suspend(a, "job"))
+        (lambda: lifecycle.pause(a)) if verb == "pause" else (lambda: lifecycle.suspend(a, "job"))
     )
     assert not out.done(), "it waits for what is in flight"
     gate.open.set()
@@ -322,8 +312,7 @@ def lag(source, running, count: int = 12) -> None:
     """Change things ``count`` times, each in a batch of its own."""
     for i in range(count):
         source.execute(
-            "UPDATE items SET price = price + 1, name = name || '!' WHERE id %% 5 = %s",
-            (i % 5,),
+            "UPDATE items SET price = price + 1, name = name || '!' WHERE id %% 5 = %s", (i % 5,)
         )
         source.execute("INSERT INTO items VALUES (%s, 'late', 1.10)", (1000 + i,))
         if running is not None:
@@ -371,22 +360,14 @@ def test_kill_9_with_tables_far_ahead_of_the_state(source, start, database):
 
 
 @pytest.mark.parametrize("groups", ["one group", "two groups"])
-def test_machine_lost_with_everything_that_was_not_synced(
-    source, start, database, groups
-):
+def test_machine_lost_with_everything_that_was_not_synced(source, start, database, groups):
     """The records of batches go with it; where the tables stand is known from progress."""
     running = start(feedback_interval_ms=10_000)
     physical = source_plan(source, "items")
     source.execute("CREATE TABLE others (LIKE items INCLUDING ALL)")
     for name in ("a", "b"):
         create_view(running, database, name, physical, QUERY)
-    create_view(
-        running,
-        database,
-        "c",
-        source_plan(source, "others"),
-        "SELECT * FROM others",
-    )
+    create_view(running, database, "c", source_plan(source, "others"), "SELECT * FROM others")
     settle(running, source)
     running.stop()
     if groups == "two groups":
@@ -429,9 +410,7 @@ def test_machine_lost_with_everything_that_was_not_synced(
 # --- checkpoints
 
 
-def test_commits_go_on_while_a_checkpoint_is_written(
-    source, start, database, monkeypatch
-):
+def test_commits_go_on_while_a_checkpoint_is_written(source, start, database, monkeypatch):
     running = start(feedback_interval_ms=20, checkpoint_interval_ms=10)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     settle(running, source)
@@ -460,9 +439,7 @@ def test_commits_go_on_while_a_checkpoint_is_written(
     assert_consistent(running, source)
 
 
-def test_checkpoint_that_cannot_be_written_is_tried_again(
-    source, start, database, monkeypatch
-):
+def test_checkpoint_that_cannot_be_written_is_tried_again(source, start, database, monkeypatch):
     """A full disk stops neither processing nor commits, and nothing is confirmed by mistake."""
     running = start(feedback_interval_ms=20, checkpoint_interval_ms=10)
     create_view(running, database, "v", source_plan(source, "items"), QUERY)

@@ -15,23 +15,17 @@ VIEWS = 50
 
 def threads(pid: int) -> list[str]:
     """Names of the threads of a process."""
-    return sorted(
-        path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")
-    )
+    return sorted(path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
 
 
 @pytest.mark.slow
 def test_fifty_views_need_the_threads_of_one(engine):  # E-15
     with (
         psycopg.connect(engine.source, autocommit=True) as source,
-        psycopg.connect(
-            engine.dsn, autocommit=True, prepare_threshold=None
-        ) as commander,
+        psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as commander,
     ):
         source.execute("CREATE TABLE items (id int PRIMARY KEY, kind int, price int)")
-        source.execute(
-            "INSERT INTO items SELECT i, i % 7, i FROM generate_series(1, 100) i"
-        )
+        source.execute("INSERT INTO items SELECT i, i % 7, i FROM generate_series(1, 100) i")
 
         def create(number: int) -> None:
             commander.execute(

@@ -29,9 +29,7 @@ def running(source, start):
 
 def two_views(running, source, database) -> tuple[int, int]:
     physical = source_plan(source, "items")
-    return tuple(
-        create_view(running, database, name, physical, QUERY) for name in ("v", "w")
-    )
+    return tuple(create_view(running, database, name, physical, QUERY) for name in ("v", "w"))
 
 
 ERRORS = [KeyError("x"), MemoryError(), RecursionError(), AssertionError("never")]
@@ -39,9 +37,7 @@ ERRORS = [KeyError("x"), MemoryError(), RecursionError(), AssertionError("never"
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("place", ["dataflow", "write"])
-def test_a_bug_stops_its_view_only(
-    running, source, database, monkeypatch, error, place
-):
+def test_a_bug_stops_its_view_only(running, source, database, monkeypatch, error, place):
     two_views(running, source, database)
     victim = running.on(lambda: min(running.book.views))
     if place == "dataflow":
@@ -94,9 +90,7 @@ def test_no_memory_in_the_middle_of_a_copy(running, source, database, monkeypatc
 def test_a_catalog_row_that_cannot_be_read(running, source, start, database):
     number, _ = two_views(running, source, database)
     running.stop()
-    source.execute(
-        "UPDATE headrace.views SET plan = '{\"nodes\": 7}' WHERE id = %s", (number,)
-    )
+    source.execute("UPDATE headrace.views SET plan = '{\"nodes\": 7}' WHERE id = %s", (number,))
     second = start()
     source.execute("INSERT INTO items VALUES (2, 'two')")
     settle(second, source)

@@ -58,8 +58,7 @@ class View:
             (number, self.name),
         )
         conn.execute(
-            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (%s, 0, '0/0')",
-            (number,),
+            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (%s, 0, '0/0')", (number,)
         )
         oid = table.create(conn, "public", self.name, "SELECT 1::int AS a")
         self.target = ResultTable(number, "public", self.name, oid, SCHEMA)
@@ -81,8 +80,7 @@ class View:
     def stored(self) -> tuple[int, str]:
         """Txid of its progress, and which transaction moved it there."""
         return self.conn.execute(
-            "SELECT txid, xmin::text FROM headrace.progress WHERE view_id = %s",
-            (self.id,),
+            "SELECT txid, xmin::text FROM headrace.progress WHERE view_id = %s", (self.id,)
         ).fetchone()
 
 
@@ -90,9 +88,7 @@ def job(txid: int, *parts: ViewPart) -> CommitJob:
     return CommitJob(txid, 0, txid * 16, 1, 0, parts)
 
 
-def test_the_unnamed_group_is_one_transaction_and_each_named_one_another(
-    conn, owner, sink
-):
+def test_the_unnamed_group_is_one_transaction_and_each_named_one_another(conn, owner, sink):
     views = [View(conn, i, group) for i, group in enumerate(["", "g", "", "h", "g"], 1)]
     answer = sink.write(owner, job(1, *(v.part(v.id) for v in views)))
     assert set(answer.progress) == {1, 2, 3, 4, 5}
@@ -114,9 +110,7 @@ def test_a_group_without_changes_makes_no_transaction(conn, owner, sink):
     assert {i: p.txid for i, p in answer.progress.items()} == {2: 2, 3: 2}
 
 
-def test_a_locked_table_leaves_its_group_and_other_groups_commit(
-    conn, owner, sink, database
-):
+def test_a_locked_table_leaves_its_group_and_other_groups_commit(conn, owner, sink, database):
     a, b, c = View(conn, 1, "g"), View(conn, 2, "g"), View(conn, 3)
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE v1 IN SHARE MODE")
@@ -128,9 +122,7 @@ def test_a_locked_table_leaves_its_group_and_other_groups_commit(
     assert (a.rows, b.rows, c.rows) == ([], [1], [1])
 
 
-def test_what_follows_a_txid_that_was_not_written_is_not_written(
-    conn, owner, sink, database
-):
+def test_what_follows_a_txid_that_was_not_written_is_not_written(conn, owner, sink, database):
     a, b = View(conn, 1), View(conn, 2)
     sink.start(owner)
     with psycopg.connect(database) as blocker:
@@ -176,8 +168,7 @@ def test_a_batch_that_takes_long_is_told_to_whoever_looks(conn, owner):
     view = View(conn, 1)
     owner.announce()
     conn.execute(
-        "UPDATE headrace.views SET status = 'running', result_oid = %s",
-        (view.target.oid,),
+        "UPDATE headrace.views SET status = 'running', result_oid = %s", (view.target.oid,)
     )
     (slot,) = conn.execute(
         "SELECT slot_name FROM pg_create_logical_replication_slot(%s, 'pgoutput')",

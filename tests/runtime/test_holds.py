@@ -39,9 +39,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_nothing_is_promised_beyond_a_hold_that_was_not_before(
-    database_of_states, steps
-):
+def test_nothing_is_promised_beyond_a_hold_that_was_not_before(database_of_states, steps):
     holds = Holds()
     holds.load(database_of_states)
     for job in holds.jobs():
@@ -90,8 +88,7 @@ TABLES = ITEMS
 
 def confirmed(conn, running) -> int:
     (lsn,) = conn.execute(
-        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
-        " WHERE slot_name = %s",
+        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
         (running.settings.slot_name,),
     ).fetchone()
     return parse_lsn(lsn)

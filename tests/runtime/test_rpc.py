@@ -74,9 +74,7 @@ def test_an_error_keeps_its_class_and_fields(tmp_path, kind):
 
 
 def test_a_class_of_elsewhere_arrives_as_the_nearest_known(tmp_path):
-    got = asyncio.run(
-        answer(tmp_path / "s", FailingRow("division by zero", 3, "22012"))
-    )
+    got = asyncio.run(answer(tmp_path / "s", FailingRow("division by zero", 3, "22012")))
     assert type(got) is RowError
     assert got.code == "22012"
 

@@ -118,9 +118,7 @@ def test_T_9_commits_are_in_order_and_one_at_a_time(events):
         if event == "process" and processing:
             last = processing[-1]  # the last one first: no order among them
             emitted = c.processed(last.txid, last.attempt)
-        elif (
-            event == "commit" and now and c.state(now[0].txid) is FlightState.COMMITTING
-        ):
+        elif event == "commit" and now and c.state(now[0].txid) is FlightState.COMMITTING:
             committed.append(now[0].txid)
             emitted = c.committed(now[0].txid, now[0].attempt)
         elif event == "fail" and flying:
@@ -593,16 +591,9 @@ class Topology:
         ports = {"A": 1, "B": 2, "C": 2, "D": 1}
         self.bolts = {n: Bolt(n, p, self.told) for n, p in ports.items()}
         self.edges: dict[tuple[str, int], deque[Message]] = {
-            (name, port): deque()
-            for name, bolt in self.bolts.items()
-            for port in range(bolt.ports)
+            (name, port): deque() for name, bolt in self.bolts.items() for port in range(bolt.ports)
         }
-        self.users = {
-            "A": [("B", 0), ("C", 0)],
-            "B": [("C", 1)],
-            "C": [("D", 0)],
-            "D": [],
-        }
+        self.users = {"A": [("B", 0), ("C", 0)], "B": [("C", 1)], "C": [("D", 0)], "D": []}
 
     def emit(self, txid: int, attempt: int, rows: int) -> None:
         for value in range(rows):
@@ -632,9 +623,7 @@ def test_T_21_T_22_finishing_order_with_a_committer(data, rows):
     top.run(data)
     a, others = rows, rows + 2 * rows + 2 * rows
     processing = list(top.told)
-    assert [e for e in processing if e.startswith("A")] == ["A.exec"] * a + [
-        "A.finish 1"
-    ]
+    assert [e for e in processing if e.startswith("A")] == ["A.exec"] * a + ["A.finish 1"]
     rest = [e for e in processing if not e.startswith("A")]
     assert len(rest) == others
     assert all(e.endswith(".exec") for e in rest), "none of B, C, D has finished"

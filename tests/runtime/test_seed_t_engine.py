@@ -18,14 +18,7 @@ from headrace.runtime.batches import LOST_MAX
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.types import Diffs
 from tests.runtime.harness import create_view, settle, source_plan
-from tests.runtime.words import (
-    QUERY,
-    assert_in_order,
-    count_of,
-    log_commits,
-    stored,
-    write,
-)
+from tests.runtime.words import QUERY, assert_in_order, count_of, log_commits, stored, write
 from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -86,18 +79,14 @@ def test_T_6_one_transaction_per_batch(source, start, database):
     log_commits(source)
     with psycopg.connect(database, autocommit=True) as writer:
         for _ in range(100):
-            writer.execute(
-                "INSERT INTO words (word) SELECT 'x' FROM generate_series(1, 100)"
-            )
+            writer.execute("INSERT INTO words (word) SELECT 'x' FROM generate_series(1, 100)")
     settle(running, source)
     assert source.execute("SELECT count(*) FROM v").fetchone() == (10_000,)
     assert source.execute("SELECT count(DISTINCT xid) FROM moves").fetchone() == (100,)
     assert_in_order(source)
 
 
-def test_T_7_views_work_on_one_batch_at_the_same_time(
-    source, start, database, monkeypatch
-):
+def test_T_7_views_work_on_one_batch_at_the_same_time(source, start, database, monkeypatch):
     running = start()
     for name in ("a", "b"):
         create_view(running, database, name, source_plan(source, "words"), QUERY)
@@ -140,9 +129,7 @@ def test_T_17_a_replay_keeps_its_txid_and_has_a_new_attempt(source, start, datab
     write(source, "man")
     settle(running, source)
     assert running.book.reconnects == 1
-    txid, attempt = source.execute(
-        "SELECT txid, attempt FROM headrace.progress"
-    ).fetchone()
+    txid, attempt = source.execute("SELECT txid, attempt FROM headrace.progress").fetchone()
     recorded = running.on(lambda: positions.records(running.book.db)[txid])
     assert (attempt, recorded.attempt) == (1, 1)
     assert source.execute(query).fetchone() == source.execute("TABLE v").fetchone()
@@ -175,9 +162,7 @@ def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypat
     slot = f"headrace_{source.info.dbname}"
     running = start(feedback_interval_ms=20)
     create_view(running, database, "v", source_plan(source, "words"), QUERY)
-    source.execute(
-        "SELECT pg_copy_logical_replication_slot(%s, %s)", (slot, f"{slot}_old")
-    )
+    source.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (slot, f"{slot}_old"))
     for i in range(5):
         write(source, str(i), "x")
         settle(running, source)
@@ -185,9 +170,7 @@ def test_T_28_replay_of_a_slot_that_went_back(source, start, database, monkeypat
     settle(running, source)
     running.stop()
     drop_slot(source, slot)
-    source.execute(
-        "SELECT pg_copy_logical_replication_slot(%s, %s)", (f"{slot}_old", slot)
-    )
+    source.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (f"{slot}_old", slot))
     source.execute("SELECT pg_drop_replication_slot(%s)", (f"{slot}_old",))
     # Postgres would skip them at our asking; a server that does not must do no harm either.
     monkeypatch.setattr(stream, "format_lsn", lambda _: "0/0")
@@ -242,9 +225,7 @@ def test_T_29_a_row_lost_between_collections(source, start, database, monkeypatc
     assert source.execute("TABLE v").fetchall() == [("man", 2)]
 
 
-def test_T_29_a_row_lost_on_the_way_to_the_dataflows(
-    source, start, database, monkeypatch
-):
+def test_T_29_a_row_lost_on_the_way_to_the_dataflows(source, start, database, monkeypatch):
     """In every attempt: the view stops, the others go on."""
     running = start()
     for name in ("a", "b"):
@@ -262,9 +243,7 @@ def test_T_29_a_row_lost_on_the_way_to_the_dataflows(
     write(source, "x")
     wait_until(
         lambda: (
-            source.execute(
-                "SELECT view_name FROM headrace.views WHERE status = 'error'"
-            ).fetchall()
+            source.execute("SELECT view_name FROM headrace.views WHERE status = 'error'").fetchall()
             == [("a",)]
         ),
         "the view stops",
@@ -275,14 +254,10 @@ def test_T_29_a_row_lost_on_the_way_to_the_dataflows(
     assert differs(source, "b", QUERY) == []
 
 
-def test_T_16_frames_carry_the_attempt_that_processes_them(
-    source, start, database, monkeypatch
-):
+def test_T_16_frames_carry_the_attempt_that_processes_them(source, start, database, monkeypatch):
     seen = []
     put = Edge.put
-    monkeypatch.setattr(
-        Edge, "put", lambda self, frame: seen.append(frame) or put(self, frame)
-    )
+    monkeypatch.setattr(Edge, "put", lambda self, frame: seen.append(frame) or put(self, frame))
     running = start()
     create_view(running, database, "v", source_plan(source, "words"), QUERY)
     faults.arm("cp12:raise:1,cp14:raise:2")

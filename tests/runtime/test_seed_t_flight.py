@@ -24,13 +24,7 @@ from headrace.sql import progress
 from headrace.types import INT4, Field, Txid
 from tests.ledger import diffs
 from tests.runtime.harness import create_view, settings_for, settle, source_plan
-from tests.runtime.words import (
-    QUERY,
-    assert_in_order,
-    count_of,
-    log_commits,
-    write,
-)
+from tests.runtime.words import QUERY, assert_in_order, count_of, log_commits, write
 from tests.views import differs
 from tests.waiting import PATIENCE_S, at_any_moment, wait_until
 
@@ -54,9 +48,7 @@ class Sink:
             " VALUES (1, 'public', 'v', '', %s)",
             (oid,),
         )
-        source.execute(
-            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (1, 4, '0/1')"
-        )
+        source.execute("INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (1, 4, '0/1')")
         self.owner = Owner(settings_for(dsn, folder))
         self.pipeline = Pipeline(4)
         self.thread = SinkThread(self.pipeline, Suspects(folder), lambda: None)
@@ -71,15 +63,11 @@ class Sink:
         known = self.progress if at is None else replace(self.progress, txid=Txid(at))
         rows = diffs(self.target.schema, f"+ {txid}")
         part = ViewPart(1, self.target, "", known, rows)
-        return self.thread.write(
-            self.owner, CommitJob(txid, attempt, txid * 16, 1, 0, (part,))
-        )
+        return self.thread.write(self.owner, CommitJob(txid, attempt, txid * 16, 1, 0, (part,)))
 
     def stored(self) -> tuple[int, int, list[int]]:
         """Progress (txid, attempt), and the table."""
-        row = self.source.execute(
-            "SELECT txid, attempt FROM headrace.progress"
-        ).fetchone()
+        row = self.source.execute("SELECT txid, attempt FROM headrace.progress").fetchone()
         rows = self.source.execute("SELECT x FROM v ORDER BY x").fetchall()
         return (*row, [x for (x,) in rows])
 
@@ -135,9 +123,7 @@ def test_T_4_T_9_T_25_sink_compare_and_set(sink):
 
 def in_commit(running) -> int | None:
     """The txid that is being committed."""
-    found = [
-        f for f in running.book.pipeline.flights() if f.state is FlightState.COMMITTING
-    ]
+    found = [f for f in running.book.pipeline.flights() if f.state is FlightState.COMMITTING]
     return found[0].txid if found else None
 
 
@@ -149,9 +135,7 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
     settle(running, source)
 
     def fail(txid: int, caller: str | None = None) -> None:
-        work = running.engine.submit(
-            lambda: running.engine.fail_batch(txid, caller), quiet=False
-        )
+        work = running.engine.submit(lambda: running.engine.fail_batch(txid, caller), quiet=False)
         work.result(PATIENCE_S)
 
     with pytest.raises(PrerequisiteError, match="not in flight"):
@@ -160,9 +144,7 @@ def test_T_30_fail_batch_replays_it_and_the_process_lives(source, start, databas
         blocker.execute("LOCK TABLE v IN SHARE MODE")
         write(source, "stuck")
         txid = wait_until(lambda: in_commit(running), "it is committed")
-        waiter = (
-            "SELECT pid FROM pg_locks WHERE relation = 'v'::regclass AND NOT granted"
-        )
+        waiter = "SELECT pid FROM pg_locks WHERE relation = 'v'::regclass AND NOT granted"
         first = wait_until(lambda: source.execute(waiter).fetchone(), "the sink waits")
         patient = running.engine.submit(lambda: None)  # until nothing is in flight
         with pytest.raises(PrivilegeError, match="permission denied"):
@@ -207,9 +189,7 @@ def fly(running, source, count: int) -> list[int]:
     for i in range(count):
         write(source, f"flying {i}")
         wait_until(
-            lambda i=i: (
-                [s for *_, s in states(running)] == ["committing"] + ["processed"] * i
-            ),
+            lambda i=i: [s for *_, s in states(running)] == ["committing"] + ["processed"] * i,
             "a batch for each",
         )
     return [txid for txid, *_ in states(running)]
@@ -233,9 +213,7 @@ def test_T_8_T_9_batches_are_processed_while_one_commits(source, start, database
 
 
 @pytest.mark.parametrize("point", ["cp12", "cp13", "cp14", "cp15"])
-def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(
-    source, start, database, gate, point
-):
+def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(source, start, database, gate, point):
     """In processing (cp12) or commit: nothing lost, nothing twice, whatever was in flight."""
     running = start(max_inflight_batches=4)
     physical, query = count_of(source, "man")
@@ -259,9 +237,7 @@ def test_T_10_T_24_failure_of_one_replays_it_and_what_follows(
 def test_T_30_fail_batch_leaves_earlier_ones_alone(source, start, database, gate):
     # Without checkpoints all records are kept, to be looked at.
     running = start(
-        max_inflight_batches=4,
-        checkpoint_txids=1_000_000,
-        checkpoint_interval_ms=1_000_000,
+        max_inflight_batches=4, checkpoint_txids=1_000_000, checkpoint_interval_ms=1_000_000
     )
     create_view(running, database, "v", source_plan(source, "words"), QUERY)
     write(source, "first")
@@ -269,9 +245,7 @@ def test_T_30_fail_batch_leaves_earlier_ones_alone(source, start, database, gate
     log_commits(source)
     gate.clear()
     txids = fly(running, source, 4)
-    work = running.engine.submit(
-        lambda: running.engine.fail_batch(txids[2], None), quiet=False
-    )
+    work = running.engine.submit(lambda: running.engine.fail_batch(txids[2], None), quiet=False)
     work.result(PATIENCE_S)
     gate.set()
     settle(running, source)
@@ -320,9 +294,7 @@ def test_T_1_exactly_once_whatever_fails(source, start, database, seed):
             )
         elif what == "fail" and (flying := running.book.pipeline.flights()):
             txid = dice.choice(flying).txid
-            work = engine.submit(
-                lambda txid=txid: engine.fail_batch(txid, None), quiet=False
-            )
+            work = engine.submit(lambda txid=txid: engine.fail_batch(txid, None), quiet=False)
             what = type(work.exception(PATIENCE_S)).__name__
         elif what == "lock":
             with psycopg.connect(database) as blocker:
@@ -336,9 +308,7 @@ def test_T_1_exactly_once_whatever_fails(source, start, database, seed):
 
     def equal() -> bool:
         settle(running, source)
-        statuses = source.execute(
-            "SELECT DISTINCT status FROM headrace.views"
-        ).fetchall()
+        statuses = source.execute("SELECT DISTINCT status FROM headrace.views").fetchall()
         assert ("error",) not in statuses
         return statuses == [("running",)] and not differs(source, "v", QUERY)
 

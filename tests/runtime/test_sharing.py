@@ -64,8 +64,7 @@ def change(source, rng: random.Random, transactions: int = 1) -> None:
                             f"DELETE FROM orders WHERE id = {order}",
                             f"UPDATE orders SET item = {item} WHERE id % 7 = {order % 7}",
                             f"UPDATE items SET name = 'n{order % 6}' WHERE id = {item}",
-                            f"INSERT INTO items VALUES ({item}, 'new')"
-                            " ON CONFLICT DO NOTHING",
+                            f"INSERT INTO items VALUES ({item}, 'new') ON CONFLICT DO NOTHING",
                             f"DELETE FROM items WHERE id = {item} AND {order} % 3 = 0",
                         )
                     )
@@ -228,9 +227,7 @@ class Stopped:
         return self.book.position
 
 
-def test_nobody_joins_before_the_stream_has_reached_the_snapshot(
-    source, database, start
-):
+def test_nobody_joins_before_the_stream_has_reached_the_snapshot(source, database, start):
     running = start()
     create(running, database, "one", ROWS)
     rng = random.Random(16)
@@ -256,9 +253,7 @@ def test_a_locked_table_holds_up_no_other(source, database, start):
     with psycopg.connect(database) as other:
         other.execute("LOCK TABLE one IN ACCESS EXCLUSIVE MODE")
         change(source, rng, 10)
-        wait_until(
-            lambda: status_of(source, "one")[0] == Status.SINK_ERROR, "it is blocked"
-        )
+        wait_until(lambda: status_of(source, "one")[0] == Status.SINK_ERROR, "it is blocked")
         change(source, rng, 10)
         check(running, source, two=SUMS)
     wait_until(lambda: status_of(source, "one")[0] == Status.RUNNING, "it goes on")
@@ -282,8 +277,7 @@ def test_a_row_that_fails_stops_all_who_read_it(source, database, start):
     wait_until(lambda: status_of(source, "two")[0] == Status.ERROR, "it has stopped")
     check(running, source, three=ROWS)
     message = source.execute(
-        "SELECT headrace.view_message(id) FROM headrace.views WHERE id = %s",
-        (ids["two"],),
+        "SELECT headrace.view_message(id) FROM headrace.views WHERE id = %s", (ids["two"],)
     ).fetchone()[0]
     assert "division by zero" in message
     source.execute("UPDATE orders SET n = 1 WHERE id = 6")

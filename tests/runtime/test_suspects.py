@@ -34,9 +34,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def die(folder: Path, *marks: str) -> None:
     """A worker is killed while its threads work for ``unit@txid``."""
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, str(folder), *marks], check=False
-    )
+    done = subprocess.run([sys.executable, "-c", DIES, str(folder), *marks], check=False)
     assert done.returncode == -9
 
 

@@ -6,12 +6,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from headrace.errors import (
-    ContinuityLost,
-    DefiniteFailure,
-    HeadraceError,
-    StructureChanged,
-)
+from headrace.errors import ContinuityLost, DefiniteFailure, HeadraceError, StructureChanged
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -40,13 +35,9 @@ STOPS = {
     "readded": ("ALTER TABLE {t} DROP v; ALTER TABLE {t} ADD v int", "was dropped"),
     "dropped": ("DROP TABLE {t}", "was dropped"),
     "swapped": ("DROP TABLE {t}; CREATE TABLE {t} (LIKE keep)", "was dropped"),
-    "unpublished": (
-        "ALTER PUBLICATION headrace DROP TABLE {t}",
-        "out of the publication",
-    ),
+    "unpublished": ("ALTER PUBLICATION headrace DROP TABLE {t}", "out of the publication"),
     "republished": (
-        "ALTER PUBLICATION headrace DROP TABLE {t};"
-        "ALTER PUBLICATION headrace ADD TABLE {t}",
+        "ALTER PUBLICATION headrace DROP TABLE {t};ALTER PUBLICATION headrace ADD TABLE {t}",
         "for a while",
     ),
     "filtered": (
@@ -57,10 +48,7 @@ STOPS = {
     "full": ("ALTER TABLE {t} REPLICA IDENTITY FULL", "replica identity"),
     "nothing": ("ALTER TABLE {t} REPLICA IDENTITY NOTHING", "replica identity"),
     "keyless": ("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey", "another key"),
-    "rekeyed": (
-        "ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (id, v)",
-        "another key",
-    ),
+    "rekeyed": ("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (id, v)", "another key"),
     "parent": ("CREATE TABLE {t}_child () INHERITS ({t})", "inheritance children"),
 }
 FOLLOWED = {
@@ -164,9 +152,7 @@ def test_each_silent_alteration_stops_its_view_only(source, start, database):
             source.execute(ddl.format(t=f"t_{name}"))
         message = stopped(source, name, KINDS.get(name, DefiniteFailure).sqlstate)
         assert why in message, (name, message)
-    others = source.execute(
-        "SELECT count(*) FROM headrace.views WHERE status = 'running'"
-    )
+    others = source.execute("SELECT count(*) FROM headrace.views WHERE status = 'running'")
     assert others.fetchone() == (1,)
     source.execute("INSERT INTO keep VALUES (100, 1, 'x')")
     settle(running, source)
@@ -184,17 +170,12 @@ def test_harmless_alterations_stop_nothing(source, start, database):
     for number, ddl in enumerate(HARMLESS):
         source.execute(ddl.format(t=table))
         if "RENAME TO" in ddl or "SET SCHEMA" in ddl:
-            table = source.execute(
-                f"SELECT {plan.sources[0].table_oid}::regclass"
-            ).fetchone()[0]
+            table = source.execute(f"SELECT {plan.sources[0].table_oid}::regclass").fetchone()[0]
         polled(running)
         source.execute(
-            f"INSERT INTO {table} (id, v, w, m) VALUES (%s, 1, 'y', 'bad')",
-            (1000 + number,),
+            f"INSERT INTO {table} (id, v, w, m) VALUES (%s, 1, 'y', 'bad')", (1000 + number,)
         )
-        source.execute(
-            f"UPDATE {table} SET v = v + 1 WHERE id %% 2 = %s", (number % 2,)
-        )
+        source.execute(f"UPDATE {table} SET v = v + 1 WHERE id %% 2 = %s", (number % 2,))
         settle(running, source)
         assert status(source, "v") == ("running", None, None), ddl
         assert differs(source, "v", f"SELECT id, v, w, m FROM {table}") == [], ddl
@@ -206,9 +187,7 @@ def test_rows_after_an_alteration_are_not_taken_in(source, start, database):
     running = start(catalog_poll_ms=600_000)
     make_table(source, "t")
     create_view(running, database, "v", source_plan(source, "t"), "SELECT * FROM t")
-    create_view(
-        running, database, "k", source_plan(source, "keep"), "SELECT * FROM keep"
-    )
+    create_view(running, database, "k", source_plan(source, "keep"), "SELECT * FROM keep")
     source.execute("UPDATE t SET v = 5 WHERE id = 1")
     settle(running, source)
     before = source.execute("SELECT * FROM v ORDER BY 1").fetchall()
@@ -227,9 +206,7 @@ def test_alteration_while_the_engine_is_down(source, start, database):
     running = start(catalog_poll_ms=600_000)
     make_table(source, "t")
     create_view(running, database, "v", source_plan(source, "t"), "SELECT * FROM t")
-    create_view(
-        running, database, "k", source_plan(source, "keep"), "SELECT * FROM keep"
-    )
+    create_view(running, database, "k", source_plan(source, "keep"), "SELECT * FROM keep")
     running.stop()
     source.execute("ALTER TABLE t ALTER v TYPE int USING v * 1000")
     source.execute("VACUUM FULL keep")
@@ -244,19 +221,14 @@ def test_alteration_while_the_engine_is_down(source, start, database):
     ("ddl", "why"),
     [
         ("DROP PUBLICATION headrace", "dropped"),
-        (
-            "DROP PUBLICATION headrace; CREATE PUBLICATION headrace FOR TABLE keep",
-            "dropped",
-        ),
+        ("DROP PUBLICATION headrace; CREATE PUBLICATION headrace FOR TABLE keep", "dropped"),
         ("ALTER PUBLICATION headrace SET (publish = 'insert')", "every change"),
         ("ALTER PUBLICATION headrace SET (publish_via_partition_root)", "every change"),
     ],
 )
 def test_publication_changed(source, start, database, ddl, why):
     running = start(catalog_poll_ms=50)
-    create_view(
-        running, database, "v", source_plan(source, "keep"), "SELECT * FROM keep"
-    )
+    create_view(running, database, "v", source_plan(source, "keep"), "SELECT * FROM keep")
     with source.transaction():
         source.execute(ddl)
         source.execute("UPDATE keep SET v = 50 WHERE id = 5")
@@ -269,9 +241,7 @@ def test_publication_changed(source, start, database, ddl, why):
             " SET (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
         )
     wait_until(lambda: running.book.stream is not None, "the stream does not come back")
-    create_view(
-        running, database, "w", source_plan(source, "keep"), "SELECT * FROM keep"
-    )
+    create_view(running, database, "w", source_plan(source, "keep"), "SELECT * FROM keep")
     source.execute("UPDATE keep SET v = 60 WHERE id = 6")
     settle(running, source)
     assert status(source, "w") == ("running", None, None)
@@ -443,6 +413,4 @@ def test_renaming_during_population(source, start, database):
         source.execute("UPDATE n SET a = a + 1 WHERE id % 2 = 0")
         settle(running, source)
         assert status(source, f"v_{phase}") == ("running", None, None)
-        assert (
-            differs(source, f"v_{phase}", f"SELECT id, {first}, {second} FROM n") == []
-        ), phase
+        assert differs(source, f"v_{phase}", f"SELECT id, {first}, {second} FROM n") == [], phase

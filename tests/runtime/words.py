@@ -28,11 +28,7 @@ def count_of(conn: psycopg.Connection, word: str) -> tuple[plan.PhysicalPlan, st
     schema = (Field("word", TEXT, collation=node.schema[1].collation), Field("n", INT8))
     kept = plan.FilterSpec("kept", "s", (wanted,), node.schema)
     counted = plan.ReduceSpec(
-        "counted",
-        "kept",
-        (1,),
-        (plan.AggregateSpec("count_star", None, None, schema[1]),),
-        schema,
+        "counted", "kept", (1,), (plan.AggregateSpec("count_star", None, None, schema[1]),), schema
     )
     sink = plan.SinkSpec("sink", "counted", schema)
     query = f"SELECT word, count(*) AS n FROM words WHERE word = '{word}' GROUP BY word"
@@ -53,8 +49,7 @@ def stored(source: psycopg.Connection, view: str) -> tuple[int, str, int]:
 def log_commits(source: psycopg.Connection) -> None:
     """Keep every move of a progress row in table ``moves``."""
     source.execute(
-        "CREATE TABLE moves"
-        " (n serial, xid xid8, view_id bigint, txid bigint, attempt int)"
+        "CREATE TABLE moves (n serial, xid xid8, view_id bigint, txid bigint, attempt int)"
     )
     source.execute(
         "CREATE FUNCTION move() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"

@@ -92,8 +92,7 @@ def _nobody(commander: Running, database: str) -> Iterator[Nobody]:
     with psycopg.connect(database, autocommit=True) as conn:
         # A session that a failed test has left would keep its locks for ever.
         conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s",
-            (name,),
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (name,)
         )
         conn.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(role))
         conn.execute(sql.SQL("DROP ROLE {}").format(role))

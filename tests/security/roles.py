@@ -26,9 +26,7 @@ def role(server: psycopg.Connection, name: str, options: str = "") -> Iterator[s
         )
     )
     try:
-        server.execute(
-            sql.SQL("CREATE SCHEMA {} AUTHORIZATION {}").format(identifier, identifier)
-        )
+        server.execute(sql.SQL("CREATE SCHEMA {} AUTHORIZATION {}").format(identifier, identifier))
         server.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO PUBLIC").format(identifier))
         yield full
     finally:
@@ -39,8 +37,6 @@ def role(server: psycopg.Connection, name: str, options: str = "") -> Iterator[s
 def connect(dsn: str, name: str) -> psycopg.Connection:
     """A session of role ``name``, whose schema comes first."""
     return psycopg.connect(
-        make_conninfo(
-            dsn, user=name, password=PASSWORD, options=f"-csearch_path={name},public"
-        ),
+        make_conninfo(dsn, user=name, password=PASSWORD, options=f"-csearch_path={name},public"),
         autocommit=True,
     )

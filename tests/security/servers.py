@@ -65,8 +65,7 @@ def innocent(
 
 def create(conn: psycopg.Connection, name: str, query: str, **options: int) -> None:
     conn.execute(
-        "CALL headrace.create_view(%s, %s, options => %s)",
-        (name, query, json.dumps(options)),
+        "CALL headrace.create_view(%s, %s, options => %s)", (name, query, json.dumps(options))
     )
 
 

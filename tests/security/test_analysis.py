@@ -249,8 +249,7 @@ def test_a_name_that_means_something_else_by_now(database, start_engine):
 def test_an_index_evaluates_nothing_of_others(server, low):
     name = low.info.user
     low.execute(
-        "CREATE FUNCTION pure(int) RETURNS int IMMUTABLE LANGUAGE sql"
-        " AS 'SELECT 1 WHERE spy()'"
+        "CREATE FUNCTION pure(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 1 WHERE spy()'"
     )
     low.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
     for definition in (

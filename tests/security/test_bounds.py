@@ -73,9 +73,7 @@ def test_who_exceeds_a_limit_leaves_and_the_others_follow(conn, running):
     poison(conn)
     follows(conn)
     for number, name in enumerate(HOSTILE):
-        wait_until(
-            lambda n=number: status_of(conn, f"v{n}")[1] == "54H01", f"{name} leaves"
-        )
+        wait_until(lambda n=number: status_of(conn, f"v{n}")[1] == "54H01", f"{name} leaves")
     # Where a step of the population is cheap enough, they catch up by themselves and are right.
     for number, name in enumerate(HOSTILE):
         status, code, message = status_of(conn, f"v{number}")
@@ -109,9 +107,7 @@ def test_who_leaves_again_and_again_stops(conn):
     for number in range(2, 2 + TRIES_MAX):
         conn.execute("INSERT INTO t VALUES (%s, repeat('x', 2500))", (number,))
         wait_until(
-            lambda: (
-                status_of(conn, "v")[0] == "running" and not differs(conn, "v", query)
-            ),
+            lambda: status_of(conn, "v")[0] == "running" and not differs(conn, "v", query),
             "it has caught up",
         )
     conn.execute("INSERT INTO t VALUES (10, repeat('x', 2500))")
@@ -160,9 +156,7 @@ def test_a_cancel_ends_a_population(conn, running):
         other.cancel_safe()
         thread.join()
     assert isinstance(errors[0], psycopg.errors.QueryCanceled)
-    assert not conn.execute(
-        "SELECT FROM headrace.views WHERE view_name = 'v'"
-    ).fetchall()
+    assert not conn.execute("SELECT FROM headrace.views WHERE view_name = 'v'").fetchall()
     follows(conn)
     assert running.child(BUILDER) == builder
 

@@ -44,23 +44,17 @@ def test_the_worker_stops_the_view_that_kills_it(engine, traps):
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         for name, query in (("a", GOOD), ("bad", BAD), ("z", GOOD)):
             conn.execute(f"CALL headrace.create_view('{name}', '{query}')")
-        (number,) = conn.execute(
-            "SELECT id FROM headrace.views WHERE view_name = 'bad'"
-        ).fetchone()
+        (number,) = conn.execute("SELECT id FROM headrace.views WHERE view_name = 'bad'").fetchone()
         arm(traps, faults.ROWS_TAKEN, f"{number} poison")
         conn.execute("INSERT INTO t VALUES (2, 'poison')")
         conn.execute("INSERT INTO t VALUES (3, 'three')")
-        wait_until(
-            lambda: status_of(conn, "bad")[0] == "error", "the culprit is stopped"
-        )
+        wait_until(lambda: status_of(conn, "bad")[0] == "error", "the culprit is stopped")
         _, code, message = status_of(conn, "bad")
         assert code == "58000"
         assert "the worker died while processing this view" in message
         assert "CALL headrace.resync_view('public.bad')" in message
         for name in ("a", "z"):
-            wait_until(
-                lambda name=name: not differs(conn, name, GOOD), f"{name} follows"
-            )
+            wait_until(lambda name=name: not differs(conn, name, GOOD), f"{name} follows")
             assert status_of(conn, name)[0] == "running"
         before = engine.child(WORKER)
         conn.execute("INSERT INTO t VALUES (4, 'poison')")
@@ -88,8 +82,7 @@ def test_a_view_that_nobody_waits_for_is_not_begun_for_ever(engine, traps):
         wait_until(sprung, "the builder dies of it once more")
         arm(traps, point, "kill:1")
         wait_until(
-            lambda: "died 2 times while filling this view" in engine.log,
-            "it is not begun again",
+            lambda: "died 2 times while filling this view" in engine.log, "it is not begun again"
         )
         assert not sprung()
         (traps / point).unlink()
@@ -106,9 +99,7 @@ def test_a_stopped_view_is_not_filled_anew_for_ever(engine, traps):
         return (traps / f"{point}{faults.SPRUNG}").exists()
 
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
-        conn.execute(
-            f"CALL headrace.create_view('v', '{GOOD}', '{{\"on_change\": \"resync\"}}')"
-        )
+        conn.execute(f"CALL headrace.create_view('v', '{GOOD}', '{{\"on_change\": \"resync\"}}')")
         arm(traps, point, "kill:1")
         conn.execute("ALTER TABLE t ALTER v TYPE varchar(20)")
         for _ in range(2):

@@ -67,9 +67,7 @@ def running(
 
 
 @pytest.fixture
-def conn(
-    running: EmbeddedEngine, request: pytest.FixtureRequest
-) -> Iterator[psycopg.Connection]:
+def conn(running: EmbeddedEngine, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
     """A connection; at the end the processes are those of the beginning."""
     request.node.stash.setdefault(ENGINES, []).append(running)
     with psycopg.connect(running.dsn, autocommit=True) as conn:

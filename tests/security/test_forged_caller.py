@@ -109,9 +109,7 @@ def test_copying_ends_with_an_error_of_any_length(nobody, forged):
 @pytest.mark.parametrize("error", ["SELECT 1/0", "SELECT play.shout()", "nonsense"])
 def test_what_is_skipped_after_an_error_is_not_counted(nobody, error, forged):
     with nobody.wire() as conn:
-        conn.send(
-            w.run(error), w.query("SELECT 1"), w.SYNC, w.query(forged), w.query(CALL)
-        )
+        conn.send(w.run(error), w.query("SELECT 1"), w.SYNC, w.query(forged), w.query(CALL))
         drain(conn)
     assert nobody.callers() <= {nobody.name}
 

@@ -120,9 +120,7 @@ def test_texts_beyond_the_limit_are_not_read(commander):
 
 def test_only_texts_that_name_us_are_taken_apart(monkeypatch):
     seen: list[str] = []
-    monkeypatch.setattr(
-        "headrace.server.queries.parse", lambda text, **_: seen.append(text)
-    )
+    monkeypatch.setattr("headrace.server.queries.parse", lambda text, **_: seen.append(text))
     rules = Rules(database="db", nonce=lambda: "n", allow_trust=True)
     session = Session(rules)
     session.receive_client(w.startup(user="u", database="db"))
@@ -199,9 +197,7 @@ def test_a_call_of_many_pieces_is_read_up_to_the_limit():
 def test_a_call_that_is_not_read_is_made_by_the_database(commander):
     query = "SELECT '" + "''" * STEPS_MAX + "'"
     with connect(commander) as conn:
-        conn.execute(
-            psycopg.sql.SQL("CALL headrace.create_view('v', {})").format(query)
-        )
+        conn.execute(psycopg.sql.SQL("CALL headrace.create_view('v', {})").format(query))
     assert [p["query"] for _, p in commander.builder.calls] == [query]
 
 
@@ -210,11 +206,7 @@ def test_a_call_that_is_not_read_is_made_by_the_database(commander):
 
 def test_rude_clients_are_one_line(start, capfd):
     commander = start()
-    for data in (
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01" * 20,
-        b"\0" * 64,
-    ):
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" * 20, b"\0" * 64):
         for _ in range(20):
             with socket.create_connection(("127.0.0.1", commander.port)) as conn:
                 conn.sendall(data)

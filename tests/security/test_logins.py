@@ -156,9 +156,7 @@ def test_a_question_answered_is_a_login(source, begin, method):
     with connect(commander) as conn:
         conn.execute("CALL headrace.create_view('v', 'SELECT 1')")
     assert commander.builder.calls[0][1]["caller"] == "joe"
-    with pytest.raises(
-        psycopg.OperationalError, match="password authentication failed"
-    ):
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         connect(commander, password="wrong")
 
 
@@ -198,17 +196,11 @@ MODES = [
     {"sslmode": "require", "channel_binding": "disable"},
     {"sslmode": "require", "channel_binding": "require"},
     {"sslmode": "require", "sslnegotiation": "direct"},
-    {
-        "sslmode": "verify-full",
-        "sslnegotiation": "direct",
-        "channel_binding": "require",
-    },
+    {"sslmode": "verify-full", "sslnegotiation": "direct", "channel_binding": "require"},
 ]
 
 
-@pytest.mark.parametrize(
-    "source_tls", [True, False], ids=["tls source", "clear source"]
-)
+@pytest.mark.parametrize("source_tls", [True, False], ids=["tls source", "clear source"])
 @pytest.mark.parametrize("key", ["rsa:2048", "secp384r1"])
 def test_scram_with_every_mode_of_a_client(source, begin, tmp_path, source_tls, key):
     source.configure(ssl=source_tls)
@@ -223,9 +215,7 @@ def test_scram_with_every_mode_of_a_client(source, begin, tmp_path, source_tls, 
             ).fetchone() == (source_tls,)
             conn.execute("CALL headrace.create_view('v', 'SELECT 1')")
         for wrong in ("wrong", "s3crete"):
-            with pytest.raises(
-                psycopg.OperationalError, match="password authentication failed"
-            ):
+            with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
                 connect(commander, host="localhost", password=wrong, **options)
         with pytest.raises(
             psycopg.OperationalError, match='authentication failed for user "nobody"'
@@ -281,9 +271,7 @@ def test_what_cannot_work_does_not_start(source, tls, tmp_path):
         with psycopg.connect(source.dsn, autocommit=True) as conn:
             conn.execute("DROP SCHEMA IF EXISTS headrace CASCADE")
             conn.execute("DROP PUBLICATION IF EXISTS headrace")
-            conn.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-            )
+            conn.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
             install.install(conn)
     assert "SCRAM over TLS" in str(caught.value.detail)
     assert "pg_authid" in str(caught.value.detail)

@@ -86,9 +86,7 @@ def test_an_index_that_ends_the_connection_that_writes(conn, running):
     assert running.child(WORKER) == before
 
 
-@pytest.mark.parametrize(
-    "size", [200_000, pytest.param(14_000_000, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("size", [200_000, pytest.param(14_000_000, marks=pytest.mark.slow)])
 def test_a_message_that_is_larger_than_any_control_message(conn, running, size):
     before = running.child(WORKER)
     # So much takes a while to be said, of which this is not about.
@@ -173,10 +171,7 @@ def test_no_connection_is_left_to_evaluate_with(conn, running):
         )
         conn.execute("INSERT INTO t VALUES (7, 'seven')")
         for name in ("v", "w"):
-            wait_until(
-                lambda name=name: status_of(conn, name)[0] == "sink_error",
-                f"{name} waits",
-            )
+            wait_until(lambda name=name: status_of(conn, name)[0] == "sink_error", f"{name} waits")
         wait_until(
             lambda: running.log.count('"status": "sink_error"') > 4 * TRIES_MAX,
             "they were tried again and again",

@@ -47,9 +47,7 @@ def server(database):
 def low(server):
     with role(server, "low") as name:
         statement = sql.SQL("GRANT CREATE ON DATABASE {} TO {}")
-        server.execute(
-            statement.format(sql.Identifier(server.info.dbname), sql.Identifier(name))
-        )
+        server.execute(statement.format(sql.Identifier(server.info.dbname), sql.Identifier(name)))
         with connect(server.info.dsn, name) as conn:
             conn.execute(TRAP.format(low=name))
             yield conn
@@ -100,9 +98,7 @@ def refused_here(server, low, tmp_path, here) -> Callable[[], str]:
         status, checked = here("check")
         assert status == 1
         slot = f"s_{server.info.dbname}"
-        settings = Settings(
-            source=server.info.dsn, data_dir=tmp_path / "data", slot_name=slot
-        )
+        settings = Settings(source=server.info.dsn, data_dir=tmp_path / "data", slot_name=slot)
         with pytest.raises(PrerequisiteError) as started:
             main.prepare(settings)
         assert started.value.message in checked.splitlines()[0]
@@ -112,11 +108,7 @@ def refused_here(server, low, tmp_path, here) -> Callable[[], str]:
     return judged
 
 
-@pytest.mark.parametrize(
-    "prepared",
-    ["", META + TRIGGER, VIEWS],
-    ids=["empty", "trigger", "view"],
-)
+@pytest.mark.parametrize("prepared", ["", META + TRIGGER, VIEWS], ids=["empty", "trigger", "view"])
 def test_a_schema_of_somebody_else(low, refused_here, here, prepared):
     low.execute("CREATE SCHEMA headrace; GRANT ALL ON SCHEMA headrace TO PUBLIC")
     low.execute(prepared.format(low=low.info.user))
@@ -150,9 +142,7 @@ def test_a_schema_of_somebody_else(low, refused_here, here, prepared):
     ],
     ids=["table", "view", "function", "type", "sequence", "operator"],
 )
-def test_objects_of_somebody_else_in_our_schema(
-    server, low, refused_here, prepared, named
-):
+def test_objects_of_somebody_else_in_our_schema(server, low, refused_here, prepared, named):
     server.execute("CREATE SCHEMA headrace; GRANT ALL ON SCHEMA headrace TO PUBLIC")
     low.execute(prepared.format(low=low.info.user))
     said = refused_here()
@@ -170,18 +160,14 @@ def test_objects_of_somebody_else_in_our_schema(
             'trigger "stamp" on headrace.meta',
         ),
         (
-            "CREATE RULE trap AS ON UPDATE TO headrace.meta DO ALSO"
-            " SELECT {low}.note('rule');",
+            "CREATE RULE trap AS ON UPDATE TO headrace.meta DO ALSO SELECT {low}.note('rule');",
             'rule "trap"',
         ),
         (
             "CREATE POLICY trap ON headrace.commands USING ({low}.note('policy') = '');",
             'policy "trap"',
         ),
-        (
-            "CREATE TABLE {low}.child () INHERITS (headrace.meta);",
-            "inheritance between",
-        ),
+        ("CREATE TABLE {low}.child () INHERITS (headrace.meta);", "inheritance between"),
         (
             "CREATE TABLE {low}.refers (id bigint REFERENCES headrace.views);",
             'constraint "refers_id_fkey"',
@@ -191,8 +177,7 @@ def test_objects_of_somebody_else_in_our_schema(
             "default value",
         ),
         (
-            "ALTER TABLE headrace.meta ADD CHECK ({low}.note('check') IS NOT NULL)"
-            " NOT VALID;",
+            "ALTER TABLE headrace.meta ADD CHECK ({low}.note('check') IS NOT NULL) NOT VALID;",
             "constraint",
         ),
         ("CREATE INDEX trap ON headrace.meta ({low}.pure(key));", "index"),
@@ -206,10 +191,7 @@ def test_objects_of_somebody_else_in_our_schema(
             " SECURITY DEFINER AS 'SELECT 1';",
             "function headrace.list_views(integer)",
         ),
-        (
-            "CREATE PUBLICATION part FOR TABLE headrace.meta (key);",
-            'publication "part"',
-        ),
+        ("CREATE PUBLICATION part FOR TABLE headrace.meta (key);", 'publication "part"'),
         (
             "CREATE PUBLICATION headrace; ALTER PUBLICATION headrace OWNER TO {low};",
             'publication "headrace" belongs to role',
@@ -222,9 +204,7 @@ def test_objects_of_somebody_else_in_our_schema(
 )
 def test_what_hangs_on_our_objects(server, low, refused_here, prepared, named):
     """Left by who had our rights once, or handed over with REASSIGN OWNED."""
-    low.execute(
-        "CREATE FUNCTION pure(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1'"
-    )
+    low.execute("CREATE FUNCTION pure(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1'")
     install.install(server)
     server.execute(prepared.format(low=low.info.user))
     assert named in refused_here()
@@ -287,9 +267,7 @@ def test_what_we_made_is_ours(server, tmp_path):
     ],
     ids=["membership", "member", "setting", "attribute"],
 )
-def test_a_role_that_was_prepared_evaluates_nothing(
-    server, low, tmp_path, name, prepared
-):
+def test_a_role_that_was_prepared_evaluates_nothing(server, low, tmp_path, name, prepared):
     oid = server.execute(
         "SELECT oid FROM pg_database WHERE datname = current_database()"
     ).fetchone()[0]

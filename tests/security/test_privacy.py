@@ -10,10 +10,7 @@ import pytest
 from tests.security.roles import connect, role
 from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = [
-    pytest.mark.shared_engine,
-    pytest.mark.engine_with("--http", "127.0.0.1:0"),
-]
+pytestmark = [pytest.mark.shared_engine, pytest.mark.engine_with("--http", "127.0.0.1:0")]
 
 SECRET = "sesame-4711"
 
@@ -35,8 +32,7 @@ def people(server):
         server.execute(f"GRANT {owner} TO {member}")
         yield owner, member, stranger
         for (view,) in server.execute(
-            "SELECT format('%I.%I', schema_name, view_name) FROM headrace.views"
-            " ORDER BY id DESC"
+            "SELECT format('%I.%I', schema_name, view_name) FROM headrace.views ORDER BY id DESC"
         ).fetchall():
             server.execute("CALL headrace.drop_view(%s)", (view,))
 
@@ -73,10 +69,7 @@ def everything(conn: psycopg.Connection, view: str) -> str:
             seen.append(str(cursor.fetchall() if cursor.description else ""))
         except psycopg.Error as error:
             diag = error.diag
-            seen += map(
-                str,
-                (diag.message_primary, diag.message_detail, diag.message_hint),
-            )
+            seen += map(str, (diag.message_primary, diag.message_detail, diag.message_hint))
     return "\n".join(seen)
 
 
@@ -97,9 +90,7 @@ def test_a_view_is_its_owners(engine, server, people):
             conn.execute(f"SELECT count(*) FROM {view}")
             assert SECRET not in everything(conn, view)
             seen = everything(conn, view)
-            assert "ledger_rows" not in seen, [
-                x for x in seen.split("\n") if "ledger_rows" in x
-            ]
+            assert "ledger_rows" not in seen, [x for x in seen.split("\n") if "ledger_rows" in x]
             listed = conn.execute(
                 "SELECT name, status, message, query FROM headrace.list_views()"
             ).fetchall()
@@ -117,9 +108,7 @@ def test_a_value_in_an_error_is_its_owners(engine, server, people):
     owner, member, stranger = people
     with connect(engine.source, owner) as conn:
         conn.execute("CREATE TABLE ledger_rows (id int PRIMARY KEY, note text)")
-        conn.execute(
-            "CALL headrace.create_view('v', 'SELECT note::int AS n FROM ledger_rows')"
-        )
+        conn.execute("CALL headrace.create_view('v', 'SELECT note::int AS n FROM ledger_rows')")
         conn.execute("GRANT SELECT ON v TO PUBLIC")
         conn.execute(f"INSERT INTO ledger_rows VALUES (1, '{SECRET}')")
 
@@ -139,10 +128,7 @@ def test_a_value_in_an_error_is_its_owners(engine, server, people):
             with pytest.raises(psycopg.Error, match="has stopped") as caught:
                 conn.execute(f"CALL headrace.wait_for('{view}')")
             assert SECRET not in str(caught.value)
-        with (
-            connect(dsn, member) as conn,
-            pytest.raises(psycopg.Error, match=SECRET),
-        ):
+        with connect(dsn, member) as conn, pytest.raises(psycopg.Error, match=SECRET):
             conn.execute(f"CALL headrace.wait_for('{view}')")
     address = engine.log.split('"address": "')[1].split('"')[0]
     for path in ("metrics", "readyz", "livez"):
@@ -174,9 +160,7 @@ def test_who_reads_a_view_does_not_read_its_query(engine, server, people):
             conn.execute("CALL headrace.create_view('mine', %s)", (query,))
             assert SECRET not in everything(conn, f"{stranger}.mine")
             with connect(engine.dsn, stranger) as other:
-                seen = other.execute(
-                    "SELECT * FROM headrace.explain_view(%s)", (query,)
-                ).fetchall()
+                seen = other.execute("SELECT * FROM headrace.explain_view(%s)", (query,)).fetchall()
             assert SECRET not in str(seen)
             conn.execute("CALL headrace.drop_view('mine')")
 

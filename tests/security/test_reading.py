@@ -80,13 +80,9 @@ def test_names_on_the_callers_path(shared_engine, server, low):
     name = low.info.user
     for number, (operator, left, right) in enumerate(TRAPPED):
         trap = f"trap{number}"
-        low.execute(
-            TRAPS.format(trap=trap, name=operator, left=left, right=right, low=name)
-        )
+        low.execute(TRAPS.format(trap=trap, name=operator, left=left, right=right, low=name))
     for kind in ("oid", "text", "regclass", "name"):
-        low.execute(
-            f"CREATE DOMAIN {name}.{kind} AS pg_catalog.{kind} CHECK ({name}.spy())"
-        )
+        low.execute(f"CREATE DOMAIN {name}.{kind} AS pg_catalog.{kind} CHECK ({name}.spy())")
     query = f"SELECT id, '{{1}}'::int[] AS a FROM {name}.t"
     for dsn in (shared_engine.dsn, shared_engine.source):
         for path in (name, f"{name}, pg_catalog"):
@@ -185,9 +181,7 @@ def test_a_schema_named_like_the_engines_role(shared_engine, server, low):
             ("||", "text", "name"),
             ("=", "name", "text"),
         ):
-            made = TRAPS.format(
-                trap="trap", name=operator, left=left, right=right, low=name
-            )
+            made = TRAPS.format(trap="trap", name=operator, left=left, right=right, low=name)
             if operator in ("->>", "||"):
                 made = made.replace("RETURNS boolean", "RETURNS text")
                 made = made.replace("RETURN true", "RETURN ''running''")
@@ -293,10 +287,7 @@ def test_a_type_under_the_name_of_another(shared_engine, server, low):
                 low.execute(f"CREATE DOMAIN mood AS text CHECK ({name}.spy())")
         assert not caught(server, low)
         assert conn.execute(f"SELECT count(*) FROM {name}.r").fetchone() == (0,)
-        with (
-            contextlib.suppress(psycopg.errors.RaiseException),
-            pytest.raises(TransientError),
-        ):
+        with contextlib.suppress(psycopg.errors.RaiseException), pytest.raises(TransientError):
             table.create(conn, name, "s", _domain(name), fields=fields)
         conn.execute(f"DROP TABLE {name}.r, {name}.s")
     assert not caught(server, low)

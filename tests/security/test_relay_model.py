@@ -104,9 +104,7 @@ class Script:
         count = self.random.choice([1, 1, 1, 2, 3])
         executes = count == 1 and pipeline.status != b"E"
         return [
-            self.message(
-                copying=pipeline.copying, ignoring=pipeline.ignoring, executes=executes
-            )
+            self.message(copying=pipeline.copying, ignoring=pipeline.ignoring, executes=executes)
             for _ in range(count)
         ]
 
@@ -244,11 +242,7 @@ def _ioctl(fd: int, request: int) -> int:
     return struct.unpack("i", fcntl.ioctl(fd, request, b"\0" * 4))[0]
 
 
-STATUS = {
-    "idle": b"I",
-    "idle in transaction": b"T",
-    "idle in transaction (aborted)": b"E",
-}
+STATUS = {"idle": b"I", "idle in transaction": b"T", "idle in transaction (aborted)": b"E"}
 
 
 def check(session: Observed, truth: dict[str, Any] | None) -> None:
@@ -338,8 +332,7 @@ def test_the_walk_executes_nothing_old_where_a_transaction_has_failed(seed):
 
 
 @pytest.mark.parametrize(
-    "steps",
-    [500, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    "steps", [500, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_random_steps(nobody, database, steps):
     given = os.environ.get("HEADRACE_RELAY_SEED")

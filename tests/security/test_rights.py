@@ -21,9 +21,7 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.shared_engine,
     # It looks at the catalog more often, so that a view goes on sooner.
-    pytest.mark.engine_with(
-        HEADRACE_CATALOG_POLL_MS="300", HEADRACE_SINK_RETRY_MS="50"
-    ),
+    pytest.mark.engine_with(HEADRACE_CATALOG_POLL_MS="300", HEADRACE_SINK_RETRY_MS="50"),
 ]
 
 STATE = """
@@ -39,8 +37,7 @@ def people(server: psycopg.Connection, *names: str, **options: str) -> Iterator[
             stack.enter_context(role(server, n, o)) for n, o in options.items()
         ]
         for (view,) in server.execute(
-            "SELECT format('%I.%I', schema_name, view_name) FROM headrace.views"
-            " ORDER BY id DESC"
+            "SELECT format('%I.%I', schema_name, view_name) FROM headrace.views ORDER BY id DESC"
         ).fetchall():
             server.execute("CALL headrace.drop_view(%s)", (view,))
         server.execute("DROP SCHEMA IF EXISTS side CASCADE")
@@ -56,8 +53,7 @@ def reading(
         server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
         with connect(engine.source, reader) as conn:
             conn.execute(
-                "CALL headrace.create_view('v', %s, %s)",
-                (f"SELECT id, v FROM {boss}.t", options),
+                "CALL headrace.create_view('v', %s, %s)", (f"SELECT id, v FROM {boss}.t", options)
             )
             yield boss, reader, conn
 
@@ -74,8 +70,7 @@ def stopped(server: psycopg.Connection, view: str) -> tuple:
 
 def running(server: psycopg.Connection, view: str) -> None:
     wait_until(
-        lambda: state(server, view)[0] == "running",
-        f"{view} does not go on: {state(server, view)}",
+        lambda: state(server, view)[0] == "running", f"{view} does not go on: {state(server, view)}"
     )
 
 
@@ -103,12 +98,8 @@ WAYS = {
         "REVOKE SELECT (v) ON {t} FROM {r}",
         "GRANT SELECT (v) ON {t} TO {r}",
     ),
-    "everybody": Way(
-        "GRANT SELECT ON {t} TO PUBLIC", "REVOKE SELECT ON {t} FROM PUBLIC", GRANT
-    ),
-    "member": Way(
-        "GRANT SELECT ON {t} TO {g}; GRANT {g} TO {r}", "REVOKE {g} FROM {r}", GRANT
-    ),
+    "everybody": Way("GRANT SELECT ON {t} TO PUBLIC", "REVOKE SELECT ON {t} FROM PUBLIC", GRANT),
+    "member": Way("GRANT SELECT ON {t} TO {g}; GRANT {g} TO {r}", "REVOKE {g} FROM {r}", GRANT),
     "schema": Way(
         "GRANT SELECT ON {t} TO {r}; GRANT USAGE ON SCHEMA {b}_side TO {r}",
         "REVOKE USAGE ON SCHEMA {b}_side FROM {r}",
@@ -134,9 +125,7 @@ WAYS = {
         "ALTER ROLE {r} BYPASSRLS",
         of="bypass",
     ),
-    "attribute": Way(
-        "ALTER ROLE {r} SUPERUSER", "ALTER ROLE {r} NOSUPERUSER", GRANT, of="root"
-    ),
+    "attribute": Way("ALTER ROLE {r} SUPERUSER", "ALTER ROLE {r} NOSUPERUSER", GRANT, of="root"),
     "owner": Way("ALTER TABLE {t} OWNER TO {r}", "ALTER TABLE {t} OWNER TO {b}", GRANT),
     "view": Way(
         "GRANT SELECT ON {t} TO {b}; SET ROLE {b}; CREATE OR REPLACE VIEW {b}.seen AS"
@@ -200,9 +189,7 @@ class Case:
 
     def write(self, number: int) -> None:
         """A row that the view shows."""
-        self.server.execute(
-            f"INSERT INTO {self.table} VALUES (%s, %s)", (number, number)
-        )
+        self.server.execute(f"INSERT INTO {self.table} VALUES (%s, %s)", (number, number))
 
     def shown(self) -> list:
         return rows(self.server, f"SELECT * FROM {self.view}")
@@ -251,9 +238,7 @@ def test_a_right_that_ends_stops_the_view_until_it_is_back(engine, server, cases
         case.make()
         case.give()
         with connect(engine.source, case.names["r"]) as conn:
-            conn.execute(
-                f"CALL headrace.create_view('by_{case.name}', %s)", (case.query,)
-            )
+            conn.execute(f"CALL headrace.create_view('by_{case.name}', %s)", (case.query,))
             assert rows(conn, case.query) == case.shown(), case.name
     for case in cases:
         case.take()
@@ -321,9 +306,7 @@ def test_a_view_that_is_not_to_be_filled_by_itself_waits_for_its_owner(engine, s
         assert stopped(server, view)[0] == "42501"
         server.execute(f"INSERT INTO {boss}.t VALUES (1)")
         server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
-        wait_until(
-            lambda: "rights are back" in state(server, view)[2], "nobody has seen"
-        )
+        wait_until(lambda: "rights are back" in state(server, view)[2], "nobody has seen")
         assert state(server, view)[0] == "error"
         conn.execute("CALL headrace.resync_view('v')")
         assert rows(conn, "SELECT id FROM v") == [(1,)]
@@ -339,12 +322,8 @@ def test_what_a_row_raises_is_no_right(engine, server):
             f"ALTER TABLE {boss}.t OWNER TO {boss}"
         )
         with connect(engine.source, boss) as conn:
-            conn.execute(
-                f"CALL headrace.create_view('v', 'SELECT id, {boss}.deny(v) AS v FROM t')"
-            )
-            conn.execute(
-                f"CALL headrace.create_view('healthy', 'SELECT id, v FROM {boss}.t')"
-            )
+            conn.execute(f"CALL headrace.create_view('v', 'SELECT id, {boss}.deny(v) AS v FROM t')")
+            conn.execute(f"CALL headrace.create_view('healthy', 'SELECT id, v FROM {boss}.t')")
         server.execute(f"INSERT INTO {boss}.t VALUES (1, -1)")
         code, message = stopped(server, f"{boss}.v")
         assert code == "42501"
@@ -363,9 +342,7 @@ def test_views_of_headrace_under_a_view(engine, server):
         server.execute(f"CREATE TABLE {boss}.t (id int PRIMARY KEY, v int)")
         server.execute(f"GRANT SELECT ON {boss}.t TO {middle}")
         with connect(engine.source, middle) as conn:
-            conn.execute(
-                f"CALL headrace.create_view('u', 'SELECT id, v FROM {boss}.t')"
-            )
+            conn.execute(f"CALL headrace.create_view('u', 'SELECT id, v FROM {boss}.t')")
             conn.execute(f"GRANT SELECT ON u TO {reader}")
         with connect(engine.source, reader) as conn:
             conn.execute(f"CALL headrace.create_view('v', 'SELECT id FROM {middle}.u')")
@@ -486,14 +463,9 @@ def test_set_owner_asks_what_postgres_asks(engine, server):
             assert what in str(caught.value)
             assert state(server, view)[0] == "running"
 
-        with (
-            connect(engine.source, boss) as conn,
-            connect(engine.source, heir) as other,
-        ):
+        with connect(engine.source, boss) as conn, connect(engine.source, heir) as other:
             conn.execute("CALL headrace.create_view('v', 'SELECT id, v FROM t')")
-            conn.execute(
-                f"GRANT SELECT ON v TO {friend}; GRANT SELECT (id) ON v TO PUBLIC"
-            )
+            conn.execute(f"GRANT SELECT ON v TO {friend}; GRANT SELECT (id) ON v TO PUBLIC")
             refused(other, heir, "must be owner of view v")
             refused(conn, "nobody at all", "invalid name syntax")
             refused(conn, '"nobody at all"', "does not exist")
@@ -533,17 +505,14 @@ def test_a_right_that_ends_while_the_engine_is_down(database, start_engine):
             )
             for one in (reader, late):
                 with connect(engine.source, one) as conn:
-                    conn.execute(
-                        f"CALL headrace.create_view('v', 'SELECT id, v FROM {boss}.t')"
-                    )
+                    conn.execute(f"CALL headrace.create_view('v', 'SELECT id, v FROM {boss}.t')")
             with connect(engine.source, boss) as conn:
                 server.execute(f"ALTER TABLE {boss}.t OWNER TO {boss}")
                 conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
             engine.kill9()
             # As a version has left it that kept no rights.
             server.execute(
-                "UPDATE headrace.views SET watched = watched - 'rights'"
-                " WHERE schema_name = %s",
+                "UPDATE headrace.views SET watched = watched - 'rights' WHERE schema_name = %s",
                 (boss,),
             )
             server.execute(f"INSERT INTO {boss}.t VALUES (1, 1)")
@@ -562,12 +531,8 @@ def test_a_right_that_ends_while_the_engine_is_down(database, start_engine):
             server.execute(f"GRANT SELECT ON {boss}.t TO {reader}")
             running(server, f"{reader}.v")
             server.execute(f"CALL headrace.set_owner('{late}.v', '{late}')")
-            kept = (
-                "SELECT watched ? 'rights' FROM headrace.views WHERE schema_name = %s"
-            )
-            wait_until(
-                lambda: server.execute(kept, (boss,)).fetchone()[0], "nothing is kept"
-            )
+            kept = "SELECT watched ? 'rights' FROM headrace.views WHERE schema_name = %s"
+            wait_until(lambda: server.execute(kept, (boss,)).fetchone()[0], "nothing is kept")
             running(server, f"{boss}.v")
             for one in (reader, late, boss):
                 server.execute(f"CALL headrace.wait_for('{one}.v')")
@@ -636,8 +601,7 @@ class Walk:
         self.number += 1
         for table in ("t", "o"):
             self.server.execute(
-                f"INSERT INTO {self.names['b']}.{table} VALUES (%s, %s)",
-                (self.number, self.number),
+                f"INSERT INTO {self.names['b']}.{table} VALUES (%s, %s)", (self.number, self.number)
             )
 
     def step(self) -> str:

@@ -101,9 +101,7 @@ def test_what_lacks_is_what_postgres_refuses(database, tmp_path):
         seen = set()
         for _ in range(120):
             change = chance.choice(CHANGES).format(
-                **named,
-                r=chance.choice(readers),
-                v=chance.choice(("seen", "through", "twice")),
+                **named, r=chance.choice(readers), v=chance.choice(("seen", "through", "twice"))
             )
             with contextlib.suppress(psycopg.errors.InvalidGrantOperation):
                 conn.execute(change)
@@ -131,13 +129,7 @@ def take(conn, database, path, readers, named) -> list:
             text = query.format(**named)
             assert refused(conn, reader, text) is None
             request = PlanRequest(text, reader, {"search_path": "public"})
-            out.append(
-                (
-                    reader,
-                    text,
-                    plan_with_facts(conn, settings, request, ViewOptions())[1],
-                )
-            )
+            out.append((reader, text, plan_with_facts(conn, settings, request, ViewOptions())[1]))
     return out
 
 

@@ -49,9 +49,7 @@ def refused(conn: psycopg.Connection, login: str, caller: str) -> None:
         text = CALL if arguments is None else CALL.replace("'v'", "%s")
         with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
             conn.execute(text, arguments)
-        assert caught.value.diag.message_primary == (
-            f'role "{login}" may not act as "{caller}"'
-        )
+        assert caught.value.diag.message_primary == (f'role "{login}" may not act as "{caller}"')
         assert conn.execute("SELECT current_user").fetchone() == (caller,)
 
 

@@ -92,17 +92,7 @@ def test_without_a_password_nothing_is_taken_out(database):
 
 
 def test_only_the_source_is_taken_out():
-    words = [
-        "-m",
-        "x",
-        "start",
-        "--source",
-        "a",
-        "--slot-name",
-        "s",
-        "--source=b",
-        "-v",
-    ]
+    words = ["-m", "x", "start", "--source", "a", "--slot-name", "s", "--source=b", "-v"]
     assert without_source(words) == ["-m", "x", "start", "--slot-name", "s", "-v"]
 
 
@@ -140,18 +130,13 @@ def test_settings_hide_all_of_them():
 
 def test_the_password_of_the_powerless_role_never_crosses_the_wire(database, tmp_path):
     """Statements are logged, and shown while they run: a verifier lets nobody in."""
-    with (
-        psycopg.connect(database, autocommit=True) as conn,
-        tempfile.TemporaryFile() as trace,
-    ):
+    with psycopg.connect(database, autocommit=True) as conn, tempfile.TemporaryFile() as trace:
         # One of its own, whatever other databases of the server have.
         oid = conn.execute(
             "SELECT oid FROM pg_database WHERE datname = current_database()"
         ).fetchone()[0]
         role = f"{install.EVAL_ROLE}_{oid}"
-        made = conn.execute(
-            "SELECT FROM pg_roles WHERE rolname = 'headrace_eval'"
-        ).fetchall()
+        made = conn.execute("SELECT FROM pg_roles WHERE rolname = 'headrace_eval'").fetchall()
         if not made:
             conn.execute("CREATE ROLE headrace_eval NOLOGIN")
         conn.pgconn.trace(trace.fileno())
@@ -173,9 +158,7 @@ def test_the_password_of_the_powerless_role_never_crosses_the_wire(database, tmp
 
 @pytest.mark.slow
 def test_spark_shows_none_either(database, start_engine):
-    engine = start_engine(
-        make_conninfo(database, password=SECRET), HEADRACE_SPARK_WARM="true"
-    )
+    engine = start_engine(make_conninfo(database, password=SECRET), HEADRACE_SPARK_WARM="true")
     wait_until(lambda: "spark is warm" in engine.log, "Spark is there", 4 * PATIENCE_S)
     shown = [arguments(pid) for pid in family(engine.pid)]
     assert [text for text in shown if "java" in text.split("\0")[0]]

@@ -70,9 +70,7 @@ def walk(path: Path) -> tuple[tuple[str, ast.AST], ...]:
     def below(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
             yield ".".join(scope) or "<module>", child
-            named = isinstance(
-                child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-            )
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             inner = (*scope, child.name) if named and not _complete(scope) else scope
             yield from below(child, inner)
 

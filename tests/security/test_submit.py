@@ -37,9 +37,7 @@ BEGIN
     RETURN n;
 END $f$;
 """
-UNFINISHED = (
-    "SELECT count(*) FROM headrace.commands WHERE status IN ('pending', 'running')"
-)
+UNFINISHED = "SELECT count(*) FROM headrace.commands WHERE status IN ('pending', 'running')"
 SENT = "SELECT count(*) FROM headrace.commands WHERE procedure = 'drop_view'"
 
 
@@ -60,23 +58,19 @@ def low(server):
 
 def is_there(server: psycopg.Connection) -> bool:
     wait_until(lambda: server.execute(UNFINISHED).fetchone() == (0,), "all are done")
-    found = server.execute(
-        "SELECT count(*) FROM headrace.views WHERE view_name = 'precious'"
-    )
+    found = server.execute("SELECT count(*) FROM headrace.views WHERE view_name = 'precious'")
     return found.fetchone() == (1,)
 
 
 def senders(server: psycopg.Connection) -> set[str]:
     rows = server.execute(
-        "SELECT pg_get_userbyid(caller) FROM headrace.commands"
-        " WHERE procedure = 'drop_view'"
+        "SELECT pg_get_userbyid(caller) FROM headrace.commands WHERE procedure = 'drop_view'"
     ).fetchall()
     return {name for (name,) in rows}
 
 
 @pytest.mark.parametrize(
-    "task",
-    ["ANALYZE {t}", "REINDEX TABLE {t}", "VACUUM (ANALYZE) {t}", "REFRESH {m}"],
+    "task", ["ANALYZE {t}", "REINDEX TABLE {t}", "VACUUM (ANALYZE) {t}", "REFRESH {m}"]
 )
 def test_upkeep_by_a_superuser_sends_nothing_in_his_name(server, low, task):
     low.execute(FORGE)
@@ -105,14 +99,11 @@ def test_autovacuum_sends_nothing_in_the_name_of_a_superuser(server, low):
     server.execute("SELECT pg_reload_conf()")
     try:
         low.execute("INSERT INTO bait SELECT generate_series(1, 100)")
-        server.execute(
-            "DELETE FROM headrace.commands WHERE status IN ('done', 'failed')"
-        )
+        server.execute("DELETE FROM headrace.commands WHERE status IN ('done', 'failed')")
 
         def visited() -> bool:
             found = server.execute(
-                "SELECT autoanalyze_count > 0 FROM pg_stat_all_tables"
-                " WHERE relname = 'bait'"
+                "SELECT autoanalyze_count > 0 FROM pg_stat_all_tables WHERE relname = 'bait'"
             ).fetchone()
             return bool(found and found[0])
 
@@ -210,9 +201,7 @@ def test_a_command_is_carried_out_for_the_current_role(server, low):
         server.execute(f"CREATE TABLE {group}.base (id int PRIMARY KEY)")
         server.execute(f"ALTER TABLE {group}.base OWNER TO {group}")
         low.execute(f"SET ROLE {group}")
-        low.execute(
-            f"CALL headrace.create_view('{group}.v', 'SELECT id FROM {group}.base')"
-        )
+        low.execute(f"CALL headrace.create_view('{group}.v', 'SELECT id FROM {group}.base')")
         low.execute("RESET ROLE")
         found = server.execute("SELECT owner FROM headrace.views WHERE view_name = 'v'")
         assert found.fetchone() == (group,)
@@ -234,15 +223,10 @@ def test_what_a_role_left_behind_is_not_done_for_the_next_of_its_name(server):
         # As it was when the engine comes back.
         server.execute("UPDATE headrace.commands SET status = 'pending'")
         server.execute("NOTIFY headrace_commands")
-        wait_until(
-            lambda: server.execute(UNFINISHED).fetchone() == (0,), "it is done with"
-        )
+        wait_until(lambda: server.execute(UNFINISHED).fetchone() == (0,), "it is done with")
         found = server.execute("SELECT status, error ->> 'M' FROM headrace.commands")
         [(status, message)] = found.fetchall()
-        assert (status, message) == (
-            "failed",
-            "the role that called does not exist any more",
-        )
+        assert (status, message) == ("failed", "the role that called does not exist any more")
     finally:
         server.execute(f"DROP ROLE {name}")
 
@@ -251,12 +235,7 @@ def test_what_a_role_left_behind_is_not_done_for_the_next_of_its_name(server):
     ("procedure", "arguments", "settings", "code"),
     [
         ("create_view", '{"name": 5, "query": ["x"]}', "{}", "22023"),
-        (
-            "create_view",
-            '{"name": "v", "query": "SELECT 1", "job": "x"}',
-            "{}",
-            "22023",
-        ),
+        ("create_view", '{"name": "v", "query": "SELECT 1", "job": "x"}', "{}", "22023"),
         ("create_view", "[]", "{}", "22023"),
         ("wait_for", '{"name": "precious", "lsn": 1.5}', "{}", "22023"),
         ("fail_batch", '{"txid": "x"}', "{}", "22023"),
@@ -266,12 +245,9 @@ def test_what_a_role_left_behind_is_not_done_for_the_next_of_its_name(server):
         ("__init__", "{}", "{}", "22023"),
     ],
 )
-def test_rows_of_any_shape_are_refused_in_words(
-    server, low, procedure, arguments, settings, code
-):
+def test_rows_of_any_shape_are_refused_in_words(server, low, procedure, arguments, settings, code):
     sent = low.execute(
-        "SELECT headrace.submit(%s, %s::jsonb, %s::jsonb)",
-        (procedure, arguments, settings),
+        "SELECT headrace.submit(%s, %s::jsonb, %s::jsonb)", (procedure, arguments, settings)
     ).fetchone()
     answer = "SELECT done FROM headrace.await_command(%s, NULL)"
     with pytest.raises(psycopg.Error) as caught:

@@ -45,9 +45,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
             case 2:
                 out[at:at] = rng.randbytes(rng.randrange(8))
             case _:
-                out[at:at] = struct.pack(
-                    "!i", rng.choice([-1, 0, 4, 5, 1 << 20, 2**31 - 1])
-                )
+                out[at:at] = struct.pack("!i", rng.choice([-1, 0, 4, 5, 1 << 20, 2**31 - 1]))
     return bytes(out)
 
 
@@ -83,8 +81,6 @@ def test_the_port_lives_on(commander, database, attacks):
             attack(commander.port, name, rng)
             if number % 10 == 0:
                 assert witness.execute("SELECT pg_backend_pid()").fetchone() == (pid,)
-        wait_until(
-            lambda: len(commander.listener.port.connections) == 1, "all are gone"
-        )
+        wait_until(lambda: len(commander.listener.port.connections) == 1, "all are gone")
         witness.execute(CALL)
     assert commander.builder.calls[-1][1]["caller"] == "postgres"

@@ -125,9 +125,7 @@ class Wire:
                 return out
         raise AssertionError(f"the connection ended: {out}")
 
-    def rest(
-        self, stop: Callable[[Message], bool] = lambda _: False
-    ) -> Iterator[Message]:
+    def rest(self, stop: Callable[[Message], bool] = lambda _: False) -> Iterator[Message]:
         """Messages until ``stop`` or the end of the connection."""
         while (found := self.read()) is not None:
             yield found

@@ -63,10 +63,7 @@ class FakeBuilder:
         name = params["name"]
         if name == "refused":
             raise UnsupportedError(
-                "LEFT JOIN is not supported",
-                detail="A detail.",
-                hint="A hint.",
-                position=8,
+                "LEFT JOIN is not supported", detail="A detail.", hint="A hint.", position=8
             )
         if name == "held":
             self.started.set()
@@ -82,13 +79,7 @@ class FakeBuilder:
                 self.cleaned.set()
                 raise
         progress(
-            {
-                "phase": "reading",
-                "rows": 250_000,
-                "total": 1_000_000,
-                "percent": 25,
-                "eta_s": 3.1,
-            }
+            {"phase": "reading", "rows": 250_000, "total": 1_000_000, "percent": 25, "eta_s": 3.1}
         )
         return {"view_id": 1, "rows": 4}
 
@@ -99,19 +90,14 @@ class Running:
     def __init__(self, source: str, folder: Path, **settings: Any) -> None:
         self.source = source
         self.builder = FakeBuilder()
-        given: dict[str, Any] = {
-            "allow_trust": True,
-            "listen": "127.0.0.1:0",
-        } | settings
+        given: dict[str, Any] = {"allow_trust": True, "listen": "127.0.0.1:0"} | settings
         self.settings = Settings(source=source, data_dir=folder, **given)
         self.port = 0
         self.listener: Listener
         self._up = threading.Event()
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main()), daemon=True
-        )
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
         self._thread.start()
         assert self._up.wait(PATIENCE_S), "the listener starts"
 

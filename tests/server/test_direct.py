@@ -20,16 +20,10 @@ def test_call_with_progress(commander):
     with direct(commander) as conn:
         conn.add_notice_handler(lambda d: notices.append(d.message_primary))
         conn.execute("SET search_path = pg_temp; SET TimeZone = 'Asia/Tokyo'")
-        conn.execute(
-            "CALL headrace.create_view('v', %s, '{\"a\": 1}')", ("SELECT 'ä'",)
-        )
+        conn.execute("CALL headrace.create_view('v', %s, '{\"a\": 1}')", ("SELECT 'ä'",))
     (method, params) = commander.builder.calls[0]
     assert method == "create_view"
-    assert (params["name"], params["query"], params["options"]) == (
-        "v",
-        "SELECT 'ä'",
-        {"a": 1},
-    )
+    assert (params["name"], params["query"], params["options"]) == ("v", "SELECT 'ä'", {"a": 1})
     assert params["caller"] == "postgres"
     assert params["settings"]["search_path"] == "pg_temp"
     assert params["settings"]["TimeZone"] == "Asia/Tokyo"
@@ -38,10 +32,7 @@ def test_call_with_progress(commander):
 
 
 def test_settings_are_the_same_on_both_ways(commander):
-    with (
-        direct(commander) as conn,
-        psycopg.connect(commander.dsn, autocommit=True) as other,
-    ):
+    with direct(commander) as conn, psycopg.connect(commander.dsn, autocommit=True) as other:
         for c in (conn, other):
             c.execute("CALL headrace.drop_view(name => 'v', if_exists => true)")
     first, second = (c[1] for c in commander.builder.calls)
@@ -49,10 +40,7 @@ def test_settings_are_the_same_on_both_ways(commander):
 
 
 def test_error_has_all_its_fields(commander):
-    with (
-        direct(commander) as conn,
-        pytest.raises(psycopg.errors.FeatureNotSupported) as caught,
-    ):
+    with direct(commander) as conn, pytest.raises(psycopg.errors.FeatureNotSupported) as caught:
         conn.execute("CALL headrace.create_view('refused', 'SELECT 1')")
     diag = caught.value.diag
     assert diag.message_primary == "LEFT JOIN is not supported"
@@ -80,10 +68,7 @@ def test_lost_caller(commander):
 
 def test_in_a_transaction_nothing_happens(commander):
     with direct(commander) as conn:
-        with (
-            pytest.raises(psycopg.errors.InvalidTransactionTermination),
-            conn.transaction(),
-        ):
+        with pytest.raises(psycopg.errors.InvalidTransactionTermination), conn.transaction():
             conn.execute("CALL headrace.create_view('v', 'SELECT 1')")
         assert conn.execute("SELECT count(*) FROM headrace.commands").fetchone() == (0,)
 
@@ -91,9 +76,7 @@ def test_in_a_transaction_nothing_happens(commander):
 def test_caller_cannot_be_forged(commander):
     with direct(commander) as conn:
         conn.execute("DROP ROLE IF EXISTS f_plain; CREATE ROLE f_plain LOGIN")
-        conn.execute(
-            "DROP ROLE IF EXISTS f_group; CREATE ROLE f_group; GRANT f_group TO f_plain"
-        )
+        conn.execute("DROP ROLE IF EXISTS f_group; CREATE ROLE f_group; GRANT f_group TO f_plain")
         try:
             with direct(commander, user="f_plain") as plain:
                 assert plain.execute("SELECT * FROM headrace.commands").fetchall() == []
@@ -108,19 +91,12 @@ def test_caller_cannot_be_forged(commander):
                 plain.execute("CALL headrace.drop_view('v')")
                 plain.execute("RESET ROLE")
                 plain.execute("CALL headrace.drop_view('v')")
-                assert (
-                    plain.execute("SELECT * FROM headrace.list_views()").fetchall()
-                    == []
-                )
+                assert plain.execute("SELECT * FROM headrace.list_views()").fetchall() == []
                 # Somebody else's command cannot be looked at.
                 conn.execute("CALL headrace.drop_view('mine')")
-                number = conn.execute(
-                    "SELECT max(id) FROM headrace.commands"
-                ).fetchone()[0]
+                number = conn.execute("SELECT max(id) FROM headrace.commands").fetchone()[0]
                 with pytest.raises(psycopg.errors.UndefinedObject):
-                    plain.execute(
-                        "SELECT * FROM headrace.await_command(%s, NULL)", (number,)
-                    )
+                    plain.execute("SELECT * FROM headrace.await_command(%s, NULL)", (number,))
         finally:
             conn.execute("DROP ROLE f_plain, f_group")
     callers = [c[1]["caller"] for c in commander.builder.calls]
@@ -130,10 +106,7 @@ def test_caller_cannot_be_forged(commander):
 def test_hostile_search_path(commander):
     with direct(commander) as conn:
         conn.execute("CREATE SCHEMA evil; CREATE TABLE evil.hit (x text)")
-        for signature in (
-            'jsonb_build_object(VARIADIC "any")',
-            "current_setting(text)",
-        ):
+        for signature in ('jsonb_build_object(VARIADIC "any")', "current_setting(text)"):
             if "VARIADIC" in signature:
                 continue
             conn.execute(
@@ -149,9 +122,7 @@ def test_hostile_search_path(commander):
 def test_engine_that_is_down_is_told(database):
     with psycopg.connect(database, autocommit=True) as conn:
         install.install(conn)
-        with pytest.raises(
-            psycopg.errors.CannotConnectNow, match="headrace is not running"
-        ):
+        with pytest.raises(psycopg.errors.CannotConnectNow, match="headrace is not running"):
             conn.execute("CALL headrace.drop_view('v')")
         assert conn.execute("SELECT * FROM headrace.list_views()").fetchall() == []
 
@@ -202,8 +173,7 @@ def test_a_command_that_was_taken_when_the_connection_broke(commander):
         wait_until(lambda: state(conn, number) == "done", "its outcome is written")
         commander.builder.calls.clear()
         conn.execute(
-            "UPDATE headrace.commands SET status = 'running', finished_at = NULL"
-            " WHERE id = %s",
+            "UPDATE headrace.commands SET status = 'running', finished_at = NULL WHERE id = %s",
             (number,),
         )
         conn.execute(

@@ -57,9 +57,7 @@ def test_psycopg_queries_copy_and_prepared_statements(commander):
             for i in range(20_000):
                 copy.write_row((i, "x" * (i % 50)))
         for i in (1, 2, 3):
-            assert conn.execute(
-                "SELECT length(s) FROM t WHERE id = %s", (i,)
-            ).fetchone() == (i,)
+            assert conn.execute("SELECT length(s) FROM t WHERE id = %s", (i,)).fetchone() == (i,)
         with conn.cursor().copy("COPY t TO STDOUT") as copy:
             assert sum(1 for _ in copy.rows()) == 20_000
         with conn.pipeline():
@@ -94,9 +92,7 @@ def test_call_after_copy_in_extended_protocol(commander):
     (A process of its own: libpq's blocking calls would stop the commander's thread.)
     """
     subprocess.run(
-        [sys.executable, "-c", COPY_EXTENDED, commander.dsn],
-        check=True,
-        timeout=PATIENCE_S,
+        [sys.executable, "-c", COPY_EXTENDED, commander.dsn], check=True, timeout=PATIENCE_S
     )
     assert len(commander.builder.calls) == 3
 
@@ -240,9 +236,7 @@ def test_asyncpg(commander):
 
     commander.dsn_url = commander.dsn
     info = psycopg.conninfo.conninfo_to_dict(commander.dsn)
-    commander.dsn_url = (
-        f"postgresql://{info['user']}@127.0.0.1:{commander.port}/{info['dbname']}"
-    )
+    commander.dsn_url = f"postgresql://{info['user']}@127.0.0.1:{commander.port}/{info['dbname']}"
     asyncio.run(main())
     calls = [c for c in commander.builder.calls if c[0] == "create_view"]
     assert calls[1][1]["options"] == {"a": 1}
@@ -285,10 +279,7 @@ def test_node_pg(commander, tmp_path):
 def test_psql_call_progress_and_error_with_caret(commander):
     done = psql(commander, "CALL headrace.create_view('v', $$SELECT 1$$)", "SELECT 5")
     assert done.returncode == 0, done.stderr
-    assert (
-        'NOTICE:  populating "v": 250000 of 1000000 rows (25 %), 3 s left'
-        in done.stderr
-    )
+    assert 'NOTICE:  populating "v": 250000 of 1000000 rows (25 %), 3 s left' in done.stderr
     assert done.stdout.splitlines() == ["CALL", "5"]
     done = psql(commander, "CALL headrace.create_view('refused', $$SELECT * FROM a$$)")
     lines = done.stderr.splitlines()
@@ -313,18 +304,13 @@ def test_arguments_in_both_protocols_are_the_same(commander):
             )
             + " ; "
         )
-        conn.execute(
-            "CALL headrace.create_view(%s, %s, %s)",
-            ("v", query, Jsonb({"block": True})),
-        )
+        conn.execute("CALL headrace.create_view(%s, %s, %s)", ("v", query, Jsonb({"block": True})))
         conn.execute(
             "CALL headrace.create_view(query => %s, name => %s, options => %s)",
             (query, "v", Jsonb({"block": True})), binary=True, prepare=True,
         )  # fmt: skip
         conn.execute("SET client_encoding = 'LATIN1'")
-        conn.execute(
-            "CALL headrace.create_view('v', %s, '{\"block\": true}')", (query,)
-        )
+        conn.execute("CALL headrace.create_view('v', %s, '{\"block\": true}')", (query,))
     calls = [c[1] for c in commander.builder.calls]
     assert len(calls) == 5
     for call in calls:
@@ -339,9 +325,7 @@ def test_session_context_is_passed_on(commander):
     with connect(commander) as conn:
         conn.execute("DROP ROLE IF EXISTS f_caller")
         conn.execute("CREATE ROLE f_caller")
-        conn.execute(
-            "CREATE SCHEMA s; SET search_path = s, pg_temp; SET TimeZone = 'Asia/Tokyo'"
-        )
+        conn.execute("CREATE SCHEMA s; SET search_path = s, pg_temp; SET TimeZone = 'Asia/Tokyo'")
         conn.execute("SET ROLE f_caller")
         conn.execute("CALL headrace.create_view('v', 'SELECT 1')")
         assert conn.execute("SELECT current_user").fetchone() == ("f_caller",)
@@ -394,21 +378,14 @@ def test_a_transaction_that_nobody_asked_for_is_told_how_to_leave(commander):
 
 
 def test_error_in_extended_protocol_skips_to_sync(commander):
-    with (
-        connect(commander) as conn,
-        pytest.raises(psycopg.errors.FeatureNotSupported) as caught,
-    ):
-        conn.execute(
-            "CALL headrace.create_view(%s, %s)", ("refused", "SELECT * FROM a")
-        )
+    with connect(commander) as conn, pytest.raises(psycopg.errors.FeatureNotSupported) as caught:
+        conn.execute("CALL headrace.create_view(%s, %s)", ("refused", "SELECT * FROM a"))
     diag = caught.value.diag
     assert diag.statement_position is None
     assert (diag.internal_position, diag.internal_query) == ("8", "SELECT * FROM a")
     with connect(commander) as conn:
         with conn.pipeline() as pipeline:
-            conn.execute(
-                "CALL headrace.create_view('refused', %s)", ("SELECT * FROM a",)
-            )
+            conn.execute("CALL headrace.create_view('refused', %s)", ("SELECT * FROM a",))
             with pytest.raises(psycopg.errors.FeatureNotSupported):
                 pipeline.sync()
         assert conn.execute("SELECT 1").fetchone() == (1,)
@@ -454,9 +431,7 @@ def test_cancel_of_a_call_waits_for_the_cleaning_up(commander):
             commander.builder.started.clear()
             canceller = commander.cancel_when_started(conn)
             with pytest.raises(psycopg.errors.QueryCanceled) as caught:
-                conn.execute(
-                    "CALL headrace.create_view('slow', 'SELECT 1')", parameters
-                )
+                conn.execute("CALL headrace.create_view('slow', 'SELECT 1')", parameters)
             canceller.join()
             assert commander.builder.cleaned.is_set()
             assert "canceling statement due to user request" in str(caught.value)
@@ -499,14 +474,10 @@ def test_a_wrong_cancel_key_does_nothing(commander):
 
 def test_block_false_returns_before_the_end(commander):
     with connect(commander) as conn:
-        conn.execute(
-            "CALL headrace.create_view('slow', 'SELECT 1', '{\"block\": false}')"
-        )
+        conn.execute("CALL headrace.create_view('slow', 'SELECT 1', '{\"block\": false}')")
         assert not commander.builder.cancelled.is_set()
         with pytest.raises(psycopg.errors.FeatureNotSupported):
-            conn.execute(
-                "CALL headrace.create_view('refused', 'SELECT 1', '{\"block\": false}')"
-            )
+            conn.execute("CALL headrace.create_view('refused', 'SELECT 1', '{\"block\": false}')")
 
 
 # --- TLS
@@ -529,9 +500,7 @@ def test_tls(start, certificate):
     commander = start(tls_cert=certificate[0], tls_key=certificate[1])
     with connect(commander, sslmode="require") as conn:
         assert conn.pgconn.ssl_in_use
-        assert conn.execute("SELECT repeat('x', 1000000)").fetchone() == (
-            "x" * 1_000_000,
-        )
+        assert conn.execute("SELECT repeat('x', 1000000)").fetchone() == ("x" * 1_000_000,)
         conn.execute("CALL headrace.drop_view('v')")
     with connect(commander, sslmode="disable") as conn:
         assert conn.execute("SELECT 1").fetchone() == (1,)

@@ -30,9 +30,7 @@ def test_life_of_an_engine(database, start_engine):
             builder = engine.child("headrace.views.builder")
             os.kill(builder, signal.SIGKILL)
             module = "headrace.views.builder"
-            wait_until(
-                lambda: engine.child(module) not in (None, builder), "a new builder"
-            )
+            wait_until(lambda: engine.child(module) not in (None, builder), "a new builder")
             conn.execute("CALL headrace.create_view('w', 'SELECT id FROM t')")
             worker = engine.child("headrace.runtime.worker")
             os.kill(worker, signal.SIGKILL)
@@ -40,9 +38,7 @@ def test_life_of_an_engine(database, start_engine):
             count = "SELECT count(*) FROM w"
             wait_until(lambda: source.execute(count).fetchone() == (1,), "the row")
         address = engine.log.split('"address": "')[1].split('"')[0]
-        with urllib.request.urlopen(
-            f"http://{address}/metrics", timeout=PATIENCE_S
-        ) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         assert 'headrace_view_state{view="public.v",state="running"} 1' in text
         assert 'headrace_process_restarts_total{process="worker"} 1' in text
@@ -56,26 +52,17 @@ def test_life_of_an_engine(database, start_engine):
         assert "another headrace uses data directory" in done.stderr
         # Nothing of the secrets on the way.
         assert engine.data_dir.stat().st_mode & 0o077 == 0
-        children = [
-            engine.child("headrace.runtime.worker"),
-            engine.child("headrace.views.builder"),
-        ]
+        children = [engine.child("headrace.runtime.worker"), engine.child("headrace.views.builder")]
         assert engine.stop() == 0
         for pid in children:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
-        assert (
-            source.execute("SELECT status FROM headrace.views").fetchall()
-            == [("running",)] * 2
-        )
+        assert source.execute("SELECT status FROM headrace.views").fetchall() == [("running",)] * 2
 
 
 def test_children_die_with_a_killed_commander(database, start_engine):
     engine = start_engine(database)
-    children = [
-        engine.child("headrace.runtime.worker"),
-        engine.child("headrace.views.builder"),
-    ]
+    children = [engine.child("headrace.runtime.worker"), engine.child("headrace.views.builder")]
     os.kill(engine.pid, signal.SIGKILL)
 
     def gone(pid: int) -> bool:
@@ -92,9 +79,7 @@ def test_janitor_removes_abandoned_populations(database, tmp_path):
     settings = Settings(source=database, data_dir=tmp_path)
     with psycopg.connect(database, autocommit=True) as conn:
         install.install(conn)
-        conn.execute(
-            "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
-        )
+        conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
         conn.execute("CREATE PUBLICATION headrace FOR TABLE a, b")
         conn.execute(
             "INSERT INTO headrace.views (schema_name, view_name, query, status, block, owner)"
@@ -115,9 +100,7 @@ def test_janitor_removes_abandoned_populations(database, tmp_path):
         assert not staged.exists()
         left = conn.execute("SELECT view_name FROM headrace.views").fetchall()
         assert left == [("alive",)]
-        published = conn.execute(
-            "SELECT tablename FROM pg_publication_tables"
-        ).fetchall()
+        published = conn.execute("SELECT tablename FROM pg_publication_tables").fetchall()
         assert published == [("b",)]
         assert janitor.clean(settings) == []
 
@@ -128,9 +111,7 @@ def test_check_and_uninstall(database, capsys):
     assert "ready for headrace" in capsys.readouterr().out
     with psycopg.connect(database, autocommit=True) as conn:
         install.install(conn)
-        conn.execute(
-            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,)
-        )
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
         conn.execute("CREATE PUBLICATION headrace")
         assert main(["uninstall", "--source", database, "--slot-name", name]) == 0
         left = conn.execute(

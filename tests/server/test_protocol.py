@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.server import messages as m
-from headrace.server.actions import (
-    Cancel,
-    Close,
-    Connect,
-    Ready,
-    Run,
-    StartTls,
-    ToClient,
-    ToServer,
-)
+from headrace.server.actions import Cancel, Close, Connect, Ready, Run, StartTls, ToClient, ToServer
 from headrace.server.context import CONTEXT_QUERY
 from headrace.server.flow import Rules
 from headrace.server.protocol import Session
@@ -305,16 +296,13 @@ def test_simple_call(h):
     (run,) = h.others
     assert isinstance(run, Run)
     assert run.invocation.arguments == {"name": "v", "query": "SELECT 1", "options": {}}
-    assert (run.context.caller, run.context.settings) == (
-        "joe",
-        {"search_path": "public"},
-    )
+    assert (run.context.caller, run.context.settings) == ("joe", {"search_path": "public"})
     h.client = b""
     h.take(h.session.notice("half"))
     h.take(h.session.finish(None))
-    assert h.client == m.notice_response("half") + m.command_complete(
-        "CALL"
-    ) + m.ready_for_query(b"I")
+    assert h.client == m.notice_response("half") + m.command_complete("CALL") + m.ready_for_query(
+        b"I"
+    )
     assert h.session.state is SessionState.RELAY
 
 
@@ -350,12 +338,7 @@ def test_error_fields_and_position(h):
     assert kinds(h.client) == "EZ"
     report = m.read_report(h.client[5:])
     assert report["P"] == str(CALL.index("SELECT 1") + 8)
-    assert (report["S"], report["V"], report["C"], report["M"]) == (
-        "ERROR",
-        "ERROR",
-        "0A000",
-        "no",
-    )
+    assert (report["S"], report["V"], report["C"], report["M"]) == ("ERROR", "ERROR", "0A000", "no")
 
 
 def test_call_in_a_transaction_block_goes_to_postgres(h):
@@ -369,18 +352,14 @@ def test_call_in_a_transaction_block_goes_to_postgres(h):
     assert m.read_report(got[5:])["C"] == "25001"
     # Only that error, and only once.
     h.from_client(m.query("SELECT 1"))
-    assert h.from_server(error + m.ready_for_query(b"E")) == error + m.ready_for_query(
-        b"E"
-    )
+    assert h.from_server(error + m.ready_for_query(b"E")) == error + m.ready_for_query(b"E")
 
 
 def test_context_that_fails_is_the_answer(h):
     h.login()
     h.from_client(m.query(CALL))
     error = m.error_response({"C": "57014", "M": "timeout"})
-    assert h.from_server(error + m.ready_for_query(b"I")) == error + m.ready_for_query(
-        b"I"
-    )
+    assert h.from_server(error + m.ready_for_query(b"I")) == error + m.ready_for_query(b"I")
     assert h.session.state is SessionState.RELAY
     assert h.from_client(m.query("SELECT 1")) == m.query("SELECT 1")
 
@@ -433,17 +412,13 @@ def test_extended_error_skips_to_sync(h):
     h.login()
     head = parse(b"s", EXTENDED) + bind(b"", b"s", b"v", b"q")
     h.from_client(head + execute(b""))
-    h.from_server(
-        m.message(b"1") + m.message(b"2") + m.ready_for_query(b"I") + CONTEXT_ANSWER
-    )
+    h.from_server(m.message(b"1") + m.message(b"2") + m.ready_for_query(b"I") + CONTEXT_ANSWER)
     h.client = h.server = b""
     h.take(h.session.fail({"C": "0A000", "M": "no", "P": "1"}))
     assert kinds(h.client) == "E"
     assert m.read_report(h.client[5:])["q"] == "q"
     assert h.session.state is SessionState.SKIP
-    skipped = (
-        m.query("SELECT 1") + parse(b"", "x") + m.message(b"d", b"x" * 5000) + DESCRIBE
-    )
+    skipped = m.query("SELECT 1") + parse(b"", "x") + m.message(b"d", b"x" * 5000) + DESCRIBE
     assert h.from_client(skipped) == b""
     assert h.from_client(m.SYNC + m.query("SELECT 2")) == m.SYNC + m.query("SELECT 2")
 
@@ -461,12 +436,8 @@ def test_error_of_the_source_before_the_execute(h):
 
 def test_parse_error_of_the_source_skips_the_execute(h):
     h.login()
-    h.from_client(
-        parse(b"s", EXTENDED) + bind(b"", b"s", b"v", b"q") + execute(b"") + m.SYNC
-    )
-    error = m.error_response(
-        {"C": "42P05", "M": 'prepared statement "s" already exists'}
-    )
+    h.from_client(parse(b"s", EXTENDED) + bind(b"", b"s", b"v", b"q") + execute(b"") + m.SYNC)
+    error = m.error_response({"C": "42P05", "M": 'prepared statement "s" already exists'})
     h.server = b""
     assert h.from_server(error) == error
     # The source skips it, as it skips everything up to the Sync.
@@ -500,9 +471,7 @@ def test_explain_answers_rows():
 
 def test_syncs_that_copy_swallows_are_not_waited_for(h):
     h.login()
-    h.from_client(
-        parse(b"", "COPY t FROM STDIN") + bind(b"", b"") + execute(b"") + m.SYNC
-    )
+    h.from_client(parse(b"", "COPY t FROM STDIN") + bind(b"", b"") + execute(b"") + m.SYNC)
     h.from_server(m.message(b"1") + m.message(b"2") + m.message(b"G", b"\0\0\0"))
     h.from_client(m.message(b"d", b"1\n") + m.message(b"c") + m.SYNC)
     h.from_server(m.command_complete("COPY 1") + m.ready_for_query(b"I"))
@@ -522,10 +491,7 @@ def test_simple_copy_is_counted_once(h):
 
 
 def test_transitions_name_every_state():
-    reached = {
-        SessionState.START,
-        *(t for edges in TRANSITIONS.values() for t in edges.values()),
-    }
+    reached = {SessionState.START, *(t for edges in TRANSITIONS.values() for t in edges.values())}
     assert reached | {SessionState.CLOSED} == set(SessionState)
 
 

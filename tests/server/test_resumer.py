@@ -30,9 +30,7 @@ from headrace.sql.states import StoppedView
     ],
 )  # fmt: skip
 def test_the_reason_is_told_without_what_to_do(told, why):
-    row = StoppedView(
-        1, "v", "", "", *told, "A resync failed: x", "22012", None, None, ""
-    )
+    row = StoppedView(1, "v", "", "", *told, "A resync failed: x", "22012", None, None, "")
     assert row.reason == why
 
 

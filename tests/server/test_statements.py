@@ -136,9 +136,7 @@ def test_parameters_in_both_formats():
     assert bind(drop, [Given(0, b"f", 0)], "utf-8").arguments["if_exists"] is False
 
 
-TEXTS = st.text(
-    st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30
-)
+TEXTS = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30)
 
 
 @given(TEXTS)
@@ -163,9 +161,7 @@ def test_strings_are_what_postgres_reads(database):
     with psycopg.connect(database, autocommit=True) as conn:
 
         @given(
-            PIECES.map("'a{}'".format)
-            | PIECES.map("E'a{}'".format)
-            | PIECES.map("$$a{}$$".format)
+            PIECES.map("'a{}'".format) | PIECES.map("E'a{}'".format) | PIECES.map("$$a{}$$".format)
         )
         def check(text: str) -> None:
             try:

@@ -11,10 +11,7 @@ def test_an_index_is_one_statement(database):
     """On a connection that prepares nothing, too: those of populations are such."""
     with psycopg.connect(database, autocommit=True, prepare_threshold=None) as conn:
         conn.execute("CREATE TABLE r (a int); CREATE TABLE bait (a int)")
-        indexes = (
-            ("good", "USING btree (a)"),
-            ("bad", "USING btree (a); DROP TABLE public.bait"),
-        )
+        indexes = (("good", "USING btree (a)"), ("bad", "USING btree (a); DROP TABLE public.bait"))
         KeptOfTable(known=True, indexes=indexes).restore(conn, "public", "r")
         found = conn.execute(
             "SELECT relname FROM pg_class WHERE relname IN ('good', 'bad', 'bait') ORDER BY 1"

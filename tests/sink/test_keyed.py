@@ -30,9 +30,7 @@ def setup(database):
 
 @pytest.fixture
 def conn(database, setup):
-    made = connect.connect(
-        database, name="test", settings=SINK_SETTINGS | {"lock_timeout": "200"}
-    )
+    made = connect.connect(database, name="test", settings=SINK_SETTINGS | {"lock_timeout": "200"})
     yield made
     made.close()
 
@@ -43,9 +41,7 @@ def make(conn, columns: dict[str, str], key: tuple[str, ...]) -> ResultTable:
     oid = table.create(conn, "public", "r", f"SELECT {selected}", keyed=True)
     conn.execute("RESET search_path")
     keys.add(conn, psycopg.sql.Identifier("public", "r"), key)
-    fields = tuple(
-        Field(a.name, a.base_oid, a.base_mod) for a in table.attributes(conn, oid)
-    )
+    fields = tuple(Field(a.name, a.base_oid, a.base_mod) for a in table.attributes(conn, oid))
     return ResultTable(1, "public", "r", oid, fields, key)
 
 
@@ -77,9 +73,7 @@ NO_KEYS = ("json", "point", "box")
 
 
 @pytest.mark.parametrize("kind", NO_KEYS)
-def test_types_that_can_be_no_key_are_refused_in_the_words_of_postgres(
-    conn, setup, kind
-):
+def test_types_that_can_be_no_key_are_refused_in_the_words_of_postgres(conn, setup, kind):
     with pytest.raises(psycopg.errors.UndefinedObject) as asked:
         setup.execute(f"CREATE TABLE asked (v {kind} PRIMARY KEY)")
     with pytest.raises(UserError) as refused:
@@ -215,9 +209,7 @@ def test_random_changes(conn):
     now: dict = {}
     for _ in range(40):
         after = {
-            (str(rng.randrange(12)), rng.choice("ab")): rng.choice(
-                ["1", "1.0", "2", None]
-            )
+            (str(rng.randrange(12)), rng.choice("ab")): rng.choice(["1", "1.0", "2", None])
             for _ in range(rng.randrange(16))
         }
         before, now = now, after
@@ -229,6 +221,4 @@ def test_random_changes(conn):
         left = [(r, w) for r, w in weights.items() if w]
         rng.shuffle(left)
         write(conn, target, *left)
-        assert contents(conn, target) == sorted(
-            ((k, v, j) for (k, j), v in now.items()), key=repr
-        )
+        assert contents(conn, target) == sorted(((k, v, j) for (k, j), v in now.items()), key=repr)

@@ -65,9 +65,7 @@ def conn(database):
         setup.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')")
         setup.execute("CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
         setup.execute("CREATE TYPE pair AS (a int, b text)")
-    made = connect.connect(
-        database, name="test", settings=SINK_SETTINGS | {"lock_timeout": "200"}
-    )
+    made = connect.connect(database, name="test", settings=SINK_SETTINGS | {"lock_timeout": "200"})
     yield made
     made.close()
 
@@ -78,22 +76,16 @@ def make(conn, columns: dict[str, str], name: str = "r") -> ResultTable:
     conn.execute("SET search_path = public")
     oid = table.create(conn, "public", name, f"SELECT {selected}")
     conn.execute("RESET search_path")
-    fields = tuple(
-        Field(a.name, a.base_oid, a.base_mod) for a in table.attributes(conn, oid)
-    )
+    fields = tuple(Field(a.name, a.base_oid, a.base_mod) for a in table.attributes(conn, oid))
     return ResultTable(1, "public", name, oid, fields)
 
 
-def diffs(
-    target: ResultTable, rows: list[tuple[tuple[str | None, ...], int]]
-) -> pa.RecordBatch:
+def diffs(target: ResultTable, rows: list[tuple[tuple[str | None, ...], int]]) -> pa.RecordBatch:
     columns = [
         text.parse(pa.array([r[0][i] for r in rows], pa.string()), field.oid)
         for i, field in enumerate(target.schema)
     ]
-    return diff_batch(
-        target.schema, columns, pa.array([r[1] for r in rows], pa.int64())
-    )
+    return diff_batch(target.schema, columns, pa.array([r[1] for r in rows], pa.int64()))
 
 
 def write(conn, target, rows) -> None:
@@ -187,9 +179,7 @@ def test_deletes_use_the_index(conn):
     write(conn, target, [((str(i), "x"), -1) for i in range(1, 1001)])
     assert conn.execute("SELECT count(*) FROM public.r").fetchone() == (19000,)
     conn.execute("SELECT pg_stat_force_next_flush()")
-    after = conn.execute(
-        "SELECT idx_scan FROM pg_stat_user_indexes WHERE relname = 'r'"
-    ).fetchone()
+    after = conn.execute("SELECT idx_scan FROM pg_stat_user_indexes WHERE relname = 'r'").fetchone()
     assert after[0] - before[0] >= 1000
 
 

@@ -28,18 +28,12 @@ OBJECTS = (
 
 
 def test_every_file_is_loaded():
-    names = {
-        f.name
-        for f in resources.files("headrace.sql").iterdir()
-        if f.name.endswith(".sql")
-    }
+    names = {f.name for f in resources.files("headrace.sql").iterdir() if f.name.endswith(".sql")}
     assert names == set(install.FILES)
 
 
 def test_install_is_idempotent_and_uninstall_clean(conn):
-    count = (
-        "SELECT count(*) FROM pg_class WHERE relnamespace <> 'pg_toast'::regnamespace"
-    )
+    count = "SELECT count(*) FROM pg_class WHERE relnamespace <> 'pg_toast'::regnamespace"
     before = conn.execute(count).fetchone()
     install.install(conn)
     conn.execute(
@@ -106,9 +100,7 @@ def test_uninstall_keeps_or_drops_result_tables(conn):
             " SELECT 'public', relname, 'q', oid FROM pg_class WHERE relname LIKE 'Odd%'"
         )
         assert install.uninstall(conn, tables=tables) == ['"public"."Odd ""name"']
-        left = conn.execute(
-            "SELECT count(*) FROM pg_class WHERE relname LIKE 'Odd%'"
-        ).fetchone()
+        left = conn.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'Odd%'").fetchone()
         assert left == (0 if tables else 1,)
 
 
@@ -135,9 +127,7 @@ def test_uninstall_drops_schemas_made_for_views(conn):
 def test_no_right_to_install_is_told(conn, database):
     conn.execute("DROP ROLE IF EXISTS f_nobody; CREATE ROLE f_nobody LOGIN")
     try:
-        with psycopg.connect(
-            make_conninfo(database, user="f_nobody"), autocommit=True
-        ) as nobody:
+        with psycopg.connect(make_conninfo(database, user="f_nobody"), autocommit=True) as nobody:
             with pytest.raises(PrerequisiteError, match="permission denied"):
                 install.install(nobody)
             install.install(conn)
@@ -156,9 +146,7 @@ def test_installs_for_a_role_that_is_no_superuser(conn, database):
         )
     )
     try:
-        with psycopg.connect(
-            make_conninfo(database, user="f_engine"), autocommit=True
-        ) as engine:
+        with psycopg.connect(make_conninfo(database, user="f_engine"), autocommit=True) as engine:
             install.install(engine)
             install.install(engine)
             engine.execute("SELECT * FROM headrace.list_views()")
@@ -181,9 +169,7 @@ def test_eval_role_has_no_rights(conn, database, tmp_path):
         assert file.stat().st_mode & 0o077 == 0
 
 
-def test_what_code_of_users_did_to_the_eval_role_is_undone(
-    conn, database, tmp_path, monkeypatch
-):
+def test_what_code_of_users_did_to_the_eval_role_is_undone(conn, database, tmp_path, monkeypatch):
     """It may alter the role that it runs as: nobody may keep others from it by that."""
     role = f"{conn.info.dbname}_eval"  # not that of the whole server, which others use
     monkeypatch.setattr(install, "EVAL_ROLE", role)
@@ -273,9 +259,9 @@ def test_explain_view_of_names(conn):
     assert conn.execute(sql, ('s."V x"',)).fetchall() == [("in s",), ("  more",)]
     conn.execute("SET search_path = s, public")
     assert conn.execute(sql, ('"V x"',)).fetchone() == ("in s",)
-    assert conn.execute(
-        "SELECT * FROM headrace.explain_view('\"V x\"', 'logical')"
-    ).fetchall() == [("l",)]
+    assert conn.execute("SELECT * FROM headrace.explain_view('\"V x\"', 'logical')").fetchall() == [
+        ("l",)
+    ]
     with pytest.raises(psycopg.errors.UndefinedTable):
         conn.execute(sql, ("nothing",))
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="no plan of stage"):

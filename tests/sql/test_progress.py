@@ -54,9 +54,7 @@ def test_second_commit_and_gap_are_refused_and_say_which(conn):
     ahead = progress.Progress(1, owned[1].epoch, 7, 0)
     with pytest.raises(BugError, match="a gap"):
         advance(conn, [ahead], 8)
-    assert conn.execute(
-        "SELECT txid FROM headrace.progress WHERE view_id = 1"
-    ).fetchone() == (5,)
+    assert conn.execute("SELECT txid FROM headrace.progress WHERE view_id = 1").fetchone() == (5,)
 
 
 def test_later_owner_fences_the_earlier(conn):
@@ -65,8 +63,7 @@ def test_later_owner_fences_the_earlier(conn):
     with pytest.raises(FencedError):
         advance(conn, list(old.values()), 5)
     assert (
-        conn.execute("SELECT txid FROM headrace.progress ORDER BY view_id").fetchall()
-        == [(4,)] * 3
+        conn.execute("SELECT txid FROM headrace.progress ORDER BY view_id").fetchall() == [(4,)] * 3
     )
 
 

@@ -13,15 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.errors import BugError, DefiniteFailure
 from headrace.sql import install, states
-from headrace.sql.status import (
-    BORN,
-    OWNED,
-    TRANSITIONS,
-    UNFINISHED,
-    CommandStatus,
-    Status,
-    ways_to,
-)
+from headrace.sql.status import BORN, OWNED, TRANSITIONS, UNFINISHED, CommandStatus, Status, ways_to
 
 PAGE = Path(__file__).parents[2] / "docs" / "ARCHITECTURE.md"
 
@@ -42,8 +34,7 @@ def conn(databases):
 
 def put(conn: psycopg.Connection, status: Status) -> None:
     conn.execute(
-        "UPDATE headrace.views SET status = %s, message = 'before', sqlstate = '22012'",
-        (status,),
+        "UPDATE headrace.views SET status = %s, message = 'before', sqlstate = '22012'", (status,)
     )
 
 
@@ -67,9 +58,7 @@ def test_a_status_changes_only_as_the_table_says(conn, before, to, only):
     if not allowed:
         assert row(conn) == was
         return
-    found = conn.execute(
-        "SELECT status, headrace.view_message(id), sqlstate FROM headrace.views"
-    )
+    found = conn.execute("SELECT status, headrace.view_message(id), sqlstate FROM headrace.views")
     assert found.fetchone() == (to, "after", DefiniteFailure.sqlstate)
     again = row(conn)
     assert states.become(conn, 1, to, error) is False, "nothing is written twice"
@@ -86,9 +75,7 @@ def test_from_other_statuses_than_those_that_are_said_nothing_changes(conn):
 
 def test_each_part_of_an_error_has_a_column_and_all_are_shown_as_one(conn):
     put(conn, Status.RUNNING)
-    error = DefiniteFailure(
-        "m", culprit="row 1", detail="d", hint="h", sqlstate="22012"
-    )
+    error = DefiniteFailure("m", culprit="row 1", detail="d", hint="h", sqlstate="22012")
     states.become(conn, 1, Status.ERROR, error)
     parts = "SELECT message, culprit, detail, hint, sqlstate, tried FROM headrace.views"
     assert conn.execute(parts).fetchone() == ("m", "row 1", "d", "h", "22012", None)
@@ -103,9 +90,7 @@ def test_each_part_of_an_error_has_a_column_and_all_are_shown_as_one(conn):
     assert conn.execute(parts).fetchone() == (None,) * 6
     assert states.message(conn, 1) is None
     # As an earlier version has kept them.
-    conn.execute(
-        "UPDATE headrace.views SET status = 'error', message = 'm; d; h In vain.'"
-    )
+    conn.execute("UPDATE headrace.views SET status = 'error', message = 'm; d; h In vain.'")
     (shown,) = conn.execute("SELECT message FROM headrace.list_views()").fetchone()
     assert shown == "m; d; h In vain."
 
@@ -136,9 +121,7 @@ def test_what_was_tried_is_told_unless_the_view_was_stopped_anew(conn, message):
     asyncio.run(tell())
 
 
-@pytest.mark.parametrize(
-    ("table", "members"), [("views", Status), ("commands", CommandStatus)]
-)
+@pytest.mark.parametrize(("table", "members"), [("views", Status), ("commands", CommandStatus)])
 def test_the_catalog_knows_the_same_ones(conn, table, members):
     checks = conn.execute(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint"

@@ -71,14 +71,10 @@ class ReferenceSkipList:
         self.committed = durable  # last committed txid
         self.retired = durable  # last txid whose entries the base holds
         self.nodes: dict[bytes, Node] = {}
-        self.snapshots: dict[
-            int, int
-        ] = {}  # taken and not released -> entries at creation
+        self.snapshots: dict[int, int] = {}  # taken and not released -> entries at creation
         self.in_flight: dict[int, list[bytes]] = {}  # txid -> keys it wrote, in order
         self.changed: list[bytes] = []  # committed keys, not in a checkpoint yet
-        self.changing: list[bytes] | None = (
-            None  # those of the checkpoint being written
-        )
+        self.changing: list[bytes] | None = None  # those of the checkpoint being written
         self.held: list[bytes] = []  # to prune when the checkpoint is over
         self.cleaning: list[bytes] = []  # to prune or remove by and by
         self.epoch = 1
@@ -176,11 +172,7 @@ class ReferenceSkipList:
             self._put(key, value)
 
     def add_many(
-        self,
-        keys: list[bytes],
-        deltas: list[int],
-        missing: list[int],
-        bases: list[bytes | None],
+        self, keys: list[bytes], deltas: list[int], missing: list[int], bases: list[bytes | None]
     ) -> int:
         """Add to weights; a weight of 0 is a removal.  Equal keys add up.
 
@@ -577,9 +569,7 @@ class ReferenceSkipList:
         node.chain = kept
 
     def _checkpoint(self, txid: int | None) -> int:
-        if txid is None or not self.committed <= txid < min(
-            self.in_flight, default=1 << 63
-        ):
+        if txid is None or not self.committed <= txid < min(self.in_flight, default=1 << 63):
             raise BugError(f"txid {txid} is not the committed state")
         if self.snapshots:
             raise BugError("a checkpoint of the state map is running")

@@ -49,9 +49,7 @@ def run(store, keys: list[bytes]) -> None:
 
 
 def attempt(database: RocksDatabase, store) -> None:
-    made = database.begin_checkpoint(
-        [(store, store.txid)], {b"txid": b"%d" % store.txid}
-    )
+    made = database.begin_checkpoint([(store, store.txid)], {b"txid": b"%d" % store.txid})
     try:
         made.write(sync=True)
     finally:

@@ -49,9 +49,7 @@ def test_views_that_come_and_go_leave_no_logs(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_view_that_is_flushed_often_does_not_pile_up_the_logs_of_others(
-    tmp_path: Path,
-) -> None:
+def test_a_view_that_is_flushed_often_does_not_pile_up_the_logs_of_others(tmp_path: Path) -> None:
     """Each large checkpoint begins a log; small changes of others stand in all before."""
     database = RocksDatabase(tmp_path / "db")
     quiet, busy = database.view("quiet"), database.view("busy")

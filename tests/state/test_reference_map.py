@@ -115,9 +115,7 @@ def argument(rng: random.Random, name: str):
     """What a step needs: not much, and often the same."""
     keys = [bytes((group, k)) for group in GROUPS for k in range(4)]
     return {
-        "write": [
-            (rng.choice(keys), rng.randint(-2, 2)) for _ in range(rng.choice((1, 5)))
-        ],
+        "write": [(rng.choice(keys), rng.randint(-2, 2)) for _ in range(rng.choice((1, 5)))],
         "rollback": rng.randint(0, 3),
         "end": rng.random() < 0.7,
         "clean": rng.randint(0, 5),

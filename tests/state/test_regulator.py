@@ -18,13 +18,7 @@ MIB = 1024 * 1024
 
 def test_F_22_spill_weights_and_order() -> None:
     # name, bytes, requests; spill ratio 0.5.
-    heap = {
-        "x0": (50, 100),
-        "x1": (60, 50),
-        "x2": (70, 0),
-        "y0": (65, 20),
-        "y2": (55, 75),
-    }
+    heap = {"x0": (50, 100), "x1": (60, 50), "x2": (70, 0), "y0": (65, 20), "y2": (55, 75)}
     sizes, requests = zip(*heap.values(), strict=True)
     weights = dict(zip(heap, regulator.spill_weights(sizes, requests), strict=True))
     expected = {"x2": 1.75, "y0": 1.1625, "x1": 0.5, "y2": -0.125, "x0": -0.75}
@@ -267,13 +261,7 @@ sys.stdout.write(f"{peak} {rows} {database.memory_bytes}")
 def ten_times(path: Path, budget_mib: int) -> None:
     """A state of ten times the budget is filled, changed and read by a process of its own."""
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            _TEN_TIMES,
-            str(path),
-            *(str(n * budget_mib) for n in (1, 10)),
-        ],
+        [sys.executable, "-c", _TEN_TIMES, str(path), *(str(n * budget_mib) for n in (1, 10))],
         capture_output=True,
         text=True,
         check=False,

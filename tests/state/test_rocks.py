@@ -51,18 +51,13 @@ def test_reopening_finds_the_last_checkpoint(tmp_path: Path) -> None:
 
     database = RocksDatabase(tmp_path / "db")
     assert (database.view(1).dump(), database.view(2).dump()) == before
-    assert database.view(1).map("s").get_many([b"000003", b"000025"]) == [
-        b"000003",
-        None,
-    ]
+    assert database.view(1).map("s").get_many([b"000003", b"000025"]) == [b"000003", None]
     assert database.scan_meta(b"view/") == [(b"view/1", b"7"), (b"view/2", b"7")]
     assert database.get_meta(b"view/3") is None
     database.close()
 
 
-def test_a_store_that_cannot_be_checkpointed_leaves_the_others_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_store_that_cannot_be_checkpointed_leaves_the_others_alone(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     good, bad = database.view(1), database.view(2)
     fill_next(good, 0, 3)
@@ -321,9 +316,7 @@ def test_kill_9_keeps_the_last_checkpoint_whole(tmp_path: Path) -> None:
     reported = 0
     for round_number in range(3):
         child = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(path)],
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True
         )
         assert child.stdout is not None
         for _ in range(4 + 2 * round_number):

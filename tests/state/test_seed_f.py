@@ -85,12 +85,8 @@ def test_F_2_without_snapshots_a_removal_is_physical(make) -> None:
     assert (m.size, m.total, m.allocations) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "total", "allocations"), [(0.0, 0, 0), (0.2, 20, 60)]
-)
-def test_F_3_under_a_snapshot_a_removal_is_logical(
-    make, ratio, total, allocations
-) -> None:
+@pytest.mark.parametrize(("ratio", "total", "allocations"), [(0.0, 0, 0), (0.2, 20, 60)])
+def test_F_3_under_a_snapshot_a_removal_is_logical(make, ratio, total, allocations) -> None:
     m = make(ratio=ratio)
     keys = numbered(100)
     m.put_many(keys, [b"v"] * 100)
@@ -104,9 +100,7 @@ def test_F_3_under_a_snapshot_a_removal_is_logical(
 
 
 @pytest.mark.parametrize(("running", "left"), [(False, 95), (True, 100)])
-def test_F_4_a_snapshot_deletes_removed_nodes_above_the_threshold(
-    make, running, left
-) -> None:
+def test_F_4_a_snapshot_deletes_removed_nodes_above_the_threshold(make, running, left) -> None:
     m = make()
     keys = numbered(100)
     m.put_many(keys, [b"v"] * 100)
@@ -172,10 +166,7 @@ def test_F_7_concurrent_snapshots_free_every_value_once() -> None:
     # Nothing older is needed now, and both find every node to prune.
     running = [m.snapshot(), m.snapshot()]
     found: list[dict[bytes, bytes]] = []
-    readers = [
-        threading.Thread(target=lambda s=s: found.append(contents(m, s)))
-        for s in running
-    ]
+    readers = [threading.Thread(target=lambda s=s: found.append(contents(m, s))) for s in running]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -197,8 +188,7 @@ def test_F_8_all_snapshots_up_to_the_highest_finished_are_complete(make) -> None
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "value"),
-    [(9, b"8"), (8, b"4"), (5, b"4"), (4, b"2"), (3, b"2"), (2, None)],
+    ("snapshot", "value"), [(9, b"8"), (8, b"4"), (5, b"4"), (4, b"2"), (3, b"2"), (2, None)]
 )
 def test_F_9_the_value_belonging_to_a_snapshot(make, snapshot, value) -> None:
     m = versions_8_4_2(make)
@@ -265,9 +255,7 @@ def test_F_14_removal_copies_is_idempotent_and_can_be_undone(make) -> None:
     assert (m.total, m.allocations) == (0, 0)
 
 
-def test_F_14_a_removed_node_goes_when_it_is_removed_again_without_snapshots(
-    make,
-) -> None:
+def test_F_14_a_removed_node_goes_when_it_is_removed_again_without_snapshots(make) -> None:
     m = make()
     put(m, b"o")
     s = m.snapshot()
@@ -292,9 +280,7 @@ def test_F_15_size_is_without_removed_nodes_and_fixed_for_a_snapshot(make) -> No
 @pytest.mark.parametrize(
     ("ratio", "removed", "left"), [(0.2, 20, 100), (0.2, 21, 99), (0.5, 60, 90)]
 )
-def test_F_16_only_the_excess_over_the_threshold_is_deleted(
-    make, ratio, removed, left
-) -> None:
+def test_F_16_only_the_excess_over_the_threshold_is_deleted(make, ratio, removed, left) -> None:
     m = make(ratio=ratio)
     keys = numbered(100)
     m.put_many(keys, [b"v"] * 100)
@@ -347,15 +333,12 @@ def test_F_18_a_reader_sees_its_snapshot_while_the_writer_goes_on() -> None:
 
     readers = []
     for _ in range(4):
-        readers.append(
-            threading.Thread(target=reader, args=(m.snapshot(), dict(state)))
-        )
+        readers.append(threading.Thread(target=reader, args=(m.snapshot(), dict(state))))
         readers[-1].start()
         for _ in range(25):  # 10⁵ puts in all
             wanted = sorted(rng.choices(keys, k=1000))
             values = [
-                None if rng.random() < 0.1 else rng.randbytes(rng.randint(0, 60))
-                for _ in wanted
+                None if rng.random() < 0.1 else rng.randbytes(rng.randint(0, 60)) for _ in wanted
             ]
             m.put_many(wanted, values)
             for key, value in zip(wanted, values, strict=True):
@@ -419,9 +402,7 @@ def test_F_21_a_snapshot_is_written_through_a_filter(make) -> None:
     s = m.snapshot()
     m.put_many(keys, [b"later"] * len(keys))
 
-    def alive(
-        page: list[bytes], values: list[bytes]
-    ) -> tuple[list[bytes], list[bytes]]:
+    def alive(page: list[bytes], values: list[bytes]) -> tuple[list[bytes], list[bytes]]:
         kept = [i for i, value in enumerate(values) if value != b"2"]
         return [page[i] for i in kept], [values[i] for i in kept]
 

@@ -124,8 +124,7 @@ def physical(entries) -> layout.Pairs:
     """Pairs as they stand on disk, of (key, row, value)."""
     prefixes = keygroups.physical([key for key, _, _ in entries])
     return sorted(
-        (prefix + row, value)
-        for prefix, (_, row, value) in zip(prefixes, entries, strict=True)
+        (prefix + row, value) for prefix, (_, row, value) in zip(prefixes, entries, strict=True)
     )
 
 
@@ -173,25 +172,14 @@ def test_index_adds_weights_and_forgets_zeros(make: Make) -> None:
     held = make()
     state = held.store.index("i")
     state.add_many([b"k", b"k", b"l"], [b"b", b"a", b"a"], [1, 2, 3])
-    assert state.scan_many([b"l", b"x", b"k"]) == (
-        [0, 2, 2],
-        [b"a", b"a", b"b"],
-        [3, 2, 1],
-    )
+    assert state.scan_many([b"l", b"x", b"k"]) == ([0, 2, 2], [b"a", b"a", b"b"], [3, 2, 1])
     held.checkpoint()
     state.add_many([b"k", b"k", b"l"], [b"a", b"c", b"a"], [-2, 1, -1])
     assert state.scan_many([b"k", b"l"]) == ([0, 0, 1], [b"b", b"c", b"a"], [1, 1, 2])
-    assert state.weight_many([b"k", b"k", b"l", b"x"], [b"a", b"c", b"a", b"a"]) == [
-        0,
-        1,
-        2,
-        0,
-    ]
+    assert state.weight_many([b"k", b"k", b"l", b"x"], [b"a", b"c", b"a", b"a"]) == [0, 1, 2, 0]
     held.checkpoint()
     one, two = layout.encode_weight(1), layout.encode_weight(2)
-    assert held.dump() == {
-        "i": physical([(b"k", b"b", one), (b"k", b"c", one), (b"l", b"a", two)])
-    }
+    assert held.dump() == {"i": physical([(b"k", b"b", one), (b"k", b"c", one), (b"l", b"a", two)])}
 
 
 def test_extremes_skip_rows_whose_net_weight_is_zero(make: Make) -> None:
@@ -255,18 +243,14 @@ operations = st.lists(
         st.tuples(
             st.just("put"),
             st.lists(
-                st.tuples(
-                    st.sampled_from(KEYS), st.one_of(st.none(), st.sampled_from(ROWS))
-                ),
+                st.tuples(st.sampled_from(KEYS), st.one_of(st.none(), st.sampled_from(ROWS))),
                 max_size=5,
             ),
         ),
         st.tuples(
             st.just("add"),
             st.lists(
-                st.tuples(
-                    st.sampled_from(KEYS), st.sampled_from(ROWS), st.integers(-2, 3)
-                ),
+                st.tuples(st.sampled_from(KEYS), st.sampled_from(ROWS), st.integers(-2, 3)),
                 max_size=6,
             ),
         ),
@@ -277,10 +261,7 @@ operations = st.lists(
 )
 
 
-@settings(
-    examples(40),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(todo=operations)
 def test_any_sequence_equals_dictionaries(make: Make, todo) -> None:
     held = make()
@@ -334,20 +315,16 @@ def check(entries, index, values: dict, weights: dict) -> None:
         weights.get(pair, 0) for pair in pairs
     ]
     for count, start in ((1, b""), (2, b"a"), (9, b"\x00")):
-        assert list(
-            zip(*index.first_many(KEYS, count, [start] * len(KEYS)), strict=True)
-        ) == [
+        assert list(zip(*index.first_many(KEYS, count, [start] * len(KEYS)), strict=True)) == [
             entry
             for at in range(len(KEYS))
             for entry in [e for e in rows if e[0] == at and e[1] >= start][:count]
         ]
         assert index.before_many(KEYS, [start] * len(KEYS)) == [
-            max((r for k, r in weights if k == key and r < start), default=None)
-            for key in KEYS
+            max((r for k, r in weights if k == key and r < start), default=None) for key in KEYS
         ]
     assert list(zip(*index.first_many(KEYS, 99), strict=True)) == rows
     for last, choose in ((False, min), (True, max)):
         assert index.extreme_many(KEYS, last=last) == [
-            choose((row for k, row in weights if k == key), default=None)
-            for key in KEYS
+            choose((row for k, row in weights if k == key), default=None) for key in KEYS
         ]

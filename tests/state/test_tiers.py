@@ -98,9 +98,7 @@ class Pair:
         if self.checkpoint is None:
             self.aside = self.committed
             meta = {b"txid": b"%d" % self.aside[0]}
-            self.checkpoint = self.database.begin_checkpoint(
-                [(self.store, self.aside[0])], meta
-            )
+            self.checkpoint = self.database.begin_checkpoint([(self.store, self.aside[0])], meta)
 
     def write(self) -> None:
         if self.checkpoint is not None:
@@ -129,9 +127,7 @@ class Pair:
         self.jobs = [job for job in self.jobs if not job.step()]
 
     def give_up(self) -> None:
-        self.jobs = [
-            job.give_up() if isinstance(job, Load) else job for job in self.jobs
-        ]
+        self.jobs = [job.give_up() if isinstance(job, Load) else job for job in self.jobs]
 
     def crash(self) -> None:
         """What is in memory is lost; what was written counts."""
@@ -162,18 +158,15 @@ class Pair:
         ]
         for last, choose in ((False, min), (True, max)):
             assert self.index.extreme_many(KEYS, last=last) == [
-                choose((row for k, row in weights if k == key), default=None)
-                for key in KEYS
+                choose((row for k, row in weights if k == key), default=None) for key in KEYS
             ]
 
 
 puts = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.one_of(st.none(), st.sampled_from(ROWS))),
-    max_size=4,
+    st.tuples(st.sampled_from(KEYS), st.one_of(st.none(), st.sampled_from(ROWS))), max_size=4
 )
 adds = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.sampled_from(ROWS), st.integers(-2, 3)),
-    max_size=5,
+    st.tuples(st.sampled_from(KEYS), st.sampled_from(ROWS), st.integers(-2, 3)), max_size=5
 )
 groups = st.sampled_from(GROUPS)
 steps = st.lists(
@@ -197,8 +190,7 @@ steps = st.lists(
 
 
 @settings(
-    examples(40),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(todo=steps)
 def test_any_order_of_events_equals_dictionaries(tmp_path_factory, todo) -> None:

@@ -21,9 +21,7 @@ def tables(running_engine):
         with psycopg.connect(running_engine.dsn, autocommit=True) as commander:
             create_marker(conn, commander)
             for name, query in queries().items():
-                commander.execute(
-                    f"CALL headrace.create_view('{name.lower()}', $q${query}$q$)"
-                )
+                commander.execute(f"CALL headrace.create_view('{name.lower()}', $q${query}$q$)")
         yield conn, data
 
 

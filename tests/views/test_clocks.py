@@ -20,9 +20,7 @@ def test_all_that_reads_the_clock_is_replaced_and_nothing_else(database):
     with psycopg.connect(database) as conn:
         conn.execute("SET TimeZone = 'America/New_York'")
         conn.execute("CREATE SCHEMA u")
-        conn.execute(
-            "CREATE FUNCTION u.now(int) RETURNS int LANGUAGE sql AS 'SELECT $1'"
-        )
+        conn.execute("CREATE FUNCTION u.now(int) RETURNS int LANGUAGE sql AS 'SELECT $1'")
         conn.execute(f"CREATE VIEW v AS {QUERY}")
         [(printed, instant)] = conn.execute("SELECT pg_get_viewdef('v'), now()")
         replaced = clocks.at(printed, instant)
@@ -31,11 +29,6 @@ def test_all_that_reads_the_clock_is_replaced_and_nothing_else(database):
         shorter = replaced
         for text in LEFT:
             shorter = shorter.replace(text, "")
-        for word in (
-            "now()",
-            "transaction_timestamp",
-            "CURRENT_TIMESTAMP",
-            "LOCALTIMESTAMP",
-        ):
+        for word in ("now()", "transaction_timestamp", "CURRENT_TIMESTAMP", "LOCALTIMESTAMP"):
             assert word not in shorter
         assert "CURRENT_DATE AS" not in shorter

@@ -84,9 +84,7 @@ class Catalog:
         self.mentioned |= types - {0}
         self.functions.load(functions)
         self.collations.load(collations)
-        self.others.update(
-            ("pg_operator", o) for o in operators if o >= t.FIRST_USER_OID
-        )
+        self.others.update(("pg_operator", o) for o in operators if o >= t.FIRST_USER_OID)
         self.others.update(
             ("pg_collation", o) for o in collations if o not in (0, _DEFAULT_COLLATION)
         )

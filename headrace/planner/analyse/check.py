@@ -24,17 +24,9 @@ VALUES, CTE, NAMED_TUPLES, RESULT, GROUP = 5, 6, 7, 8, 9
 
 def _query(node: Node) -> Iterator[Finding]:
     if node.number("commandType") != 1:
-        yield (
-            "a statement that modifies data",
-            r"\b(insert|update|delete|merge)\b",
-            None,
-        )
+        yield ("a statement that modifies data", r"\b(insert|update|delete|merge)\b", None)
     if node.flag("hasForUpdate") or node.nodes("rowMarks"):
-        yield (
-            "FOR UPDATE or FOR SHARE",
-            r"\bfor\s+(no\s+key\s+|key\s+)?(update|share)",
-            None,
-        )
+        yield ("FOR UPDATE or FOR SHARE", r"\bfor\s+(no\s+key\s+|key\s+)?(update|share)", None)
 
 
 def _entry(node: Node) -> Iterator[Finding]:
@@ -61,11 +53,7 @@ _HINTS: Final = {
 }
 
 
-def refuse_constructs(
-    tree: Node,
-    text: Text,
-    locate: Callable[[int], int | None],
-) -> None:
+def refuse_constructs(tree: Node, text: Text, locate: Callable[[int], int | None]) -> None:
     """Raise UnsupportedError for the first construct that cannot be maintained."""
     for node in tree.walk():
         check = _CHECKS.get(node.kind)
@@ -83,10 +71,7 @@ _WORD: Final = re.compile(r"[a-z]+")
 
 
 def refuse_clock_literals(
-    tree: Node,
-    text: Text,
-    locate: Callable[[int], int | None],
-    reads_clock: Callable[[int], bool],
+    tree: Node, text: Text, locate: Callable[[int], int | None], reads_clock: Callable[[int], bool]
 ) -> None:
     """Refuse ``'today'::date`` and kin: Postgres has frozen them at this moment.
 
@@ -108,7 +93,6 @@ def refuse_clock_literals(
         for found, value, certain in mine:
             if not certain or _CLOCK_WORDS & set(_WORD.findall(value.lower())):
                 raise UnsupportedError(
-                    "a date or time literal that stands for the current time"
-                    " is not supported",
+                    "a date or time literal that stands for the current time is not supported",
                     position=found,
                 )

@@ -146,9 +146,7 @@ Analysed = Callable[[str], Node]
 class Rehearsal:
     """Finds a harmless copy of a query, and refuses what the copy shows to be unsafe."""
 
-    def __init__(
-        self, conn: psycopg.Connection[Any], query: str, found: list[Suspect]
-    ) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], query: str, found: list[Suspect]) -> None:
         self._conn = conn
         self._query = query
         self._found = found
@@ -212,9 +210,7 @@ class Rehearsal:
             position=self._found[at].start + 1,
         )
 
-    def _moved(
-        self, error: HeadraceError, place: int, starts: list[int]
-    ) -> HeadraceError:
+    def _moved(self, error: HeadraceError, place: int, starts: list[int]) -> HeadraceError:
         """``error`` at its place in the query itself."""
         if place < 0:
             return error

@@ -7,9 +7,7 @@ from typing import Any, LiteralString
 from headrace.postgres.connect import Connection
 
 
-def rows(
-    conn: Connection, query: LiteralString, oids: set[int]
-) -> list[tuple[Any, ...]]:
+def rows(conn: Connection, query: LiteralString, oids: set[int]) -> list[tuple[Any, ...]]:
     """What ``query`` gives for ``oids``; 0 is none."""
     wanted = sorted(oids - {0})
     return conn.execute(query, (wanted,)).fetchall() if wanted else []

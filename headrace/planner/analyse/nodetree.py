@@ -133,9 +133,7 @@ class _Reader:
             if not name.startswith(":"):
                 raise BugError(f"unreadable pg_node_tree at {name!r} in {kind}")
             self._at += 1
-            node.fields[name[1:]] = (
-                self._datum() if name == ":constvalue" else self.value()
-            )
+            node.fields[name[1:]] = self._datum() if name == ":constvalue" else self.value()
         self._at += 1
         return node
 

@@ -90,11 +90,7 @@ def kept(
 
 
 def rewritten(
-    conn: Connection,
-    text: str,
-    named: Sequence[dict[str, Any]],
-    *,
-    loosely: bool = False,
+    conn: Connection, text: str, named: Sequence[dict[str, Any]], *, loosely: bool = False
 ) -> str:
     """``text`` with the names that its objects have now; what was dropped keeps its old one.
 
@@ -125,9 +121,7 @@ def rewritten(
     return _replaced(text, new) if new else text
 
 
-def path(
-    conn: Connection, settings: dict[str, str], named: Sequence[dict[str, Any]]
-) -> str:
+def path(conn: Connection, settings: dict[str, str], named: Sequence[dict[str, Any]]) -> str:
     """The schemas in which what the query names is now: the search path to read it with."""
     now = _now(conn, _had(named))
     there = {
@@ -149,18 +143,14 @@ def followed(
     had = {key: old for key, old in _had(named).items() if key[0] == "schema"}
     now = _now(conn, had)
     new = {
-        _ident(conn, old[1]): _ident(conn, now[key][1])
-        for key, old in had.items()
-        if key in now
+        _ident(conn, old[1]): _ident(conn, now[key][1]) for key, old in had.items() if key in now
     }
     parts = settings[FUNCTION_PATH].split(", ")
     return settings | {FUNCTION_PATH: ", ".join(new.get(part, part) for part in parts)}
 
 
 def lost(
-    conn: Connection,
-    named: Sequence[dict[str, Any]],
-    bound: Collection[dict[str, Any]],
+    conn: Connection, named: Sequence[dict[str, Any]], bound: Collection[dict[str, Any]]
 ) -> tuple[list[str], bool]:
     """Operators and renamed or moved objects that ``bound`` does not name; and whether any was."""
     had = {k: old for k, old in _had(named).items() if k[0] in ("operator", "function")}
@@ -169,9 +159,7 @@ def lost(
     there = {(entry["kind"], entry["oid"]) for entry in bound if "kind" in entry}
     wanted = moved | {key for key in now if key[0] == "operator"}
     missing = sorted(wanted - there)
-    return [f"{key[0]} {'.'.join(had[key])}" for key in missing], bool(
-        moved.intersection(missing)
-    )
+    return [f"{key[0]} {'.'.join(had[key])}" for key in missing], bool(moved.intersection(missing))
 
 
 def _had(named: Sequence[dict[str, Any]]) -> dict[Key, Name]:

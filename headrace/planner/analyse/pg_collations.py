@@ -70,7 +70,5 @@ class CollationFacts:
         for oid, name, deterministic, locale, encoding in found:
             plain = locale in ("C", "POSIX") and encoding in _BY_POINT
             by_point = locale in ("C.UTF-8", "C.UTF8", "C.utf8", "PG_UNICODE_FAST")
-            bytewise = bool(
-                deterministic and (plain or (by_point and encoding == "UTF8"))
-            )
+            bytewise = bool(deterministic and (plain or (by_point and encoding == "UTF8")))
             self._known[oid] = Collation(oid, name, deterministic, bytewise)

@@ -72,9 +72,7 @@ class FunctionFacts:
         ).fetchone()
         if row is None or row[0] is None:
             return False
-        return all(
-            self._constant(node) for root in read_nodes(row[0]) for node in root.walk()
-        )
+        return all(self._constant(node) for root in read_nodes(row[0]) for node in root.walk())
 
     def _constant(self, node: Node) -> bool:
         if node.kind == "FUNCEXPR":

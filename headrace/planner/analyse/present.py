@@ -82,11 +82,7 @@ def names(
 
 
 def present(
-    conn: Connection,
-    canonical: str,
-    named: list[dict[str, Any]] | None,
-    *,
-    loosely: bool = False,
+    conn: Connection, canonical: str, named: list[dict[str, Any]] | None, *, loosely: bool = False
 ) -> str:
     """``canonical`` with the names of today; what was dropped keeps its old one.
 
@@ -143,9 +139,7 @@ def _definition(conn: Connection, oid: int, depth: int) -> str | None:
     if view is None:
         return None
     reads = view[1] or []
-    inner = {
-        other: text for other in reads if (text := _definition(conn, other, depth + 1))
-    }
+    inner = {other: text for other in reads if (text := _definition(conn, other, depth + 1))}
     if not inner:
         return None
     now = _look(conn, list(inner))
@@ -158,9 +152,7 @@ def _definition(conn: Connection, oid: int, depth: int) -> str | None:
 def _look(conn: Connection, oids: list[int]) -> dict[int, _Present]:
     rows = conn.execute(_PRESENT, (oids,)).fetchall()
     return {
-        row[0]: _Present(
-            row[1], row[2], row[3], [(int(n), name) for n, name in row[4] or ()]
-        )
+        row[0]: _Present(row[1], row[2], row[3], [(int(n), name) for n, name in row[4] or ()])
         for row in rows
     }
 
@@ -177,12 +169,9 @@ def _writer(entry: dict[str, Any], found: _Present) -> _Write:
     new = sql.Identifier(found.schema, found.name).as_string()
 
     def write(alias: str, listed: Sequence[str]) -> str:
-        called = dict(had) | {
-            n: name for (n, _), name in zip(had, listed, strict=False)
-        }
+        called = dict(had) | {n: name for (n, _), name in zip(had, listed, strict=False)}
         columns = ", ".join(
-            _quote(called.get(number, f"headrace_{number}"))
-            for number, _ in found.columns
+            _quote(called.get(number, f"headrace_{number}")) for number, _ in found.columns
         )
         return f"{new} {_quote(alias)} ({columns})"
 
@@ -198,9 +187,7 @@ def _inliner(text: str, found: _Present) -> _Write:
 
 
 def _rewrite(
-    text: str,
-    new: dict[tuple[str, str], _Write],
-    counts: dict[tuple[str, str], int] | None,
+    text: str, new: dict[tuple[str, str], _Write], counts: dict[tuple[str, str], int] | None
 ) -> str:
     if not new:
         return text

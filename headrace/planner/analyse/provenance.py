@@ -78,9 +78,7 @@ class Provenance:
             if good:
                 self._trusted[oid] = True  # while its parts are looked at: rows nest
                 row = self._conn.execute(_OWNED, (oid,)).fetchone()
-                good = bool(row and row[0]) and all(
-                    map(self.trusted, self._types.parts(oid))
-                )
+                good = bool(row and row[0]) and all(map(self.trusted, self._types.parts(oid)))
             self._trusted[oid] = good
         return self._trusted[oid]
 

@@ -39,12 +39,7 @@ from headrace.planner.analyse.catalog import mentioned
 from headrace.planner.analyse.nodetree import Node, read_nodes
 from headrace.postgres import acting, failures
 from headrace.postgres.connect import Connection
-from headrace.postgres.settings import (
-    CAPTURED,
-    EVALUATION,
-    FUNCTION_PATH,
-    PINNED_SETTINGS,
-)
+from headrace.postgres.settings import CAPTURED, EVALUATION, FUNCTION_PATH, PINNED_SETTINGS
 
 _VIEW: Final = "headrace_bind"
 _LITERAL: Final = r"((?:E)?'(?:[^']|'')*')::([a-z][\w .]*)"
@@ -66,9 +61,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS
 )
 
 
-def to_error(
-    error: psycopg.Error, *, shift: int = 0, inner: str | None = None
-) -> HeadraceError:
+def to_error(error: psycopg.Error, *, shift: int = 0, inner: str | None = None) -> HeadraceError:
     """Postgres' error as ours; ``shift`` characters of the statement are not the user's.
 
     ``inner`` as for ``failures.translate``.
@@ -102,9 +95,7 @@ class BoundQuery:
 
 
 @contextmanager
-def binding(
-    conn: Connection, caller: str | None, settings: dict[str, str]
-) -> Iterator[None]:
+def binding(conn: Connection, caller: str | None, settings: dict[str, str]) -> Iterator[None]:
     """A transaction as ``caller`` with its settings; always rolled back."""
     try:
         with conn.transaction(force_rollback=True):
@@ -255,8 +246,7 @@ def _definer(conn: Connection, function: str) -> str:
 
 def _tree(conn: Connection, view: str) -> Node:
     row = conn.execute(
-        "SELECT ev_action FROM pg_rewrite WHERE ev_class = %s::regclass",
-        (f"pg_temp.{view}",),
+        "SELECT ev_action FROM pg_rewrite WHERE ev_class = %s::regclass", (f"pg_temp.{view}",)
     ).fetchone()
     assert row is not None, "the view has been made in this transaction"
     [tree] = read_nodes(row[0])
@@ -264,11 +254,7 @@ def _tree(conn: Connection, view: str) -> Node:
 
 
 def _check(
-    conn: Connection,
-    result: pq.abc.PGresult,
-    *,
-    shift: int = 0,
-    inner: str | None = None,
+    conn: Connection, result: pq.abc.PGresult, *, shift: int = 0, inner: str | None = None
 ) -> None:
     if result.status in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
         return
@@ -308,9 +294,7 @@ def _readable(printed: str) -> str:
     return _MARKS.sub(r"\1\3 \2\4\6 \5\7", printed)
 
 
-def made_view(
-    conn: Connection, query: str, view: str, analyst: str = _ANALYST
-) -> BoundQuery:
+def made_view(conn: Connection, query: str, view: str, analyst: str = _ANALYST) -> BoundQuery:
     """What Postgres makes of a query of our own, as a temporary view that stays there.
 
     Raises:

@@ -93,9 +93,7 @@ _HINTS: Final = {
 }
 
 
-def load_table(
-    conn: Connection, catalog: Catalog, oid: int, position: int | None
-) -> Table:
+def load_table(conn: Connection, catalog: Catalog, oid: int, position: int | None) -> Table:
     """The table of that OID; raises where it cannot be followed."""
     row = conn.execute(_CLASS, (oid,)).fetchone()
     assert row is not None, "the table is locked by our transaction"
@@ -113,11 +111,7 @@ def load_table(
     full = identity == "f"
     if not full and (identity == "n" or indkey is None):
         raise _no_identity(schema, name, identity, position)
-    if (
-        full
-        and conn.info.server_version >= 180000
-        and any(c.generated for c in columns)
-    ):
+    if full and conn.info.server_version >= 180000 and any(c.generated for c in columns):
         raise PrerequisiteError(
             f'table "{name}" has REPLICA IDENTITY FULL and generated columns',
             detail="Postgres would refuse its updates and deletes once it is published.",
@@ -129,8 +123,7 @@ def load_table(
     for column in columns:
         if column.generated and column.attnum in key:
             raise UnsupportedError(
-                f'generated column "{column.name}" in the key of table "{name}"'
-                " is not supported",
+                f'generated column "{column.name}" in the key of table "{name}" is not supported',
                 hint="Its values are not in the stream of changes.",
                 position=position,
             )
@@ -162,9 +155,7 @@ def load_statistics(conn: Connection, oid: int) -> Statistics | None:
     )
 
 
-def load_columns(
-    conn: Connection, catalog: Catalog, oid: int
-) -> tuple[TableColumn, ...]:
+def load_columns(conn: Connection, catalog: Catalog, oid: int) -> tuple[TableColumn, ...]:
     """The columns of the relation of that OID, in order."""
     rows = conn.execute(_COLUMNS, (oid,)).fetchall()
     catalog.types.load({row[2] for row in rows})
@@ -183,14 +174,8 @@ def _column(catalog: Catalog, row: tuple[Any, ...]) -> TableColumn:
 
 def refuse_system(oid: int, schema: str, name: str, position: int | None) -> None:
     """Refuse a relation of the system's, or of ours."""
-    if oid < FIRST_USER_OID or schema in (
-        "pg_catalog",
-        "information_schema",
-        "headrace",
-    ):
-        raise UnsupportedError(
-            f'system relation "{name}" is not supported', position=position
-        )
+    if oid < FIRST_USER_OID or schema in ("pg_catalog", "information_schema", "headrace"):
+        raise UnsupportedError(f'system relation "{name}" is not supported', position=position)
 
 
 def _refuse(oid: int, row: tuple[Any, ...], position: int | None) -> None:
@@ -207,14 +192,11 @@ def _refuse(oid: int, row: tuple[Any, ...], position: int | None) -> None:
     if persistence != "p":
         word = "temporary" if persistence == "t" else "unlogged"
         raise no(
-            f'{word} table "{name}" is not supported',
-            "Its changes are not in the write-ahead log.",
+            f'{word} table "{name}" is not supported', "Its changes are not in the write-ahead log."
         )
 
 
-def _no_identity(
-    schema: str, name: str, identity: str, position: int | None
-) -> PrerequisiteError:
+def _no_identity(schema: str, name: str, identity: str, position: int | None) -> PrerequisiteError:
     table = sql.Identifier(schema, name)
     full = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table).as_string()
     if identity == "n":

@@ -25,15 +25,7 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.alignment import shows_order
 from headrace.planner.logical.nodes import Agg, Col
-from headrace.planner.logical.scalar import (
-    Call,
-    Const,
-    Expr,
-    quote,
-    raises,
-    show,
-    trusted,
-)
+from headrace.planner.logical.scalar import Call, Const, Expr, quote, raises, show, trusted
 from headrace.planner.scalars import build, functions
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
@@ -43,13 +35,9 @@ NewColumn = Callable[[str, Expr], Col]
 
 _NUMBERS: Final = frozenset({t.INT2, t.INT4, t.INT8, t.NUMERIC, t.FLOAT4, t.FLOAT8})
 _BOOLEANS: Final = {"bool_and": "bool_and", "every": "bool_and", "bool_or": "bool_or"}
-_UNORDERED: Final = frozenset(
-    {"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"}
-)
+_UNORDERED: Final = frozenset({"count", "sum", "avg", "min", "max", "bool_and", "every", "bool_or"})
 """Aggregates whose value does not depend on the order of their input."""
-_IDEMPOTENT: Final = frozenset(
-    {"min", "max", "bool_and", "every", "bool_or", "any_value"}
-)
+_IDEMPOTENT: Final = frozenset({"min", "max", "bool_and", "every", "bool_or", "any_value"})
 """Aggregates for which DISTINCT changes nothing."""
 
 
@@ -133,9 +121,7 @@ class AggregateCalls:
         for clause in node.nodes("aggdistinct"):
             self._operator(clause.number("eqop"), node)
         within = node.text("aggkind") != "n"
-        direct = tuple(
-            self._group(lowering.lower(d, scope)) for d in node.nodes("aggdirectargs")
-        )
+        direct = tuple(self._group(lowering.lower(d, scope)) for d in node.nodes("aggdirectargs"))
         distinct = bool(node.nodes("aggdistinct"))
         return _Call(
             function,
@@ -157,8 +143,7 @@ class AggregateCalls:
                 support = lowering.catalog.functions[part]
                 if (reason := functions.refusal(support)) is not None:
                     lowering.refuse(
-                        f'aggregate function "{function.name}" is not supported:'
-                        f" {reason}",
+                        f'aggregate function "{function.name}" is not supported: {reason}',
                         node,
                         hint="If its result depends on its arguments alone, declare"
                         f" function {support.quoted} IMMUTABLE.",
@@ -241,9 +226,7 @@ class AggregateCalls:
         lowering = self._lowering
         if lowering.catalog.types[column.oid].kind == "p":
             kind = lowering.type_name(column.oid)
-            lowering.refuse(
-                f'aggregate function "{call.name}" with a result of type {kind}', node
-            )
+            lowering.refuse(f'aggregate function "{call.name}" with a result of type {kind}', node)
         inputs = _Inputs()
         args = [self._write(e, inputs, node) for e in call.args]
         if args and node.flag("aggvariadic") and not call.within:
@@ -267,9 +250,7 @@ class AggregateCalls:
             call.function.builtin
             and self._operators_trusted(node)
             and all(map(self._plain_type, users))
-            and all(
-                map(trusted, (*call.args, *(e for e, _ in call.order), *call.direct))
-            ),
+            and all(map(trusted, (*call.args, *(e for e, _ in call.order), *call.direct))),
             shows_order=bool(exprs)
             and not (call.distinct or call.within)
             and shows_order(call.function),
@@ -331,20 +312,13 @@ class AggregateCalls:
 
 
 def _sql(
-    call: _Call,
-    args: list[str],
-    ordered: list[str],
-    direct: list[str],
-    *,
-    variadic: bool,
+    call: _Call, args: list[str], ordered: list[str], direct: list[str], *, variadic: bool
 ) -> str:
     name = call.function.quoted
     if call.within:
         if variadic and direct:
             direct[-1] = f"VARIADIC {direct[-1]}"
-        return (
-            f"{name}({', '.join(direct)}) WITHIN GROUP (ORDER BY {', '.join(ordered)})"
-        )
+        return f"{name}({', '.join(direct)}) WITHIN GROUP (ORDER BY {', '.join(ordered)})"
     if not args:
         return f"{name}(*)"
     if ordered and not call.distinct:

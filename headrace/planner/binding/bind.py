@@ -101,13 +101,9 @@ class Binder:
         """The plan of ``query``, with columns after its own that it is sorted by, and how."""
         return self._bind(self._level(query, env, outer), sorted_=True)
 
-    def _bind(
-        self, level: Level, *, sorted_: bool
-    ) -> tuple[Node, tuple[OrderNode, ...]]:
+    def _bind(self, level: Level, *, sorted_: bool) -> tuple[Node, tuple[OrderNode, ...]]:
         query = level.query
-        ordering = Ordering(
-            self._lowering, query, key_value, self.column, sorted_=sorted_
-        )
+        ordering = Ordering(self._lowering, query, key_value, self.column, sorted_=sorted_)
         operations = query.node("setOperations")
         if operations is None:
             node = self._select(level, ordering)
@@ -175,8 +171,7 @@ class Binder:
         node = sets.above(node, exprs[len(shown) :])
         exprs = exprs[: len(shown)]
         names = [
-            entry.text("resname") or show(expr)
-            for entry, expr in zip(shown, exprs, strict=True)
+            entry.text("resname") or show(expr) for entry, expr in zip(shown, exprs, strict=True)
         ]
         node = self._project(node, names, exprs)
         if query.nodes("distinctClause") and not ordering.distinct_on:
@@ -230,9 +225,7 @@ class Binder:
             return joined(left, right, (), _JOIN_KINDS[kind])
         return self._joined(left, right, condition, level, _JOIN_KINDS[kind])
 
-    def _joined(
-        self, left: Node, right: Node, condition: Tree, level: Level, kind: str
-    ) -> Node:
+    def _joined(self, left: Node, right: Node, condition: Tree, level: Level, kind: str) -> Node:
         """A join; conditions with subqueries are filters over it or over its right side."""
         parts = conjunct_trees(condition)
         hard = [p for p in parts if has_subquery(p)]
@@ -289,11 +282,7 @@ class Binder:
         for number, column in enumerate(node.columns, 1):
             name = names[number - 1] if number <= len(names) else column.name
             level.columns[index, number] = Ref(
-                column.id,
-                column.oid,
-                column.typmod,
-                column.collation,
-                f"{alias}.{name}",
+                column.id, column.oid, column.typmod, column.collation, f"{alias}.{name}"
             )
         return node
 
@@ -316,18 +305,14 @@ class Binder:
         )
         if scalar is not None:
             return ProjectNode(site.node, (scalar,))
-        calls = functions_in_from.bind_calls(
-            self._lowering, entry, self.scope(level, site)
-        )
+        calls = functions_in_from.bind_calls(self._lowering, entry, self.scope(level, site))
         return functions_in_from.bind_functions(
             self._lowering, entry, calls, self.column, site.node
         )
 
     def _scan(self, index: int, entry: Tree, alias: str, level: Level) -> Node:
         node, columns = self._tables.scan(self._lowering, self.column, entry, alias)
-        level.columns.update(
-            {(index, number): expr for number, expr in columns.items()}
-        )
+        level.columns.update({(index, number): expr for number, expr in columns.items()})
         return node
 
     def _values(self, entry: Tree, level: Level) -> Node:
@@ -337,9 +322,7 @@ class Binder:
             scope = self.scope(level, site)
             # A row without columns is a null list.
             items = row if isinstance(row, list) else []
-            exprs = [
-                self._lowering.lower(e, scope) for e in items if isinstance(e, Tree)
-            ]
+            exprs = [self._lowering.lower(e, scope) for e in items if isinstance(e, Tree)]
             rows.append((site.node, exprs))
         return value_rows(rows, self.column)
 
@@ -358,9 +341,7 @@ class Binder:
         elif kind == check.RELATION:
             self._tables.refuse(entry, attno)
         elif kind == check.CTE:
-            self._lowering.refuse(
-                "the path or order column of a CYCLE or SEARCH clause"
-            )
+            self._lowering.refuse("the path or order column of a CYCLE or SEARCH clause")
         else:
             self._lowering.refuse("a reference to a later FROM item (LATERAL)")
         assert isinstance(inner, Tree), "only a dropped column has no expression"

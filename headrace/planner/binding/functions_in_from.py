@@ -44,9 +44,7 @@ _STABLE: Final = frozenset({"generate_series", "jsonb_path_query_tz"})
 _RECORDS: Final = frozenset(
     f"json{b}_{name}"
     for b in ("", "b")
-    for name in (
-        *("to_record", "to_recordset", "populate_record", "populate_recordset"),
-    )
+    for name in (*("to_record", "to_recordset", "populate_record", "populate_recordset"),)
 )
 """Stable for the input functions of the columns' types."""
 _CALLS: Final = ("FUNCEXPR", "OPEXPR")
@@ -113,11 +111,7 @@ def bind_calls(lowering: Lowering, entry: Tree, scope: Scope) -> tuple[Call, ...
 
 
 def bind_functions(
-    lowering: Lowering,
-    entry: Tree,
-    calls: tuple[Call, ...],
-    column: NewColumn,
-    below: Node,
+    lowering: Lowering, entry: Tree, calls: tuple[Call, ...], column: NewColumn, below: Node
 ) -> Node:
     """The ``calls`` of an entry over ``below``, whose columns are not shown."""
     shapes = []
@@ -193,9 +187,7 @@ def bind_scalar(
 
 
 def _from_item(lowering: Lowering, item: Tree, scope: Scope) -> Call:
-    return lower_call(
-        lowering, item.child("funcexpr"), scope, _definitions(lowering, item)
-    )
+    return lower_call(lowering, item.child("funcexpr"), scope, _definitions(lowering, item))
 
 
 def _definitions(lowering: Lowering, item: Tree) -> str:
@@ -238,15 +230,11 @@ def _shape(lowering: Lowering, call: Call) -> list[tuple[str, int, int, int]]:
 def _unchecked(call: Call) -> Call:
     """``call`` without the checks of scalar subqueries, which no SQL has: of the same type."""
     args = tuple(_unchecked(a) if isinstance(a, Call) else a for a in call.args)
-    args = tuple(
-        a.args[1] if isinstance(a, Call) and a.symbol == SINGLE else a for a in args
-    )
+    args = tuple(a.args[1] if isinstance(a, Call) and a.symbol == SINGLE else a for a in args)
     return dataclasses.replace(call, args=args)
 
 
-def _query(
-    lowering: Lowering, targets: str, calls: tuple[Call, ...]
-) -> tuple[str, list[Ref]]:
+def _query(lowering: Lowering, targets: str, calls: tuple[Call, ...]) -> tuple[str, list[Ref]]:
     """Our SQL of ``calls`` over columns typed as the references in them."""
     found = list({r.id: r for c in calls for r in references(c)}.values())
     places = {ref.id: place for place, ref in enumerate(found, 1)}
@@ -273,8 +261,7 @@ def prove(lowering: Lowering, sets: list[tuple[Call, ...]]) -> None:
             again = _from_item(lowering, item, scope)
             if plain(again) != plain(expr):
                 raise UnsupportedError(
-                    f"function {show(expr)} cannot be reproduced exactly"
-                    " and is not supported"
+                    f"function {show(expr)} cannot be reproduced exactly and is not supported"
                 )
 
 
@@ -336,22 +323,15 @@ class TargetSets:
             target, field = tree.child("arg"), tree.number("fieldnum")
         if not is_set(target):
             return max((self._register(t, mine) for t in _parts(target)), default=0)
-        inner = [
-            a.child("arg") if a.kind == "NAMEDARGEXPR" else a
-            for a in target.nodes("args")
-        ]
+        inner = [a.child("arg") if a.kind == "NAMEDARGEXPR" else a for a in target.nodes("args")]
         level = max((self._register(t, mine) for t in inner), default=0)
         if field:
             oid, collation = tree.number("resulttype"), tree.number("resultcollid")
         else:
-            oid, collation = (
-                target.number("funcresulttype"),
-                target.number("funccollid"),
-            )
+            oid, collation = (target.number("funcresulttype"), target.number("funccollid"))
             if target.kind != "FUNCEXPR" or _composite(self._lowering.catalog, oid):
                 self._lowering.refuse(
-                    "a set-returning function of composite type in the select list",
-                    target,
+                    "a set-returning function of composite type in the select list", target
                 )
         function = self._lowering.catalog.functions[target.number("funcid")]
         made = Const(None, self._lowering.catalog.types.base(oid), -1, collation)

@@ -34,9 +34,7 @@ class Grouping:
     is first made one per set (``Expand``), and the set's number is a key too.
     """
 
-    def __init__(
-        self, lowering: Lowering, column: NewColumn, query: Tree, scope: Scope
-    ) -> None:
+    def __init__(self, lowering: Lowering, column: NewColumn, query: Tree, scope: Scope) -> None:
         """``scope`` has one site: what the groups are made of."""
         self._lowering = lowering
         self._column = column
@@ -98,9 +96,7 @@ class Grouping:
         if self._number is not None:
             node = self._expand(node, self._number[0])
             always = self._always(self._number[0])
-        result = nodes.AggregateNode(
-            node, tuple(self._keys), aligned(self._aggs), always
-        )
+        result = nodes.AggregateNode(node, tuple(self._keys), aligned(self._aggs), always)
         return self._survivors.over(self._groups.over(result))
 
     # -- keys
@@ -214,10 +210,7 @@ class Grouping:
             return self._add(self._calls.bind(node, self._arguments(node, levels)))
         if node.kind == "GROUPINGFUNC":
             return self._grouping(node)
-        if (
-            node.kind == "JSONCONSTRUCTOREXPR"
-            and (json := self._json(node)) is not None
-        ):
+        if node.kind == "JSONCONSTRUCTOREXPR" and (json := self._json(node)) is not None:
             return json
         return self._base.special(node) if self._base.special is not None else None
 
@@ -229,9 +222,7 @@ class Grouping:
             # Its WITH queries are counted from there.
             self._lowering.refuse("WITH in an aggregate of an outer query", node)
         return dataclasses.replace(
-            self._base.below(levels),
-            subqueries=self._base.subqueries,
-            sites=self._base.sites,
+            self._base.below(levels), subqueries=self._base.subqueries, sites=self._base.sites
         )
 
     def _json(self, node: Tree) -> Expr | None:
@@ -305,10 +296,7 @@ def _expanded(item: Tree) -> list[tuple[int, ...]]:
         return [one for part in inner for one in _expanded(part)]
     parts = [tuple(part.numbers("content")) for part in inner]
     if kind == _ROLLUP:
-        return [
-            tuple(itertools.chain.from_iterable(parts[:n]))
-            for n in range(len(parts), -1, -1)
-        ]
+        return [tuple(itertools.chain.from_iterable(parts[:n])) for n in range(len(parts), -1, -1)]
     return [
         tuple(ref for place, part in enumerate(parts) if chosen[place] for ref in part)
         for chosen in itertools.product((True, False), repeat=len(parts))

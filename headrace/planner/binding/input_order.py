@@ -59,10 +59,7 @@ def _queries(*values: object) -> Iterator[Node]:
 
 def _aggregates(query: Node) -> Iterator[Node]:
     """The aggregate calls of ``query`` itself."""
-    stack: list[object] = [
-        query.fields.get("targetList"),
-        query.fields.get("havingQual"),
-    ]
+    stack: list[object] = [query.fields.get("targetList"), query.fields.get("havingQual")]
     while stack:
         value = stack.pop()
         if isinstance(value, list):
@@ -167,9 +164,7 @@ def _columns(inner: Node, entries: list[Node]) -> list[int]:
 
 
 def _var(varno: int, column: int) -> Node:
-    return Node(
-        "VAR", {"varno": str(varno), "varattno": str(column), "varlevelsup": "0"}
-    )
+    return Node("VAR", {"varno": str(varno), "varattno": str(column), "varlevelsup": "0"})
 
 
 def _order(call: Node, varno: int, columns: list[tuple[int, Node]]) -> None:

@@ -203,14 +203,10 @@ class Ordering:
             return None
         what = f"{word} with an expression that is not constant"
         if any(part.kind in _NOT_CONSTANT for part in tree.walk()):
-            self._lowering.refuse(
-                what, pattern=rf"\b({word}|fetch)\b", hint=_NUMBER_THEM
-            )
+            self._lowering.refuse(what, pattern=rf"\b({word}|fetch)\b", hint=_NUMBER_THEM)
         expr = self._lowering.lower(tree, scope)
         if not isinstance(expr, Const):
-            self._lowering.refuse(
-                what, pattern=rf"\b({word}|fetch)\b", hint=_NUMBER_THEM
-            )
+            self._lowering.refuse(what, pattern=rf"\b({word}|fetch)\b", hint=_NUMBER_THEM)
         if expr.text is None:
             return None
         count = int(expr.text)
@@ -252,7 +248,9 @@ def _order_of(lowering: Lowering, ref: Ref, descending: bool) -> int:
     """The operator by which Postgres sorts values of the type of ``ref``."""
     kind = lowering.type_name(ref.oid)
     # The type's name is quoted where it comes from.
-    query = f"SELECT 1 FROM (SELECT NULL::{kind} AS a) s ORDER BY s.a {'DESC' if descending else ''}"  # noqa: S608
+    query = (
+        f"SELECT 1 FROM (SELECT NULL::{kind} AS a) s ORDER BY s.a {'DESC' if descending else ''}"  # noqa: S608
+    )
     try:
         [clause] = lowering.analysed(query).nodes("sortClause")
     except psycopg.ProgrammingError:

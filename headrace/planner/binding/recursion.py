@@ -130,9 +130,7 @@ def _items(columns: tuple[Col, ...]) -> tuple[tuple[Col, Expr], ...]:
 class _Cycle:
     """The columns of a CYCLE clause: the mark, which is shown, and the path, which is not."""
 
-    def __init__(
-        self, lowering: Lowering, column: Callable[[str, Expr], Col], cte: Tree
-    ) -> None:
+    def __init__(self, lowering: Lowering, column: Callable[[str, Expr], Col], cte: Tree) -> None:
         clause = cte.child("cycle_clause")
         self._lowering = lowering
         self._column = column
@@ -218,10 +216,7 @@ class _Cycle:
                 detail=error.diag.message_primary,
             ) from error
         scope = Scope(lambda _, attno: columns[attno - 1].ref)
-        return [
-            self._lowering.lower(e.child("expr"), scope)
-            for e in tree.nodes("targetList")
-        ]
+        return [self._lowering.lower(e.child("expr"), scope) for e in tree.nodes("targetList")]
 
 
 _DEFAULT_COLLATION: Final = 100
@@ -311,9 +306,7 @@ class Carrier:
                 keys = (*node.keys, *_items(columns))
                 return dataclasses.replace(node, input=new, keys=keys), columns
             case TopKNode() | WindowNode():
-                return dataclasses.replace(
-                    node, input=new, keys=(*node.keys, *refs_)
-                ), columns
+                return dataclasses.replace(node, input=new, keys=(*node.keys, *refs_)), columns
             case _:
                 return self._refuse(node)
 
@@ -342,13 +335,9 @@ class Carrier:
                 new_left, new_right = (new_left, found) if left else (found, new_right)
         late = tuple(p for p in join.condition if raises(p) and not _separates(join, p))
         if late and join.kind != "inner":
-            self.context.refuse(
-                f"a condition of an outer join that may fail {_REFUSED}"
-            )
+            self.context.refuse(f"a condition of an outer join that may fail {_REFUSED}")
         rest = tuple(p for p in join.condition if p not in late)
-        node = dataclasses.replace(
-            join, left=new_left, right=new_right, condition=(*same, *rest)
-        )
+        node = dataclasses.replace(join, left=new_left, right=new_right, condition=(*same, *rest))
         # What may fail sees the rows of one iteration at a time.
         result = FilterNode(node, late) if late else node
         if self.outside is None:
@@ -365,9 +354,7 @@ class Carrier:
         """
         inputs = children(node)
         there = [reads(n, self.name) for n in inputs]
-        with_outside = isinstance(node, SetOpNode) and (
-            there[0] or node.kind == "intersect"
-        )
+        with_outside = isinstance(node, SetOpNode) and (there[0] or node.kind == "intersect")
         if self.alone or not (all(there) or (with_outside and self.outside is None)):
             self._refuse(node)
         new: list[Node] = []
@@ -387,9 +374,7 @@ class Carrier:
         """The iterations that have rows."""
         work = next(w for w in _work_tables(node) if w.name == self.name)
         copied = tuple(
-            dataclasses.replace(c, id=new.id)
-            for c in work.columns
-            for new in self.fresh()
+            dataclasses.replace(c, id=new.id) for c in work.columns for new in self.fresh()
         )
         again, columns = self.carried(WorkTableNode(work.name, copied))
         return DistinctNode(ProjectNode(again, _items(columns))), columns
@@ -406,7 +391,6 @@ def _separates(join: JoinNode, predicate: Expr) -> bool:
     if not isinstance(predicate, Call) or predicate.symbol != "=":
         return False
     sides = {
-        tuple(refs(a) <= ids(side) for side in (join.left, join.right))
-        for a in predicate.args
+        tuple(refs(a) <= ids(side) for side in (join.left, join.right)) for a in predicate.args
     }
     return sides == {(True, False), (False, True)}

@@ -28,14 +28,7 @@ from headrace.planner.analyse.tables import (
     load_table,
     refuse_system,
 )
-from headrace.planner.logical.nodes import (
-    Col,
-    Node,
-    ProjectNode,
-    ScanNode,
-    UnionNode,
-    ValuesNode,
-)
+from headrace.planner.logical.nodes import Col, Node, ProjectNode, ScanNode, UnionNode, ValuesNode
 from headrace.planner.logical.scalar import Expr, Ref
 from headrace.planner.request import TableRef
 from headrace.planner.scalars.lower import Lowering
@@ -97,11 +90,7 @@ class Relations:
     @property
     def trees(self) -> list[Tree]:
         """The expressions of generated columns."""
-        return [
-            found.tree
-            for columns in self._generated.values()
-            for found in columns.values()
-        ]
+        return [found.tree for columns in self._generated.values() for found in columns.values()]
 
     def refs(self) -> tuple[TableRef, ...]:
         """What others need to know of the tables, in order of their names."""
@@ -134,9 +123,7 @@ class Relations:
         if oid not in self._tables:
             self._tables[oid] = load_table(self._conn, self._catalog, oid, None)
             self._generated[oid] = {}
-            for number, tree, text, kind in self._conn.execute(
-                _GENERATED, (oid,)
-            ).fetchall():
+            for number, tree, text, kind in self._conn.execute(_GENERATED, (oid,)).fetchall():
                 self.texts.append(text)
                 found = Generation(placeless(read_node(tree)), kind == "s")
                 self._generated[oid][number] = found
@@ -158,10 +145,7 @@ class Relations:
             grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {}; GRANT SELECT ON {} TO {};")
             role = sql.Identifier(row[1])
             hint = grant.format(
-                sql.Identifier(table.schema),
-                role,
-                sql.Identifier(table.schema, table.name),
-                role,
+                sql.Identifier(table.schema), role, sql.Identifier(table.schema, table.name), role
             ).as_string(self._conn)
             raise PrerequisiteError(
                 f'Headrace may not read table "{table.name}"', hint=f"Run: {hint}"
@@ -170,11 +154,7 @@ class Relations:
     # -- binding
 
     def scan(
-        self,
-        lowering: Lowering,
-        column: Callable[[str, Expr, str], Col],
-        entry: Tree,
-        alias: str,
+        self, lowering: Lowering, column: Callable[[str, Expr, str], Col], entry: Tree, alias: str
     ) -> tuple[Node, dict[int, Expr]]:
         """The rows of a range-table entry, and its columns by number.
 
@@ -184,21 +164,17 @@ class Relations:
         source = self._sources[entry.number("relid"), entry.flag("inh")]
         selected = set(entry.numbers(SELECTED))
         wanted = [
-            c
-            for c in source.columns
-            if not c.generated or 0 in selected or c.attnum in selected
+            c for c in source.columns if not c.generated or 0 in selected or c.attnum in selected
         ]
         arms = [
-            self._member(lowering, column, source, table, wanted, alias)
-            for table in source.members
+            self._member(lowering, column, source, table, wanted, alias) for table in source.members
         ]
         present = [c for c in wanted if (source.oid, c.attnum) not in self._refused]
         if len(arms) == 1:
             [(node, cols)] = arms
             return node, {c.attnum: cols[c.attnum].ref for c in present}
         outputs = {
-            c.attnum: column(c.name, Ref(0, c.oid, c.typmod, c.collation), alias)
-            for c in present
+            c.attnum: column(c.name, Ref(0, c.oid, c.typmod, c.collation), alias) for c in present
         }
         whole = tuple(outputs.values())
         refs: dict[int, Expr] = {number: col.ref for number, col in outputs.items()}
@@ -208,9 +184,7 @@ class Relations:
         for node, cols in arms:
             arm = tuple(cols[c.attnum] for c in present)
             same = node.columns == arm
-            inputs.append(
-                node if same else ProjectNode(node, tuple((c, c.ref) for c in arm))
-            )
+            inputs.append(node if same else ProjectNode(node, tuple((c, c.ref) for c in arm)))
         return UnionNode(tuple(inputs), whole), refs
 
     def _member(
@@ -255,9 +229,7 @@ class Relations:
             if mine[c.name].attnum in by_number
         }
 
-    def _compute(
-        self, lowering: Lowering, table: Table, column: TableColumn, scope: Scope
-    ) -> Expr:
+    def _compute(self, lowering: Lowering, table: Table, column: TableColumn, scope: Scope) -> Expr:
         generation = self._generated[table.oid][column.attnum]
         what = f'generated column "{column.name}" of table "{table.name}"'
         if generation.stored:
@@ -272,9 +244,7 @@ class Relations:
         try:
             expr = lowering.lower(generation.tree, scope)
         except UnsupportedError as error:
-            raise UnsupportedError(
-                f"{what} is not supported", detail=error.message
-            ) from error
+            raise UnsupportedError(f"{what} is not supported", detail=error.message) from error
         if expr.oid != column.oid:
             raise UnsupportedError(f"{what} is not supported: it has another type")
         return expr

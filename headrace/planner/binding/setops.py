@@ -7,14 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.planner.analyse.nodetree import Node as Tree
-from headrace.planner.logical.nodes import (
-    Col,
-    Node,
-    ProjectNode,
-    SetOpNode,
-    UnionNode,
-    ValuesNode,
-)
+from headrace.planner.logical.nodes import Col, Node, ProjectNode, SetOpNode, UnionNode, ValuesNode
 from headrace.planner.logical.scalar import Const, Expr
 from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
@@ -49,15 +42,12 @@ class SetOperations:
         if tree.kind != "SETOPERATIONSTMT" or kind is None:
             self.lowering.refuse("this set operation")
         left, right = (
-            self.converted(self.bind(tree.child(side)), tree)
-            for side in ("larg", "rarg")
+            self.converted(self.bind(tree.child(side)), tree) for side in ("larg", "rarg")
         )
         columns = self.columns(tree, [c.name for c in left.columns])
         if kind == "union":
             # UNION ALL of UNION ALL is one union; UNION (DISTINCT) is not.
-            arms = (
-                a.inputs if isinstance(a, UnionNode) else (a,) for a in (left, right)
-            )
+            arms = (a.inputs if isinstance(a, UnionNode) else (a,) for a in (left, right))
             union = UnionNode(tuple(one for each in arms for one in each), columns)
             return union if tree.flag("all") else self.distinct(union, "UNION")
         for arm in (left, right):
@@ -100,9 +90,7 @@ class SetOperations:
         return [base(oid) for oid in tree.numbers("colTypes")]
 
 
-def value_rows(
-    rows: list[tuple[Node, list[Expr]]], column: Callable[[str, Expr], Col]
-) -> Node:
+def value_rows(rows: list[tuple[Node, list[Expr]]], column: Callable[[str, Expr], Col]) -> Node:
     """VALUES: constant rows as they are, any other one as a projection.
 
     Each row comes with the node it is computed over: one row without columns, and what the
@@ -115,12 +103,9 @@ def value_rows(
     def columns() -> tuple[Col, ...]:
         return tuple(
             dataclasses.replace(
-                column(f"column{number}", expr),
-                typmod=expr.typmod if len(found) == 1 else -1,
+                column(f"column{number}", expr), typmod=expr.typmod if len(found) == 1 else -1
             )
-            for number, (expr, found) in enumerate(
-                zip(exprs[0], typmods, strict=True), 1
-            )
+            for number, (expr, found) in enumerate(zip(exprs[0], typmods, strict=True), 1)
         )
 
     constant: list[tuple[str | None, ...]] = []

@@ -18,12 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from headrace.errors import (
-    PrerequisiteError,
-    PrivilegeError,
-    UnsupportedError,
-    UserError,
-)
+from headrace.errors import PrerequisiteError, PrivilegeError, UnsupportedError, UserError
 from headrace.planner.analyse import session
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.check import RELATION, SUBQUERY
@@ -73,9 +68,7 @@ SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
 class Sources:
     """What one query reads."""
 
-    def __init__(
-        self, conn: Connection, catalog: Catalog, settings: dict[str, str]
-    ) -> None:
+    def __init__(self, conn: Connection, catalog: Catalog, settings: dict[str, str]) -> None:
         """``settings`` are those of the caller that influence evaluation."""
         self._conn = conn
         self._catalog = catalog
@@ -130,9 +123,7 @@ class Sources:
         self.tables.require_own_rights()
         self.texts += self.tables.texts
 
-    def _expand(
-        self, tree: Tree, own: int, reader: str, caller: str, *, named: bool
-    ) -> None:
+    def _expand(self, tree: Tree, own: int, reader: str, caller: str, *, named: bool) -> None:
         """Put views in the place of their names in ``tree``, which ``reader`` reads.
 
         ``own`` is the view that the tree belongs to: Postgres 15 and older name it in there.
@@ -170,18 +161,9 @@ class Sources:
         self.rights.add((kind, role, oid, columns, through))
 
     def _name(
-        self,
-        entry: Tree,
-        oid: int,
-        columns: list[int],
-        reader: str,
-        caller: str,
-        *,
-        named: bool,
+        self, entry: Tree, oid: int, columns: list[int], reader: str, caller: str, *, named: bool
     ) -> None:
-        row = self._conn.execute(
-            _RIGHTS, {"r": reader, "t": oid, "c": columns}
-        ).fetchone()
+        row = self._conn.execute(_RIGHTS, {"r": reader, "t": oid, "c": columns}).fetchone()
         if row is None:
             raise PrivilegeError(f'role "{reader}", which reads a view, does not exist')
         allowed, name, kind, role, schema, secured = row
@@ -332,9 +314,7 @@ class Sources:
 
 def describe(sources: Sources) -> str:
     """One line for each relation that the query reads."""
-    lines = [
-        f"{ref.schema}.{ref.name} by {ref.identity}" for ref in sources.tables.refs()
-    ]
+    lines = [f"{ref.schema}.{ref.name} by {ref.identity}" for ref in sources.tables.refs()]
     lines = [f"Table {line}" for line in lines]
     lines += [f"View {name}" for name in sorted(sources.views.values())]
     lines += [f"View of Headrace {name}" for name in sorted(sources.results.values())]

@@ -34,16 +34,7 @@ from headrace.planner.logical.nodes import (
     free,
     ids,
 )
-from headrace.planner.logical.scalar import (
-    ARG,
-    SINGLE,
-    Call,
-    Const,
-    Expr,
-    Ref,
-    conjuncts,
-    refs,
-)
+from headrace.planner.logical.scalar import ARG, SINGLE, Call, Const, Expr, Ref, conjuncts, refs
 from headrace.planner.scalars import build
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope, Site, home
@@ -86,12 +77,7 @@ class Subqueries:
         if kind == EXPR:
             [value] = self._one(node, scope)
             return value
-        kinds = {
-            ALL: self._all,
-            ANY: self._any,
-            ROWCOMPARE: self._row,
-            ARRAY: self._array,
-        }
+        kinds = {ALL: self._all, ANY: self._any, ROWCOMPARE: self._row, ARRAY: self._array}
         found = kinds.get(kind)
         if found is None:
             self._lowering.refuse("this kind of subquery", node)
@@ -151,8 +137,7 @@ class Subqueries:
         more = tuple(dict.fromkeys(o.column for o in order if o.column != value.ref))
         places: dict[Ref, int] = {ref: n for n, ref in enumerate((value.ref, *more), 1)}
         by = [
-            f"${places[o.column]} USING {o.operator}"
-            f" NULLS {'FIRST' if o.nulls_first else 'LAST'}"
+            f"${places[o.column]} USING {o.operator} NULLS {'FIRST' if o.nulls_first else 'LAST'}"
             for o in order
         ]
         column = self._column("array", Const(None, oid, -1, value.collation))
@@ -179,9 +164,7 @@ class Subqueries:
         [count] = self._counts(scope, right, [None])
         return count
 
-    def _counts(
-        self, scope: Scope, right: Node, filters: list[Expr | None]
-    ) -> list[Ref]:
+    def _counts(self, scope: Scope, right: Node, filters: list[Expr | None]) -> list[Ref]:
         """How many rows of ``right`` satisfy each of ``filters``."""
         columns = [self._column("count(*)", _ZERO) for _ in filters]
         aggs = tuple(
@@ -330,9 +313,7 @@ class Subqueries:
             place = [c.id for c in right.columns].index(inner.id)
             if not facts.not_null(right, inner.id):
                 again = self._bind(part.child("subselect"), scope)
-                null = build.null_test(
-                    self._lowering, "is_null", again.columns[place].ref
-                )
+                null = build.null_test(self._lowering, "is_null", again.columns[place].ref)
                 site.hang(FilterNode(again, (null,)), (), "anti")
             if not self._sure(scope, outer):
                 again = self._bind(part.child("subselect"), scope)

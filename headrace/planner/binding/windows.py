@@ -27,13 +27,7 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.binding.ordering import KeyOf, orders, sorted_by
-from headrace.planner.logical.nodes import (
-    Col,
-    Node,
-    ProjectNode,
-    WindowCall,
-    WindowNode,
-)
+from headrace.planner.logical.nodes import Col, Node, ProjectNode, WindowCall, WindowNode
 from headrace.planner.logical.scalar import (
     SINGLE,
     Const,
@@ -126,13 +120,7 @@ class _Definition:
 class Windows:
     """Binds the window functions of one query level."""
 
-    def __init__(
-        self,
-        lowering: Lowering,
-        column: NewColumn,
-        query: Tree,
-        key: KeyOf,
-    ) -> None:
+    def __init__(self, lowering: Lowering, column: NewColumn, query: Tree, key: KeyOf) -> None:
         self._lowering = lowering
         self._column = column
         self._query = query
@@ -211,10 +199,7 @@ class Windows:
             if e.number("ressortgroupref")
         }
         keys, order = (
-            [
-                sorted_by(by_ref[c.number("tleSortGroupRef")], [c])
-                for c in clause.nodes(n)
-            ]
+            [sorted_by(by_ref[c.number("tleSortGroupRef")], [c]) for c in clause.nodes(n)]
             for n in ("partitionClause", "orderClause")
         )
         every = self._add([key for parts in keys for key in parts])
@@ -242,22 +227,16 @@ class Windows:
             for expr in exprs[definition.keys]
         ]
         clauses = definition.clause.nodes("orderClause")
-        columns = [
-            [below.column(expr) for expr in exprs[parts]] for parts in definition.order
-        ]
+        columns = [[below.column(expr) for expr in exprs[parts]] for parts in definition.order]
         references = [c.number("tleSortGroupRef") for c in clauses]
-        order = orders(
-            self._lowering, clauses, dict(zip(references, columns, strict=True))
-        )
+        order = orders(self._lowering, clauses, dict(zip(references, columns, strict=True)))
         made = [self._call(c, below, exprs) for c in definition.calls]
         calls = tuple(call for call, _ in made)
         window = WindowNode(below.node(), tuple(keys), order, calls)
         self._prove(definition, window, [parts for _, parts in made])
         return window
 
-    def _call(
-        self, call: _Call, below: _Below, exprs: list[Expr]
-    ) -> tuple[WindowCall, list[Expr]]:
+    def _call(self, call: _Call, below: _Below, exprs: list[Expr]) -> tuple[WindowCall, list[Expr]]:
         """The call, and its arguments and filter as its SQL has them."""
         lowering = self._lowering
         function = lowering.catalog.functions[call.tree.number("winfnoid")]
@@ -278,19 +257,14 @@ class Windows:
         def sql(expr: Expr) -> str:
             return lowering.sql(expr, lambda ref: f"${_place(used, ref)}")
 
-        listed = (
-            "*"
-            if call.tree.flag("winstar")
-            else ", ".join(map(sql, parts[: len(args)]))
-        )
+        listed = "*" if call.tree.flag("winstar") else ", ".join(map(sql, parts[: len(args)]))
         shown = "*" if call.tree.flag("winstar") else ", ".join(map(show, args))
         text = f"{function.quoted}({listed})"
         if condition is not None:
             text += f" FILTER (WHERE {sql(parts[-1])})"
             shown += f") FILTER (WHERE {show(condition)}"
         built_in = function.builtin and all(
-            lowering.plain_type(oid)
-            for oid in (call.column.oid, *(e.oid for e in every))
+            lowering.plain_type(oid) for oid in (call.column.oid, *(e.oid for e in every))
         )
         made = WindowCall(
             call.column,
@@ -305,12 +279,7 @@ class Windows:
         return made, parts
 
     def _without_singles(
-        self,
-        call: _Call,
-        function: Function,
-        every: list[Expr],
-        frame: str,
-        below: _Below,
+        self, call: _Call, function: Function, every: list[Expr], frame: str, below: _Below
     ) -> list[Expr]:
         """``every`` with columns for scalar subqueries that may have several rows.
 
@@ -373,9 +342,7 @@ class Windows:
             return True
         if name == "sum":
             return argument.oid in (INT2, INT4, INT8, NUMERIC)
-        bytewise = self._lowering.catalog.collations.bytewise(
-            tree.number("inputcollid")
-        )
+        bytewise = self._lowering.catalog.collations.bytewise(tree.number("inputcollid"))
         return name in ("min", "max") and order_native(argument.oid, bytewise=bytewise)
 
     def _require_function(self, function: Function, node: Tree) -> None:
@@ -414,23 +381,18 @@ class Windows:
         varies = any(part.kind in ("SUBLINK", "PARAM", "VAR") for part in parts)
         expr = None if varies else self._lowering.lower(tree, Scope(_no_column))
         if not isinstance(expr, Const):
-            self._lowering.refuse(
-                "a frame offset that is not constant", tree, hint=_CONSTANT_FRAME
-            )
+            self._lowering.refuse("a frame offset that is not constant", tree, hint=_CONSTANT_FRAME)
         return text.format(quote(expr.text, self._lowering.type_name(expr.oid)).strip())
 
     # -- proof
 
-    def _prove(
-        self, definition: _Definition, window: WindowNode, meant: list[list[Expr]]
-    ) -> None:
+    def _prove(self, definition: _Definition, window: WindowNode, meant: list[list[Expr]]) -> None:
         """Postgres must understand our SQL of the calls as it did the query."""
         lowering = self._lowering
         columns = window.input.columns
         places = {c.id: i for i, c in enumerate(columns, 1)}
         inputs = ", ".join(
-            f"{quote(None, lowering.type_name(c.oid))} AS a{i}"
-            for i, c in enumerate(columns, 1)
+            f"{quote(None, lowering.type_name(c.oid))} AS a{i}" for i, c in enumerate(columns, 1)
         )
         calls = []
         for i, made in enumerate(window.calls):
@@ -444,9 +406,7 @@ class Windows:
         )
         order = f"ORDER BY {items}" if items else ""
         # Our own text over names that are quoted where they come from.
-        query = (
-            f"SELECT {', '.join(calls)} FROM (SELECT {inputs}) s WINDOW w AS ({order})"  # noqa: S608
-        )
+        query = f"SELECT {', '.join(calls)} FROM (SELECT {inputs}) s WINDOW w AS ({order})"  # noqa: S608
         try:
             tree = lowering.analysed(query)
         except psycopg.ProgrammingError as error:
@@ -463,9 +423,7 @@ class Windows:
             trees = [*again.nodes("args"), *filter(None, [again.node("aggfilter")])]
             equal = equal and (
                 again.kind == "WINDOWFUNC"
-                and self._same_clause(
-                    clauses[again.number("winref")], call.clause, window
-                )
+                and self._same_clause(clauses[again.number("winref")], call.clause, window)
                 and _same_call(again, call.tree)
                 and [plain(lowering.lower(t, scope)) for t in trees]
                 == [plain(part) for part in parts]
@@ -550,8 +508,7 @@ def _same_rows(one: Tree, other: Tree) -> bool:
         return [tuple(c.text(n) for n in names) for c in clause.nodes(name)]
 
     return all(
-        items(one, name) == items(other, name)
-        for name in ("partitionClause", "orderClause")
+        items(one, name) == items(other, name) for name in ("partitionClause", "orderClause")
     )
 
 
@@ -559,9 +516,7 @@ def _same_call(one: Tree, other: Tree) -> bool:
     return all(one.text(name) == other.text(name) for name in _CALL_FIELDS)
 
 
-def _neighbour(
-    name: str, argument: int | None, parts: list[Expr]
-) -> RunningSpec | None:
+def _neighbour(name: str, argument: int | None, parts: list[Expr]) -> RunningSpec | None:
     distance, default = 1, None
     if argument is None:
         return None

@@ -38,9 +38,7 @@ def table_size(table: Table, fields: Iterable[TableColumn]) -> ExpectedSize | No
     stats = table.statistics
     if stats is None:
         return None
-    return ExpectedSize(
-        stats.rows, sum(stats.width.get(f.attnum, _WIDTH) for f in fields)
-    )
+    return ExpectedSize(stats.rows, sum(stats.width.get(f.attnum, _WIDTH) for f in fields))
 
 
 def _width(node: nodes.Node, ref: Ref) -> int:
@@ -105,11 +103,7 @@ class Estimates:
         match node:
             case nodes.ScanNode():
                 stats = node.table.statistics
-                return (
-                    None
-                    if stats is None
-                    else stats.rows * self._share(node, node.predicates)
-                )
+                return None if stats is None else stats.rows * self._share(node, node.predicates)
             case nodes.ValuesNode():
                 return float(len(node.rows))
             case nodes.JoinNode():
@@ -139,9 +133,7 @@ class Estimates:
             case nodes.AggregateNode():
                 return min(below, self._groups(node.input, [e for _, e in node.keys]))
             case nodes.DistinctNode():
-                return min(
-                    below, self._groups(node.input, [c.ref for c in node.columns])
-                )
+                return min(below, self._groups(node.input, [c.ref for c in node.columns]))
             case nodes.TopKNode():
                 most = math.inf if node.limit is None else float(node.limit)
                 return min(below, most * self._groups(node.input, node.keys))
@@ -161,8 +153,7 @@ class Estimates:
                 matches *= _OTHER
                 continue
             sides = [
-                self.distinct(join.left, ref) or self.distinct(join.right, ref)
-                for ref in pair
+                self.distinct(join.left, ref) or self.distinct(join.right, ref) for ref in pair
             ]
             known = [n for n in sides if n is not None]
             matches /= max(known, default=max(min(left, right), 1.0))
@@ -192,17 +183,13 @@ class Estimates:
                 number = None if stats is None else stats.distinct.get(found[ref.id])
             case nodes.ProjectNode():
                 expr = next(e for c, e in node.items if c.id == ref.id)
-                number = (
-                    self.distinct(node.input, expr) if isinstance(expr, Ref) else None
-                )
+                number = self.distinct(node.input, expr) if isinstance(expr, Ref) else None
             case nodes.AgainNode():
                 number = self.distinct(node.plan, _inner(node, ref))
             case nodes.AggregateNode():
                 keys = {c.id: e for c, e in node.keys}
                 expr = keys.get(ref.id, ref)
-                number = (
-                    self.distinct(node.input, expr) if isinstance(expr, Ref) else None
-                )
+                number = self.distinct(node.input, expr) if isinstance(expr, Ref) else None
                 if len(keys) == 1 and ref.id in keys:
                     return self.rows(node)
             case _:

@@ -44,11 +44,7 @@ class Equality:
 def column_equalities(condition: Iterable[Expr]) -> Iterator[Equality]:
     """Equalities between two plain columns; native ones, hence of known meaning."""
     for predicate in condition:
-        if (
-            isinstance(predicate, Call)
-            and predicate.symbol == "="
-            and predicate.native is not None
-        ):
+        if isinstance(predicate, Call) and predicate.symbol == "=" and predicate.native is not None:
             left, right = (core(a) for a in predicate.args)
             if isinstance(left, Ref) and isinstance(right, Ref):
                 yield Equality(left, right, predicate.input_collation)
@@ -86,8 +82,7 @@ def entails(node: nodes.Node, predicate: Expr) -> bool:
             )
         case nodes.UnionNode():
             return all(
-                entails(arm, substitute(predicate, arm_columns(node, arm)))
-                for arm in node.inputs
+                entails(arm, substitute(predicate, arm_columns(node, arm))) for arm in node.inputs
             )
         case nodes.SetOpNode():
             moved = substitute(predicate, arm_columns(node, node.left))
@@ -99,9 +94,7 @@ def entails(node: nodes.Node, predicate: Expr) -> bool:
             return False
 
 
-def arm_columns(
-    node: nodes.UnionNode | nodes.SetOpNode, arm: nodes.Node
-) -> dict[int, Expr]:
+def arm_columns(node: nodes.UnionNode | nodes.SetOpNode, arm: nodes.Node) -> dict[int, Expr]:
     """What the columns of ``node`` are in one of its inputs."""
     return {o.id: c.ref for o, c in zip(node.columns, arm.columns, strict=True)}
 
@@ -122,12 +115,7 @@ def known(node: nodes.Node) -> list[Expr]:
             return [*known(node.left), *mine]
         case nodes.JoinNode():
             return known(node.left)
-        case (
-            nodes.DistinctNode()
-            | nodes.TopKNode()
-            | nodes.WindowNode()
-            | nodes.FunctionsNode()
-        ):
+        case nodes.DistinctNode() | nodes.TopKNode() | nodes.WindowNode() | nodes.FunctionsNode():
             return known(node.input)
         case nodes.ProjectNode():
             mapping: dict[int, Expr] = {}
@@ -149,10 +137,7 @@ _STRICT: Final = frozenset(
 )  # fmt: skip
 """Kernels that give NULL for any NULL."""
 _STRICT_OPERATORS: Final = frozenset(
-    {
-        *("=", "<>", "<", "<=", ">", ">="),
-        *("~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*"),
-    }
+    {*("=", "<>", "<", "<=", ">", ">="), *("~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*")}
 )
 """Operators of Postgres' own that do, whatever their types."""
 
@@ -191,9 +176,7 @@ def _nullifies(expr: Expr) -> frozenset[int]:
 def _strict(call: Call) -> bool:
     if call.native is not None:
         return call.native in _STRICT or call.symbol == "not"
-    return call.symbol in _STRICT_OPERATORS and (
-        f"OPERATOR(pg_catalog.{call.symbol})" in call.sql
-    )
+    return call.symbol in _STRICT_OPERATORS and (f"OPERATOR(pg_catalog.{call.symbol})" in call.sql)
 
 
 def at_most_one(node: nodes.Node) -> bool:
@@ -205,10 +188,7 @@ def at_most_one(node: nodes.Node) -> bool:
             return not node.keys
         case nodes.TopKNode():
             return (
-                not node.keys
-                and node.limit is not None
-                and node.limit <= 1
-                and not node.ties
+                not node.keys and node.limit is not None and node.limit <= 1 and not node.ties
             ) or at_most_one(node.input)
         case nodes.ProjectNode() | nodes.DistinctNode() | nodes.WindowNode():
             return at_most_one(node.input)
@@ -273,36 +253,23 @@ def not_null(node: nodes.Node, column: int) -> bool:
     match node:
         case nodes.ScanNode():
             fields = [f for c, f in node.fields if c.id == column]
-            return not node.table.full and any(
-                f.attnum in node.table.key for f in fields
-            )
+            return not node.table.full and any(f.attnum in node.table.key for f in fields)
         case nodes.FilterNode():
-            return not_null(node.input, column) or any(
-                _rejects(p, column) for p in node.predicates
-            )
+            return not_null(node.input, column) or any(_rejects(p, column) for p in node.predicates)
         case nodes.ProjectNode():
             found = {c.id: e for c, e in node.items}.get(column)
             return isinstance(found, Ref) and (
                 found.id in nodes.ids(node.input) and not_null(node.input, found.id)
             )
         case nodes.JoinNode():
-            sides = {
-                "inner": (node.left, node.right),
-                "full": (),
-            }.get(node.kind, (node.left,))
-            return any(
-                column in nodes.ids(side) and not_null(side, column) for side in sides
-            )
+            sides = {"inner": (node.left, node.right), "full": ()}.get(node.kind, (node.left,))
+            return any(column in nodes.ids(side) and not_null(side, column) for side in sides)
         case nodes.AggregateNode():
             found = {c.id: e for c, e in node.keys}.get(column)
             if isinstance(found, Ref):
-                return found.id in nodes.ids(node.input) and not_null(
-                    node.input, found.id
-                )
+                return found.id in nodes.ids(node.input) and not_null(node.input, found.id)
             counts = ("count", "count_star")
-            return any(
-                a.column.id == column and a.function in counts for a in node.aggs
-            )
+            return any(a.column.id == column and a.function in counts for a in node.aggs)
         case nodes.DistinctNode() | nodes.TopKNode() | nodes.WindowNode():
             return column in nodes.ids(node.input) and not_null(node.input, column)
         case _:
@@ -354,6 +321,4 @@ def serious(node: nodes.Node) -> bool:
     """
     if isinstance(node, nodes.AgainNode):
         return node.fails
-    return any(map(fails, nodes.expressions(node))) or any(
-        map(serious, nodes.children(node))
-    )
+    return any(map(fails, nodes.expressions(node))) or any(map(serious, nodes.children(node)))

@@ -59,9 +59,7 @@ def linked(plan: nodes.Node, plans: Mapping[int, nodes.Node]) -> nodes.Node:
 def _over(node: nodes.Node, plans: Mapping[int, nodes.Node]) -> nodes.Node:
     if isinstance(node, nodes.AgainNode):
         return dataclasses.replace(node, plan=plans[node.number])
-    return nodes.with_children(
-        node, tuple(_over(c, plans) for c in nodes.children(node))
-    )
+    return nodes.with_children(node, tuple(_over(c, plans) for c in nodes.children(node)))
 
 
 T = TypeVar("T")
@@ -115,10 +113,7 @@ def mapped(value: T, mapping: Mapping[int, int]) -> T:
     elif isinstance(value, frozenset):
         found = frozenset(mapped(v, mapping) for v in value)
     elif not isinstance(value, _LEAVES) and dataclasses.is_dataclass(value):
-        new = {
-            f.name: mapped(getattr(value, f.name), mapping)
-            for f in dataclasses.fields(value)
-        }
+        new = {f.name: mapped(getattr(value, f.name), mapping) for f in dataclasses.fields(value)}
         found = dataclasses.replace(value, **new)  # type: ignore[type-var]
     return found  # type: ignore[no-any-return]
 

@@ -142,9 +142,7 @@ def substitute(expr: Expr, mapping: Mapping[int, Expr]) -> Expr:
 
 def any_call(expr: Expr, test: Callable[[Call], bool]) -> bool:
     """Whether some call in ``expr`` satisfies ``test``."""
-    return isinstance(expr, Call) and (
-        test(expr) or any(any_call(a, test) for a in expr.args)
-    )
+    return isinstance(expr, Call) and (test(expr) or any(any_call(a, test) for a in expr.args))
 
 
 def raises(expr: Expr) -> bool:
@@ -252,18 +250,11 @@ def _junction(like: Call, symbol: str, parts: Sequence[Expr]) -> Expr:
         return parts[0]
     # Flat, as Postgres' grammar makes it of our SQL.
     flat = tuple(
-        e
-        for p in parts
-        for e in (p.args if isinstance(p, Call) and p.symbol == symbol else (p,))
+        e for p in parts for e in (p.args if isinstance(p, Call) and p.symbol == symbol else (p,))
     )
     text = f" {symbol.upper()} ".join([ARG] * len(flat))
     return dataclasses.replace(
-        like,
-        symbol=symbol,
-        args=flat,
-        sql=f"({text})",
-        show=text,
-        native=like.native and symbol,
+        like, symbol=symbol, args=flat, sql=f"({text})", show=text, native=like.native and symbol
     )
 
 
@@ -283,9 +274,7 @@ def quote(text: str | None, type_name: str) -> str:
     return f"'{doubled}'::{type_name}"
 
 
-def to_sql(
-    expr: Expr, column: Callable[[Ref], str], type_name: Callable[[int], str]
-) -> str:
+def to_sql(expr: Expr, column: Callable[[Ref], str], type_name: Callable[[int], str]) -> str:
     """Exact SQL of ``expr`` under ``search_path = pg_catalog``."""
     match expr:
         case Ref():

@@ -45,10 +45,7 @@ def _unique(node: nodes.Node) -> Iterable[Key]:
         case nodes.SetOpNode():
             return [] if node.all else [_all(node.columns)]
         case nodes.AggregateNode():
-            return [
-                *_shown(node.keys, unique(node.input)),
-                frozenset(c.id for c, _ in node.keys),
-            ]
+            return [*_shown(node.keys, unique(node.input)), frozenset(c.id for c, _ in node.keys)]
         case nodes.JoinNode():
             return _joined(node)
         case _:
@@ -139,9 +136,7 @@ def explain(node: nodes.Node, names: Sequence[str]) -> str:
     columns = node.columns
     keys = unique(node)
     if frozenset() in keys:
-        return (
-            "key: none; there is one row at most, and no key in Postgres has no column"
-        )
+        return "key: none; there is one row at most, and no key in Postgres has no column"
     lines = []
     for key in keys:
         mine = [n for c, n in zip(columns, names, strict=True) if c.id in key]
@@ -150,6 +145,4 @@ def explain(node: nodes.Node, names: Sequence[str]) -> str:
         if nulls:
             line += f"; that there is no NULL in {nulls} would be checked"
         lines.append(line)
-    return (
-        "\n".join(lines) or 'key: none proved; what option "key" names would be checked'
-    )
+    return "\n".join(lines) or 'key: none proved; what option "key" names would be checked'

@@ -42,13 +42,7 @@ from headrace.planner.logical.nodes import (
     with_children,
 )
 from headrace.planner.logical.repeats import PlanCopies, defined
-from headrace.planner.logical.scalar import (
-    Const,
-    Expr,
-    raises,
-    refs,
-    substitute,
-)
+from headrace.planner.logical.scalar import Const, Expr, raises, refs, substitute
 from headrace.planner.passes.domain import Push
 from headrace.planner.passes.lift import Lift, Lifted, Restricted, equality, new_column
 from headrace.planner.scalars import build
@@ -157,9 +151,7 @@ class _Decorrelation:
         passed = tuple((c, c.ref) for c in lifted.node.columns)
         marked = ProjectNode(lifted.node, (*passed, (mark, Const("t", t.BOOL))))
         there = build.null_test(self._context, "is_not_null", mark.ref)
-        late = {
-            i: build.guarded(self._context, there, e) for i, e in lifted.late.items()
-        }
+        late = {i: build.guarded(self._context, there, e) for i, e in lifted.late.items()}
         return self._finished(node, JoinNode(node.left, marked, match, "left"), late)
 
     def _always(self, node: ApplyNode, lifted: Lifted, tests: tuple[Expr, ...]) -> Node:
@@ -196,9 +188,7 @@ class _Decorrelation:
                 i: build.guarded(self._context, asks, e) if raises(e) else e
                 for i, e in late.items()
             }
-        return ProjectNode(
-            joined, tuple((c, late.get(c.id, c.ref)) for c in node.columns)
-        )
+        return ProjectNode(joined, tuple((c, late.get(c.id, c.ref)) for c in node.columns))
 
     def _column(self, name: str, expr: Expr) -> Col:
         return new_column(self._ids, name, expr)
@@ -243,9 +233,9 @@ def _lean(node: Node, read: frozenset[int]) -> Node:
     match node:
         case JoinNode(kind="left") if not ids(node.right) & read:
             return _lean(node.left, read)
-        case JoinNode(kind="inner", condition=()) if not ids(
+        case JoinNode(kind="inner", condition=()) if not ids(node.right) & read and exactly_one(
             node.right
-        ) & read and exactly_one(node.right):
+        ):
             return _lean(node.left, read)
         case FilterNode():
             more = read.union(*map(refs, node.predicates))

@@ -84,18 +84,14 @@ class Domain:
 class Push:
     """Pushes domains into plans."""
 
-    def __init__(
-        self, context: QueryContext, numbers: Iterator[int], copies: PlanCopies
-    ) -> None:
+    def __init__(self, context: QueryContext, numbers: Iterator[int], copies: PlanCopies) -> None:
         self._context = context
         self._ids = numbers
         self._copies = copies
 
     # -- domains
 
-    def domain(
-        self, left: Node, read: list[tuple[Col, int]]
-    ) -> tuple[Domain, dict[int, int]]:
+    def domain(self, left: Node, read: list[tuple[Col, int]]) -> tuple[Domain, dict[int, int]]:
         """The domain of the columns of ``left`` with these ids, and what becomes of each.
 
         ``read``: (column as the right side calls it, its id in ``left``).
@@ -134,9 +130,7 @@ class Push:
 
     def equal(self, left: Expr, right: Expr) -> Expr:
         """``left IS NOT DISTINCT FROM right``."""
-        return build.logic(
-            self._context, "not", (build.distinct(self._context, left, right),)
-        )
+        return build.logic(self._context, "not", (build.distinct(self._context, left, right),))
 
     def renamed(self, node: Node, mapping: Mapping[int, int]) -> Node:
         """``node`` reading other columns."""
@@ -150,9 +144,7 @@ class Push:
     def _text(self, ref: Ref) -> Expr:
         """The exact look of a value."""
         if ref.oid == t.BPCHAR and ref.typmod == -1:
-            self._context.refuse(
-                "a correlated subquery that computes with a value of type bpchar"
-            )
+            self._context.refuse("a correlated subquery that computes with a value of type bpchar")
         return casts.cast(self._context, ref, t.TEXT, -1, _COLLATION_C)
 
     def _column(self, name: str, expr: Expr) -> Col:
@@ -162,9 +154,7 @@ class Push:
         """A copy of ``domain``, and ``node`` reading the copy."""
         old = [c.id for c in domain.columns]
         copy = self._copies.again(domain.node)
-        mapping = {
-            c.id: n.id for c, n in zip(domain.node.columns, copy.columns, strict=True)
-        }
+        mapping = {c.id: n.id for c, n in zip(domain.node.columns, copy.columns, strict=True)}
         assert set(old) <= mapping.keys(), "a domain shows its columns"
         keys, carried = mapped((domain.keys, domain.carried), mapping)
         new = Domain(copy, keys, carried, domain.origin)
@@ -203,9 +193,7 @@ class Push:
             case AgainNode():
                 return self._named(domain, node)
             case _:
-                return self._context.refuse(
-                    f"a correlated subquery with {construct(node)}"
-                )
+                return self._context.refuse(f"a correlated subquery with {construct(node)}")
 
     def _named(self, domain: Domain, node: AgainNode) -> Node:
         """Into a named plan once, whatever the domain's columns are called where it is read."""
@@ -246,9 +234,7 @@ class Push:
         )
         if node.kind in LEFT_ONLY:
             return joined
-        return ProjectNode(
-            joined, domain.passed + tuple((c, c.ref) for c in node.columns)
-        )
+        return ProjectNode(joined, domain.passed + tuple((c, c.ref) for c in node.columns))
 
     def _both(self, first: Domain, second: Domain) -> tuple[Expr, ...]:
         pairs = zip(first.keys, second.keys, strict=True)
@@ -257,9 +243,7 @@ class Push:
     def _full(self, domain: Domain, node: JoinNode) -> Node:
         first, left = self._again(domain, node.left)
         second, right = self._again(domain, node.right)
-        mapping = {
-            c.id: n.id for c, n in zip(domain.columns, first.columns, strict=True)
-        }
+        mapping = {c.id: n.id for c, n in zip(domain.columns, first.columns, strict=True)}
         same = self._both(first, second)
         joined = JoinNode(
             self.push(first, left),
@@ -269,9 +253,7 @@ class Push:
         )
         items = tuple(
             (c, self._first(a.ref, b.ref))
-            for c, a, b in zip(
-                domain.columns, first.columns, second.columns, strict=True
-            )
+            for c, a, b in zip(domain.columns, first.columns, second.columns, strict=True)
         )
         return ProjectNode(joined, items + tuple((c, c.ref) for c in node.columns))
 
@@ -292,18 +274,13 @@ class Push:
         mark = self._column("there", Const("t", t.BOOL))
         rows = self.push(other, again)
         marked = ProjectNode(
-            rows,
-            (*((c, c.ref) for c in rows.columns), (mark, Const("t", t.BOOL))),
+            rows, (*((c, c.ref) for c in rows.columns), (mark, Const("t", t.BOOL)))
         )
-        mapping = {
-            c.id: n.id for c, n in zip(domain.columns, other.columns, strict=True)
-        }
+        mapping = {c.id: n.id for c, n in zip(domain.columns, other.columns, strict=True)}
         there = build.null_test(self._context, "is_not_null", mark.ref)
         aggs = tuple(self._where(there, agg) for agg in mapped(node.aggs, mapping))
         joined = JoinNode(domain.node, marked, self._both(domain, other), "left")
-        return self._grouped(
-            dataclasses.replace(node, aggs=aggs), joined, keys, carried
-        )
+        return self._grouped(dataclasses.replace(node, aggs=aggs), joined, keys, carried)
 
     def _with_always(
         self,
@@ -369,9 +346,7 @@ class Push:
         """The groups; the keys get ids of their own, and their names back above."""
         made = tuple((dataclasses.replace(c, id=next(self._ids)), e) for c, e in keys)
         values = tuple(
-            dataclasses.replace(
-                a, column=dataclasses.replace(a.column, id=next(self._ids))
-            )
+            dataclasses.replace(a, column=dataclasses.replace(a.column, id=next(self._ids)))
             for a in carried
         )
         result = dataclasses.replace(
@@ -394,12 +369,9 @@ class Push:
             if c in domain.carried or not key_types.is_canonical(c.oid)
         ]
         aggs = tuple(
-            Agg(dataclasses.replace(c, id=next(self._ids)), "any", c.ref, name="any")
-            for c in shown
+            Agg(dataclasses.replace(c, id=next(self._ids)), "any", c.ref, name="any") for c in shown
         )
-        found: dict[int, Expr] = {
-            k.id: c.ref for k, (c, _) in zip(keys, made, strict=True)
-        }
+        found: dict[int, Expr] = {k.id: c.ref for k, (c, _) in zip(keys, made, strict=True)}
         found |= {c.id: a.column.ref for c, a in zip(shown, aggs, strict=True)}
         return ProjectNode(
             AggregateNode(below, made, aligned(aggs)),
@@ -415,9 +387,7 @@ class Push:
 
     def _union(self, domain: Domain, node: UnionNode) -> Node:
         inputs = tuple(self._arm(domain, arm, carried=True) for arm in node.inputs)
-        return dataclasses.replace(
-            node, inputs=inputs, columns=domain.columns + node.columns
-        )
+        return dataclasses.replace(node, inputs=inputs, columns=domain.columns + node.columns)
 
     def _set_operation(self, domain: Domain, node: SetOpNode) -> Node:
         """Rows are compared by the keys of D alone; what goes along comes back by them."""
@@ -444,20 +414,16 @@ class Push:
             )
         first, mine = self._again(domain, node.base)
         base = ProjectNode(
-            self.push(first, mine),
-            tuple((c, c.ref) for c in mine.columns) + first.passed,
+            self.push(first, mine), tuple((c, c.ref) for c in mine.columns) + first.passed
         )
-        inside = tuple(
-            dataclasses.replace(c, id=next(self._ids)) for c in domain.columns
-        )
+        inside = tuple(dataclasses.replace(c, id=next(self._ids)) for c in domain.columns)
         mapping = {o.id: n.id for o, n in zip(domain.columns, inside, strict=True)}
 
         def outside(other: Node) -> tuple[Node, tuple[Expr, ...]]:
             back = {n: o for o, n in mapping.items()}
             copy, reading = self._again(domain, mapped(other, back))
             same = tuple(
-                self.equal(a.ref, b.ref)
-                for a, b in zip(inside, copy.columns, strict=True)
+                self.equal(a.ref, b.ref) for a, b in zip(inside, copy.columns, strict=True)
             )
             return self.push(copy, reading), same
 
@@ -465,10 +431,7 @@ class Push:
         step, _ = carrier.carried(mapped(node.step, mapping))
         columns = tuple((c, c.ref) for c in (*node.step.columns, *inside))
         return dataclasses.replace(
-            node,
-            base=base,
-            step=ProjectNode(step, columns),
-            columns=node.columns + domain.columns,
+            node, base=base, step=ProjectNode(step, columns), columns=node.columns + domain.columns
         )
 
 

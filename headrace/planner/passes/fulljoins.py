@@ -15,13 +15,7 @@ from headrace.errors import UnsupportedError
 from headrace.planner.analyse import session
 from headrace.planner.logical.nodes import JoinNode, Node, children, ids
 from headrace.planner.logical.repeats import named
-from headrace.planner.logical.scalar import (
-    quote,
-    reads_clock,
-    references,
-    refs,
-    trusted,
-)
+from headrace.planner.logical.scalar import quote, reads_clock, references, refs, trusted
 from headrace.planner.scalars.context import QueryContext
 from headrace.postgres.connect import Connection
 
@@ -64,9 +58,7 @@ def _full(node: Node) -> Iterator[JoinNode]:
 def _known(join: JoinNode) -> bool:
     """Whether the condition may be shown to Postgres: of both sides alone, no code of users."""
     mine = ids(join.left) | ids(join.right)
-    return all(
-        trusted(e) and not reads_clock(e) and refs(e) <= mine for e in join.condition
-    )
+    return all(trusted(e) and not reads_clock(e) and refs(e) <= mine for e in join.condition)
 
 
 def _query(context: QueryContext, join: JoinNode) -> str:
@@ -75,9 +67,7 @@ def _query(context: QueryContext, join: JoinNode) -> str:
 
     def side(node: Node) -> str:
         shown = [
-            f"{quote(None, context.type_name(r.oid))} AS a{r.id}"
-            for r in read
-            if r.id in ids(node)
+            f"{quote(None, context.type_name(r.oid))} AS a{r.id}" for r in read if r.id in ids(node)
         ]
         # OFFSET keeps Postgres from seeing that the columns are constants.
         return f"(SELECT {', '.join(shown)} OFFSET 0)"

@@ -23,15 +23,7 @@ from typing import Final
 from headrace import types as t
 from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import mapped
-from headrace.planner.logical.scalar import (
-    Call,
-    Const,
-    Expr,
-    Ref,
-    raises,
-    refs,
-    substitute,
-)
+from headrace.planner.logical.scalar import Call, Const, Expr, Ref, raises, refs, substitute
 from headrace.planner.passes.domain import Domain, Push
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
@@ -163,11 +155,7 @@ class Lift:
             for number in sorted(refs(expr) - self._outer):
                 if number in mine:
                     items.setdefault(number, (mine[number], mine[number].ref))
-        kept = (
-            nodes.ProjectNode(below.node, tuple(items.values()))
-            if items
-            else below.node
-        )
+        kept = nodes.ProjectNode(below.node, tuple(items.values())) if items else below.node
         return dataclasses.replace(below, node=kept, late=late)
 
     def _join(self, node: nodes.JoinNode) -> Lifted | None:
@@ -212,9 +200,7 @@ class Lift:
         if not all(a.function in _COUNTS or _null_over_nothing(a) for a in node.aggs):
             return None
         return {
-            a.column.id: self._or_zero(a.column.ref)
-            for a in node.aggs
-            if a.function in _COUNTS
+            a.column.id: self._or_zero(a.column.ref) for a in node.aggs if a.function in _COUNTS
         }
 
     def _by_keys(
@@ -308,9 +294,7 @@ class Lift:
         if not passed + keys:
             return None
         return Lifted(
-            nodes.DistinctNode(nodes.ProjectNode(below.node, passed + keys)),
-            match,
-            below.late,
+            nodes.DistinctNode(nodes.ProjectNode(below.node, passed + keys)), match, below.late
         )
 
     def _partitioned(self, node: nodes.TopKNode | nodes.WindowNode) -> Lifted | None:

@@ -18,23 +18,14 @@ from collections.abc import Iterator
 from headrace import types as t
 from headrace.planner.logical import nodes
 from headrace.planner.logical.repeats import defined
-from headrace.planner.logical.scalar import (
-    SINGLE,
-    Call,
-    Const,
-    Expr,
-    any_call,
-    native,
-)
+from headrace.planner.logical.scalar import SINGLE, Call, Const, Expr, any_call, native
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
 
 
 def place_singles(plan: nodes.Node, context: QueryContext) -> nodes.Node:
     """``plan`` with every ``single`` where kernels compute it, and only if it is asked for."""
-    return _Placing(context, itertools.count(max(defined(plan), default=0) + 1)).run(
-        plan
-    )
+    return _Placing(context, itertools.count(max(defined(plan), default=0) + 1)).run(plan)
 
 
 def _stray(expr: Expr) -> bool:
@@ -48,9 +39,7 @@ class _Placing:
         self._below: nodes.Node
 
     def run(self, node: nodes.Node) -> nodes.Node:
-        node = nodes.with_children(
-            node, tuple(self.run(c) for c in nodes.children(node))
-        )
+        node = nodes.with_children(node, tuple(self.run(c) for c in nodes.children(node)))
         if not any(_stray(e) for e in nodes.expressions(node)):
             return node
         match node:
@@ -110,9 +99,7 @@ class _Placing:
         count, value = expr.args
         for test in reversed(when):
             count = self._if(test, count)
-        column = nodes.Col(
-            next(self._ids), SINGLE, expr.oid, expr.typmod, expr.collation
-        )
+        column = nodes.Col(next(self._ids), SINGLE, expr.oid, expr.typmod, expr.collation)
         made = dataclasses.replace(expr, args=(count, value))
         passed = tuple((c, c.ref) for c in self._below.columns)
         if not native(made):

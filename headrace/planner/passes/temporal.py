@@ -141,9 +141,7 @@ class _Extraction:
                 tests = _Tests(self._counter)
                 calls = tuple(self._out(e, tests) for e in node.calls)
                 columns = node.columns
-                made = dataclasses.replace(
-                    node, input=tests.over(node.input), calls=calls
-                )
+                made = dataclasses.replace(node, input=tests.over(node.input), calls=calls)
                 return lg.ProjectNode(made, tuple((c, c.ref) for c in columns))
             case _:
                 return self._refuse("the clock here")
@@ -199,9 +197,7 @@ class _Extraction:
         tests = _Tests(self._counter)
         aggs = lg.over(node.aggs, lambda e: self._out(e, tests))
         grouped = tuple((c, self._out(e, tests)) for c, e in node.keys)
-        return dataclasses.replace(
-            node, input=tests.over(node.input), keys=grouped, aggs=aggs
-        )
+        return dataclasses.replace(node, input=tests.over(node.input), keys=grouped, aggs=aggs)
 
     # --- expressions
 
@@ -220,9 +216,7 @@ class _Extraction:
         test = self._test(expr)
         if test is not None:
             if guarded and any_call(expr, lambda c: c.raises and bool(refs(c))):
-                self._refuse(
-                    "a comparison with the clock that may fail, inside CASE or the like"
-                )
+                self._refuse("a comparison with the clock that may fail, inside CASE or the like")
             home = tests
             if join is not None and right is not None:
                 home = tests if refs(test.test) <= lg.ids(join.left) else right
@@ -398,6 +392,4 @@ def _expressions(node: lg.Node) -> tuple[Expr, ...]:
 
 
 def _anywhere(node: lg.Node) -> bool:
-    return any(map(reads_clock, _expressions(node))) or any(
-        map(_anywhere, lg.children(node))
-    )
+    return any(map(reads_clock, _expressions(node))) or any(map(_anywhere, lg.children(node)))

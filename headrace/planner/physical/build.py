@@ -23,22 +23,10 @@ from headrace.planner.binding import recursion
 from headrace.planner.logical import alignment
 from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_size
-from headrace.planner.logical.scalar import (
-    CLOCK,
-    Call,
-    Expr,
-    Ref,
-    trusted,
-)
+from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
 from headrace.planner.logical.words import construct
 from headrace.planner.physical import extraction
-from headrace.planner.physical.columns import (
-    field_of,
-    key_column,
-    place,
-    schema,
-    source_column,
-)
+from headrace.planner.physical.columns import field_of, key_column, place, schema, source_column
 from headrace.planner.physical.expressions import Expressions
 from headrace.planner.physical.joinkeys import join_keys
 from headrace.planner.physical.sharing import shared
@@ -77,15 +65,11 @@ class _Step:
 class PhysicalBuilder:
     """Builds one physical plan."""
 
-    def __init__(
-        self, lowering: Lowering, recursions: tuple[int, int] = RECURSIONS
-    ) -> None:
+    def __init__(self, lowering: Lowering, recursions: tuple[int, int] = RECURSIONS) -> None:
         """``recursions``: iterations at most of a recursive query, and rows in each."""
         self._lowering = lowering
         self._nodes: list[p.Node] = []
-        self._counts: dict[str, itertools.count[int]] = defaultdict(
-            lambda: itertools.count(1)
-        )
+        self._counts: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
         self._sources: dict[int, tuple[str, tuple[TableColumn, ...]]] = {}
         self.sizes: dict[str, ExpectedSize] = {}
         """Per node what its rows are expected to be, where that is known."""
@@ -142,9 +126,7 @@ class PhysicalBuilder:
                 return chain
             case lg.ValuesNode():
                 node_id = self._id("values")
-                self._nodes.append(
-                    p.ValuesSpec(node_id, node.rows, schema(node.columns))
-                )
+                self._nodes.append(p.ValuesSpec(node_id, node.rows, schema(node.columns)))
                 return _Chain(node_id, node.columns, node.columns)
             case lg.JoinNode():
                 return self._join(node)
@@ -170,14 +152,10 @@ class PhysicalBuilder:
                 assert self._step is not None, "it stands inside of its recursion"
                 return _Chain(self._step.work, node.columns, node.columns)
             case lg.SetOpNode():
-                left, right = (
-                    self._close(self._chain(n)) for n in (node.left, node.right)
-                )
+                left, right = (self._close(self._chain(n)) for n in (node.left, node.right))
                 node_id = self._id("setop")
                 columns = schema(node.columns)
-                self._nodes.append(
-                    p.SetOpSpec(node_id, left, right, node.kind, node.all, columns)
-                )
+                self._nodes.append(p.SetOpSpec(node_id, left, right, node.kind, node.all, columns))
                 return _Chain(node_id, node.columns, node.columns)
             case lg.TopKNode():
                 return self._topk(node)
@@ -228,9 +206,7 @@ class PhysicalBuilder:
             step_id = f"{node_id}.{number}"
             steps.append(structs.replace(step, id=step_id, input=previous))
             previous = step_id
-        self._nodes.append(
-            p.FusedSpec(node_id, chain.base, tuple(steps), chain.steps[-1].schema)
-        )
+        self._nodes.append(p.FusedSpec(node_id, chain.base, tuple(steps), chain.steps[-1].schema))
         return node_id
 
     # -- sources
@@ -246,8 +222,7 @@ class PhysicalBuilder:
             if not identifies(self._lowering.catalog, column.oid, column.collation):
                 name = self._lowering.type_name(column.oid)
                 raise UnsupportedError(
-                    f'primary key of table "{table.name}" over type {name}'
-                    " is not supported"
+                    f'primary key of table "{table.name}" over type {name} is not supported'
                 )
         tests: tuple[Expr, ...] = ()
         if table.full or not any(f.apart for f in fields):
@@ -263,9 +238,7 @@ class PhysicalBuilder:
                 columns=columns,
                 key=key,
                 full_identity=table.full,
-                schema=tuple(
-                    Field(f.name, f.oid, f.typmod, f.collation) for f in fields
-                ),
+                schema=tuple(Field(f.name, f.oid, f.typmod, f.collation) for f in fields),
                 pushdown=extraction.pushdown(tests, places, self._lowering),
                 wanted=tuple(self._expressions.native(e, places) for e in tests),
             )
@@ -298,9 +271,7 @@ class PhysicalBuilder:
         assert len(calls) == len(node.calls), "functions are never folded"
         self.sets.append(calls)
         order: list[Ref] = []
-        sqls = tuple(
-            self._lowering.sql(c, lambda ref: f"${place(order, ref)}") for c in calls
-        )
+        sqls = tuple(self._lowering.sql(c, lambda ref: f"${place(order, ref)}") for c in calls)
         places = {c.id: i for i, c in enumerate(chain.columns)}
         new = node.columns[len(node.input.columns) :]
         columns = (*chain.columns, *new)
@@ -466,11 +437,9 @@ class PhysicalBuilder:
                 item.nulls_first,
                 item.operator in _PLAIN_ORDERS
                 and order_native(
-                    item.column.oid,
-                    bytewise=catalog.collations.bytewise(item.column.collation),
+                    item.column.oid, bytewise=catalog.collations.bytewise(item.column.collation)
                 ),
-                item.operator in _PLAIN_ORDERS
-                and self._lowering.plain_type(item.column.oid),
+                item.operator in _PLAIN_ORDERS and self._lowering.plain_type(item.column.oid),
             )
             for item in order
         )
@@ -520,9 +489,7 @@ class PhysicalBuilder:
         for expr in _reduce_inputs(node):
             wanted.setdefault(expr, len(wanted))
         if wanted:
-            items = tuple(
-                (key_column(place, expr), expr) for expr, place in wanted.items()
-            )
+            items = tuple((key_column(place, expr), expr) for expr, place in wanted.items())
             self._map(chain, items)
         below = self._close(chain)
         keys = tuple(wanted[e] for _, e in node.keys)
@@ -544,9 +511,7 @@ class PhysicalBuilder:
         )
         node_id = self._id("reduce")
         self._nodes.append(
-            p.ReduceSpec(
-                node_id, below, keys, aggregates, schema(node.columns), node.always
-            )
+            p.ReduceSpec(node_id, below, keys, aggregates, schema(node.columns), node.always)
         )
         return _Chain(node_id, node.columns, node.columns)
 

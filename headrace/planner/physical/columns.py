@@ -12,9 +12,7 @@ from headrace.types import Field, Schema
 
 def key_column(place: int, expr: Expr) -> lg.Col:
     """A column that only this node knows; its id is outside of the binder's."""
-    return lg.Col(
-        -100_000 - place, f"key_{place}", expr.oid, expr.typmod, expr.collation
-    )
+    return lg.Col(-100_000 - place, f"key_{place}", expr.oid, expr.typmod, expr.collation)
 
 
 def place(order: list[Ref], ref: Ref) -> int:
@@ -41,6 +39,4 @@ def schema(columns: tuple[lg.Col, ...]) -> Schema:
 
 def source_column(column: TableColumn) -> p.SourceColumn:
     """The column of a table as a source reads it."""
-    return p.SourceColumn(
-        column.attnum, column.name, column.oid, column.typmod, column.collation
-    )
+    return p.SourceColumn(column.attnum, column.name, column.oid, column.typmod, column.collation)

@@ -218,8 +218,7 @@ def explain_physical(
             return
         columns = ", ".join(f"{f.name} {type_name(f.oid)}" for f in node.schema)
         yield f"{head} {_detail(node)}".rstrip() + (
-            f" ({columns}) state: {_state(node)}{_expected(node, sizes or {})};"
-            f" cost: {_cost(node)}"
+            f" ({columns}) state: {_state(node)}{_expected(node, sizes or {})}; cost: {_cost(node)}"
         )
         for name in physical.inputs(node):
             yield from lines(plan.node(name), depth + 1)
@@ -231,9 +230,7 @@ def _expected(node: physical.Node, sizes: Mapping[str, ExpectedSize]) -> str:
     """How large the state of ``node`` will be, if that is known."""
     if _state(node) == "none" or isinstance(node, physical.RecursiveSpec):
         return ""
-    own = isinstance(
-        node, physical.SourceSpec | physical.ReduceSpec | physical.DistinctSpec
-    )
+    own = isinstance(node, physical.SourceSpec | physical.ReduceSpec | physical.DistinctSpec)
     names = (node.id,) if own else physical.inputs(node)
     found = [sizes[name] for name in names if name in sizes]
     if not names or len(found) < len(names):
@@ -262,8 +259,7 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
     match node:
         case physical.TopKSpec() | physical.WindowSpec():
             order = ", ".join(
-                f"{item.column}{' DESC' if item.descending else ''}"
-                for item in node.order
+                f"{item.column}{' DESC' if item.descending else ''}" for item in node.order
             )
             text = f"order [{order}]"
             if node.keys:
@@ -303,9 +299,7 @@ def _detail(node: physical.Node) -> str:  # noqa: C901  one case per node
         case physical.SetOpSpec():
             return f"{node.op}{' all' if node.all else ''}"
         case physical.ExpandSpec():
-            sets = (
-                "(" + ", ".join(str(node.keys[k]) for k in s) + ")" for s in node.sets
-            )
+            sets = ("(" + ", ".join(str(node.keys[k]) for k in s) + ")" for s in node.sets)
             return f"to {', '.join(sets)}"
         case physical.TemporalSpec():
             return f"{len(node.tests)} comparisons with the clock"
@@ -343,13 +337,7 @@ def _state(node: physical.Node) -> str:
             more = ", pairs per row" if node.watched and node.residual else ""
             return f"all rows of both sides{more}"
         case physical.ReduceSpec():
-            kept = {a.function for a in node.aggregates} & {
-                "min",
-                "max",
-                "any",
-                "single",
-                "remote",
-            }
+            kept = {a.function for a in node.aggregates} & {"min", "max", "any", "single", "remote"}
             values = any(a.distinct for a in node.aggregates)
             more = " and values" if kept or values else ""
             return f"one entry per group{more}"

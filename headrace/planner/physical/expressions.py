@@ -24,17 +24,14 @@ class Expressions:
             return self.native(expr, places)
         if expr.oid in RECORDS:
             self._context.refuse(
-                "a column of type record",
-                hint="Cast the row to a composite type: ROW(...)::type.",
+                "a column of type record", hint="Cast the row to a composite type: ROW(...)::type."
             )
         self.remotes.append(expr)
         order: list[Ref] = []
         sql = self._context.sql(expr, lambda ref: f"${place(order, ref)}")
         args = tuple(column(ref, places) for ref in order)
         assert isinstance(expr, Call), "a leaf is native"
-        return ir.Remote(
-            sql, args, expr.oid, expr.typmod, expr.collation, trusted(expr)
-        )
+        return ir.Remote(sql, args, expr.oid, expr.typmod, expr.collation, trusted(expr))
 
     def native(self, expr: Expr, places: dict[int, int]) -> ir.Expr:
         """``expr``, which kernels can compute, where ``places`` says where columns stand."""
@@ -48,6 +45,4 @@ class Expressions:
                 args = tuple(self.native(a, places) for a in expr.args)
                 if expr.symbol == "collate":
                     return args[0]
-                return ir.Native(
-                    expr.native, args, expr.oid, expr.typmod, expr.collation
-                )
+                return ir.Native(expr.native, args, expr.oid, expr.typmod, expr.collation)

@@ -71,9 +71,7 @@ def pushdown(
         return ()
 
     def text(mark: str) -> str:
-        return " AND ".join(
-            context.sql(e, lambda ref: mark.format(places[ref.id])) for e in tests
-        )
+        return " AND ".join(context.sql(e, lambda ref: mark.format(places[ref.id])) for e in tests)
 
     plain = text("")
     mark = next(m for i in itertools.count() if (m := f"column_{i}_") not in plain)

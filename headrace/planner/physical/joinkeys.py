@@ -35,9 +35,7 @@ class JoinKey:
     null_safe: bool = False
 
 
-def join_keys(
-    lowering: Lowering, node: lg.JoinNode
-) -> tuple[list[JoinKey], list[Expr]]:
+def join_keys(lowering: Lowering, node: lg.JoinNode) -> tuple[list[JoinKey], list[Expr]]:
     """Keys of one type, and what remains to be checked.
 
     A side that may fail becomes a key only if there is no other: as a key it is
@@ -105,9 +103,7 @@ def _unified(
     return first, second
 
 
-def _one_sided(
-    predicate: Expr, left: frozenset[int], right: frozenset[int]
-) -> JoinKey | None:
+def _one_sided(predicate: Expr, left: frozenset[int], right: frozenset[int]) -> JoinKey | None:
     """A predicate on one side as a key that equals true: so the join needs no residual."""
     if refs(predicate) <= left:
         return JoinKey(predicate, _TRUE)

@@ -37,19 +37,13 @@ def apply(node: Node) -> Node:
     for equality in column_equalities(node.condition):
         for source, target in ways:
             from_ref, to_ref = equality.side(ids(sides[source]))
-            if (
-                from_ref is None
-                or to_ref is None
-                or to_ref.id not in ids(sides[target])
-            ):
+            if from_ref is None or to_ref is None or to_ref.id not in ids(sides[target]):
                 continue
             found = tuple(
                 new
                 for p in known(sides[source])
                 if _comparison(p, from_ref, to_ref, equality)
-                and not entails(
-                    sides[target], new := scalar.substitute(p, {from_ref.id: to_ref})
-                )
+                and not entails(sides[target], new := scalar.substitute(p, {from_ref.id: to_ref}))
             )
             if found:
                 sides[target] = FilterNode(sides[target], found)
@@ -77,9 +71,7 @@ def _of_side(predicate: scalar.Expr, columns: frozenset[int]) -> scalar.Expr | N
     ]
     if not all(arms):
         return None
-    return scalar.disjunction(
-        predicate, [scalar.conjunction(predicate, arm) for arm in arms]
-    )
+    return scalar.disjunction(predicate, [scalar.conjunction(predicate, arm) for arm in arms])
 
 
 def _cheap(predicate: scalar.Expr) -> bool:

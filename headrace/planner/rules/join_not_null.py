@@ -35,9 +35,7 @@ def apply(node: Node) -> Node:
 
 def _side(node: Node, columns: list[Ref]) -> Node:
     new: list[Expr] = [
-        test
-        for ref in columns
-        if ref.id in ids(node) and not entails(node, test := not_null(ref))
+        test for ref in columns if ref.id in ids(node) and not entails(node, test := not_null(ref))
     ]
     return FilterNode(node, tuple(dict.fromkeys(new))) if new else node
 

@@ -15,13 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.planner.logical.nodes import (
-    FilterNode,
-    JoinNode,
-    Node,
-    ProjectNode,
-    ValuesNode,
-)
+from headrace.planner.logical.nodes import FilterNode, JoinNode, Node, ProjectNode, ValuesNode
 from headrace.planner.logical.scalar import Const, Expr, raises, reads_clock, substitute
 from headrace.types import BOOL
 

@@ -56,9 +56,7 @@ def _without(node: Node, clocks: Clocks) -> Node:
     if not clocks:
         return node
     assert isinstance(node, ProjectNode), "only there clocks were found"
-    return ProjectNode(
-        node.input, tuple(i for i in node.items if i[0].id not in clocks)
-    )
+    return ProjectNode(node.input, tuple(i for i in node.items if i[0].id not in clocks))
 
 
 def _back(node: Node, new: Node, clocks: Clocks) -> Node:
@@ -82,7 +80,5 @@ def _join(node: JoinNode) -> Node:
         right = right if node.kind in LEFT_ONLY else {}
     if not left and not right and condition == node.condition:
         return node
-    new = JoinNode(
-        _without(node.left, left), _without(node.right, right), condition, node.kind
-    )
+    new = JoinNode(_without(node.left, left), _without(node.right, right), condition, node.kind)
     return _back(node, new, left | right)

@@ -16,13 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.planner.logical.nodes import (
-    FilterNode,
-    Node,
-    TopKNode,
-    WindowCall,
-    WindowNode,
-)
+from headrace.planner.logical.nodes import FilterNode, Node, TopKNode, WindowCall, WindowNode
 from headrace.planner.logical.scalar import Call, Const, Expr, Ref
 from headrace.types import INT2, INT4, INT8
 
@@ -52,10 +46,7 @@ def apply(node: Node) -> Node:
         return node
     limit, ties = min(found)
     below = TopKNode(window.input, window.keys, window.order, limit, 0, ties)
-    return FilterNode(
-        WindowNode(below, window.keys, window.order, window.calls),
-        node.predicates,
-    )
+    return FilterNode(WindowNode(below, window.keys, window.order, window.calls), node.predicates)
 
 
 def _backward(call: WindowCall) -> bool:

@@ -34,9 +34,7 @@ def apply(node: Node) -> Node:
         return node
     leaves, conditions = _flatten(node)
     sizes = Estimates()
-    if len(leaves) <= _LEAVES_MAX and all(
-        sizes.rows(leaf) is not None for leaf in leaves
-    ):
+    if len(leaves) <= _LEAVES_MAX and all(sizes.rows(leaf) is not None for leaf in leaves):
         result = _cheapest(leaves, conditions, sizes)
         if not _better(result, node, sizes):
             return node
@@ -53,9 +51,7 @@ def apply(node: Node) -> Node:
 
 def _movable(node: Node) -> TypeGuard[JoinNode]:
     return (
-        isinstance(node, JoinNode)
-        and node.kind == "inner"
-        and not any(map(raises, node.condition))
+        isinstance(node, JoinNode) and node.kind == "inner" and not any(map(raises, node.condition))
     )
 
 
@@ -119,9 +115,7 @@ def _crosses(node: Node) -> int:
     """The number of joins in a tree that no equality makes."""
     if not _movable(node):
         return 0
-    connected = any(
-        _connects(p, ids(node.left), ids(node.right)) for p in node.condition
-    )
+    connected = any(_connects(p, ids(node.left), ids(node.right)) for p in node.condition)
     return int(not connected) + _crosses(node.left) + _crosses(node.right)
 
 
@@ -145,7 +139,4 @@ def _next(tree: Node, rest: list[Node], conditions: list[Expr]) -> Node | None:
 def _join(left: Node, right: Node, conditions: list[Expr]) -> tuple[Node, list[Expr]]:
     columns = ids(left) | ids(right)
     mine = tuple(p for p in conditions if refs(p) <= columns)
-    return (
-        JoinNode(left, right, merge(mine, ())),
-        [p for p in conditions if p not in mine],
-    )
+    return (JoinNode(left, right, merge(mine, ())), [p for p in conditions if p not in mine])

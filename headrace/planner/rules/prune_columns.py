@@ -90,18 +90,13 @@ class _Pruner:
                 return nodes.ProjectNode(self.prune(node.input, below), items)
             case nodes.JoinNode():
                 below = required | _all_refs(node.condition)
-                left, right = (
-                    self._side(node.left, below),
-                    self._side(node.right, below),
-                )
+                left, right = (self._side(node.left, below), self._side(node.right, below))
                 return dataclasses.replace(node, left=left, right=right)
             case nodes.AggregateNode():
                 return self._aggregate(node, required)
             case nodes.DistinctNode():
                 wanted = [c.id for c in node.input.columns]
-                return nodes.DistinctNode(
-                    _exact(self.prune(node.input, frozenset(wanted)), wanted)
-                )
+                return nodes.DistinctNode(_exact(self.prune(node.input, frozenset(wanted)), wanted))
             case nodes.UnionNode():
                 return self._union(node, required)
             case nodes.WindowNode():
@@ -122,9 +117,7 @@ class _Pruner:
         pruned = self.prune(node, keep)
         return _exact(pruned, [c.id for c in pruned.columns if c.id in keep])
 
-    def _aggregate(
-        self, node: nodes.AggregateNode, required: frozenset[int]
-    ) -> nodes.Node:
+    def _aggregate(self, node: nodes.AggregateNode, required: frozenset[int]) -> nodes.Node:
         aggs = tuple(a for a in node.aggs if a.column.id in required)
         if not node.keys and not aggs:
             aggs = node.aggs[:1]
@@ -137,10 +130,7 @@ class _Pruner:
 
     def _ties(self, node: nodes.Node) -> frozenset[int]:
         """What breaks ties, where several nodes must do so alike."""
-        if (
-            isinstance(node, nodes.TopKNode | nodes.WindowNode)
-            and _shape(node) in self.repeated
-        ):
+        if isinstance(node, nodes.TopKNode | nodes.WindowNode) and _shape(node) in self.repeated:
             return nodes.ids(node.input)
         return frozenset()
 

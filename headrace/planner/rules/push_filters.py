@@ -34,15 +34,7 @@ import dataclasses
 from headrace.expressions import keys
 from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import arm_columns, rejects
-from headrace.planner.logical.scalar import (
-    Const,
-    Expr,
-    Ref,
-    native,
-    raises,
-    refs,
-    substitute,
-)
+from headrace.planner.logical.scalar import Const, Expr, Ref, native, raises, refs, substitute
 
 
 def apply(node: nodes.Node) -> nodes.Node:
@@ -55,9 +47,7 @@ def apply(node: nodes.Node) -> nodes.Node:
 def _push(node: nodes.FilterNode) -> nodes.Node:
     match node.input:
         case nodes.FilterNode() as inner:
-            return nodes.FilterNode(
-                inner.input, merge(inner.predicates, node.predicates)
-            )
+            return nodes.FilterNode(inner.input, merge(inner.predicates, node.predicates))
         case nodes.ScanNode() as scan:
             predicates = merge(scan.predicates, node.predicates)
             return dataclasses.replace(scan, predicates=predicates)
@@ -70,9 +60,7 @@ def _push(node: nodes.FilterNode) -> nodes.Node:
         case nodes.DistinctNode() as distinct:
             low, high = _split(node.predicates, distinct, nodes.ids(distinct))
             return _above(nodes.DistinctNode(_filter(distinct.input, low)), high)
-        case nodes.AggregateNode() as aggregate if (
-            aggregate.keys and not aggregate.always
-        ):
+        case nodes.AggregateNode() as aggregate if aggregate.keys and not aggregate.always:
             mapping = {c.id: e for c, e in aggregate.keys}
             low, high = _split(node.predicates, aggregate, frozenset(mapping))
             moved = tuple(substitute(p, mapping) for p in low)
@@ -154,10 +142,7 @@ def _narrowed(node: nodes.FilterNode, join: nodes.JoinNode) -> nodes.Node:
     if join.kind in nodes.LEFT_ONLY:
         return join
     there = frozenset().union(*(rejects(p) for p in node.predicates))
-    left, right = (
-        bool(there & nodes.ids(join.left)),
-        bool(there & nodes.ids(join.right)),
-    )
+    left, right = (bool(there & nodes.ids(join.left)), bool(there & nodes.ids(join.right)))
     if right and (left or join.kind == "left"):
         return dataclasses.replace(join, kind="inner")
     if join.kind == "full" and left:
@@ -229,7 +214,5 @@ def _split(
     predicates: tuple[Expr, ...], node: nodes.Node, allowed: frozenset[int]
 ) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
     canonical = {c.id for c in node.columns if keys.is_canonical(c.oid)} & allowed
-    low = tuple(
-        p for p in predicates if refs(p) and refs(p) <= canonical and not raises(p)
-    )
+    low = tuple(p for p in predicates if refs(p) and refs(p) <= canonical and not raises(p))
     return low, tuple(p for p in predicates if p not in low)

@@ -14,15 +14,7 @@ from headrace import types as t
 from headrace.expressions.native import NativeOp, resolve
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.analyse.pg_operators import Operator
-from headrace.planner.logical.scalar import (
-    ARG,
-    Call,
-    Const,
-    Expr,
-    immutable,
-    refs,
-    trusted,
-)
+from headrace.planner.logical.scalar import ARG, Call, Const, Expr, immutable, refs, trusted
 from headrace.planner.scalars import functions
 from headrace.planner.scalars.context import QueryContext
 
@@ -104,8 +96,7 @@ def call(
         native=native.name if native else None,
         raises=native.may_raise if native else conduct.raises,
         input_collation=conduct.collation,
-        immutable=not conduct.stable
-        and all(f.volatility == "i" for f in conduct.functions),
+        immutable=not conduct.stable and all(f.volatility == "i" for f in conduct.functions),
         trusted=not conduct.untrusted
         and all(f.builtin for f in conduct.functions)
         and all(context.plain_type(u) for u in users),
@@ -156,9 +147,7 @@ def operate(
         args,
         result,
         Spelling(
-            f"({ARG} {operator.quoted} {ARG})"
-            if infix
-            else f"({operator.quoted} {ARG})",
+            f"({ARG} {operator.quoted} {ARG})" if infix else f"({operator.quoted} {ARG})",
             f"{ARG} {operator.name} {ARG}" if infix else f"{operator.name} {ARG}",
         ),
         kernel(context, operator, operator.name, args, collation),
@@ -171,11 +160,7 @@ def operate(
 
 
 def kernel(
-    context: QueryContext,
-    operator: Operator,
-    name: str,
-    args: tuple[Expr, ...],
-    collation: int,
+    context: QueryContext, operator: Operator, name: str, args: tuple[Expr, ...], collation: int
 ) -> NativeOp | None:
     """The kernel ``name``, if ``operator`` is of Postgres."""
     return resolve(name, context.types(args, collation)) if operator.builtin else None
@@ -198,16 +183,12 @@ def _open(context: QueryContext, oid: int) -> bool:
     return bool(kind.element) and not context.catalog.types[kind.element].comparable
 
 
-def comparison(
-    context: QueryContext, name: str, left: Expr, right: Expr, collation: int
-) -> Expr:
+def comparison(context: QueryContext, name: str, left: Expr, right: Expr, collation: int) -> Expr:
     """``left name right`` by a built-in operator that kernels compute."""
     args = (left, right)
     native = resolve(name, context.types(args, collation))
     assert native is not None, "asked by the caller"
-    spelling = Spelling(
-        f"({ARG} OPERATOR(pg_catalog.{name}) {ARG})", f"{ARG} {name} {ARG}"
-    )
+    spelling = Spelling(f"({ARG} OPERATOR(pg_catalog.{name}) {ARG})", f"{ARG} {name} {ARG}")
     conduct = Conduct(collation=collation)
     return call(context, name, args, BOOLEAN, spelling, native, conduct)
 
@@ -237,9 +218,7 @@ def logic(context: QueryContext, symbol: str, args: tuple[Expr, ...]) -> Expr:
     return _known(context, symbol, args, BOOLEAN, enclosed(text))
 
 
-def null_test(
-    context: QueryContext, symbol: str, arg: Expr, *, row: bool = False
-) -> Expr:
+def null_test(context: QueryContext, symbol: str, arg: Expr, *, row: bool = False) -> Expr:
     """``IS NULL`` or ``IS NOT NULL``."""
     words = "IS NOT NULL" if symbol == "is_not_null" else "IS NULL"
     native = None if row else resolve(symbol, context.types((arg,), 0))
@@ -275,11 +254,7 @@ def coalesce(context: QueryContext, args: tuple[Expr, ...], result: Result) -> E
 
 
 def _known(
-    context: QueryContext,
-    symbol: str,
-    args: tuple[Expr, ...],
-    result: Result,
-    spelling: Spelling,
+    context: QueryContext, symbol: str, args: tuple[Expr, ...], result: Result, spelling: Spelling
 ) -> Expr:
     """A call that fails on no row and to which collations are nothing."""
     native = resolve(symbol, context.types(args, 0))
@@ -299,11 +274,7 @@ def collate(context: QueryContext, arg: Expr, oid: int) -> Expr:
 
 
 def function_of(
-    context: QueryContext,
-    oid: int,
-    arg: Expr,
-    result: Result,
-    collation: int = 0,
+    context: QueryContext, oid: int, arg: Expr, result: Result, collation: int = 0
 ) -> Expr:
     """The built-in function ``oid``, which fails on no row, of ``arg``."""
     function = context.catalog.functions[oid]

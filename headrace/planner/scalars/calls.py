@@ -82,18 +82,12 @@ def _call(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     if functions.borrowed(cast, function, args, result[0]):
         sql = f"({ARG})::{kind}"
     conduct = Conduct(
-        raises=functions.may_raise(function, args),
-        collation=collation,
-        functions=(function,),
+        raises=functions.may_raise(function, args), collation=collation, functions=(function,)
     )
-    return build.call(
-        lowering, symbol, args, result, Spelling(sql, display), native, conduct
-    )
+    return build.call(lowering, symbol, args, result, Spelling(sql, display), native, conduct)
 
 
-def require_constant_defaults(
-    lowering: Lowering, function: Function, node: Node
-) -> None:
+def require_constant_defaults(lowering: Lowering, function: Function, node: Node) -> None:
     """Refuse a call with fewer arguments than a user's function has, if they may vary."""
     if function.builtin or lowering.catalog.functions.constant_defaults(function.oid):
         return
@@ -123,15 +117,8 @@ def _value_function(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         dbname = lowering.database
         return Const(dbname, t.NAME, -1, node.number("typcollation"))
     if name in _READER:
-        lowering.refuse(
-            f'"{name}" is not supported because it depends on who reads the view', node
-        )
-    return lowering.refuse(
-        f'"{name}" depends on time or session and is not supported', node
-    )
+        lowering.refuse(f'"{name}" is not supported because it depends on who reads the view', node)
+    return lowering.refuse(f'"{name}" depends on time or session and is not supported', node)
 
 
-FORMS: Final[dict[str, Form]] = {
-    "FUNCEXPR": _call,
-    "SQLVALUEFUNCTION": _value_function,
-}
+FORMS: Final[dict[str, Form]] = {"FUNCEXPR": _call, "SQLVALUEFUNCTION": _value_function}

@@ -29,9 +29,7 @@ _C: Final = 950
 _DEFAULT: Final = 100
 
 
-def cast(
-    context: QueryContext, arg: Expr, oid: int, typmod: int, collation: int
-) -> Expr:
+def cast(context: QueryContext, arg: Expr, oid: int, typmod: int, collation: int) -> Expr:
     """``arg::type`` where the cast is binary or goes through the text."""
     stable = False
     found = context.catalog.operators.cast(arg.oid, oid)
@@ -83,16 +81,11 @@ def _guarded(context: QueryContext, text: Expr) -> Expr:
         return text
     plain = text if text.oid == t.TEXT else cast(context, text, t.TEXT, -1, _DEFAULT)
     operators = context.catalog.operators
-    words = (
-        build.collate(context, plain, _C),
-        Const(_WORDS, t.TEXT, -1, _DEFAULT),
-    )
+    words = (build.collate(context, plain, _C), Const(_WORDS, t.TEXT, -1, _DEFAULT))
     matches = build.operate(context, operators[_MATCHES], words, build.BOOLEAN, _C)
     result = (t.TEXT, -1, plain.collation)
     marked = (Const(_MESSAGE, t.TEXT, -1, _DEFAULT), plain)
-    named = build.operate(
-        context, operators[_CONCATENATED], marked, result, plain.collation
-    )
+    named = build.operate(context, operators[_CONCATENATED], marked, result, plain.collation)
     return build.choice(context, (matches, named, plain), result)
 
 

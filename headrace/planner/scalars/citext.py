@@ -46,15 +46,10 @@ def key(context: QueryContext, expr: Expr) -> Expr:
     return build.function_of(context, _LOWER, text, result, _DEFAULT_COLLATION)
 
 
-def comparison(
-    context: QueryContext, function: Function, args: tuple[Expr, ...]
-) -> Expr | None:
+def comparison(context: QueryContext, function: Function, args: tuple[Expr, ...]) -> Expr | None:
     """``args`` compared by ``function``, if that is ``=`` or ``<>`` of the extension."""
     symbol = _COMPARISONS.get(function.name)
-    if (
-        symbol is None
-        or context.catalog.provenance.extension("pg_proc", function.oid) != "citext"
-    ):
+    if symbol is None or context.catalog.provenance.extension("pg_proc", function.oid) != "citext":
         return None
     left, right = (key(context, a) for a in args)
     return build.comparison(context, symbol, left, right, _DEFAULT_COLLATION)

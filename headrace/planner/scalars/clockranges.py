@@ -24,9 +24,7 @@ _LOWER, _UPPER, _ISEMPTY, _LOWER_INC, _UPPER_INC = 3848, 3849, 3850, 3851, 3852
 _BOUNDS: Final = {3908: t.TIMESTAMP, 3910: t.TIMESTAMPTZ, 3912: t.DATE}
 
 
-def contains(
-    context: QueryContext, function: Function, args: tuple[Expr, ...]
-) -> Expr | None:
+def contains(context: QueryContext, function: Function, args: tuple[Expr, ...]) -> Expr | None:
     """The comparisons, if ``function`` asks whether a range contains the clock."""
     places = _CONTAINS.get(function.oid)
     if places is None:

@@ -17,9 +17,7 @@ from headrace.planner.scalars.lower import Form, Lowering
 from headrace.planner.scalars.scope import Scope
 
 
-def _in_turn(
-    lowering: Lowering, nodes: list[Node], scope: Scope, more: str
-) -> tuple[Expr, ...]:
+def _in_turn(lowering: Lowering, nodes: list[Node], scope: Scope, more: str) -> tuple[Expr, ...]:
     """Arguments of which the next is evaluated where those before it pass the test ``more``."""
     args: list[Expr] = []
     for node in nodes:

@@ -208,8 +208,7 @@ class Constants:
 
     def _prove(self, wanted: list[tuple[Key, str]]) -> None:
         items = [
-            quote(text, self._catalog.types[_proven_as(oid)].name)
-            for (oid, _), text in wanted
+            quote(text, self._catalog.types[_proven_as(oid)].name) for (oid, _), text in wanted
         ]
         query = "SELECT " + ", ".join(f"{x} AS c{i}" for i, x in enumerate(items))
         try:

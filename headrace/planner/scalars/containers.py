@@ -6,15 +6,7 @@ import dataclasses
 from typing import Final
 
 from headrace.planner.analyse.nodetree import Node
-from headrace.planner.logical.scalar import (
-    ARG,
-    Const,
-    Expr,
-    Ref,
-    immutable,
-    raises,
-    trusted,
-)
+from headrace.planner.logical.scalar import ARG, Const, Expr, Ref, immutable, raises, trusted
 from headrace.planner.scalars import build, casts, functions, rowtypes
 from headrace.planner.scalars.build import Conduct, Spelling
 from headrace.planner.scalars.lower import Form, Lowering
@@ -39,9 +31,7 @@ def _array(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     return build.call(lowering, "array", args, result, spelling, None, conduct)
 
 
-def elements(
-    lowering: Lowering, node: Node, scope: Scope, most: int
-) -> tuple[Expr, ...] | None:
+def elements(lowering: Lowering, node: Node, scope: Scope, most: int) -> tuple[Expr, ...] | None:
     """The elements of a constructor of up to ``most``, or of one that is cast as a whole.
 
     None: it is another array, or computing an element may fail (the array's then does, also
@@ -85,9 +75,7 @@ def _cast(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         )
     each = lowering.lower(node.child("elemexpr"), inner)
     name = lowering.catalog.types.with_modifier(oid, typmod)
-    conduct = Conduct(
-        raises=True, stable=not immutable(each), untrusted=not trusted(each)
-    )
+    conduct = Conduct(raises=True, stable=not immutable(each), untrusted=not trusted(each))
     return casts.whole(lowering, arg, name, (oid, typmod, collation), conduct)
 
 

@@ -68,12 +68,7 @@ class QueryContext:
     # -- what cannot be maintained, and where it stands
 
     def refuse(
-        self,
-        what: str,
-        node: Node | None = None,
-        *,
-        pattern: str = "",
-        **more: str | None,
+        self, what: str, node: Node | None = None, *, pattern: str = "", **more: str | None
     ) -> NoReturn:
         """Raise UnsupportedError: ``what`` is not supported, at ``node`` or ``pattern``."""
         place = self.position(node)
@@ -82,17 +77,13 @@ class QueryContext:
         if place is None and (name := _QUOTED.search(what)) is not None:
             place = self._find(rf"\b{re.escape(name[1])}\b")
         raise UnsupportedError(
-            what if "not supported" in what else f"{what} is not supported",
-            position=place,
-            **more,
+            what if "not supported" in what else f"{what} is not supported", position=place, **more
         )
 
     def refuse_money(self, symbol: str, oids: Sequence[int]) -> None:
         """Refuse ``symbol`` over these types if it looks at the form of money."""
         if t.MONEY in oids and not self._money_plain and symbol not in _MONEY_ANYWHERE:
-            self.refuse(
-                "an expression over type money where lc_monetary is not C or POSIX"
-            )
+            self.refuse("an expression over type money where lc_monetary is not C or POSIX")
 
     def find(self, pattern: str) -> int | None:
         """Position of the first match of ``pattern`` in the query."""

@@ -79,9 +79,7 @@ _SAFE_WITH_CONSTANT_FIELD: Final = frozenset({"date_part", "extract", "date_trun
 _NETWORKS: Final = (t.CIDR, t.INET)
 _REGEX: Final = re.compile(r"(text|bpchar|name)(ic)?regex(eq|ne)")
 _LIKE: Final = re.compile(r"(text|bpchar|name)(ic)?n?like|like|notlike")
-REG_TYPES: Final = frozenset(
-    {24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191}
-)
+REG_TYPES: Final = frozenset({24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191})
 """regproc, regclass and kin: their text is looked up in the catalogs of the moment."""
 
 
@@ -127,9 +125,7 @@ def clock_guarded(target: int) -> bool:
     return target in _CLOCK_INPUT and target != t.TIMETZ
 
 
-def io_refusal(
-    catalog: Catalog, source: int, target: int, *, guarded: bool = False
-) -> str | None:
+def io_refusal(catalog: Catalog, source: int, target: int, *, guarded: bool = False) -> str | None:
     """Why a value may not be cast through its text, or ``None``.
 
     ``guarded``: no such text stands for the current time.

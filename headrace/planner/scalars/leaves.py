@@ -55,8 +55,4 @@ def _const(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     return Const(text, oid, typmod, collation)
 
 
-FORMS: Final[dict[str, Form]] = {
-    "VAR": _var,
-    "SUBLINK": _sublink,
-    "CONST": _const,
-}
+FORMS: Final[dict[str, Form]] = {"VAR": _var, "SUBLINK": _sublink, "CONST": _const}

@@ -49,9 +49,7 @@ def _equality(
     if (known := citext.equality(lowering, function, symbol, args)) is not None:
         return known
     if not operator.builtin or operator.name != "=":
-        lowering.refuse(
-            f"{symbol.replace('_', ' ')} with operator {operator.name}", node
-        )
+        lowering.refuse(f"{symbol.replace('_', ' ')} with operator {operator.name}", node)
     collation = node.number("inputcollid")
     result = lowering.result(node, "opresulttype", "opcollid")
     if symbol == "is_distinct_from":
@@ -78,8 +76,7 @@ def _array_operator(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         args,
         build.BOOLEAN,
         Spelling(
-            f"({ARG} {operator.quoted} {word} ({ARG}))",
-            f"{ARG} {operator.name} {word} ({ARG})",
+            f"({ARG} {operator.quoted} {word} ({ARG}))", f"{ARG} {operator.name} {word} ({ARG})"
         ),
         build.kernel(lowering, operator, symbol, args, collation),
         Conduct(
@@ -90,9 +87,7 @@ def _array_operator(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     )
 
 
-def _in_list(
-    lowering: Lowering, node: Node, scope: Scope, left: Expr, right: Node
-) -> Expr | None:
+def _in_list(lowering: Lowering, node: Node, scope: Scope, left: Expr, right: Node) -> Expr | None:
     """``x IN (a, b)`` is ``x = a OR x = b``; ``NOT IN`` likewise with AND."""
     operator = lowering.catalog.operators[node.number("opno")]
     if not operator.builtin or operator.name not in ("=", "<>"):

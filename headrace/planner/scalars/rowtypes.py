@@ -66,10 +66,7 @@ def composite(context: QueryContext, oid: int, args: Sequence[Expr]) -> Expr:
 
 
 def _row(
-    context: QueryContext,
-    args: Sequence[Expr],
-    result: build.Result,
-    spelling: Spelling,
+    context: QueryContext, args: Sequence[Expr], result: build.Result, spelling: Spelling
 ) -> Expr:
     return build.call(context, ROW_SYMBOL, args, result, spelling, None)
 
@@ -148,9 +145,7 @@ def _field_select(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         if isinstance(arg, Call) and is_row(arg):
             return arg.args[number - 1]
         lowering.refuse("selection of a field of a record", node)
-    found = [
-        a for a in lowering.catalog.types.attributes(arg.oid) if a.number == number
-    ]
+    found = [a for a in lowering.catalog.types.attributes(arg.oid) if a.number == number]
     name = quote_name(found[0].name)
     result = lowering.result(node, "resulttype", "resultcollid")
     spelling = enclosed(f"({ARG}).{name}")
@@ -168,9 +163,7 @@ def _domain(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     kind = lowering.catalog.types[declared]
     oid = lowering.catalog.types.base(declared)
     arg = lowering.lower(node.child("arg"), scope)
-    arg = without_length(
-        lowering, arg, oid, lowering.catalog.types.base_typmod(declared)
-    )
+    arg = without_length(lowering, arg, oid, lowering.catalog.types.base_typmod(declared))
     return build.call(
         lowering,
         f"domain {kind.name}",
@@ -205,10 +198,7 @@ def _row_compare(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         f"row {symbol}",
         (*left, *right),
         build.BOOLEAN,
-        Spelling(
-            f"(ROW({names}) {word} ROW({names}))",
-            f"ROW({names}) {symbol} ROW({names})",
-        ),
+        Spelling(f"(ROW({names}) {word} ROW({names}))", f"ROW({names}) {symbol} ROW({names})"),
         None,
         Conduct(
             raises=not all(o.builtin for o in operators),
@@ -223,9 +213,7 @@ def _native_comparison(context: QueryContext, a: Expr, b: Expr, collation: int) 
     return resolve("<", types) is not None and resolve("=", types) is not None
 
 
-def _lexicographic(
-    context: QueryContext, symbol: str, pairs: list[tuple[Expr, Expr, int]]
-) -> Expr:
+def _lexicographic(context: QueryContext, symbol: str, pairs: list[tuple[Expr, Expr, int]]) -> Expr:
     strict = symbol[0]
     (left, right, collation), *rest = pairs
     if not rest:
@@ -262,9 +250,7 @@ def named_record(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
     if alias != _ALIAS or var.kind != "VAR" or var.number("varattno"):
         return None
     fields = tables[0].child("subquery").nodes("targetList")
-    inner = dataclasses.replace(
-        scope.below(_RECORD_LEVELS), case_value=scope.case_value
-    )
+    inner = dataclasses.replace(scope.below(_RECORD_LEVELS), case_value=scope.case_value)
     args = [lowering.lower(f.child("expr"), inner) for f in fields]
     return record(lowering, args, [f.text("resname") or "" for f in fields])
 

@@ -99,9 +99,7 @@ UNIT: Final = ValuesNode((), ((),))
 """One row without columns."""
 
 
-def joined(
-    left: Node, right: Node, condition: tuple[Expr, ...] = (), kind: str = "inner"
-) -> Node:
+def joined(left: Node, right: Node, condition: tuple[Expr, ...] = (), kind: str = "inner") -> Node:
     """A join; an ``Apply`` where the right side reads the left one."""
     if free(right) & ids(left):
         if (node := _beside(left, right, condition, kind)) is not None:
@@ -110,9 +108,7 @@ def joined(
     return JoinNode(left, right, condition, kind)
 
 
-def _beside(
-    left: Node, right: Node, condition: tuple[Expr, ...], kind: str
-) -> Node | None:
+def _beside(left: Node, right: Node, condition: tuple[Expr, ...], kind: str) -> Node | None:
     """``left`` joined with the functions ``right`` that read it, if that is one ``Functions``."""
     if not isinstance(right, FunctionsNode) or right.input != UNIT:
         return None

@@ -21,8 +21,7 @@ from headrace.types import UNKNOWN
 _EXACT: Final = frozenset({"hstore", "ltree"})
 """Extensions whose comparable types have values that are equal if their texts are."""
 _HINT: Final = (
-    "Use an expression of another type that is equal for equal values, such as a cast to"
-    " text."
+    "Use an expression of another type that is equal for equal values, such as a cast to text."
 )
 
 
@@ -65,9 +64,7 @@ def identifies(catalog: Catalog, oid: int, collation: int) -> bool:
     logs the old ones whenever their bytes change.
     """
     return (
-        is_key(catalog, oid, collation)
-        or citext.is_citext(catalog, oid)
-        or is_key(catalog, oid, 0)
+        is_key(catalog, oid, collation) or citext.is_citext(catalog, oid) or is_key(catalog, oid, 0)
     )
 
 

@@ -29,11 +29,7 @@ _TYPES: Final = {
     },
     **{"FIELDSELECT": "resulttype", "SUBSCRIPTINGREF": "refrestype"},
     **{"CASEEXPR": "casetype", "COALESCEEXPR": "coalescetype"},
-    **{
-        "MINMAXEXPR": "minmaxtype",
-        "ARRAYEXPR": "array_typeid",
-        "SQLVALUEFUNCTION": "type",
-    },
+    **{"MINMAXEXPR": "minmaxtype", "ARRAYEXPR": "array_typeid", "SQLVALUEFUNCTION": "type"},
 }
 """Where a node of the tree says its type."""
 _BOOLEANS: Final = frozenset(
@@ -62,9 +58,7 @@ def formatted(lowering: Lowering, node: Node, scope: Scope) -> Expr | None:
     args = lowering.all(node.nodes("args"), scope)
     if not all(isinstance(a, Const) for a in args):
         return None
-    oid, typmod = (
-        int(a.text) if isinstance(a, Const) and a.text else None for a in args
-    )
+    oid, typmod = (int(a.text) if isinstance(a, Const) and a.text else None for a in args)
     if oid is None:
         return Const(None, t.TEXT, -1, _DEFAULT_COLLATION)
     if _regtype(lowering, oid) is None:

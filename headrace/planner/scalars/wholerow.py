@@ -38,9 +38,7 @@ def whole_row(
         # A function that gives one value per row: so is its whole row.
         return resolve(varno, 1)
     if oid != RECORD:
-        exprs = [
-            resolve(varno, a.number) for a in context.catalog.types.attributes(oid)
-        ]
+        exprs = [resolve(varno, a.number) for a in context.catalog.types.attributes(oid)]
         row = composite(context, oid, exprs)
     else:
         names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]
@@ -51,9 +49,7 @@ def whole_row(
         return row
     if entry.number("rtekind") == _JOIN:
         alias = entry.child("eref").text("aliasname")
-        context.refuse(
-            f'a whole-row reference to join "{alias}" on the nullable side of a join'
-        )
+        context.refuse(f'a whole-row reference to join "{alias}" on the nullable side of a join')
     present = build.null_test(context, "is_not_null", resolve(varno, MARK))
     args = (present, row, Const(None, row.oid))
     return build.choice(context, args, (row.oid, -1, 0))
@@ -64,9 +60,7 @@ def needs_mark(query: Tree, varno: int) -> bool:
     if varno not in _nullable(query.child("jointree")):
         return False
     return any(
-        node.kind == "VAR"
-        and node.number("varattno", 1) == 0
-        and node.number("varno") == varno
+        node.kind == "VAR" and node.number("varattno", 1) == 0 and node.number("varno") == varno
         for node in query.walk()
     )
 

@@ -76,12 +76,9 @@ class Arena:
         self.sizes = cython.cast(
             cython.pointer[cython.uint], malloc(len(sizes) * cython.sizeof(cython.uint))
         )
-        self.kinds = cython.cast(
-            cython.pointer[cython.uchar], malloc((slab_bytes >> 5) + 1)
-        )
+        self.kinds = cython.cast(cython.pointer[cython.uchar], malloc((slab_bytes >> 5) + 1))
         self.room = cython.cast(
-            cython.pointer[cython.uint],
-            calloc(self.kind_count, cython.sizeof(cython.uint)),
+            cython.pointer[cython.uint], calloc(self.kind_count, cython.sizeof(cython.uint))
         )
         if not self.sizes or not self.kinds or not self.room:
             raise MemoryError
@@ -120,9 +117,7 @@ class Arena:
             cython.pointer[cython.uint],
             realloc(
                 self.room,
-                cython.cast(cython.size_t, zones)
-                * self.kind_count
-                * cython.sizeof(cython.uint),
+                cython.cast(cython.size_t, zones) * self.kind_count * cython.sizeof(cython.uint),
             ),
         )
         if not more:
@@ -161,8 +156,7 @@ class Arena:
             unit = slab.bump
             slab.bump += step
             self._touch(
-                cython.cast(cython.size_t, unit) << 3,
-                cython.cast(cython.size_t, slab.bump) << 3,
+                cython.cast(cython.size_t, unit) << 3, cython.cast(cython.size_t, slab.bump) << 3
             )
         slab.live += 1
         if not slab.free and slab.bump + step > self.units:
@@ -216,9 +210,7 @@ class Arena:
         number: cython.uint = self.unused
         slab: cython.pointer[Slab] = self.slabs + number
         # A hole in a file may have no disk block behind it: writing would be SIGBUS.
-        if self.descriptor >= 0 and posix_fallocate(
-            self.descriptor, slab.offset, self.slab_bytes
-        ):
+        if self.descriptor >= 0 and posix_fallocate(self.descriptor, slab.offset, self.slab_bytes):
             return 0
         self.unused = slab.next
         slab.zone = zone
@@ -238,8 +230,7 @@ class Arena:
         if self.slab_count == self.slab_capacity:
             capacity = self.slab_capacity * 2 if self.slab_capacity else 64
             slabs = cython.cast(
-                cython.pointer[Slab],
-                realloc(self.slabs, capacity * cython.sizeof(Slab)),
+                cython.pointer[Slab], realloc(self.slabs, capacity * cython.sizeof(Slab))
             )
             if not slabs:
                 return none
@@ -270,8 +261,7 @@ class Arena:
         if self.segment_count == self.segment_capacity:
             capacity = self.segment_capacity * 2 if self.segment_capacity else 16
             segments = cython.cast(
-                cython.pointer[Segment],
-                realloc(self.segments, capacity * cython.sizeof(Segment)),
+                cython.pointer[Segment], realloc(self.segments, capacity * cython.sizeof(Segment))
             )
             if not segments:
                 return False

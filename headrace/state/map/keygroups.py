@@ -28,9 +28,7 @@ def _group(key: bytes) -> int:
     return (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF
 
 
-@cython.locals(
-    keys=list, out=list, i=cython.Py_ssize_t, key=bytes, first=bytes, groups=list
-)
+@cython.locals(keys=list, out=list, i=cython.Py_ssize_t, key=bytes, first=bytes, groups=list)
 def physical(keys: list[bytes]) -> list[bytes]:
     """The physical form of each key; of an index's key: the prefix of its rows."""
     out: list[bytes] = [b""] * len(keys)
@@ -166,9 +164,7 @@ def scatter(items: list[Any], order: list[int]) -> list[Any]:
     return out
 
 
-@cython.locals(
-    values=list, positions=list, found=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t
-)
+@cython.locals(values=list, positions=list, found=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t)
 def place(values: list[Any], positions: list[int], found: list[Any]) -> None:
     """``values[positions[i]] = found[i]``; ValueError if they differ in number."""
     if len(positions) != len(found):
@@ -234,9 +230,7 @@ def weights_of(values: list[bytes | None]) -> list[int]:
     return out
 
 
-@cython.locals(
-    prefixes=list, out=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t, prefix=bytes
-)
+@cython.locals(prefixes=list, out=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t, prefix=bytes)
 def prefix_ends(prefixes: list[bytes]) -> list[bytes | None]:
     """Least byte string above every string that starts with each prefix; None: there is none."""
     out: list[bytes | None] = [None] * len(prefixes)
@@ -277,12 +271,7 @@ def read_pairs(
 
 
 @cython.locals(
-    keys=list,
-    values=list,
-    i=cython.Py_ssize_t,
-    total=cython.longlong,
-    key=bytes,
-    value=object,
+    keys=list, values=list, i=cython.Py_ssize_t, total=cython.longlong, key=bytes, value=object
 )
 @cython.returns(cython.longlong)
 def pair_bytes(keys: list[bytes], values: list[bytes | None]) -> int:
@@ -299,11 +288,7 @@ def pair_bytes(keys: list[bytes], values: list[bytes | None]) -> int:
 
 @cython.locals(prefix=bytes, keys=list, values=list, i=cython.Py_ssize_t, key=bytes)
 def write_batch(
-    batch: Any,
-    handle: Any,
-    prefix: bytes,
-    keys: list[bytes],
-    values: list[bytes | None],
+    batch: Any, handle: Any, prefix: bytes, keys: list[bytes], values: list[bytes | None]
 ) -> None:
     """Put each pair into a write batch, ``prefix`` before its key; None deletes."""
     put = batch.put

@@ -14,10 +14,7 @@ Found = tuple[list[int], list[bytes], list[int]]
 
 
 def add(
-    entries: dict[bytes, dict[bytes, int]],
-    keys: list[bytes],
-    rows: list[bytes],
-    weights: list[int],
+    entries: dict[bytes, dict[bytes, int]], keys: list[bytes], rows: list[bytes], weights: list[int]
 ) -> int:
     """Add ``weights``; returns by how many the rows of negative weight became more."""
     i: cython.Py_ssize_t
@@ -68,10 +65,7 @@ def scan(entries: dict[bytes, dict[bytes, int]], keys: list[bytes]) -> Found:
 
 
 def first(
-    entries: dict[bytes, dict[bytes, int]],
-    keys: list[bytes],
-    starts: list[bytes],
-    count: int,
+    entries: dict[bytes, dict[bytes, int]], keys: list[bytes], starts: list[bytes], count: int
 ) -> Found:
     """Like ``scan``, up to ``count`` rows of each key, none before ``starts[i]``."""
     i: cython.Py_ssize_t

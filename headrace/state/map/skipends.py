@@ -82,9 +82,7 @@ class Ends(Reads):
     def _is_entry(self, node: NodeRef, prefix: Slice) -> cython.bint:
         """Whether the node is under the prefix and not removed."""
         return (
-            node != self.head
-            and starts(node, prefix)
-            and not is_removed(newest(self.arena, node))
+            node != self.head and starts(node, prefix) and not is_removed(newest(self.arena, node))
         )
 
     def _last(self, path: PathRef, prefix: Slice, end: Slice) -> NodeRef:

@@ -32,11 +32,7 @@ import cython
 from cython.cimports.headrace.state.map.arena import Arena
 from cython.cimports.headrace.state.map.skipnodes import push, reserve
 from cython.cimports.headrace.state.map.skipreads import is_open
-from cython.cimports.headrace.state.map.skipslices import (
-    Flight,
-    Page,
-    value_bytes,
-)
+from cython.cimports.headrace.state.map.skipslices import Flight, Page, value_bytes
 from cython.cimports.headrace.state.map.skipsnapshots import Snapshots
 from cython.cimports.headrace.state.map.skiptypes import (
     DONE,
@@ -208,9 +204,7 @@ class SkipList(Snapshots):
             versions: list[Any] = self.running
             count = len(versions)
             if count > self.snapshot_capacity:
-                array = cython.cast(
-                    Integers, malloc(2 * count * cython.sizeof(cython.longlong))
-                )
+                array = cython.cast(Integers, malloc(2 * count * cython.sizeof(cython.longlong)))
                 if not array:
                     raise MemoryError
             else:
@@ -422,9 +416,7 @@ class SkipList(Snapshots):
             if keys:
                 yield keys, values
 
-    def _changes(
-        self, snapshot: cython.longlong, position: cython.size_t
-    ) -> tuple[Any, ...]:
+    def _changes(self, snapshot: cython.longlong, position: cython.size_t) -> tuple[Any, ...]:
         """(keys, values or None, where to go on or None): one chunk."""
         page: Page = Page()
         result: cython.int
@@ -436,10 +428,7 @@ class SkipList(Snapshots):
         return keys, values, position if position < count else None
 
     def _copy_changes(
-        self,
-        snapshot: cython.longlong,
-        position: cython.pointer[cython.size_t],
-        page: Page,
+        self, snapshot: cython.longlong, position: cython.pointer[cython.size_t], page: Page
     ) -> cython.int:
         node: NodeRef
         value: ValueRef
@@ -455,11 +444,7 @@ class SkipList(Snapshots):
                     break
                 node = node_at(self.arena, self.changing.data[position[0]])
                 value = self.belonging(node, snapshot)
-                if (
-                    value
-                    and value.version > self.base_txid
-                    and not page.add(node, value)
-                ):
+                if value and value.version > self.base_txid and not page.add(node, value):
                     result = NO_MEMORY
                 position[0] += 1
             at_end = position[0] >= self.changing.count

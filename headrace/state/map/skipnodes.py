@@ -62,8 +62,7 @@ def reserve(handles: HandlesRef, more: cython.size_t) -> cython.bint:
     while capacity < handles.count + more:
         capacity = capacity * 2 if capacity else 64
     data: cython.pointer[cython.uint] = cython.cast(
-        cython.pointer[cython.uint],
-        realloc(handles.data, capacity * cython.sizeof(cython.uint)),
+        cython.pointer[cython.uint], realloc(handles.data, capacity * cython.sizeof(cython.uint))
     )
     if not data:
         return False
@@ -90,8 +89,7 @@ class Nodes:
 
     def __cinit__(self, *arguments: object, **options: object) -> None:
         self.head = cython.cast(
-            NodeRef,
-            calloc(1, cython.sizeof(Node) + HEIGHT_MAX * cython.sizeof(cython.uint)),
+            NodeRef, calloc(1, cython.sizeof(Node) + HEIGHT_MAX * cython.sizeof(cython.uint))
         )
         if not self.head:
             raise MemoryError
@@ -195,9 +193,7 @@ class Nodes:
     ) -> cython.uint:
         """A new value, complete with its link to the older one (F-18); 0 without memory."""
         size: cython.size_t = length & BYTES_MAX
-        handle: cython.uint = self.arena.alloc(
-            self._zone(group), size + cython.sizeof(Value)
-        )
+        handle: cython.uint = self.arena.alloc(self._zone(group), size + cython.sizeof(Value))
         value: ValueRef
         if handle:
             value = value_at(self.arena, handle)
@@ -220,12 +216,7 @@ class Nodes:
             self.negative_count += by
 
     def write(
-        self,
-        path: PathRef,
-        handle: cython.uint,
-        key: Slice,
-        data: Bytes,
-        length: cython.uint,
+        self, path: PathRef, handle: cython.uint, key: Slice, data: Bytes, length: cython.uint
     ) -> cython.int:
         """Copy if a running snapshot may need the newest value, else replace (F-13).
 
@@ -276,12 +267,7 @@ class Nodes:
         return 0
 
     def _create(
-        self,
-        path: PathRef,
-        key: Slice,
-        data: Bytes,
-        length: cython.uint,
-        version: cython.longlong,
+        self, path: PathRef, key: Slice, data: Bytes, length: cython.uint, version: cython.longlong
     ) -> cython.int:
         """A node where the path is; -1, with nothing changed, without memory."""
         group: cython.uint = group_of(key)
@@ -320,11 +306,7 @@ class Nodes:
         return 0
 
     def load_one(
-        self,
-        path: PathRef,
-        key: Slice,
-        value: Slice,
-        committed: cython.longlong,
+        self, path: PathRef, key: Slice, value: Slice, committed: cython.longlong
     ) -> cython.int:
         """Enter what the base holds, under values in flight; -1 without memory."""
         handle: cython.uint = self.seek(path, key)

@@ -20,13 +20,7 @@ from typing import Any
 import cython
 from cython.cimports.headrace.state.map.skipnodes import Nodes
 from cython.cimports.headrace.state.map.skipseek import seek_many
-from cython.cimports.headrace.state.map.skipslices import (
-    Batch,
-    Found,
-    Hits,
-    key_bytes,
-    value_bytes,
-)
+from cython.cimports.headrace.state.map.skipslices import Batch, Found, Hits, key_bytes, value_bytes
 from cython.cimports.headrace.state.map.skiptypes import (
     CHUNK_BYTES,
     CHUNK_ENTRIES,
@@ -95,9 +89,7 @@ class Reads(Nodes):
         missing: list[Any] = []
         for i in range(count):
             if handles[i]:
-                out.append(
-                    value_bytes(newest(self.arena, node_at(self.arena, handles[i])))
-                )
+                out.append(value_bytes(newest(self.arena, node_at(self.arena, handles[i]))))
                 continue
             out.append(None)
             if self.where[group_of(slices[i])] != RESIDENT:
@@ -151,9 +143,7 @@ class Reads(Nodes):
         end: cython.size_t
         while i < batch.count:
             end = i
-            while (
-                end < batch.count and self.where[batch.slices[end].data[0]] == RESIDENT
-            ):
+            while end < batch.count and self.where[batch.slices[end].data[0]] == RESIDENT:
                 end += 1
             if end > i:
                 self._scan_run(batch, i, end, positions, rows, weights)
@@ -188,9 +178,7 @@ class Reads(Nodes):
             if is_removed(hits.data[i].value):
                 continue
             positions.append(hits.data[i].position)
-            rows.append(
-                key_bytes(hits.data[i].node, prefixes[hits.data[i].position].length)
-            )
+            rows.append(key_bytes(hits.data[i].node, prefixes[hits.data[i].position].length))
             weights.append(weight_of(hits.data[i].value))
         return 0
 
@@ -238,17 +226,8 @@ class Reads(Nodes):
         weight: cython.longlong
         mine: Any = None
         first = cython.declare(cython.uint)
-        seek_many(
-            self,
-            batch.slices + position,
-            1,
-            cython.address(first),
-            False,
-            cython.NULL,
-        )
-        if self._under(
-            batch.slices, position, position + 1, cython.address(first), hits
-        ):
+        seek_many(self, batch.slices + position, 1, cython.address(first), False, cython.NULL)
+        if self._under(batch.slices, position, position + 1, cython.address(first), hits):
             raise MemoryError
         base.seek(prefix)
         while base.valid():
@@ -313,9 +292,7 @@ class Reads(Nodes):
             left = count
             if self.where[prefix.data[0]] != RESIDENT:
                 base.seek(bounds.items[i])
-                self._first_merged(
-                    handles[i], batch, i, left, base, positions, rows, weights
-                )
+                self._first_merged(handles[i], batch, i, left, base, positions, rows, weights)
                 continue
             node = self._first(handles[i], prefix)
             while node and left > 0:
@@ -436,9 +413,7 @@ class Reads(Nodes):
             handle = links(node)[0]
         return keys, values, bytes((stop_group,)) if stop_group < 256 else None
 
-    def _page_over(
-        self, start: bytes, stop_group: cython.int, base: Any
-    ) -> tuple[Any, ...]:
+    def _page_over(self, start: bytes, stop_group: cython.int, base: Any) -> tuple[Any, ...]:
         """Like ``_page``, of groups that are not resident: ours over the base's."""
         merged: dict[bytes, bytes | None] = {}
         size: cython.size_t = 0

@@ -75,9 +75,7 @@ def seek_many(
     while busy:
         lane = 0
         while lane < busy:
-            if _advance(
-                map, cython.address(lanes[lane]), keys, handles, exact, befores
-            ):
+            if _advance(map, cython.address(lanes[lane]), keys, handles, exact, befores):
                 lane += 1
             else:
                 busy -= 1

@@ -45,9 +45,7 @@ def value_bytes(value: ValueRef) -> bytes | None:
     """A value as an object; None for a removed one."""
     if is_removed(value):
         return None
-    return PyBytes_FromStringAndSize(
-        cython.cast(cython.p_char, bytes_of(value)), size_of(value)
-    )
+    return PyBytes_FromStringAndSize(cython.cast(cython.p_char, bytes_of(value)), size_of(value))
 
 
 @cython.cfunc
@@ -66,9 +64,7 @@ class Batch:
         i: cython.size_t
         self.items = list(items)
         self.count = len(self.items)
-        self.slices = cython.cast(
-            SliceRef, malloc((self.count + 1) * cython.sizeof(Slice))
-        )
+        self.slices = cython.cast(SliceRef, malloc((self.count + 1) * cython.sizeof(Slice)))
         if not self.slices:
             raise MemoryError
         for i in range(self.count):
@@ -142,17 +138,13 @@ class Page:
         end: cython.pointer[cython.uchar] = self.data + self.used
         while p < end:
             memcpy(cython.address(lengths[0]), p, 8)
-            keys.append(
-                PyBytes_FromStringAndSize(cython.cast(cython.p_char, p + 8), lengths[0])
-            )
+            keys.append(PyBytes_FromStringAndSize(cython.cast(cython.p_char, p + 8), lengths[0]))
             p += 8 + lengths[0]
             if lengths[1] & REMOVED:
                 values.append(None)
                 continue
             lengths[1] &= BYTES_MAX
-            values.append(
-                PyBytes_FromStringAndSize(cython.cast(cython.p_char, p), lengths[1])
-            )
+            values.append(PyBytes_FromStringAndSize(cython.cast(cython.p_char, p), lengths[1]))
             p += lengths[1]
         return keys, values
 
@@ -162,9 +154,7 @@ class Found:
     """Handles of a batch's nodes, or the nodes themselves."""
 
     def __cinit__(self, count: cython.size_t) -> None:
-        self.handles = cython.cast(
-            Numbers, malloc((count + 1) * cython.sizeof(cython.uint))
-        )
+        self.handles = cython.cast(Numbers, malloc((count + 1) * cython.sizeof(cython.uint)))
         self.nodes = cython.cast(NodeRefs, malloc((count + 1) * cython.sizeof(NodeRef)))
         if not self.handles or not self.nodes:
             raise MemoryError
@@ -181,18 +171,11 @@ class Hits:
     def __dealloc__(self) -> None:
         free(self.data)
 
-    def add(
-        self,
-        position: cython.size_t,
-        node: NodeRef,
-        value: ValueRef,
-    ) -> cython.bint:
+    def add(self, position: cython.size_t, node: NodeRef, value: ValueRef) -> cython.bint:
         """Append; False without memory."""
         if self.count == self.capacity:
             capacity: cython.size_t = self.capacity * 2 if self.capacity else 256
-            data: HitRef = cython.cast(
-                HitRef, realloc(self.data, capacity * cython.sizeof(Hit))
-            )
+            data: HitRef = cython.cast(HitRef, realloc(self.data, capacity * cython.sizeof(Hit)))
             if not data:
                 return False
             self.data = data

@@ -81,9 +81,7 @@ class Snapshots(Writes):
             if keys:
                 yield through(keys, values) if through else (keys, values)
 
-    def _entries(
-        self, snapshot: cython.longlong, position: cython.uint
-    ) -> tuple[Any, ...]:
+    def _entries(self, snapshot: cython.longlong, position: cython.uint) -> tuple[Any, ...]:
         """(keys, values, where to go on or None): one chunk behind a node."""
         page: Page = Page()
         result: cython.int
@@ -94,10 +92,7 @@ class Snapshots(Writes):
         return keys, values, position or None
 
     def _copy_entries(
-        self,
-        snapshot: cython.longlong,
-        position: cython.pointer[cython.uint],
-        page: Page,
+        self, snapshot: cython.longlong, position: cython.pointer[cython.uint], page: Page
     ) -> cython.int:
         node: NodeRef
         value: ValueRef

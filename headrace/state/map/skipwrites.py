@@ -77,9 +77,7 @@ class Writes(Ends):
             result = self._put(key_slices, value_slices, count)
         check(result)
 
-    def _put(
-        self, keys: SliceRef, values: SliceRef, count: cython.size_t
-    ) -> cython.int:
+    def _put(self, keys: SliceRef, values: SliceRef, count: cython.size_t) -> cython.int:
         path = cython.declare(Path)
         handles = cython.declare(cython.uint[1024])
         i: cython.size_t
@@ -110,9 +108,7 @@ class Writes(Ends):
                 self.mutex.release()
         return result
 
-    def _seek_block(
-        self, keys: SliceRef, count: cython.size_t, handles: Numbers
-    ) -> None:
+    def _seek_block(self, keys: SliceRef, count: cython.size_t, handles: Numbers) -> None:
         """Nodes that the keys have before the block is written; it may make the others.
 
         In counter mode a write may free nodes, so there each key is sought when it is its turn.
@@ -125,11 +121,7 @@ class Writes(Ends):
             seek_many(self, keys, count, handles, True, cython.NULL)
 
     def add_many(
-        self,
-        keys: list[bytes],
-        deltas: list[int],
-        missing: list[int],
-        bases: list[bytes | None],
+        self, keys: list[bytes], deltas: list[int], missing: list[int], bases: list[bytes | None]
     ) -> int:
         """Add to weights; a weight of 0 is a removal.  Equal keys add up.
 
@@ -164,11 +156,7 @@ class Writes(Ends):
         return self.negative_count - before
 
     def _add(
-        self,
-        keys: SliceRef,
-        deltas: Integers,
-        bases: SliceRef,
-        count: cython.size_t,
+        self, keys: SliceRef, deltas: Integers, bases: SliceRef, count: cython.size_t
     ) -> cython.int:
         path = cython.declare(Path)
         handles = cython.declare(cython.uint[1024])
@@ -197,12 +185,7 @@ class Writes(Ends):
         return result
 
     def _add_one(
-        self,
-        path: PathRef,
-        handle: cython.uint,
-        key: Slice,
-        delta: cython.longlong,
-        base: Slice,
+        self, path: PathRef, handle: cython.uint, key: Slice, delta: cython.longlong, base: Slice
     ) -> cython.int:
         weight: cython.longlong = 0
         value: ValueRef
@@ -228,11 +211,7 @@ class Writes(Ends):
         if weight < 0:
             length |= NEGATIVE
         return self.write(
-            path,
-            handle,
-            key,
-            cython.cast(cython.p_uchar, cython.address(weight)),
-            length,
+            path, handle, key, cython.cast(cython.p_uchar, cython.address(weight)), length
         )
 
     def _reserve_writing(self, count: cython.size_t) -> cython.int:
@@ -283,12 +262,7 @@ class Writes(Ends):
             result = self._load(slices, value_slices, count)
         check(result)
 
-    def _load(
-        self,
-        keys: SliceRef,
-        values: SliceRef,
-        count: cython.size_t,
-    ) -> cython.int:
+    def _load(self, keys: SliceRef, values: SliceRef, count: cython.size_t) -> cython.int:
         path = cython.declare(Path)
         i: cython.size_t = 0
         end: cython.size_t
@@ -328,12 +302,7 @@ class Writes(Ends):
             after = key_bytes(node_at(self.arena, handle), 0)
         return before - self.arena.live_bytes, after
 
-    def _spill(
-        self,
-        start: Slice,
-        group: cython.uint,
-        limit: cython.size_t,
-    ) -> cython.uint:
+    def _spill(self, start: Slice, group: cython.uint, limit: cython.size_t) -> cython.uint:
         """The node to go on with; 0: done."""
         path = cython.declare(Path)
         node: NodeRef
@@ -370,10 +339,7 @@ class Diffs:
     """Diffs of weights per position, and what the base holds there."""
 
     def __cinit__(self, count: cython.size_t) -> None:
-        self.deltas = cython.cast(
-            Integers,
-            calloc(count + 1, cython.sizeof(cython.longlong)),
-        )
+        self.deltas = cython.cast(Integers, calloc(count + 1, cython.sizeof(cython.longlong)))
         self.bases = cython.cast(SliceRef, calloc(count + 1, cython.sizeof(Slice)))
         if not self.deltas or not self.bases:
             raise MemoryError

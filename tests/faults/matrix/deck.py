@@ -180,9 +180,7 @@ def builder_cards(rng: random.Random) -> list[Card]:
         if how != "raise:1" or point not in (faults.PUBLISHED, faults.ADOPTED)
     ]
     cards += [
-        at_drop_point(point, how)
-        for point in DROP_POINTS
-        for how in ("kill:1", "alarm:1:0.1")
+        at_drop_point(point, how) for point in DROP_POINTS for how in ("kill:1", "alarm:1:0.1")
     ]
     return cards + [churn(victim) for victim in (None, "worker", "builder", "engine")]
 
@@ -377,8 +375,7 @@ def rebuild(world: World) -> None:
             world.say(f"{name}: resync")
             continue
         if not isinstance(
-            error,
-            psycopg.errors.FeatureNotSupported | psycopg.errors.UndefinedFunction,
+            error, psycopg.errors.FeatureNotSupported | psycopg.errors.UndefinedFunction
         ):
             raise error
         world.drop(name)
@@ -478,9 +475,7 @@ def killed_by_a_row(world: World) -> None:
     name, query = "poisoned", "SELECT id, tag FROM notes"
     world.create(name, query)
     with connect(world.dsn) as conn:
-        row = conn.execute(
-            "SELECT id FROM headrace.views WHERE view_name = %s", (name,)
-        ).fetchone()
+        row = conn.execute("SELECT id FROM headrace.views WHERE view_name = %s", (name,)).fetchone()
         world.trap(faults.ROWS_TAKEN, f"{row[0]} poison")
         # Nobody else has such an id.
         conn.execute("INSERT INTO notes VALUES (1000003, 'poison', 1, '')")
@@ -547,9 +542,7 @@ def published_for_all(world: World) -> None:
         conn.execute("DROP PUBLICATION everything")
         # What was written before may still fail.
         last = wal_end(conn)
-        wait_until(
-            lambda: slot(conn, world.slot_name)[0] >= last, "it is behind", PATIENCE_S
-        )
+        wait_until(lambda: slot(conn, world.slot_name)[0] >= last, "it is behind", PATIENCE_S)
         told = {n: s for n, s in world.statuses(conn).items() if s[0] == "error"}
     world.say(f"told: {told}")
     for status, message in told.values():
@@ -587,14 +580,7 @@ def can_mount() -> bool:
 
 # --- dealing
 
-KINDS = (
-    worker_cards,
-    builder_cards,
-    process_cards,
-    server_cards,
-    network_cards,
-    special_cards,
-)
+KINDS = (worker_cards, builder_cards, process_cards, server_cards, network_cards, special_cards)
 FAULTS_PER_SEED = len(KINDS)
 
 

@@ -136,13 +136,11 @@ class Writer:
         amount = rng.randint(-20, 20)
         for account, change in ((a, -amount), (b, amount)):
             conn.execute(
-                "UPDATE accounts SET balance = balance + %s WHERE id = %s",
-                (change, account),
+                "UPDATE accounts SET balance = balance + %s WHERE id = %s", (change, account)
             )
         if rng.random() < 0.1:
             conn.execute(
-                "UPDATE accounts SET branch = %s WHERE id = %s",
-                (rng.randint(0, self._branches), a),
+                "UPDATE accounts SET branch = %s WHERE id = %s", (rng.randint(0, self._branches), a)
             )
         return a
 
@@ -197,8 +195,7 @@ class Writer:
                 )
             case 2:
                 conn.execute(
-                    "UPDATE bag SET b = %s WHERE a = %s",
-                    (rng.choice("xyz"), rng.randint(0, 9)),
+                    "UPDATE bag SET b = %s WHERE a = %s", (rng.choice("xyz"), rng.randint(0, 9))
                 )
             case _:
                 conn.execute("DELETE FROM bag WHERE a = %s", (rng.randint(0, 9),))
@@ -239,9 +236,7 @@ class Threads:
         try:
             while not self._stop.is_set():
                 try:
-                    with psycopg.connect(
-                        self._dsn, autocommit=True, connect_timeout=10
-                    ) as conn:
+                    with psycopg.connect(self._dsn, autocommit=True, connect_timeout=10) as conn:
                         begin(conn)
                         while not self._stop.is_set():
                             work(conn)
@@ -261,15 +256,11 @@ class Load:
         self._gate = threading.Lock()
         self._dsn = dsn
         number = rng.randint(1, 3)
-        self.writers = [
-            Writer(i, number, random.Random(rng.random())) for i in range(number)
-        ]
+        self.writers = [Writer(i, number, random.Random(rng.random())) for i in range(number)]
         self._locks = [threading.Lock() for _ in self.writers]
         self._threads = Threads(dsn, self.errors.append)
         for writer, lock in zip(self.writers, self._locks, strict=True):
-            self._threads.add(
-                writer.begin, self._stepper(writer, lock), rng.choice((0.005, 0.02))
-            )
+            self._threads.add(writer.begin, self._stepper(writer, lock), rng.choice((0.005, 0.02)))
         self._threads.add(witness.begin, witness.look, 0.003)
 
     @property
@@ -297,9 +288,7 @@ class Load:
         self._threads.stop()
 
     @staticmethod
-    def _stepper(
-        writer: Writer, lock: threading.Lock
-    ) -> Callable[[psycopg.Connection], None]:
+    def _stepper(writer: Writer, lock: threading.Lock) -> Callable[[psycopg.Connection], None]:
         def step(conn: psycopg.Connection) -> None:
             with lock:
                 writer.step(conn)

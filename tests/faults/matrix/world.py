@@ -38,9 +38,7 @@ FAMILY = re.compile(r"v-?\d+")
 
 
 def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(
-        dsn, autocommit=True, prepare_threshold=None, connect_timeout=10
-    )
+    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, connect_timeout=10)
 
 
 class World:
@@ -55,9 +53,7 @@ class World:
         self.name = f"m_{seed}_{os.getpid()}"
         self.disk: Path | None = None
         with connect(server.dsn()) as conn:
-            conn.execute(
-                sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name))
-            )
+            conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
         self.dsn = server.dsn(self.name)
         self.traps = folder / "traps"
         self.traps.mkdir()
@@ -127,8 +123,7 @@ class World:
         disk = self.folder / "engine"
         disk.mkdir(mode=0o700)
         subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk)],
-            check=True,
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk)], check=True
         )
         self.disk = disk
 
@@ -167,16 +162,12 @@ class World:
             raise error
         self.views[name] = query
 
-    def attempt_create(
-        self, name: str, query: str, group: str = ""
-    ) -> Exception | None:
+    def attempt_create(self, name: str, query: str, group: str = "") -> Exception | None:
         """create_view; tried again if all it met was a TRUNCATE of the load."""
         options = f'{{"commit_group": "{group}"}}' if group else "{}"
         error = None
         for _ in range(5):
-            error = self.call(
-                f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')"
-            )
+            error = self.call(f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')")
             if not isinstance(error, psycopg.errors.SerializationFailure):
                 return error
         return error
@@ -241,9 +232,7 @@ class World:
         assert statuses.keys() == self.views.keys(), (statuses, list(self.views))
         stopped = {name: s for name, s in statuses.items() if s[0] == "error"}
         assert not stopped, stopped
-        wrong: dict[str, Any] = {
-            name: s for name, s in statuses.items() if s[0] != "running"
-        }
+        wrong: dict[str, Any] = {name: s for name, s in statuses.items() if s[0] != "running"}
         for name, query in self.views.items():
             if different := differs(conn, name, query):
                 wrong[name] = (statuses[name], len(different), different[:5])
@@ -265,8 +254,7 @@ class World:
             {row[0] for row in conn.execute(query).fetchall()}
             for query in (
                 "SELECT format('%I.%I', schemaname, tablename) FROM pg_publication_tables",
-                "SELECT format('%I.%I', t.schema_name, t.table_name)"
-                " FROM headrace.view_tables t",
+                "SELECT format('%I.%I', t.schema_name, t.table_name) FROM headrace.view_tables t",
             )
         )
         left += [f"publication of {t}" for t in published ^ read]
@@ -314,10 +302,7 @@ class World:
                 ),
                 "no session is left",
             )
-            ids = {
-                row[0]
-                for row in conn.execute("SELECT id FROM headrace.views").fetchall()
-            }
+            ids = {row[0] for row in conn.execute("SELECT id FROM headrace.views").fetchall()}
             assert self._slots(conn) == [self.slot_name]
         self.load.resume()
         path = Settings(source="", data_dir=self.engine.data_dir).state_dir

@@ -23,9 +23,7 @@ def test_every_rule_has_cases_that_fire_and_that_do_not():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_rule(path, conn, rewrite):
     without = tuple(
-        phase
-        for rules in PHASES
-        if (phase := tuple(r for r in rules if r.name != path.stem))
+        phase for rules in PHASES if (phase := tuple(r for r in rules if r.name != path.stem))
     )
 
     def expected(case):
