@@ -16,7 +16,6 @@ from typing import Final
 
 from headrace import types
 from headrace.expressions import arrays, moments, rounding, texts
-from headrace.expressions.keys import order_native
 from headrace.expressions.signature import FLOATS, INTS, TEXTS, Args, NativeOp, Resolver, TypeRef
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "TypeRef",
     "common_number",
     "resolve",
-    "resolve_aggregate",
     "resolve_cast",
 ]
 
@@ -282,39 +280,3 @@ _CASTS: Final = frozenset(
         (types.TIMESTAMP, types.DATE),
     }
 )
-
-
-def resolve_aggregate(function: str, arg: TypeRef | None) -> NativeOp | None:
-    """The aggregate ``function`` that ``collections.reduce`` computes itself, or None.
-
-    ``arg`` is None for ``count(*)`` (``count_star``).  What is None here may still be an
-    aggregate of kind ``remote``.
-    """
-    if function == "count_star" or (function == "count" and arg is not None):
-        return NativeOp(function, types.INT8)
-    if arg is None:
-        return None
-    if function in _AGGREGATES and arg.oid in _AGGREGATES[function]:
-        return NativeOp(function, _AGGREGATES[function][arg.oid], may_raise=True)
-    if function in ("min", "max") and order_native(arg.oid, bytewise=arg.bytewise):
-        known = arg.oid in _EXTREMES
-        return NativeOp(function, arg.oid) if known else None
-    return NativeOp(function, arg.oid, arg.typmod) if function == "any" else None
-
-
-_AGGREGATES: Final[dict[str, dict[int, int]]] = {
-    "sum": {
-        types.INT2: types.INT8, types.INT4: types.INT8, types.INT8: types.NUMERIC, types.NUMERIC: types.NUMERIC, types.FLOAT4: types.FLOAT4,
-        types.FLOAT8: types.FLOAT8,
-    },
-    "avg": {
-        **dict.fromkeys((*INTS, types.NUMERIC), types.NUMERIC), **dict.fromkeys(FLOATS, types.FLOAT8),
-    },
-}  # fmt: skip
-_EXTREMES: Final = frozenset(
-    {
-        *INTS, *FLOATS, types.NUMERIC, types.TEXT, types.BPCHAR, types.DATE, types.TIME, types.TIMESTAMP, types.TIMESTAMPTZ, types.OID,
-        types.INTERVAL,
-    }
-)  # fmt: skip
-"""Types for which Postgres has ``min`` and ``max`` (varchar arguments become text)."""

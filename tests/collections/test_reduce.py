@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from headrace.collections import plan
 from headrace.collections.reduce import Reduce
 from headrace.errors import BugError, RowError
-from headrace.expressions.native import TypeRef, resolve_aggregate
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import copytext, text
 from headrace.postgres.settings import PINNED_SETTINGS
@@ -60,13 +59,20 @@ SPECIALS = {"n": ["NaN", "Infinity", "-Infinity"], "f4": ["NaN", "Infinity"],
             "f8": ["NaN", "Infinity", "-Infinity"]}  # fmt: skip
 
 
+RESULTS = {
+    "sum": {INT2: INT8, INT4: INT8, INT8: NUMERIC},
+    "avg": {INT2: NUMERIC, INT4: NUMERIC, INT8: NUMERIC, FLOAT4: FLOAT8},
+}
+"""Where an aggregate is of another type than its argument."""
+
+
 def agg(function, column=None, *, result=None, where=None, distinct=False, sql=""):
     argument = None if column is None else NAMES.index(column)
     oid = None if column is None else IN[argument].oid
     if result is None and function == "single":
         result = oid
     if result is None:
-        result = resolve_aggregate(function, None if oid is None else TypeRef(oid)).oid
+        result = RESULTS.get(function, {}).get(oid, INT8 if "count" in function else oid)
     mask = None if where is None else NAMES.index(where)
     return plan.AggregateSpec(function, argument, mask, Field("x", result), sql, distinct)
 
