@@ -145,8 +145,7 @@ class AggregateCalls:
                     lowering.refuse(
                         f'aggregate function "{function.name}" is not supported: {reason}',
                         node,
-                        hint="If its result depends on its arguments alone, declare"
-                        f" function {support.quoted} IMMUTABLE.",
+                        hint=functions.remedy(support),
                     )
         return function
 
