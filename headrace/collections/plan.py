@@ -393,6 +393,8 @@ class SinkSpec(PlanPart, frozen=True):
     id: str
     input: str
     schema: Schema = ()
+    key: tuple[str, ...] = ()
+    """Columns of the result table's primary key: as proved, or as the user wants it."""
 
 
 Node = (
@@ -453,6 +455,11 @@ class PhysicalPlan(PlanPart, frozen=True):
         last = self.nodes[-1]
         assert isinstance(last, SinkSpec), "the sink is always last"
         return last
+
+    def keyed(self, key: tuple[str, ...]) -> PhysicalPlan:
+        """The same for a result table with that key."""
+        nodes = (*self.nodes[:-1], msgspec.structs.replace(self.sink, key=key))
+        return msgspec.structs.replace(self, nodes=nodes)
 
 
 def _apart(node: Node) -> bool:

@@ -109,7 +109,8 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
         builder = PhysicalBuilder(lowering, request.recursions)
         placed = each(optimised, partial(place_singles, context=lowering))
-        physical = builder.build(placed, columns)
+        key = uniquekeys.proved(optimised, columns)
+        physical = builder.build(placed, columns).keyed(key)
         physical = _proven(lowering, builder, physical)
         if not array_nulls:
             _refuse_arrays_of_texts(builder.remotes)
@@ -149,7 +150,7 @@ def _collections(physical: PhysicalPlan, lowering: Lowering, builder: PhysicalBu
 
 
 def _key(optimised: Node, columns: Schema) -> str:
-    return uniquekeys.explain(optimised, tuple(c.name for c in columns))
+    return uniquekeys.explain(optimised, columns)
 
 
 def _shown(stages: dict[str, str], sources: Sources) -> dict[str, str]:

@@ -47,8 +47,8 @@ class ViewOptions:
     sharing: bool = True
     """Whether subplans that other views have too are kept once for all (runtime/sharing.py)."""
 
-    key: Annotated[tuple[str, ...], Meta(min_length=1)] = ()
-    """Columns of the result table's primary key; empty: it has none (sink/keys.py)."""
+    key: tuple[str, ...] | None = None
+    """Columns of the result table's primary key; empty: it has none; None: what the plan proves."""
 
     max_recursion_iterations: Limit | None = None
     """Iterations after which a WITH RECURSIVE is taken to have no end; None: the setting."""

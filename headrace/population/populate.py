@@ -62,10 +62,11 @@ def plan_with_facts(
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         bounds = options.recursions(settings)
         planned = plan(conn, replace(request, recursions=bounds))
-        if options.key:
+        if options.key is not None:
             names = [field.name for field in planned.columns]
             told = uniquekeys.given(planned.optimised, names, options.key)
-            planned = replace(planned, explain={**planned.explain, "key": told})
+            physical = planned.physical.keyed(options.key)
+            planned = replace(planned, physical=physical, explain={**planned.explain, "key": told})
         rights.check(conn, settings.eval_dsn, planned)
         used = uses.of_planned(conn, planned, request.caller)
         facts = fingerprint.take(conn, used, settings.publication_name, results.revisions)

@@ -48,7 +48,6 @@ def publish(
     view: NewView,
     staging: Staging,
     position: dict[str, Any],
-    key: Sequence[str],
 ) -> int:
     """Make the result table with its rows and set the view running; the caller commits.
 
@@ -61,7 +60,8 @@ def publish(
     owner = names.role_of(conn, view.owner).name if view.caller is not None else None
     if target.new_schema:
         _make_schema(conn, target.schema, owner)
-    wanted = NewTable(target, view.planned.columns, key, owner)
+    planned = view.planned
+    wanted = NewTable(target, planned.columns, planned.physical.sink.key, owner)
     oid = make_table(job, conn, wanted, staging)
     start_lsn = put_progress(conn, view_id, position)
     if not states.become(conn, view_id, Status.RUNNING, only={Status.POPULATING}):
@@ -96,7 +96,7 @@ def make_table(job: Job, conn: Connection, wanted: NewTable, staging: Staging) -
     faults.point(faults.RESULT_MADE)
     name = sql.Identifier(target.schema, target.name)
     total = staging.row_count()
-    later = total >= _ROWS_INDEX_LATER and _drop_hash_index(conn, target.schema, oid)
+    later = total >= _ROWS_INDEX_LATER and table.drop_hash_index(conn, target.schema, oid)
     copy_rows(job, conn, name, staging)
     if later:
         job.phase("indexing")
@@ -150,16 +150,3 @@ def _make_schema(conn: Connection, schema: str, caller: str | None) -> None:
     except (psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation):
         return  # somebody has made it meanwhile
     schemas.remember(conn, schema)
-
-
-def _drop_hash_index(conn: Connection, schema: str, oid: int) -> bool:
-    """Drop the still empty index: building it over all rows is faster than row by row."""
-    name = table.index_name(oid)
-    row: Any = conn.execute(
-        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid"
-        " WHERE i.indrelid = %s AND c.relname = %s)",
-        (oid, name),
-    ).fetchone()
-    if row[0]:
-        conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(schema, name)))
-    return bool(row[0])

@@ -9,7 +9,7 @@ number n of the one table is number n of the other: that is the difference of mu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -44,8 +44,12 @@ def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
     )
 
 
-def put_right(conn: Connection, target: ResultTable, publication: str) -> bool:
+def put_right(
+    conn: Connection, target: ResultTable, publication: str, had: Sequence[str] = ()
+) -> bool:
     """Lock the result table, and undo what was done to what is ours; in the caller's transaction.
+
+    ``had``: the key that we gave it until now; if it is to have another one that goes first.
 
     What somebody has added is his, and stands against it.  False: it lacked columns, and was
     dropped to be made again.
@@ -54,12 +58,15 @@ def put_right(conn: Connection, target: ResultTable, publication: str) -> bool:
         SinkTableError: something was added, or depends on a table that has to be made again.
     """
     name = target.identifier
-    table.check(conn, target, publication, filling=True)
+    before = replace(target, key=tuple(had))
+    table.check(conn, before, publication, filling=True)
     # Writers are locked out: the engine, and whoever may have got the right to write.
     conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(name))
-    table.check(conn, target, publication, filling=True)
+    table.check(conn, before, publication, filling=True)
     found = table.fingerprint(conn, target.oid)
     assert found is not None, "it is locked"
+    if found.key and found.key != target.key:
+        keys.drop(conn, target)
     if [a.name for a in found.columns] != [field.name for field in target.schema]:
         try:
             with conn.transaction():
@@ -129,7 +136,9 @@ def replace_rows(
         raise BugError(f"{count[0]} rows are in the table, {total} were expected")
     faults.point(faults.RESULT_MADE)
     conn.execute(sql.SQL("DROP TABLE {}").format(staged))
-    if not target.key and not _has_hash_index(conn, target.oid):
+    if target.key:
+        table.drop_hash_index(conn, target.schema_name, target.oid)
+    elif not table.has_hash_index(conn, target.oid):
         table.create_hash_index(conn, target.schema_name, target.table_name)
     conn.execute(sql.SQL("ANALYZE {}").format(name))
     return replaced
@@ -267,12 +276,3 @@ def _retype(
             return f"{error.diag.message_primary}: {error.diag.message_detail}"
         return None
     return "its values cannot be converted"
-
-
-def _has_hash_index(conn: Connection, oid: int) -> bool:
-    row: Any = conn.execute(
-        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid"
-        " WHERE i.indrelid = %s AND c.relname = %s)",
-        (oid, table.index_name(oid)),
-    ).fetchone()
-    return bool(row[0])

@@ -28,6 +28,7 @@ from headrace.process import bounds
 from headrace.process.bounds import Bound
 from headrace.runtime.positions import StateMark
 from headrace.runtime.story import Story
+from headrace.sink import keys
 from headrace.sink.table import ResultTable
 from headrace.sql import states
 from headrace.sql import views as catalog
@@ -315,7 +316,7 @@ def _view(row: WorkedView) -> View:
         parse_lsn(row.start_lsn) if row.start_lsn else 0,
         ResultTable(
             *(row.id, row.schema_name, row.view_name, row.result_oid or 0),
-            *(rebuilt.sink.schema, tuple(options.get("key") or ())),
+            *(rebuilt.sink.schema, keys.chosen(options, rebuilt)),
         ),
         Status(row.status),
         row.owner or "",

@@ -6,19 +6,26 @@ use it.  What is equal is what its index takes for equal, collation and all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
+from headrace.collections.plan import PhysicalPlan
 from headrace.errors import RESYNC, SinkTableError, UserError
 from headrace.sink import table
+from headrace.sink.table import ResultTable
 from headrace.types import Field
 
 _PROBE: Final = "headrace_key_probe"
 
 Connection = psycopg.Connection[Any]
+
+
+def chosen(options: Mapping[str, Any], physical: PhysicalPlan) -> tuple[str, ...]:
+    """The key of a view's result table; plans of before did not say it."""
+    return tuple(options.get("key") or physical.sink.key)
 
 
 def shown(key: Sequence[str]) -> str:
@@ -33,7 +40,7 @@ def add(conn: Connection, name: sql.Identifier, key: Sequence[str]) -> None:
         UserError: with Postgres' SQLSTATE: its rows have no such key (23505, 23502), or its
             columns cannot have one.
     """
-    statement = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({})").format(
+    statement = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({}), REPLICA IDENTITY DEFAULT").format(
         name, sql.SQL(", ").join(map(sql.Identifier, key))
     )
     try:
@@ -61,6 +68,34 @@ def add(conn: Connection, name: sql.Identifier, key: Sequence[str]) -> None:
             hint=error.diag.message_hint,
             sqlstate=error.sqlstate,
         ) from error
+
+
+def drop(conn: Connection, target: ResultTable) -> None:
+    """Take the primary key from a result table that is to have another, or none.
+
+    Raises:
+        SinkTableError: somebody's foreign key refers to it.
+    """
+    row = conn.execute(
+        "SELECT conname FROM pg_catalog.pg_constraint WHERE conrelid = %s AND contype = 'p'",
+        (target.oid,),
+    ).fetchone()
+    assert row is not None, "it was seen"
+    statement = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(
+        target.identifier, sql.Identifier(row[0])
+    )
+    try:
+        with conn.transaction():
+            conn.execute(statement)
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise SinkTableError(
+            f"result table {target.shown} is to have another key: "
+            + (shown(target.key) if target.key else "none"),
+            detail=error.diag.message_detail,
+            hint=table.UNDO,
+        ) from error
+    if not target.key:
+        conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(target.identifier))
 
 
 def check(conn: Connection, fields: Sequence[Field], key: Sequence[str]) -> None:

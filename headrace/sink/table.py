@@ -253,6 +253,24 @@ def create_hash_index(conn: Connection, schema_name: str, table_name: str) -> No
     )
 
 
+def has_hash_index(conn: Connection, oid: int) -> bool:
+    """Whether the table has the index that ``create_hash_index`` makes."""
+    row = conn.execute(
+        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid"
+        " WHERE i.indrelid = %s AND c.relname = %s)",
+        (oid, index_name(oid)),
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+def drop_hash_index(conn: Connection, schema_name: str, oid: int) -> bool:
+    """Drop it, if it is there; whether it was."""
+    found = has_hash_index(conn, oid)
+    if found:
+        conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(schema_name, index_name(oid))))
+    return found
+
+
 def index_name(oid: int) -> str:
     """Name of the hash index of the result table ``oid``; never truncated."""
     name = f"headrace_row_hash_{oid}"

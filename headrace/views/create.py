@@ -44,7 +44,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
             PlanRequest(request.query, request.caller, request.settings),
             options,
         )
-        keys.check(conn, planned.columns, options.key)
+        keys.check(conn, planned.columns, options.key or ())
     # Names may have been looked up long ago: what decides is the row inserted now.
     view = NewView(
         target,
@@ -101,7 +101,7 @@ class _Creation(Population):
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Make the table with its rows, and set the view running."""
-        publish(self._job, conn, self._view_id, self._view, staged, facts, self._options.key)
+        publish(self._job, conn, self._view_id, self._view, staged, facts)
 
     def _unregister(self) -> None:
         with self._connect() as conn:

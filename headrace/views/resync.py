@@ -19,6 +19,7 @@ from typing import Any
 
 import psycopg
 
+from headrace.collections import plan
 from headrace.errors import (
     HeadraceError,
     SinkTableError,
@@ -41,7 +42,7 @@ from headrace.population.replace import Replaced, put_right, replace_rows
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
-from headrace.sink import table
+from headrace.sink import keys, table
 from headrace.sink.kept import KeptOfTable
 from headrace.sql import progress, reads, results, states, views
 from headrace.sql.status import Status
@@ -300,11 +301,11 @@ class Resync(Population):
         if (
             oid is None
             or table.fingerprint(conn, oid) is None
-            or not put_right(conn, self._target(oid), publication)
+            or not put_right(conn, self._target(oid), publication, self._had())
         ):
             wanted = NewTable(
                 *(ViewName(stored.schema, stored.name), planned.columns),
-                *(self._options.key, self._owner.name),
+                *(planned.physical.sink.key, self._owner.name),
                 KeptOfTable.of(results.kept(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
@@ -313,9 +314,16 @@ class Resync(Population):
         )
         return oid
 
+    def _had(self) -> tuple[str, ...]:
+        """The key of the table until now."""
+        try:
+            return keys.chosen(self._stored.options, plan.from_json(self._stored.plan))
+        except (ValueError, TypeError, KeyError):  # it is made anew whatever it was
+            return ()
+
     def _target(self, oid: int) -> table.ResultTable:
         stored = self._stored
-        columns, key = self._planned.columns, self._options.key
+        columns, key = self._planned.columns, self._planned.physical.sink.key
         return table.ResultTable(self._view.id, stored.schema, stored.name, oid, columns, key)
 
     def check_table(self, conn: Connection) -> None:

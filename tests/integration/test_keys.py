@@ -126,7 +126,6 @@ def test_what_is_no_key_is_refused(commander, source, keyed):
     for options, code, told in (
         ('{"key": ["nope"]}', "42703", '"nope"'),
         ('{"key": ["id", "id"]}', "42701", '"id"'),
-        ('{"key": []}', "22023", "list of column names"),
         ('{"key": "id"}', "22023", "list of column names"),
         ('{"key": [1]}', "22023", "list of column names"),
         ('{"key": ["j"]}', "42704", "no default operator class"),
@@ -138,3 +137,89 @@ def test_what_is_no_key_is_refused(commander, source, keyed):
         assert refused.value.sqlstate == code, options
         assert source.execute("SELECT to_regclass('bad')").fetchone() == (None,)
     source.execute("DELETE FROM k WHERE id > 99")
+
+
+def key_of(source, name):
+    """The key of a table, and its identity in the log."""
+    return source.execute(
+        "SELECT (SELECT pg_get_constraintdef(oid) FROM pg_constraint"
+        "         WHERE conrelid = c.oid AND contype = 'p'), relreplident::text,"
+        "       (SELECT count(*) FROM pg_index WHERE indrelid = c.oid)"
+        "  FROM pg_class c WHERE oid = %s::regclass",
+        (name,),
+    ).fetchone()
+
+
+UNKEYED = (None, "f", 1)
+
+
+def test_a_key_that_is_proved_is_the_tables(commander, source, engine):
+    source.execute(
+        "CREATE TABLE pk (id int PRIMARY KEY, a int, b int);"
+        "CREATE TABLE wide (a int, c varchar(9), d varchar(900), t text, n int,"
+        " PRIMARY KEY (a, c, d, t));"
+        "INSERT INTO pk SELECT i, i % 3, i % 2 FROM generate_series(1, 9) i;"
+        "INSERT INTO wide SELECT i % 3, i % 2, i % 4, i, i FROM generate_series(1, 9) i"
+    )
+    for query, key in (
+        ("SELECT b, id FROM pk", "PRIMARY KEY (id)"),
+        ("SELECT id AS x, id AS y FROM pk", "PRIMARY KEY (x)"),
+        ("SELECT a, c, sum(n) AS n FROM wide GROUP BY a, c", "PRIMARY KEY (a, c)"),
+        ("SELECT DISTINCT c, a FROM wide", "PRIMARY KEY (c, a)"),
+        ("SELECT p.id, q.b FROM pk p JOIN pk q ON q.id = p.a", "PRIMARY KEY (id)"),
+        ("SELECT p.id FROM pk q LEFT JOIN pk p ON p.id = q.id + 5", None),
+        ("SELECT b, count(*) AS n FROM pk GROUP BY b", None),
+        ("SELECT t, count(*) AS n FROM wide GROUP BY t", None),
+        ("SELECT d, count(*) AS n FROM wide GROUP BY d", None),
+        ("SELECT a FROM wide UNION ALL SELECT id FROM pk", None),
+        ("SELECT count(*) AS n FROM pk", None),
+    ):
+        create(commander, "proved", query)
+        assert key_of(source, "proved") == ((key, "d", 1) if key else UNKEYED), query
+        source.execute(
+            "UPDATE pk SET a = (a + 1) % 3, b = 1 - b WHERE id > 2;"
+            "UPDATE wide SET a = (a + 1) % 3, c = 7 - n, n = n + 1 WHERE n > 2;"
+            "DELETE FROM pk WHERE id = 1; INSERT INTO pk VALUES (1, 5, 5)"
+        )
+        assert_follows(commander, source, "proved", query)
+        commander.execute("CALL headrace.drop_view('proved')")
+    create(commander, "proved", "SELECT id FROM pk", '{"key": []}')
+    assert key_of(source, "proved") == UNKEYED
+    commander.execute("CALL headrace.drop_view('proved')")
+    source.execute("DROP TABLE pk, wide")
+
+
+def test_a_key_goes_where_it_is_not_proved_any_more(commander, source, engine):
+    """By another query, or by what happens to the key that it comes from; grants stay."""
+    source.execute("CREATE TABLE pk (id int, a int, b int, PRIMARY KEY (id, a))")
+    source.execute("INSERT INTO pk SELECT i, i % 3, i % 2 FROM generate_series(1, 9) i")
+    create(commander, "proved", "SELECT id, a FROM pk")
+    source.execute("GRANT SELECT ON proved TO PUBLIC")
+    oid = source.execute("SELECT 'proved'::regclass::oid").fetchone()
+    for query, key in (
+        ("SELECT b AS id, a FROM pk", None),
+        ("SELECT a AS id, count(*)::int AS a FROM pk GROUP BY 1", "PRIMARY KEY (id)"),
+        ("SELECT count(*)::int AS id, a FROM pk GROUP BY 2", "PRIMARY KEY (a)"),
+        ("SELECT id, a FROM pk", "PRIMARY KEY (id, a)"),
+    ):
+        commander.execute(f"CALL headrace.alter_view('proved', $${query}$$)")
+        assert key_of(source, "proved") == ((key, "d", 1) if key else UNKEYED), query
+        source.execute("UPDATE pk SET a = (a + 1) % 3, b = 1 - b WHERE id > 2")
+        assert_follows(commander, source, "proved", query)
+    source.execute("CREATE TABLE refers (id int, a int, FOREIGN KEY (id, a) REFERENCES proved)")
+    with pytest.raises(psycopg.Error, match="another key: none") as refused:
+        commander.execute("CALL headrace.alter_view('proved', 'SELECT b AS id, a FROM pk')")
+    assert refused.value.sqlstate == "55H03"
+    assert_follows(commander, source, "proved", "SELECT id, a FROM pk")
+    source.execute("DROP TABLE refers")
+    source.execute("ALTER TABLE pk REPLICA IDENTITY FULL; ALTER TABLE pk DROP CONSTRAINT pk_pkey")
+    source.execute("INSERT INTO pk VALUES (1, 1, 1), (1, 1, 1)")
+    commander.execute("CALL headrace.resync_view('proved')")
+    assert key_of(source, "proved") == UNKEYED
+    source.execute("INSERT INTO pk VALUES (1, 1, 1)")
+    assert_follows(commander, source, "proved", "SELECT id, a FROM pk")
+    assert source.execute("SELECT 'proved'::regclass::oid").fetchone() == oid
+    granted = "SELECT has_table_privilege('pg_monitor', 'proved', 'SELECT')"
+    assert source.execute(granted).fetchone() == (True,)
+    commander.execute("CALL headrace.drop_view('proved')")
+    source.execute("DROP TABLE pk")

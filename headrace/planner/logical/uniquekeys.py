@@ -1,7 +1,8 @@
 """Sets of columns that no two rows of a plan node share: keys that a table of it could have.
 
-Two NULLs count as equal.  The answer is a proposal (``explain_view``): whoever takes it up gets a
-primary key, which Postgres checks.
+Two NULLs count as equal.  A key without NULLs whose values always fit into an index becomes the
+result table's (``proved``); the others are proposals (``explain_view``): whoever takes one up gets
+a primary key too.  Postgres checks both.
 """
 
 from __future__ import annotations
@@ -13,12 +14,32 @@ from typing import Final
 from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import at_most_one, column_equalities, not_null
 from headrace.planner.logical.scalar import Ref
-from headrace.types import FIRST_USER_OID
+from headrace.types import (
+    BOOL,
+    BPCHAR,
+    DATE,
+    FIRST_USER_OID,
+    INT2,
+    INT4,
+    INT8,
+    OID,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    VARCHAR,
+    Field,
+    Schema,
+)
 
 Key = frozenset[int]
 """Ids of columns."""
 
 _KEYS_MAX: Final = 16
+_FIXED: Final = frozenset((BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID))
+_KEY_COLUMNS_MAX: Final = 32
+_KEY_BYTES_MAX: Final = 2000
+"""Of all columns of a key: the entry of an index must fit into a third of a page."""
 
 
 def unique(node: nodes.Node) -> list[Key]:
@@ -110,10 +131,30 @@ def _least(keys: Iterable[Key]) -> list[Key]:
     return out[:_KEYS_MAX]
 
 
+def proved(node: nodes.Node, columns: Schema) -> tuple[str, ...]:
+    """The names of the key that a table of ``node``'s rows gets by itself; empty: none."""
+    for key in unique(node):
+        places = {c.id: i for i, c in reversed(list(enumerate(node.columns))) if c.id in key}
+        fits = sum(_bytes_max(columns[i]) for i in places.values()) <= _KEY_BYTES_MAX
+        if fits and 0 < len(key) <= _KEY_COLUMNS_MAX and all(not_null(node, c) for c in key):
+            return tuple(columns[i].name for i in sorted(places.values()))
+    return ()
+
+
+def _bytes_max(column: Field) -> int:
+    """What a value takes in an index at most; more than fits where there is no such bound."""
+    if column.oid in _FIXED:
+        return 16
+    plain = column.oid in (BPCHAR, VARCHAR) and column.collation < FIRST_USER_OID
+    return 4 * column.typmod if plain and column.typmod >= 0 else _KEY_BYTES_MAX + 1
+
+
 def given(node: nodes.Node, names: Sequence[str], key: Sequence[str]) -> str:
     """What is certain of the key that was asked for; columns by ``names``."""
     columns = node.columns
     mine = frozenset(c.id for c, n in zip(columns, names, strict=True) if n in key)
+    if not key:
+        return "key: none, as was asked for"
     text = f"key: ({', '.join(key)})"
     if not any(known <= mine for known in unique(node)):
         return f"{text}, checked at each write"
@@ -131,15 +172,18 @@ def _nullable(node: nodes.Node, names: Sequence[str], key: Key) -> str:
     )
 
 
-def explain(node: nodes.Node, names: Sequence[str]) -> str:
-    """The key that is proposed for a table with the rows of ``node``; columns by ``names``."""
-    columns = node.columns
+def explain(node: nodes.Node, columns: Schema) -> str:
+    """The key that a table of ``node``'s rows gets, and those that are proposed."""
+    names = tuple(c.name for c in columns)
     keys = unique(node)
     if frozenset() in keys:
         return "key: none; there is one row at most, and no key in Postgres has no column"
-    lines = []
+    taken = proved(node, columns)
+    lines = [f"key: ({', '.join(taken)}), proved"] if taken else []
     for key in keys:
-        mine = [n for c, n in zip(columns, names, strict=True) if c.id in key]
+        mine = [n for c, n in zip(node.columns, names, strict=True) if c.id in key]
+        if set(taken) <= set(mine) and taken:
+            continue
         nulls = _nullable(node, names, key)
         line = f"could have key ({', '.join(mine)}), proved"
         if nulls:
