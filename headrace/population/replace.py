@@ -44,9 +44,7 @@ def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
     )
 
 
-def put_right(
-    conn: Connection, target: ResultTable, publication: str, had: Sequence[str] = ()
-) -> bool:
+def put_right(conn: Connection, target: ResultTable, publication: str, had: Sequence[str]) -> bool:
     """Lock the result table, and undo what was done to what is ours; in the caller's transaction.
 
     ``had``: the key that we gave it until now; if it is to have another one that goes first.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -332,7 +332,8 @@ class Resync(Population):
         if oid is not None and table.fingerprint(conn, oid) is not None:
             with _hinting():
                 publication = self._settings.publication_name
-                table.check(conn, self._target(oid), publication, filling=True)
+                before = replace(self._target(oid), key=self._had())
+                table.check(conn, before, publication, filling=True)
 
     def _adopt(self) -> None:
         # A worker that is down finds out by itself: the old id is not in the catalog.
