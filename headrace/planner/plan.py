@@ -109,8 +109,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
         optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
         builder = PhysicalBuilder(lowering, request.recursions)
         placed = each(optimised, partial(place_singles, context=lowering))
-        key = uniquekeys.proved(optimised, columns)
-        physical = builder.build(placed, columns).keyed(key)
+        physical = builder.build(placed, columns).keyed(uniquekeys.proved(optimised, columns))
         physical = _proven(lowering, builder, physical)
         if not array_nulls:
             _refuse_arrays_of_texts(builder.remotes)

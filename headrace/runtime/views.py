@@ -316,7 +316,7 @@ def _view(row: WorkedView) -> View:
         parse_lsn(row.start_lsn) if row.start_lsn else 0,
         ResultTable(
             *(row.id, row.schema_name, row.view_name, row.result_oid or 0),
-            *(rebuilt.sink.schema, keys.chosen(options, rebuilt)),
+            *(rebuilt.sink.schema, keys.chosen(options, rebuilt.sink.key)),
         ),
         Status(row.status),
         row.owner or "",

@@ -12,7 +12,6 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace.collections.plan import PhysicalPlan
 from headrace.errors import RESYNC, SinkTableError, UserError
 from headrace.sink import table
 from headrace.sink.table import ResultTable
@@ -23,9 +22,9 @@ _PROBE: Final = "headrace_key_probe"
 Connection = psycopg.Connection[Any]
 
 
-def chosen(options: Mapping[str, Any], physical: PhysicalPlan) -> tuple[str, ...]:
-    """The key of a view's result table; plans of before did not say it."""
-    return tuple(options.get("key") or physical.sink.key)
+def chosen(options: Mapping[str, Any], planned: Sequence[str]) -> tuple[str, ...]:
+    """The key of a view's result table: the plan's; plans of before did not say it."""
+    return tuple(options.get("key") or planned)
 
 
 def shown(key: Sequence[str]) -> str:

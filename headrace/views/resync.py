@@ -317,7 +317,7 @@ class Resync(Population):
     def _had(self) -> tuple[str, ...]:
         """The key of the table until now."""
         try:
-            return keys.chosen(self._stored.options, plan.from_json(self._stored.plan))
+            return keys.chosen(self._stored.options, plan.from_json(self._stored.plan).sink.key)
         except (ValueError, TypeError, KeyError):  # it is made anew whatever it was
             return ()
 
