@@ -168,10 +168,11 @@ class NumericSum(Accumulator):
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
         parsed = numeric.parse(column)
-        kinds = parsed.kinds
+        kinds, scales = parsed.kinds, parsed.scales
         small = kinds == decimals.SMALL
-        for scale in np.unique(parsed.scales[small]).tolist():
-            chosen = small & (parsed.scales == scale)
+        alike = bool(small.all() and (scales == scales[:1]).all())
+        for scale in scales[:1].tolist() if alike else np.unique(scales[small]).tolist():
+            chosen = slice(None) if alike else small & (scales == scale)
             counts, sums = self._scales.setdefault(
                 scale, (aggregate.IntSums(), aggregate.IntSums())
             )

@@ -287,6 +287,8 @@ class Diffed:
 
     def take(self) -> list[pa.RecordBatch]:
         """Everything added since the last call, each row once, none with weight 0."""
+        if not len(self._rows):
+            return []
         encoded, weights = self._rows.items()
         self._rows = rows.Consolidator()
         return cut(decode(encoded, self._schema, weights))

@@ -58,6 +58,8 @@ class Dataflow:
         self._fed: Counter[str] = Counter()
         self._failed = False
         self._out: list[pa.RecordBatch] = []
+        schema = arrow_schema(physical.sink.schema)
+        self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
         for node in physical.nodes:
             made = build.make(node, physical, store, remote, start_lsn)
             self._nodes[node.id] = made
@@ -154,10 +156,7 @@ class Dataflow:
         self._txid, self._now = txid, (txid + 1, 0)
         self._fed.clear()
         batches, self._out = self._out, []
-        schema = arrow_schema(self._plan.sink.schema)
-        table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
-        out = table.to_batches()
-        result = out[0] if out else pa.RecordBatch.from_pylist([], schema=schema)
+        result = self._combined(batches)
         # By place: a view may have a column of that name.
         weights = result.column(result.num_columns - 1).to_numpy()
         if (weights == 0).any():
@@ -165,6 +164,14 @@ class Dataflow:
         # A row is written as often as it is there.
         bounds.expect(self, int(np.abs(weights).sum()))
         return result
+
+    def _combined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        nothing = self._nothing
+        if len(batches) == 1 and batches[0].schema.equals(nothing.schema, check_metadata=True):
+            return batches[0]
+        table = pa.Table.from_batches(batches, schema=nothing.schema)
+        out = table.combine_chunks().to_batches()
+        return out[0] if out else nothing
 
     def metrics(self) -> dict[str, Any]:
         """Per collection, in plan order: what it is and its numbers."""

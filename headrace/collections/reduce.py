@@ -99,8 +99,10 @@ class Reduce(Collection):
         groups, ids = rows.group(keys)
         new = [i for i, key in enumerate(groups) if key not in self._slots]
         if new:
-            firsts = np.unique(ids, return_index=True)[1][new]
-            at = pa.array(firsts)
+            firsts = np.empty(len(groups), np.int64)
+            # Of a slot that is written several times the last one counts: its first row.
+            firsts[ids[::-1]] = np.arange(len(ids) - 1, -1, -1)
+            at = pa.array(firsts[new])
             shown = [columns[i].take(at) for i in self._node.keys]
             self._key_rows.extend(encode(shown, len(new)))
             for i in new:

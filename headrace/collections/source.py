@@ -56,7 +56,7 @@ def load_batch(node: plan.SourceSpec, columns: list[pa.Array]) -> pa.RecordBatch
 def _mask(wanted: Program, columns: list[pa.Array], count: int) -> pa.Array:
     """For which rows all of ``wanted`` is true."""
     mask = functools.reduce(pc.and_kleene, wanted.run(columns, count))
-    return pc.fill_null(mask, fill_value=False)
+    return pc.fill_null(mask, fill_value=False) if mask.null_count else mask
 
 
 def only_wanted(node: plan.SourceSpec, columns: list[pa.Array]) -> list[pa.Array]:
@@ -122,10 +122,11 @@ class Source(Collection):
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """A change batch (it starts with ``__op``), or population rows of ``load_batch``."""
-        if batch.schema.names[:1] != ["__op"]:
+        if batch.schema.get_field_index("__op") != 0:
             return self._load(batch)
-        late = pc.greater_equal(batch.column("__lsn"), self._start_lsn)
-        batch = batch.filter(late)
+        late = batch.column("__lsn").to_numpy() >= self._start_lsn
+        if not late.all():
+            batch = batch.filter(pa.array(late))
         if batch.num_rows == 0:
             return []
         if self._node.full_identity:
@@ -156,7 +157,7 @@ class Source(Collection):
             return True
         new_keys = self._keys([typed[place] for place in self._key_places])
         old_keys = self._old_keys(batch, batch.column("__old").to_numpy())
-        self._check_keys(ops, old_keys, new_keys)
+        self._check_keys(ops.tolist(), old_keys, new_keys)
         keys = {key for key in (*old_keys, *new_keys) if key is not None}
         return any(row is not None for row in self._state.get_many(list(keys)))
 
@@ -201,7 +202,7 @@ class Source(Collection):
 
     def _read_ops(self, batch: pa.RecordBatch) -> _Ops:
         olds = batch.column("__old").to_numpy()
-        ops = batch.column("__op").to_numpy()
+        ops: list[int] = batch.column("__op").to_numpy().tolist()
         typed: list[pa.Array] = []
         kept: dict[int, np.ndarray] = {}
         keys = {column.attnum for column in self._node.key}
@@ -223,7 +224,7 @@ class Source(Collection):
         if kept:
             unchanged = np.logical_or.reduce(list(kept.values())).tolist()
         values = typed[: len(self._types)]
-        return _Ops(ops.tolist(), old_keys, new_keys, values, kept, unchanged)
+        return _Ops(ops, old_keys, new_keys, values, kept, unchanged)
 
     def _old_keys(self, batch: pa.RecordBatch, olds: np.ndarray) -> list[bytes | None]:
         places = np.flatnonzero(olds)
@@ -245,20 +246,19 @@ class Source(Collection):
         return out
 
     def _check_keys(
-        self, ops: np.ndarray, old_keys: list[bytes | None], new_keys: list[bytes | None]
+        self, ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None]
     ) -> None:
         """Key columns are NOT NULL: a missing key means another replica identity."""
-        no_new = np.fromiter((key is None for key in new_keys), bool, len(ops))
-        no_old = np.fromiter((key is None for key in old_keys), bool, len(ops))
-        bad = (no_new & (ops <= source.UPDATE)) | (no_old & (ops == source.DELETE))
-        if bad.any():
+        if source.keyless(ops, old_keys, new_keys):
             raise self._identity_changed()
 
     def _replay(self, ops: _Ops, start: int, end: int) -> list[pa.RecordBatch]:
         slots = source.touched_keys(ops.ops, ops.old_keys, ops.new_keys, start, end)
         keys = list(slots)
         before = self._state.get_many(keys)
-        values = [column.slice(start, end - start) for column in ops.values]
+        values = ops.values
+        if end - start < len(ops.ops):
+            values = [column.slice(start, end - start) for column in values]
         if ops.unchanged is not None and any(ops.unchanged[start:end]):
             values = self._fill(ops, start, end, values, slots, before)
         new_rows = encode(values, end - start)
@@ -278,8 +278,10 @@ class Source(Collection):
         self._state.put_many(put_keys, put_values)
         if not values:
             return self._emit([], [], len(came) - len(went))
-        index = pa.array(np.array(came, np.int64))
-        new = [column.take(index) for column in values]
+        new = values
+        if came != list(range(end - start)):
+            index = pa.array(np.array(came, np.int64))
+            new = [column.take(index) for column in values] if came else []
         return self._emit(went, new, len(came))
 
     def _fill(
@@ -385,13 +387,17 @@ class Source(Collection):
 
     def _emit(self, went: list[bytes], new: list[pa.Array], came: int) -> list[pa.RecordBatch]:
         """Retractions of ``went``, then ``came`` new rows."""
+        if not went and not came:
+            return []
         if not self._types:
             weight = pa.array(np.array([came] if came else [], np.int64))
             return cut(diff_batch(self.schema, [], weight))
         columns = new
         if went:
             old = rows.decode_rows(went, self._types)
-            columns = [pa.concat_arrays([a, b]) for a, b in zip(old, new, strict=True)]
+            columns = old
+            if came:
+                columns = [pa.concat_arrays([a, b]) for a, b in zip(old, new, strict=True)]
         weights = np.ones(len(went) + came, np.int64)
         weights[: len(went)] = -1
         return cut(diff_batch(self.schema, columns, pa.array(weights)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.collections import plan
 from headrace.collections.base import columns_of
@@ -67,7 +66,10 @@ class FilterStep:
             if batch.num_rows == 0:
                 break
             mask = run_program(program, batch)[0]
-            if mask.null_count or pc.min(mask).as_py() is False:
+            true = mask.true_count
+            if true == 0:
+                batch = batch.slice(0, 0)
+            elif true < batch.num_rows:
                 batch = batch.filter(mask, null_selection_behavior="drop")
         return batch
 

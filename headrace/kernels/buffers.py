@@ -138,8 +138,24 @@ def lengths(pieces: list[bytes]) -> Int64s:
 def bounds(sizes: Int64s) -> Int64s:
     """Where each of the consecutive pieces of these sizes begins, and where the last ends."""
     out = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=out[1:])
+    _sum(view(sizes), view(out))
     return out
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    sizes=cython.const_longlong[::1],
+    out=cython.longlong[::1],
+    i=cython.Py_ssize_t,
+    total=cython.longlong,
+)
+def _sum(sizes: memoryview, out: memoryview) -> None:
+    total = 0
+    for i in range(len(sizes)):
+        total += sizes[i]
+        out[i + 1] = total
 
 
 @cython.locals(

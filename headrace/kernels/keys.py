@@ -53,7 +53,7 @@ def encode_keys(
     for column, oid in zip(columns, oids, strict=True):
         content, starts = _key_content(column, oid)
         valid = buffers.validity(column)
-        sizes += np.diff(starts) * valid
+        _size_key(buffers.view(starts), buffers.view(valid), buffers.view(sizes))
         parts.append((content, starts, valid))
     bounds = buffers.bounds(sizes)
     out = np.empty(int(bounds[n]), np.uint8)
@@ -119,6 +119,21 @@ def _key_fixed(values: npt.NDArray[Any]) -> tuple[buffers.Bytes, Int64s]:
         bits = values.astype(np.int64).view(np.uint64) ^ sign
         content = bits.astype(">u8").view(np.uint8)
     return content, np.arange(0, (n + 1) * width, width, dtype=np.int64)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    starts=cython.const_longlong[::1],
+    valid=cython.const_uchar[::1],
+    sizes=cython.longlong[::1],
+    i=cython.Py_ssize_t,
+)
+def _size_key(starts: memoryview, valid: memoryview, sizes: memoryview) -> None:
+    for i in range(len(valid)):
+        if valid[i]:
+            sizes[i] += starts[i + 1] - starts[i]
 
 
 @cython.cfunc

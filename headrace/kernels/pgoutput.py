@@ -365,21 +365,18 @@ def _decode(
         raise _malformed()
     names = ["__op", "__lsn", "__old"]
     arrays = [pa.array(ops), pa.array(lsns), pa.array(olds)]
+    found = bytearray(2 * width)
+    _find(buffers.view(sizes), memoryview(found), n)
     absent = pa.nulls(n, pa.string())
     for index, column in enumerate(relation.columns):
-        mine = slice(index * n, (index + 1) * n)
-        names.append(f"n:{column.name}")
-        arrays.append(_column(source, places[mine], sizes[mine]))
-        names.append(f"o:{column.name}")
-        if not with_old:
-            arrays.append(absent)
-        else:
-            mine = slice((width + index) * n, (width + index + 1) * n)
-            arrays.append(_column(source, places[mine], sizes[mine]))
-            unchanged = sizes[index * n : (index + 1) * n] == -2
-            if unchanged.any():
-                names.append(f"u:{column.name}")
-                arrays.append(pa.array(unchanged))
+        names += [f"n:{column.name}", f"o:{column.name}"]
+        for at in (index, width + index):
+            mine = slice(at * n, (at + 1) * n)
+            there = found[at] & 1
+            arrays.append(_column(source, places[mine], sizes[mine]) if there else absent)
+        if found[index] & 2:
+            names.append(f"u:{column.name}")
+            arrays.append(pa.array(sizes[index * n : (index + 1) * n] == -2))
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
@@ -517,6 +514,26 @@ def _tuple(
             return -1
         at += step
     return p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    sizes=cython.const_int[::1],
+    found=cython.uchar[::1],
+    n=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+    column=cython.Py_ssize_t,
+)
+def _find(sizes: memoryview, found: memoryview, n: int) -> None:
+    """By column of ``sizes``: 1 if there is a value in it, plus 2 if an unchanged one."""
+    for column in range(len(sizes) // n):
+        for i in range(column * n, column * n + n):
+            if sizes[i] >= 0:
+                found[column] |= 1
+            elif sizes[i] == -2:
+                found[column] |= 2
 
 
 @cython.cfunc

@@ -37,30 +37,26 @@ def encode_rows(columns: Sequence[pa.Array]) -> list[bytes]:
     n = buffers.row_count(columns)
     bitmap_bytes = (len(columns) + 7) // 8
     sizes = np.full(n, bitmap_bytes, np.int64)
-    valids = [buffers.validity(c) for c in columns]
-    contents = [_content(c) for c in columns]
-    for column, valid, content in zip(columns, valids, contents, strict=True):
-        if buffers.is_text(column.type):
-            offsets = buffers.view(buffers.offsets(column))
-            _size_text(offsets, buffers.view(valid), buffers.view(sizes))
+    valids = [buffers.view(buffers.validity(c)) for c in columns]
+    parts = [_content(c) for c in columns]
+    for valid, (content, offsets) in zip(valids, parts, strict=True):
+        if offsets is None:
+            _size_fixed(valid, buffers.view(sizes), content.itemsize)
         else:
-            sizes += valid * np.int64(content.itemsize)
+            _size_text(offsets, valid, buffers.view(sizes))
     bounds = buffers.bounds(sizes)
     out = np.zeros(int(bounds[n]), np.uint8)
     at = bounds[:n].copy()
-    for index, valid in enumerate(valids):
-        where = at + index // 8
-        missing = where[valid == 0]
-        out[missing] |= 1 << (index & 7)
-    at += bitmap_bytes
     view, cursor = buffers.view(out), buffers.view(at)
-    for column, valid, content in zip(columns, valids, contents, strict=True):
-        if buffers.is_text(column.type):
-            offsets = buffers.view(buffers.offsets(column))
-            _put_text(view, cursor, buffers.view(content), offsets, buffers.view(valid))
+    for index, valid in enumerate(valids):
+        _put_nulls(view, cursor, valid, index)
+    at += bitmap_bytes
+    for valid, (content, offsets) in zip(valids, parts, strict=True):
+        raw = buffers.view(content.view(np.uint8))
+        if offsets is None:
+            _put_fixed(view, cursor, raw, valid, content.itemsize)
         else:
-            raw = buffers.view(content.view(np.uint8))
-            _put_fixed(view, cursor, raw, buffers.view(valid), content.itemsize)
+            _put_text(view, cursor, raw, offsets, valid)
     return buffers.cut(out.tobytes(), buffers.view(bounds))
 
 
@@ -74,14 +70,12 @@ def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.
     bounds = buffers.lengths(list(rows))
     at = bounds[:n].copy()
     bitmap_bytes = (len(types) + 7) // 8
-    if n and int((bounds[1:] - at).min()) < bitmap_bytes:
-        raise ValueError(_CORRUPT)
-    source = np.frombuffer(joined, np.uint8)
-    data, cursor, ends = buffers.view(source), buffers.view(at), buffers.view(bounds)
-    valids = []
-    for index in range(len(types)):
-        flags = source[at + index // 8] if n else source
-        valids.append(((flags >> (index & 7)) & 1 == 0).view(np.uint8))
+    data = buffers.view(np.frombuffer(joined, np.uint8))
+    cursor, ends = buffers.view(at), buffers.view(bounds)
+    valids = [np.empty(n, np.uint8) for _ in types]
+    for index, valid in enumerate(valids):
+        if not _take_nulls(data, cursor, ends, buffers.view(valid), index):
+            raise ValueError(_CORRUPT)
     at += bitmap_bytes
     out = []
     for kind, valid in zip(types, valids, strict=True):
@@ -94,7 +88,7 @@ def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.
         if not _take_fixed(data, cursor, ends, buffers.view(valid), view, dtype.itemsize):
             raise ValueError(_CORRUPT)
         out.append(buffers.make_fixed(content.view(dtype), valid, kind))
-    if n and not np.array_equal(at, bounds[1:]):
+    if not _at_end(cursor, ends):
         raise ValueError(_CORRUPT)
     return out
 
@@ -159,17 +153,17 @@ def _integers(weights: Iterable[int]) -> Iterable[int]:
     return weights
 
 
-def _content(column: pa.Array) -> npt.NDArray[np.generic]:
-    """The bytes of a text column, or the values of another with NaN made canonical."""
+def _content(column: pa.Array) -> tuple[npt.NDArray[np.generic], memoryview | None]:
+    """Bytes and offsets of a text column, or the values of another with NaN made canonical."""
     if buffers.is_text(column.type):
-        return buffers.data(column)
+        return buffers.data(column), buffers.view(buffers.offsets(column))
     values = buffers.values(column)
     if values.dtype.kind == "f":
         wrong = np.isnan(values)
         if wrong.any():
             values = values.copy()
             values[wrong] = np.nan
-    return values
+    return values, None
 
 
 @cython.cfunc
@@ -180,6 +174,75 @@ def _number(keys: list[bytes], seen: dict[bytes, int], ids: memoryview) -> None:
     n = len(keys)
     for i in range(n):
         ids[i] = seen.setdefault(keys[i], len(seen))
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    out=cython.uchar[::1],
+    cursor=cython.longlong[::1],
+    valid=cython.const_uchar[::1],
+    index=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+)
+def _put_nulls(out: memoryview, cursor: memoryview, valid: memoryview, index: int) -> None:
+    """Set the bit of column ``index`` in the bitmaps at ``cursor``, where it is NULL."""
+    for i in range(len(valid)):
+        if not valid[i]:
+            out[cursor[i] + (index >> 3)] |= 1 << (index & 7)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    cursor=cython.const_longlong[::1],
+    ends=cython.const_longlong[::1],
+    valid=cython.uchar[::1],
+    index=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+)
+def _take_nulls(
+    data: memoryview, cursor: memoryview, ends: memoryview, valid: memoryview, index: int
+) -> bool:
+    """Whether every row has a bit for column ``index``, and where it says NULL."""
+    for i in range(len(valid)):
+        p = cursor[i] + (index >> 3)
+        if p >= ends[i + 1]:
+            return False
+        valid[i] = 1 - ((data[p] >> (index & 7)) & 1)
+    return True
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.bint)
+@cython.locals(
+    cursor=cython.const_longlong[::1], ends=cython.const_longlong[::1], i=cython.Py_ssize_t
+)
+def _at_end(cursor: memoryview, ends: memoryview) -> bool:
+    for i in range(len(cursor)):  # noqa: SIM110  a loop of C, where all() takes a generator
+        if cursor[i] != ends[i + 1]:
+            return False
+    return True
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    valid=cython.const_uchar[::1],
+    sizes=cython.longlong[::1],
+    width=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+)
+def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
+    for i in range(len(valid)):
+        if valid[i]:
+            sizes[i] += width
 
 
 @cython.cfunc

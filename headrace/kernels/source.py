@@ -61,6 +61,17 @@ def segments(
     return cuts
 
 
+def keyless(ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None]) -> bool:
+    """Whether an op that leaves a row has no new key, or a DELETE no old one."""
+    i: cython.Py_ssize_t
+    for i in range(len(ops)):
+        if ops[i] <= 1 and new_keys[i] is None:
+            return True
+        if ops[i] == 2 and old_keys[i] is None:
+            return True
+    return False
+
+
 def touched_keys(
     ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None], start: int, end: int
 ) -> dict[bytes, int]:

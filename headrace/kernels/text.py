@@ -45,9 +45,11 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
     if not buffers.is_text(column.type):
         message = f"text expected, got Arrow type {column.type}"
         raise TypeError(message)
+    n = len(column)
+    if column.null_count == n:
+        return pa.nulls(n, target)
     if oid in (FLOAT4, FLOAT8):
         return _parse_floats(column, oid)
-    n = len(column)
     valid = buffers.validity(column)
     data = buffers.view(buffers.data(column))
     offsets = buffers.view(buffers.offsets(column))

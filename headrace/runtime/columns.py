@@ -7,6 +7,7 @@ A description holds until the table's next one on the same connection, over any 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -58,17 +59,25 @@ def typed(batch: pa.RecordBatch, types: Mapping[int, int]) -> pa.RecordBatch:
     """
     names = batch.schema.names
     arrays = batch.columns
-    places: dict[int, list[int]] = {}
-    for place, name in enumerate(names[_HEAD:], _HEAD):
-        kind, _, number = name.partition(":")
-        if kind != "u" and types.get(int(number), UNKNOWN) != UNKNOWN:
-            places.setdefault(int(number), []).append(place)
-    for number, where in places.items():
+    for attnum, where in _places(tuple(names)).items():
+        if types.get(attnum, UNKNOWN) == UNKNOWN:
+            continue
         with contextlib.suppress(ValueError):
-            made = [text.parse(arrays[place], types[number]) for place in where]
+            made = [text.parse(arrays[place], types[attnum]) for place in where]
             for place, values in zip(where, made, strict=True):
                 arrays[place] = values
     return pa.RecordBatch.from_arrays(arrays, names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(names: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
+    """Where a change batch has the values of each column, by number."""
+    out: dict[int, list[int]] = {}
+    for place, name in enumerate(names[_HEAD:], _HEAD):
+        kind, _, attnum = name.partition(":")
+        if kind != "u":
+            out.setdefault(int(attnum), []).append(place)
+    return out
 
 
 class Columns:
@@ -91,9 +100,9 @@ class Columns:
         ``xid`` is a transaction in it.  A column whose number is not known is left out.
         """
         numbers = self._numbers(changes.relation, xid)
-        batch = changes.batch
-        names, arrays = batch.schema.names[:_HEAD], batch.columns[:_HEAD]
-        for name, array in zip(batch.schema.names[_HEAD:], batch.columns[_HEAD:], strict=True):
+        came, columns = changes.batch.schema.names, changes.batch.columns
+        names, arrays = came[:_HEAD], columns[:_HEAD]
+        for name, array in zip(came[_HEAD:], columns[_HEAD:], strict=True):
             kind, _, column = name.partition(":")
             if column in numbers:
                 names.append(f"{kind}:{numbers[column]}")
