@@ -117,6 +117,21 @@ def test_old_rows_and_unchanged_values():
     assert batch["o:b"].to_pylist() == [None, None, "q", None, ""]
 
 
+def test_columns_without_any_value_in_a_batch():
+    decoder = Decoder()
+    decoder.feed([begin(), relation()])
+    for key in ("1", "2"):
+        decoder.feed([change(b"U", b"N", row(key, True, None))])
+    (changes,) = decoder.flush()
+    batch = changes.batch
+    batch.validate(full=True)
+    assert batch.schema.names[3:] == ["n:id", "o:id", "n:a", "o:a", "u:a", "n:b", "o:b"]
+    assert batch["n:id"].to_pylist() == ["1", "2"]
+    assert batch["u:a"].to_pylist() == [True, True]
+    for name in ("o:id", "n:a", "o:a", "n:b", "o:b"):
+        assert batch[name].to_pylist() == [None, None]
+
+
 def test_a_new_description_flushes_only_its_relation():
     decoder = Decoder()
     decoder.feed([begin(), relation(5), relation(6), insert("1", None, None)])
