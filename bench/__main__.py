@@ -18,6 +18,7 @@ from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.population import Population
 from bench.relay import Relay
+from bench.restart import Restart
 from bench.scenario import Figures, Options, Scenario
 from bench.small import Small
 from bench.state import State
@@ -33,6 +34,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Freshness,
         Population,
         Relay,
+        Restart,
         Small,
         State,
         TpchQueries,

@@ -51,7 +51,7 @@ _BATCHES: Final = {30_000: 1, 100: 50, 1: 200}
 _TRANSACTION_ROWS: Final = 100
 _MEMORY_BYTES: Final = 1024**3
 _TPCH_PART: Final = 0.01
-_PARTS: Final = ("stream", "decode", "flow", "checkpoint")
+_PARTS: Final = ("stream", "decode", "flow", "regulate", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,15 @@ class Unit:
             out = self._flow.end(self._txid)
             self._store.prepare()
             self._store.commit(self._txid)
-            spent.timed("flow", begin)
+            flowed = spent.timed("flow", begin)
             spent.rows += rows_in(batch)
             spent.batches += 1
             spent.diffs += out.num_rows
             self.weight += int(out.column(out.num_columns - 1).to_numpy().sum())
-            self._database.regulate()
+            worked_s = flowed - begin
+            begin = time.thread_time()
+            self._database.regulate(worked_s)
+            spent.timed("regulate", begin)
         begin = time.thread_time()
         made = self._database.begin_checkpoint([(self._store, self._txid)], {})
         made.write(sync=False)

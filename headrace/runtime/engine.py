@@ -67,6 +67,7 @@ class Engine:
         self.running: Final = threading.Event()
         """Set once the first rewind has succeeded."""
         self._rested_at = 0.0
+        self._worked_s = 0.0
         """From when on the next batch is taken without waiting for more."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._urgent: deque[Callable[[], None]] = deque()
@@ -186,7 +187,8 @@ class Engine:
             return  # a command, or a view that healed, has asked for a rewind
         durability_at = self.durability.step(stream)
         due = min(durability_at, self._healing.heal_at(), self.watch.due, self._ticker.due)
-        if book.db.regulate():
+        worked_s, self._worked_s = self._worked_s, 0.0
+        if book.db.regulate(worked_s):
             due = min(due, clock.monotonic() + _REGULATE_S)
         wait = max(due - clock.monotonic(), 0.0)
         if not book.pipeline.room or book.checkpoints.lagging:
@@ -204,7 +206,8 @@ class Engine:
                 begun = clock.monotonic()
                 self._intake.process(batch)
                 # As long as it took: under load half the time is rest, and batches are larger.
-                self._rested_at = 2 * clock.monotonic() - begun
+                self._worked_s = clock.monotonic() - begun
+                self._rested_at = clock.monotonic() + self._worked_s
             finally:
                 batch.close()
         elif not stream.batcher.replaying:

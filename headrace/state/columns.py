@@ -35,6 +35,8 @@ _NEVER: Final = 1 << 30
 _BLOCK_BYTES: Final = 4 * 1024
 _BLOOM_BITS: Final = 10
 _ARENA_BYTES: Final = 64 * 1024
+NODE_BYTES: Final = 64
+"""About what an entry takes in memory besides key and value."""
 _PAIRS_PER_READ: Final = 4096
 _BYTES_PER_READ: Final = MIB
 _DAMAGED: Final = ("Corruption: ", "IO error: No such file or directory", "Invalid argument: ")
@@ -83,11 +85,11 @@ class Family:
             iterator.status()
         return out
 
-    def estimate(self) -> tuple[int, int]:
-        """About how many pairs there are, and how many bytes they take on disk."""
+    def estimate(self) -> int:
+        """About how many bytes all pairs would take in memory."""
         count = self.rows.property_int_value("rocksdb.estimate-num-keys") or 0
         size = self.rows.property_int_value("rocksdb.estimate-live-data-size") or 0
-        return int(count), int(size)
+        return 2 * int(size) + NODE_BYTES * int(count)
 
     def ingest(self, path: Path, *, move: bool) -> None:
         """Add the pairs of a sorted file."""
@@ -147,6 +149,10 @@ class Section:
         with reading(self.name):
             return keygroups.Within(self.family.rows.iter(), self.prefix, self._end)
 
+    def groups(self, first: int, last: int) -> Groups:
+        """The pairs of key groups ``first`` … ``last`` as they are now."""
+        return Groups(self, first, last)
+
     def empty(self) -> bool:
         """Whether there is no pair."""
         with reading(self.name):
@@ -166,6 +172,43 @@ class Section:
     def refresh(self) -> None:
         """Let the next scan see the latest checkpoint; an old iterator pins files."""
         self._iterator = None
+
+
+class Groups:
+    """Pairs of key groups in order, at the cost of one call of the binding for each.
+
+    Its ``items`` end silently at an error.  So where they end, an iterator that tells looks for
+    what comes next; that is also the case when a checkpoint has added something meanwhile.
+    """
+
+    def __init__(self, section: Section, first: int, last: int) -> None:
+        """See ``Section.groups``."""
+        self._section = section
+        self._last = last
+        self._next = bytes((first,))
+        self._items: Any = None
+
+    def read(self, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
+        """Up to ``count`` pairs, or about ``bytes_max`` bytes; none: that was all."""
+        section = self._section
+        with reading(section.name):
+            while True:
+                if self._items is None:
+                    self._items = section.family.rows.items(from_key=section.prefix + self._next)
+                keys, values = keygroups.take_pairs(
+                    self._items, section.prefix, self._last, count, bytes_max
+                )
+                if keys:
+                    self._next = keys[-1] + b"\x00"
+                    return keys, values
+                iterator = section.own_iterator()
+                iterator.seek(self._next)
+                if not iterator.valid():
+                    iterator.status()
+                    return [], []
+                if iterator.key()[0] > self._last:
+                    return [], []
+                self._items = None
 
 
 def close(database: Any) -> None:
@@ -235,7 +278,7 @@ def pairs_from(iterator: Any, name: str) -> Iterator[tuple[bytes, bytes]]:
     """Pairs from where it stands; the binding's own ``items`` ends silently at an error."""
     with reading(name):
         while True:
-            keys, values = keygroups.read_pairs(iterator, _PAIRS_PER_READ, _BYTES_PER_READ, -1)
+            keys, values = keygroups.read_pairs(iterator, _PAIRS_PER_READ, _BYTES_PER_READ)
             if not keys:
                 break
             yield from zip(keys, values, strict=True)

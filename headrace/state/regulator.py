@@ -8,17 +8,20 @@ action   when the maps take more / less  what
 =======  ==============================  ===================================================
 spill    more than 100 %                 greatest spill weight first, 20 % of what is there
                                          (or the excess, if that is more)
+fill     less than 60 %, a state has     all of it, but up to 50 % only: the rest is for what is
+         just come: a start, a new view  asked for
 load     less than 60 %, groups asked    greatest load weight first, up to 80 %;
          for are spilled                 how large they are is known when they are there
 =======  ==============================  ===================================================
 
 The gap between 80 % (after spilling, after loading) and both thresholds keeps it from flapping;
-so does a second between two decisions.  What was decided is done in slices of a few
-milliseconds, between batches.
+so does a second between two decisions (a load may follow a load at once, behind a long batch).
+What was decided is done between batches, in slices of a few milliseconds or as long as the batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,8 +33,7 @@ import numpy.typing as npt
 from headrace import clock
 from headrace.errors import HeadraceError
 from headrace.state import layout
-from headrace.state.columns import reading
-from headrace.state.map import keygroups
+from headrace.state.columns import Groups
 from headrace.state.tiers import Tier
 
 INTERVAL_S: Final = 1.0
@@ -39,7 +41,11 @@ INTERVAL_S: Final = 1.0
 SPILL_RATIO: Final = 0.2
 LOAD_BELOW: Final = 0.6
 LOAD_UP_TO: Final = 0.8
+FILL_UP_TO: Final = 0.5
 _STEP_S: Final = 0.003
+_STEP_S_MAX: Final = 0.25
+_LONG_S: Final = 0.05
+"""A batch that took so long may be followed by a decision at once: a decision takes far less."""
 _CLEAN_NODES: Final = 4096
 _SPILL_NODES: Final = 4096
 _LOAD_PAIRS: Final = 512
@@ -123,43 +129,52 @@ class Spill:
 
 @dataclass(slots=True)
 class Load:
-    """A group on its way into memory."""
+    """Spilled groups on their way into memory: ``group`` and those behind it, up to ``last``."""
 
     tier: Tier
     group: int
-    iterator: Any = None
-    before: int = 0
+    last: int = -1
+    unasked: bool = False
+    pairs: Groups | None = None
+
+    def __post_init__(self) -> None:
+        self.last = max(self.group, self.last)
+
+    @property
+    def groups(self) -> range:
+        """Those that are not resident yet."""
+        return range(self.group, self.last + 1)
 
     def step(self) -> bool:
         """Do a slice; True: done."""
         tier = self.tier
-        with reading(tier.name):
-            if self.iterator is None:
-                tier.map.begin_load(self.group)
-                self.before = tier.map.live_bytes
-                # Only now: it must show whatever the map does not keep.
-                self.iterator = tier.section.own_iterator()
-                self.iterator.seek(bytes((self.group,)))
-            keys, values = keygroups.read_pairs(self.iterator, _LOAD_PAIRS, _LOAD_BYTES, self.group)
-            if not keys:
-                self.iterator.status()
+        if self.pairs is None:
+            for group in self.groups:
+                tier.map.begin_load(group)
+            # Only now: it must show whatever the map does not keep.
+            self.pairs = tier.section.groups(self.group, self.last)
+        keys, values = self.pairs.read(_LOAD_PAIRS, _LOAD_BYTES)
         if keys:
             tier.map.load(keys, values)
-            return False
-        self.iterator = None
-        tier.learn(self.group, tier.map.live_bytes - self.before)
-        tier.make_resident(self.group)
-        return True
+        # They come in order: all before the last one's are complete.
+        reached = keys[-1][0] if keys else self.last + 1
+        if reached > self.group:
+            sizes = tier.map.group_bytes()
+            for group in range(self.group, reached):
+                tier.learn(group, sizes[group])
+                tier.make_resident(group)
+            self.group = reached
+        return not keys
 
-    def give_up(self) -> Spill:
-        """Stop; what was loaded has to go again."""
-        self.iterator = None
+    def give_up(self) -> list[Spill]:
+        """Stop; what was loaded has to go again, but for whole groups."""
+        if self.pairs is None:
+            return []
+        self.pairs = None
         tier = self.tier
-        tier.map.set_resident(self.group, False)
-        # It is larger than it was thought to be: it must not be tried again at once.
-        loaded = tier.map.live_bytes - self.before
-        tier.learn(self.group, 2 * max(loaded, tier.estimate(self.group)))
-        return Spill(tier, self.group, begun=True, given_up=True)
+        for group in self.groups:
+            tier.map.set_resident(group, False)
+        return [Spill(tier, group, begun=True, given_up=True) for group in self.groups]
 
 
 class Regulator:
@@ -172,20 +187,25 @@ class Regulator:
         self.loaded_groups = 0
         self._monotonic = monotonic
         self._next_at = monotonic()
+        self._spilled_at = -math.inf
         self._work: deque[Spill | Load] = deque()
 
-    def step(self, tiers: list[Tier]) -> bool:
-        """A few milliseconds of work, between batches; returns whether there is more."""
-        until = clock.monotonic() + _STEP_S
+    def step(self, tiers: list[Tier], worked_s: float = 0.0) -> bool:
+        """A few milliseconds of work, between batches; returns whether there is more.
+
+        Up to ``worked_s`` after a batch that took so long: what it has asked RocksDB for costs a
+        third when it is loaded, and the next one finds it.
+        """
+        until = clock.monotonic() + max(_STEP_S, min(worked_s, _STEP_S_MAX))
         for tier in tiers:
             while tier.cleaning and clock.monotonic() < until:
                 tier.clean(_CLEAN_NODES)
-        total = _bytes(tiers)
-        if not self._work and self._monotonic() >= self._next_at:
-            self._decide(tiers, total)
+        if not self._work:
+            self._decide(tiers, long=worked_s > _LONG_S)
         while self._work and clock.monotonic() < until:
-            if _bytes(tiers) > LOAD_UP_TO * self.budget_bytes:
-                self._stop_loading()
+            full = _bytes(tiers) / self.budget_bytes
+            if full > FILL_UP_TO:
+                self._stop_loading(unasked_only=full <= LOAD_UP_TO)
             if self._work:
                 self._do()
         return self.busy or any(tier.cleaning for tier in tiers)
@@ -206,38 +226,51 @@ class Regulator:
 
     def _do(self) -> None:
         job = self._work[0]
+        spilled = job.tier.spilled
         try:
             done = job.step()
         except HeadraceError:
             # Nobody has asked for this group just now: who reads it will meet the error himself.
             assert isinstance(job, Load), "only loading reads files"
-            self._work[0] = job.give_up()
+            self._work.popleft()
+            self._work.extendleft(job.give_up())
             job.tier.forbid(job.group)
             return
+        if isinstance(job, Load):
+            self.loaded_groups += spilled - job.tier.spilled
+        elif done and not job.given_up:
+            self.spilled_groups += 1
         if done:
             self._work.popleft()
-            if isinstance(job, Load):
-                self.loaded_groups += 1
-            elif not job.given_up:
-                self.spilled_groups += 1
 
-    def _stop_loading(self) -> None:
-        loads = [job for job in self._work if isinstance(job, Load)]
-        if not loads:
-            return
-        rest: deque[Spill | Load] = deque(job for job in self._work if isinstance(job, Spill))
-        if loads[0].iterator is not None:
-            rest.append(loads[0].give_up())
-        self._work = rest
+    def _stop_loading(self, *, unasked_only: bool) -> None:
+        work, self._work = self._work, deque[Spill | Load]()
+        for job in work:
+            if isinstance(job, Spill) or (unasked_only and not job.unasked):
+                self._work.append(job)
+                continue
+            if job.pairs is not None and not job.unasked:
+                # It is larger than it was thought to be: it must not be tried again at once.
+                loaded = job.tier.map.group_bytes()[job.group]
+                job.tier.learn(job.group, 2 * max(loaded, job.tier.estimate(job.group)))
+            self._work.extend(job.give_up())
 
-    def _decide(self, tiers: list[Tier], total: int) -> None:
-        if total > self.budget_bytes:
+    def _decide(self, tiers: list[Tier], *, long: bool) -> None:
+        total = _bytes(tiers)
+        now = self._monotonic()
+        if total < LOAD_BELOW * self.budget_bytes:
+            for tier in (tier for tier in tiers if tier.fresh):
+                tier.fresh = False
+                if tier.spilled == layout.GROUPS:
+                    self._work.append(Load(tier, 0, layout.GROUPS - 1, unasked=True))
+            due = self._spilled_at + INTERVAL_S if long else self._next_at
+            if not self._work and now >= due and any(tier.spilled for tier in tiers):
+                self._decide_load(tiers, total)
+                self._next_at = now + INTERVAL_S
+        elif total > self.budget_bytes and now >= self._next_at:
             self._decide_spill(tiers, total)
-        elif total < LOAD_BELOW * self.budget_bytes and any(t.spilled for t in tiers):
-            self._decide_load(tiers, total)
-        else:
-            return
-        self._next_at = self._monotonic() + INTERVAL_S
+            self._spilled_at = now
+            self._next_at = now + INTERVAL_S
 
     def _decide_spill(self, tiers: list[Tier], total: int) -> None:
         sizes, requests, resident = _numbers(tiers)
@@ -252,9 +285,16 @@ class Regulator:
         where = np.flatnonzero(~resident & (requests > 0))
         sizes = [tiers[at // layout.GROUPS].estimate(at % layout.GROUPS) for at in where.tolist()]
         room = LOAD_UP_TO * self.budget_bytes - total
-        for at in choose_load(sizes, requests[where], room):
-            tier, group = divmod(int(where[at]), layout.GROUPS)
-            self._work.append(Load(tiers[tier], group))
+        chosen = [int(where[at]) for at in choose_load(sizes, requests[where], room)]
+        if len(chosen) == len(where):
+            chosen.sort()  # neighbours are read together
+        for at in chosen:
+            tier, group = divmod(at, layout.GROUPS)
+            job = self._work[-1] if self._work else None
+            if isinstance(job, Load) and job.tier is tiers[tier] and job.last == group - 1:
+                job.last = group
+            else:
+                self._work.append(Load(tiers[tier], group))
 
 
 def _bytes(tiers: list[Tier]) -> int:

@@ -114,12 +114,13 @@ class RocksDatabase:
         if keep is not None:
             self.disk.clear(name, keep, {})
 
-    def regulate(self) -> bool:
-        """Keep memory within the budget: a few milliseconds of work, between batches.
+    def regulate(self, worked_s: float = 0.0) -> bool:
+        """Keep memory within the budget, and fill it: a few milliseconds of work between batches.
 
-        Returns whether it should be called again soon, though nothing else is to be done.
+        Or as long as the last batch took (``worked_s``).  Returns whether it should be called
+        again soon, though nothing else is to be done.
         """
-        return self._regulator.step(self._tiers())
+        return self._regulator.step(self._tiers(), worked_s)
 
     @property
     def memory_bytes(self) -> int:

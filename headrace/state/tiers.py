@@ -17,15 +17,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from headrace.errors import BugError
-from headrace.state import layout
+from headrace.state import columns, layout
 from headrace.state.columns import Section, reading
 from headrace.state.map import keygroups
 from headrace.state.map.skiplist import SkipList
 
 _CLEAN_PER_WRITE: Final = 2
 """Superfluous entries dropped for each one written, so that they never pile up."""
-_NODE_BYTES: Final = 64
-"""About what an entry takes in memory besides key and value, before one is known."""
 _SAMPLE_PAIRS: Final = 256
 _SAMPLE_BYTES: Final = 64 * 1024
 _NEVER: Final = 1 << 62
@@ -48,11 +46,13 @@ class Tier:
         self.cleaning = False
         """Whether entries are left that a checkpoint has made superfluous."""
         self.closed = False
+        self.fresh = not section.empty()
+        """Whether it has just come: nobody has tried to bring all of it into memory."""
         self._written_before = 0
         self._known: dict[int, int] = {}
         self._typical: int | None = None
         """About how many bytes a group has, once one was met."""
-        if not section.empty():
+        if self.fresh:
             for group in range(layout.GROUPS):
                 self.make_spilled(group)
 
@@ -161,15 +161,12 @@ class Tier:
 
     def _sample(self, group: int) -> int:
         """Look at the beginning of a group: the groups of a state are about equally large."""
-        iterator = self.section.own_iterator()
-        iterator.seek(bytes((group,)))
-        keys, values = keygroups.read_pairs(iterator, _SAMPLE_PAIRS, _SAMPLE_BYTES, group)
-        seen: int = keygroups.pair_bytes(keys, values) + _NODE_BYTES * len(keys)
+        keys, values = self.section.groups(group, group).read(_SAMPLE_PAIRS, _SAMPLE_BYTES)
+        seen: int = keygroups.pair_bytes(keys, values) + columns.NODE_BYTES * len(keys)
         if len(keys) < _SAMPLE_PAIRS and seen < _SAMPLE_BYTES:
             return seen
         # As if the whole column family were this state.
-        count, size = self.section.family.estimate()
-        return max(seen, (2 * size + _NODE_BYTES * count) // layout.GROUPS)
+        return max(seen, self.section.family.estimate() // layout.GROUPS)
 
     def learn(self, group: int, size: int) -> None:
         """Note how many bytes a group takes in memory."""

@@ -245,12 +245,10 @@ def prefix_ends(prefixes: list[bytes]) -> list[bytes | None]:
 
 
 @cython.locals(n=cython.Py_ssize_t, left=cython.longlong, keys=list, values=list)
-def read_pairs(
-    iterator: Any, count: int, bytes_max: int, last: int
-) -> tuple[list[bytes], list[bytes]]:
+def read_pairs(iterator: Any, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
     """Up to ``count`` pairs or ``bytes_max`` bytes from where the iterator stands.
 
-    Stops before keys whose first byte is not ``last`` (-1: any).  The caller asks ``status``.
+    The caller asks ``status``.
     """
     keys = []
     values = []
@@ -260,13 +258,49 @@ def read_pairs(
         if left <= 0 or not iterator.valid():
             break
         key = iterator.key()
-        if last >= 0 and key[0] != last:
-            break
         value = iterator.value()
         keys.append(key)
         values.append(value)
         left -= len(key) + len(value)
         iterator.next()
+    return keys, values
+
+
+@cython.locals(
+    prefix=bytes,
+    keys=list,
+    values=list,
+    key=bytes,
+    value=bytes,
+    left=cython.longlong,
+    n=cython.Py_ssize_t,
+    skipped=cython.Py_ssize_t,
+    end=cython.int,
+)
+def take_pairs(
+    items: Any, prefix: bytes, last: int, count: int, bytes_max: int
+) -> tuple[list[bytes], list[bytes]]:
+    """The next pairs of ``items`` that have the prefix and a key group up to ``last``, without it.
+
+    Up to ``count``, or about ``bytes_max`` bytes; none: there are no more, or an error was met.
+    """
+    keys = []
+    values = []
+    left = bytes_max
+    n = count
+    skipped = len(prefix)
+    end = last
+    for found in items:
+        key = found[0]
+        if not key.startswith(prefix) or key[skipped] > end:
+            break
+        value = found[1]
+        left -= len(key) + len(value)
+        keys.append(key[skipped:])
+        values.append(value)
+        n -= 1
+        if n <= 0 or left <= 0:
+            break
     return keys, values
 
 
