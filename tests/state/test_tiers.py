@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BugError
+from headrace.state import regulator
 from headrace.state.map import keygroups
-from headrace.state.regulator import Load, Spill
+from headrace.state.regulator import Load, Regulator, Spill
 from headrace.state.rocks import RocksDatabase
 from tests.amounts import examples
 
@@ -43,6 +44,8 @@ class Pair:
         self.checkpoint = None
         self.aside = self.durable
         self.jobs: list[Spill | Load] = []
+        self.time = 0.0
+        self.regulator = Regulator(1, lambda: self.time)
         self.txid = txid
 
     @property
@@ -118,20 +121,40 @@ class Pair:
 
     def load(self, group: int) -> None:
         for tier in self.store.tiers.values():
-            busy = any(job.tier is tier and job.group == group for job in self.jobs)
-            if not tier.resident[group] and not busy:
+            if not tier.resident[group] and not self.busy(tier, group):
                 self.jobs.append(Load(tier, group))
                 self.jobs[-1].step()
+
+    def fill(self) -> None:
+        """All of it at once, as after a start."""
+        for tier in self.store.tiers.values():
+            if tier.spilled == 256 and not any(self.busy(tier, group) for group in range(256)):
+                self.jobs.append(Load(tier, 0, 255, unasked=True))
+                self.jobs[-1].step()
+
+    def busy(self, tier, group: int) -> bool:
+        return any(
+            job.tier is tier and group in (job.groups if isinstance(job, Load) else [job.group])
+            for job in self.jobs
+        )
+
+    def regulate(self, budget: int) -> None:
+        """Memory is another size now; some of what is to be done is done."""
+        self.regulator.budget_bytes = budget
+        self.time += 2
+        self.regulator.step([*self.store.tiers.values()])
 
     def work(self) -> None:
         self.jobs = [job for job in self.jobs if not job.step()]
 
     def give_up(self) -> None:
-        self.jobs = [job.give_up() if isinstance(job, Load) else job for job in self.jobs]
+        jobs, self.jobs = self.jobs, []
+        for job in jobs:
+            self.jobs += job.give_up() if isinstance(job, Load) else [job]
 
     def crash(self) -> None:
         """What is in memory is lost; what was written counts."""
-        del self.map, self.index, self.store, self.jobs
+        del self.map, self.index, self.store, self.jobs, self.regulator
         self.checkpoint = None
         self.database.close()
         self.database = RocksDatabase(self.path)
@@ -169,24 +192,43 @@ adds = st.lists(
     st.tuples(st.sampled_from(KEYS), st.sampled_from(ROWS), st.integers(-2, 3)), max_size=5
 )
 groups = st.sampled_from(GROUPS)
+txids = (
+    st.tuples(st.just("run"), puts, adds),
+    st.tuples(st.just("run"), puts, adds),
+    st.tuples(st.just("commit")),
+    st.tuples(st.just("commit")),
+    st.tuples(st.just("rollback"), st.integers(1, 3)),
+    st.tuples(st.just("begin")),
+    st.tuples(st.just("write")),
+    st.tuples(st.just("end")),
+    st.tuples(st.just("crash")),
+)
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("run"), puts, adds),
-        st.tuples(st.just("run"), puts, adds),
-        st.tuples(st.just("commit")),
-        st.tuples(st.just("commit")),
-        st.tuples(st.just("rollback"), st.integers(1, 3)),
-        st.tuples(st.just("begin")),
-        st.tuples(st.just("write")),
-        st.tuples(st.just("end")),
+        *txids,
         st.tuples(st.just("spill"), groups),
         st.tuples(st.just("load"), groups),
+        st.tuples(st.just("fill")),
         st.tuples(st.just("work")),
         st.tuples(st.just("give_up")),
-        st.tuples(st.just("crash")),
     ),
     max_size=25,
 )
+full = ([(key, b"v") for key in KEYS], [(key, row, 2) for key in KEYS for row in ROWS])
+stopped = [("run", *full), ("commit",), ("begin",), ("write",), ("end",), ("crash",)]
+"""So that there is something to load."""
+budgets = st.tuples(st.just("regulate"), st.sampled_from([1, 1000, 3000, 1 << 20]))
+regulated = st.lists(st.one_of(*txids, budgets, budgets, budgets), max_size=40)
+
+
+class Ticks:
+    """A clock of which each look takes a millisecond: a step of the regulator is two slices."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
 
 
 @settings(
@@ -194,15 +236,32 @@ steps = st.lists(
 )
 @given(todo=steps)
 def test_any_order_of_events_equals_dictionaries(tmp_path_factory, todo) -> None:
+    play(tmp_path_factory, todo)
+
+
+@settings(
+    examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(todo=regulated)
+def test_any_budget_and_any_restart_equal_dictionaries(tmp_path_factory, todo) -> None:
+    """What was loaded whole, in part, or not at all gives the same answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regulator, "clock", Ticks())
+        play(tmp_path_factory, todo)
+
+
+def play(tmp_path_factory, todo) -> None:
     pair = Pair(tmp_path_factory.mktemp("tiers") / "db")
-    try:
-        for name, *arguments in todo:
-            getattr(pair, name)(*arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regulator, "_LOAD_PAIRS", 1)
+        try:
+            for name, *arguments in [*stopped, *todo]:
+                getattr(pair, name)(*arguments)
+                pair.check()
+            pair.crash()
             pair.check()
-        pair.crash()
-        pair.check()
-    finally:
-        pair.database.close()
+        finally:
+            pair.database.close()
 
 
 @pytest.fixture
