@@ -202,6 +202,45 @@ def test_a_group_that_cannot_be_read_stays_spilled(made, monkeypatch) -> None:
     state.check(500)
 
 
+def test_a_read_that_ends_too_early_goes_on(made, monkeypatch) -> None:
+    """RocksDB's binding ends its ``items`` silently at an error."""
+    state = made(1 << 30)
+    state.put(0, 2000)
+    state.database.close()
+    state.open(1 << 30)
+    take, calls = columns.keygroups.take_pairs, []
+
+    def end_early(items, prefix, last, count, bytes_max):
+        calls.append(count)
+        if len(calls) % 3 == 2:
+            return [], []
+        return take(items, prefix, last, 100, bytes_max)
+
+    monkeypatch.setattr(columns.keygroups, "take_pairs", end_early)
+    state.step(1)
+    assert len(calls) > 30
+    assert state.tier.spilled == 0
+    assert state.tier.map.total == 2000
+    state.check(2000)
+
+
+def test_a_long_batch_is_followed_by_what_it_asked_for(made) -> None:
+    state = made(1 << 40)
+    state.put(0, 5000)
+    state.database.close()
+    state.open(1 << 40)
+    state.tier.fresh = False
+    state.step()  # nothing is asked for: the next look would be in a second
+    assert state.regulator.loaded_groups == 0
+    state.check(5000)
+    state.regulator.step([state.tier], 0.001)
+    assert not state.regulator.busy
+    state.regulator.step([state.tier], 10.0)
+    while state.regulator.busy:
+        state.regulator.step([state.tier])
+    assert state.tier.spilled == 0
+
+
 def test_a_state_that_leaves_takes_its_work_with_it(made) -> None:
     state = made(1 << 30)
     state.put(0, 500)
