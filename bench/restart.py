@@ -72,7 +72,7 @@ def _drains(on: Bed, stream: shapes.Stream, about: Figures) -> Iterator[Figures]
             "seconds": round(seconds, 2),
             "cpu_s": round(spent, 2),
             "to_third": round(seconds / third[0], 2),
-            "cpu_to_third": round(spent / third[1], 2),
+            "cpu_to_third": round(spent / max(third[1], 0.01), 2),
         }
 
 

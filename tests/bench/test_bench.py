@@ -22,7 +22,7 @@ def test_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 def test_scenario_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--json", "--rows", "20000", "--seconds", "2"]) == 0
     lines = json.loads(capsys.readouterr().out)["results"][name]
-    assert len(lines) == {"tpch": 22, "creations": 4}.get(name, 1)
+    assert len(lines) == {"tpch": 22, "creations": 4, "restart": 12}.get(name, 1)
     for line in lines:
         assert line.get("differing_rows", 0) == 0
         assert line.get("refused", "-") == "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from headrace.errors import TransientError
 from headrace.state import columns, regulator
 from headrace.state.regulator import Load, Regulator, Spill
-from headrace.state.rocks import RocksDatabase
+from headrace.state.rocks import RocksDatabase, write_run
 
 MIB = 1024 * 1024
 
@@ -200,6 +201,39 @@ def test_a_group_that_cannot_be_read_stays_spilled(made, monkeypatch) -> None:
         state.check(500)
     assert not state.tier.resident[group]
     state.check(500)
+
+
+def test_what_was_populated_and_loaded_is_lost_with_no_crash(tmp_path) -> None:
+    """Killed before the first checkpoint: the files were taken in before anything was loaded."""
+    run, pairs = tmp_path / "0.sst", [(b"%c%d" % (i % 256, i), b"v%d" % i) for i in range(5000)]
+    pairs.sort()
+    write_run(run, {"m": pairs})
+    path = tmp_path / "db"
+    database = RocksDatabase(path)
+    database.ingest(1, [run])
+    store = database.view(1, 7)
+    state = store.map("m")
+    while database.regulate():
+        pass
+    assert store.tiers["m"].spilled == 0
+    keys = [key for chunk, _ in state.scan() for key in chunk]
+    store.begin(8)
+    state.put_many(keys, [None] * len(keys))
+    store.commit(8)
+    shutil.copytree(path, tmp_path / "as_killed")
+    database.close()
+    database = RocksDatabase(tmp_path / "as_killed")
+    store = database.view(1, 7)
+    state = store.map("m")
+    found = [pair for part in state.scan() for pair in zip(*part, strict=True)]
+    assert found == [(key[1:], value) for key, value in pairs]
+    while database.regulate():
+        pass
+    assert store.tiers["m"].map.total == len(pairs)
+    found = [pair for part in state.scan() for pair in zip(*part, strict=True)]
+    assert found == [(key[1:], value) for key, value in pairs]
+    assert store.dump() == {"m": pairs}
+    database.close()
 
 
 def test_a_read_that_ends_too_early_goes_on(made, monkeypatch) -> None:
