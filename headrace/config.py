@@ -143,16 +143,23 @@ class Settings:
 
     spark_master: str = "local[2]"
     """Spark master for populations; a cluster's URL needs ``staging_dir`` on shared storage."""
-    spark_threshold_rows: int = 100_000
-    """Rows of all tables together below which a population runs in-process."""
-    spark_warm: bool = True
-    """Start the Spark session with the server (8-15 s in the background), not on demand."""
+    spark_threshold_rows: int = 0
+    """Rows of all tables together from which a population runs on Spark; 0: those that do not fit
+    into ``population_memory_bytes``, and from 100 000 rows on where ``spark_master`` is a cluster."""
+    spark_warm: bool = False
+    """Start the Spark session with the server and keep it (some 20 s of a processor, 0.7 GB), not
+    when the first population needs it."""
+    spark_idle_ms: int = 600_000
+    """Milliseconds after its last use until the Spark session and its JVM are let go; 0: never."""
     spark_memory_mb: int = 1_024
     """Megabytes of heap for the Spark driver (and each executor)."""
     spark_partition_rows: int = 250_000
     """Rows a reading partition aims at."""
     staging_dir_override: str = ""
     """Directory of population state when it must be shared with Spark executors."""
+    population_memory_bytes: int = 1_073_741_824
+    """Bytes that the states of populations in-process may take, as estimated beforehand: about 2
+    million rows; what does not fit runs on Spark."""
     populations_max: int = 3
     """Populations that load at once; more share the wait for a snapshot, then take turns: each
     needs memory, a processor here and one in the source, and a snapshot a replication slot."""
@@ -201,6 +208,11 @@ class Settings:
         address(self.listen)
         if self.http:
             address(self.http)
+
+    @property
+    def spark_cluster(self) -> bool:
+        """Whether Spark runs on other machines."""
+        return not self.spark_master.startswith("local")
 
     @property
     def run_dir(self) -> Path:

@@ -37,8 +37,8 @@ class WorkerProtocol(Protocol):
 class SparkPopulation(Protocol):
     """Population by Spark (``population.spark``)."""
 
-    def session(self, job: Job) -> Any:
-        """Wait until Spark has started."""
+    def begin(self) -> None:
+        """Start Spark in the background: a population will need it."""
 
     def populate(
         self,

@@ -22,7 +22,8 @@ from headrace.errors import HeadraceError, PrerequisiteError, SnapshotLost, Tran
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
-from headrace.population import local, reader, rights, staging, tables, uses
+from headrace.population import choice, local, reader, rights, staging, tables, uses
+from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.handover import Handover
 from headrace.population.job import Job, cancelled
@@ -112,6 +113,9 @@ class Population:
         """Everything from the catalog row to the adoption; returns the rows."""
         started = clock.monotonic()
         with contextlib.closing(self), contextlib.ExitStack() as undo:
+            if self._choose(self._sizes(self._planned.physical.sources)).mode == choice.SPARK:
+                # It starts behind what else there is to wait for.
+                self._context.spark.begin()
             self._register(undo)
             rows = self._populate_attempts(undo)
         self._adopt()
@@ -158,16 +162,12 @@ class Population:
     def _populate(self, staged: Staging, position: dict[str, Any]) -> int:
         job, context = self._job, self._context
         self._rename()
-        mode = self._mode()
-        if mode == "spark":
-            # Before the snapshot: it should not be held while Spark starts.
-            context.spark.session(job)
         job.phase("snapshot")
         staged.make()
         self.close()  # whoever waits needs no connection
         with contextlib.ExitStack() as place:
             with context.snapshots.join(job, self._settings) as snapshot:
-                rows, taken = self._load_at(snapshot, mode, staged, place)
+                rows, taken = self._load_at(snapshot, staged, place)
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
             staged.seal(facts)
             faults.point(faults.POPULATION_SEALED)
@@ -175,7 +175,7 @@ class Population:
         return rows
 
     def _load_at(
-        self, snapshot: Snapshot, mode: str, staged: Staging, place: contextlib.ExitStack
+        self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack
     ) -> tuple[int, Facts]:
         """Load what ``snapshot`` shows, in a ``place``; the rows, and what the view relies on."""
         job = self._job
@@ -183,14 +183,15 @@ class Population:
         sources = self._rename()
         with self._connect() as conn:
             before = tables.shape(conn, sources)
-            sizes = {source.id: tables.size(conn, source) for source in sources}
-        total = sum(size.rows for size in sizes.values())
+        sizes = self._sizes(sources)
+        chosen = self._choose(sizes)
         self.close()
-        self._take_place(place, mode, total)
+        self._tell(chosen)
+        self._take_place(place, chosen)
         job.phase("reading", total=tables.expected(sources, sizes))
         faults.point(faults.POPULATION_BEGINS)
         try:
-            rows = self._load(mode, snapshot, sizes, staged)
+            rows = self._load(chosen.mode, snapshot, sizes, staged)
         except HeadraceError:
             # What went wrong may be a consequence of one of these, which say more.
             job.check()
@@ -206,13 +207,14 @@ class Population:
             uses.check_kept(taken, self._facts_now(conn, taken))
         return rows, taken
 
-    def _take_place(self, place: contextlib.ExitStack, mode: str, total: int) -> None:
+    def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
         """Wait for the turn to load; the states of a large one in-process are in memory."""
         places = self._context.places
-        large = mode == "local" and total >= self._threshold_rows
-        if mode == "spark":
+        spark = chosen.mode == choice.SPARK
+        if spark:
             place.enter_context(self._context.spark_place.take(self._job))
-        place.enter_context(places.take(self._job, places.count if large else 1))
+        alone = chosen.large and not spark
+        place.enter_context(places.take(self._job, places.count if alone else 1))
 
     def _rename(self) -> tuple[SourceSpec, ...]:
         """Give the plan the names of now, which rows are read by; its sources."""
@@ -233,30 +235,24 @@ class Population:
         (facts,) = fingerprint.read(conn, [known], name, results.revisions)
         return facts
 
-    def _mode(self) -> str:
-        """How to load: as asked for, or by what the planner thinks there is to read."""
-        if self._planned.physical.temporal:
-            return "local"  # one instant for all rows, from one transaction
-        if self._options.population != "auto":
-            return self._options.population
+    def _sizes(self, sources: tuple[SourceSpec, ...]) -> dict[str, TableSize]:
         with self._connect() as conn:
-            total = sum(tables.size(conn, source).rows for source in self._planned.physical.sources)
-        return "spark" if total and total >= self._threshold_rows else "local"
+            return {source.id: tables.size(conn, source) for source in sources}
 
-    @property
-    def _threshold_rows(self) -> int:
-        """Rows from which on a population is a large one."""
-        threshold = self._options.threshold_rows
-        if threshold is None:
-            threshold = self._settings.spark_threshold_rows
-        return threshold
+    def _choose(self, sizes: dict[str, TableSize]) -> Choice:
+        return choice.choose(self._planned.physical, sizes, self._settings, self._options)
+
+    def _tell(self, chosen: Choice) -> None:
+        """Tell the log, and whoever waits for many rows, where they are loaded and why."""
+        self._log.info("population", mode=chosen.mode, choice=str(chosen))
+        if chosen.mode == choice.SPARK or chosen.rows >= choice.ROWS_WORTH_TELLING:
+            self._job.say(str(chosen))
 
     def _load(
         self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
     ) -> int:
         planned = self._planned
-        self._log.info("population", mode=mode)
-        if mode == "spark":
+        if mode == choice.SPARK:
             return self._context.spark.populate(
                 self._job, planned.physical, snapshot, sizes, planned.settings, staged
             )

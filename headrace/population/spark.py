@@ -27,7 +27,7 @@ from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError
-from headrace.population import segments
+from headrace.population import segments, tables
 from headrace.population.job import Job
 from headrace.population.segments import Exit, Segment, Spec
 from headrace.population.snapshot import Snapshot
@@ -46,16 +46,20 @@ _JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Spark:
-    """The builder's Spark session, started once and kept."""
+    """The builder's Spark session: started when it is needed, kept while it is used."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
+        self._making = threading.Lock()
+        """Held while a session starts or ends: pyspark has one for all."""
         self._starting: Future[Any] | None = None
+        self._users = 0
+        self._used_at = 0.0
         self.status = "cold"
         """``cold``, ``warming``, ``warm`` or ``failed: <why>``."""
 
-    def warm(self) -> None:
+    def begin(self) -> None:
         """Start the session and its Python workers in the background."""
         self._start()
 
@@ -64,6 +68,8 @@ class Spark:
 
         Raises:
             HeadraceError: it cannot be started; it is tried again next time.
+
+        REQUIRES: inside of ``_used``, or nobody lets go of it meanwhile.
         """
         starting = self._start()
         if not starting.done():
@@ -97,7 +103,8 @@ class Spark:
     def _run_start(self, starting: Future[Any]) -> None:
         started = clock.monotonic()
         try:
-            session = _start(self._settings)
+            with self._making:
+                session = _start(self._settings)
             # The first query compiles and forks what the next ones find ready.
             session.range(2, numPartitions=2).mapInArrow(_idle, "id bigint").collect()
         except HeadraceError as error:
@@ -114,6 +121,42 @@ class Spark:
             seconds = round(clock.monotonic() - started, 1)
             _log.info("spark is warm", seconds=seconds)
             starting.set_result(session)
+            self._await_idle()
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        """While inside, the session is not let go."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+            self._await_idle()
+
+    def _await_idle(self) -> None:
+        """Let go of the session if nobody uses it for as long as the settings say from now on."""
+        with self._lock:
+            self._used_at = clock.monotonic()
+        idle_s = 0 if self._settings.spark_warm else self._settings.spark_idle_ms / 1000
+        if idle_s:
+            timer = threading.Timer(idle_s, self._let_go, (self._used_at,))
+            timer.daemon = True
+            timer.start()
+
+    def _let_go(self, used_at: float) -> None:
+        """End the session and its JVM, unless it was used after ``used_at``."""
+        with self._making:
+            with self._lock:
+                starting = self._starting
+                if self._users or self._used_at != used_at:
+                    return
+                if starting is None or not starting.done() or starting.exception():
+                    return
+                self._starting, self.status = None, "cold"
+            _log.info("spark is let go: nobody uses it")
+            _forget(starting.result())
 
     def populate(
         self,
@@ -129,7 +172,20 @@ class Spark:
         Raises:
             HeadraceError: of a task, as it was raised there; TransientError if Spark failed.
         """
+        with self._used():
+            return self._populate(job, physical, snapshot, sizes, settings, staged)
+
+    def _populate(
+        self,
+        job: Job,
+        physical: PhysicalPlan,
+        snapshot: Snapshot,
+        sizes: dict[str, TableSize],
+        settings: dict[str, str],
+        staged: Staging,
+    ) -> int:
         session = self.session(job)
+        job.phase("reading", total=tables.expected(physical.sources, sizes))
         spec = Spec(
             physical,
             self._settings.source,
@@ -183,10 +239,11 @@ class Spark:
                 return
         except Exception as error:  # noqa: BLE001  whatever py4j says when nobody answers
             _log.warning("the JVM of spark has died", reason=str(error)[:500])
-        with self._lock:
-            self._starting = None
-            self.status = "cold"
-        _forget(session)
+        with self._making:
+            with self._lock:
+                self._starting = None
+                self.status = "cold"
+            _forget(session)
 
 
 def split_blocks(size: TableSize, rows_per_task: int, tasks_min: int) -> list[list[int | None]]:

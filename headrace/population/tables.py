@@ -43,6 +43,8 @@ class TableSize:
     """Whether it rests on an ANALYZE; else on nothing but the width of the columns."""
     whole: bool = False
     """Whether it has to be read in one piece (``may_plan``)."""
+    width: int = 0
+    """Bytes of a row's columns that are read, as far as statistics know them."""
 
 
 Shape = tuple[object, ...]
@@ -53,7 +55,14 @@ _SIZE: Final = """
 SELECT pg_relation_size(c.oid), current_setting('block_size')::int, c.reltuples::bigint,
        c.relpages, 28 + (SELECT sum(CASE WHEN a.attlen > 0 THEN a.attlen ELSE 32 END)
   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
-       pg_has_role(c.relowner, session_user, 'MEMBER') FROM pg_class c WHERE c.oid = %s"""
+       pg_has_role(c.relowner, session_user, 'MEMBER'),
+       (SELECT sum(coalesce(s.avg_width, CASE WHEN a.attlen > 0 THEN a.attlen ELSE 32 END))
+  FROM pg_attribute a LEFT JOIN pg_stats s ON NOT s.inherited AND s.attname = a.attname
+    AND s.tablename = c.relname AND s.schemaname = n.nspname
+  WHERE a.attrelid = c.oid AND a.attnum = ANY(%(read)s)),
+       (SELECT pg_relation_size(c.reltoastrelid) FROM pg_attribute a WHERE a.attrelid = c.oid
+    AND a.attnum = ANY(%(read)s) AND a.attstorage <> 'p' LIMIT 1)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s"""
 
 
 def may_plan(conn: Connection, source: SourceSpec) -> bool:
@@ -95,7 +104,8 @@ def size(conn: Connection, source: SourceSpec) -> TableSize:
     Raises:
         TableChanged: there is no such table any more, or it has another name.
     """
-    row = conn.execute(_SIZE, (source.table_oid,)).fetchone()
+    read = [column.attnum for column in load_columns(source)]
+    row = conn.execute(_SIZE, {"oid": source.table_oid, "read": read}).fetchone()
     if row is None or row[0] is None:
         raise changed(source)
     size, block, tuples, pages, width = map(int, row[:5])
@@ -103,9 +113,11 @@ def size(conn: Connection, source: SourceSpec) -> TableSize:
     if blocks == 0:
         return TableSize(0, 0, whole=whole)
     # As the planner has it: rows per page of the last ANALYZE times the pages of today.
-    if tuples >= 0 and pages > 0:
-        return TableSize(round(tuples / pages * blocks), blocks, whole=whole)
-    return TableSize(blocks * max(block // width, 1), blocks, known=False, whole=whole)
+    known = tuples >= 0 and pages > 0
+    rows = round(tuples / pages * blocks) if known else blocks * max(block // width, 1)
+    # Of a value that is stored apart, statistics know its pointer.
+    apart = int(row[7] or 0) // max(rows, 1)
+    return TableSize(rows, blocks, known=known, whole=whole, width=int(row[6] or 0) + apart)
 
 
 def expected(sources: Sequence[SourceSpec], sizes: Mapping[str, TableSize]) -> int:

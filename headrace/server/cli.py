@@ -25,7 +25,7 @@ _FLAGS: Final = {
     "publication_name": "publication",
     "batch_interval_ms": "milliseconds a batch gathers transactions at most (default 50)",
     "spark_master": "Spark master of populations (default local[2])",
-    "spark_threshold_rows": "rows from which a population runs on Spark",
+    "spark_threshold_rows": "rows from which a population runs on Spark (default: what memory does not hold)",
     "tls_cert": "PEM certificate chain for clients",
     "tls_key": "PEM key of the certificate",
     "log_level": "debug, info, warning or error",

@@ -1,4 +1,4 @@
-"""The builder process: plans, populates, drops and indexes views; keeps Spark warm.
+"""The builder process: plans, populates, drops and indexes views; starts Spark for it.
 
     commander ──rpc──► builder ──rpc──► worker (hold, adopt, release, drop)
 
@@ -165,10 +165,10 @@ class Builder:
         return sorted(job.name for job in self._jobs)
 
     def start(self) -> None:
-        """Remove what a dead builder left, then warm Spark up in the background."""
+        """Remove what a dead builder left; start Spark in the background if it is to be warm."""
         clean_up(self._settings)
         if self._settings.spark_warm:
-            self._spark.warm()
+            self._spark.begin()
 
     async def greet_worker(self) -> None:
         """Finish the last handovers of a dead builder, have the worker release its holds.

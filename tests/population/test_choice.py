@@ -1,0 +1,98 @@
+"""Where a population runs, and what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.config import Settings
+from headrace.population import choice, tables
+from headrace.population.choice import LOCAL, SPARK
+from headrace.population.options import ViewOptions
+from headrace.population.tables import TableSize
+from tests.population import plans
+
+MB = 1 << 20
+
+
+def chosen(bench, case, rows, settings=None, **options):
+    sizes = {s.id: TableSize(rows, rows // 50, width=20) for s in case.plan.sources}
+    given = Settings(**(settings or {}))
+    return choice.choose(case.plan, sizes, given, ViewOptions.of(options))
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "options", "mode", "large"),
+    [
+        (0, {}, {}, LOCAL, False),
+        (100_000, {}, {}, LOCAL, False),
+        (1_000_000, {}, {}, LOCAL, True),
+        (10_000_000, {}, {}, SPARK, True),
+        (1_000_000, {"population_memory_bytes": 10 * MB}, {}, SPARK, True),
+        (10_000_000, {}, {"population": "local"}, LOCAL, True),
+        (10, {}, {"population": "spark"}, SPARK, False),
+        # Options win over all settings, settings in rows over those in bytes.
+        (10_000_000, {}, {"threshold_rows": 20_000_000}, LOCAL, True),
+        (10, {}, {"threshold_rows": 10}, SPARK, True),
+        (9, {}, {"threshold_rows": 10}, LOCAL, False),
+        (0, {}, {"threshold_rows": 0}, LOCAL, False),
+        (10, {"spark_threshold_rows": 10}, {}, SPARK, True),
+        (10, {"spark_threshold_rows": 10}, {"threshold_rows": 11}, LOCAL, False),
+        (200_000, {"spark_master": "spark://host:7077"}, {}, SPARK, False),
+        (50_000, {"spark_master": "spark://host:7077"}, {}, LOCAL, False),
+        (200_000, {"spark_master": "spark://host:7077"}, {"threshold_rows": 300_000}, LOCAL, False),
+        (200_000, {"spark_master": "local[7]"}, {}, LOCAL, False),
+    ],
+)
+def test_choice(bench, rows, settings, options, mode, large):
+    found = chosen(bench, plans.total(bench.conn), rows, settings, **options)
+    # Of one that is alone on Spark nothing depends.
+    assert (found.mode, mode == SPARK or found.large) == (mode, mode == SPARK or large)
+
+
+def test_what_needs_more_states_needs_more_memory(bench):
+    needed = {
+        make.__name__: chosen(bench, make(bench.conn), 1000).bytes
+        for make in (plans.total, plans.self_join)
+    }
+    assert needed["self_join"] > needed["total"] > 1000 * 20
+
+
+def test_words(bench):
+    case = plans.total(bench.conn)
+    sizes = {s.id: TableSize(1_200_000, 1, width=10) for s in case.plan.sources}
+    told = str(choice.choose(case.plan, sizes, Settings(), ViewOptions()))
+    assert told.startswith("population: in process, about 1 200 000 rows, ")
+    assert told.endswith(" MB of 1.0 GB")
+    told = str(choice.choose(case.plan, sizes, Settings(), ViewOptions.of({"population": "spark"})))
+    assert told.startswith("population: on Spark, ")
+    assert told.endswith("; as its options say")
+
+
+def test_widths_come_from_statistics(bench):
+    bench.conn.execute(
+        "CREATE TABLE wide (id int PRIMARY KEY, a text, unread text);"
+        "INSERT INTO wide SELECT i, repeat('x', 100), repeat('y', 500) FROM generate_series(1, 99) i"
+    )
+    source = plans.source(bench.conn, "wide", ["id", "a"])
+    assert tables.size(bench.conn, source).width == 4 + 32
+    bench.conn.execute("ANALYZE wide")
+    assert 100 < tables.size(bench.conn, source).width < 120
+    # What is stored apart counts as well.
+    bench.conn.execute(
+        "ALTER TABLE wide ALTER a SET STORAGE EXTERNAL;UPDATE wide SET a = repeat('z', 10000)"
+    )
+    bench.conn.execute("VACUUM FULL wide")
+    bench.conn.execute("ANALYZE wide")
+    assert 9_000 < tables.size(bench.conn, source).width < 20_000
+
+
+def test_the_choice_is_told(bench):
+    bench.conn.execute(
+        "INSERT INTO customers SELECT i, 'r', '' FROM generate_series(1000, 120000) i; ANALYZE"
+    )
+    bench.create("v", "SELECT count(*) FROM customers")
+    told = [m["message"] for m in bench.messages if "message" in m]
+    assert [t for t in told if t.startswith("population: in process, about 119 0")], told
+    bench.messages.clear()
+    bench.create("w", "SELECT count(*) FROM orders")
+    assert not any("message" in m for m in bench.messages), "nobody asks of a small one"
