@@ -50,7 +50,7 @@ def populate(
     job.complete(done)
     result = flow.end(0)
     job.check()
-    staging.write_state(_PART, store.dump())
+    staging.write_state(_PART, store.runs())
     return staging.write_rows(_PART, rows.render(plan.sink.schema, result))
 
 

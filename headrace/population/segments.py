@@ -238,7 +238,7 @@ def _drive(
             for port in range(chain[0].ports):
                 end = TimeEnd(0, 0, sent[port])
                 yield from _pushed(bound, chain, port, end, sent.total())
-        spec.staging.write_state(part(), store.dump())
+        spec.staging.write_state(part(), store.runs())
     finally:
         remote.close()
 

@@ -19,7 +19,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ import msgspec
 
 from headrace.errors import BugError
 from headrace.state import layout
-from headrace.state.layout import Pairs
+from headrace.state.layout import Pair
 from headrace.state.rocks import write_run
 
 MANIFEST: Final = "manifest.json"
@@ -57,7 +57,7 @@ class Staging:
 
     # --- what tasks write
 
-    def write_state(self, part: str, states: dict[str, Pairs]) -> None:
+    def write_state(self, part: str, states: Mapping[str, Iterable[Pair]]) -> None:
         """Sorted runs of the ``states`` that task ``part`` has built."""
         if not states:
             return

@@ -9,6 +9,9 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from headrace.errors import BugError
 from headrace.state import layout
 from headrace.state.map import keygroups, overlay
@@ -56,13 +59,15 @@ class MemoryMap:
             # A key may stand twice in one batch: both carry the value from before the batch.
             self._put(*self._undo.pop())
 
-    def dump(self) -> layout.Pairs:
-        """All pairs in physical key order."""
-        keys = keygroups.physical([*self._entries])
-        return sorted(zip(keys, self._entries.values(), strict=True))
+    def pairs(self) -> Iterator[layout.Pair]:
+        """All pairs in physical key order; as they are now, if nothing is written meanwhile."""
+        return _ordered(keygroups.physical([*self._entries]), [*self._entries.values()])
 
     def _put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         entries = self._entries
+        if None not in values:
+            entries.update(zip(keys, values, strict=True))  # type: ignore[arg-type]
+            return
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 entries.pop(key, None)
@@ -151,15 +156,13 @@ class MemoryIndex:
             keys, rows, weights = self._undo.pop()
             self._add(keys, rows, [-weight for weight in weights])
 
-    def dump(self) -> layout.Pairs:
+    def pairs(self) -> Iterator[layout.Pair]:
         """All pairs in physical key order; BugError if a weight is negative."""
         self._check()
         prefixes = keygroups.physical([*self._entries])
-        return sorted(
-            (prefix + row, layout.encode_weight(weight))
-            for prefix, entry in zip(prefixes, self._entries.values(), strict=True)
-            for row, weight in entry.items()
-        )
+        keys, weights = overlay.flat(self._entries, prefixes)
+        one = layout.encode_weight(1)
+        return _ordered(keys, [one if w == 1 else layout.encode_weight(w) for w in weights])
 
     def _check(self) -> None:
         if self._negative == 0:
@@ -209,10 +212,25 @@ class MemoryStore:
     def dump(self) -> dict[str, layout.Pairs]:
         """The pairs of every state in physical key order, as RocksDB holds them."""
         states = self._states()
-        return {name: states[name].dump() for name in sorted(states)}
+        return {name: [*states[name].pairs()] for name in sorted(states)}
+
+    def runs(self) -> dict[str, Iterator[layout.Pair]]:
+        """What ``dump`` gives, for one who reads it once: made state by state, when it is read."""
+        states = self._states()
+        return {name: _lazily(states[name]) for name in sorted(states)}
 
     def _states(self) -> dict[str, MemoryMap | MemoryIndex]:
         states: dict[str, MemoryMap | MemoryIndex] = {}
         states.update(self._maps)
         states.update(self._indexes)
         return states
+
+
+def _lazily(state: MemoryMap | MemoryIndex) -> Iterator[layout.Pair]:
+    yield from state.pairs()
+
+
+def _ordered(keys: list[bytes], values: list[bytes]) -> Iterator[layout.Pair]:
+    """Pairs in the order of the keys; sorted without the interpreter lock, and without a list."""
+    order = pc.array_sort_indices(pa.array(keys, pa.large_binary())).to_numpy().tolist()
+    return zip(map(keys.__getitem__, order), map(values.__getitem__, order), strict=True)

@@ -46,6 +46,19 @@ def add(
     return int(negative)
 
 
+def flat(
+    entries: dict[bytes, dict[bytes, int]], prefixes: list[bytes]
+) -> tuple[list[bytes], list[int]]:
+    """``prefixes[i] + row`` of each row under the i-th key, and its weight."""
+    keys: list[bytes] = []
+    weights: list[int] = []
+    for prefix, entry in zip(prefixes, entries.values(), strict=True):
+        for row, weight in entry.items():
+            keys.append(prefix + row)
+            weights.append(weight)
+    return keys, weights
+
+
 def scan(entries: dict[bytes, dict[bytes, int]], keys: list[bytes]) -> Found:
     """Rows under each key: (position in ``keys``, row, weight), rows in byte order."""
     i: cython.Py_ssize_t
