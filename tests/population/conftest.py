@@ -118,7 +118,7 @@ def shop(database: str) -> Iterator[psycopg.Connection]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
     """One Spark session for all tests; each test gives it its own database."""
-    settings = Settings(data_dir=tmp_path_factory.mktemp("spark"))
+    settings = Settings(data_dir=tmp_path_factory.mktemp("spark"), spark_idle_ms=0)
     session = Spark(settings)
     session.session(Job(lambda message: None))
     assert session.status == "warm"
@@ -128,7 +128,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
 
 def make_bench(database: str, conn: psycopg.Connection, path: Path, spark: Spark | None) -> Bench:
     name = conn.info.dbname
-    settings = Settings(source=database, data_dir=path / "data", slot_name=f"s_{name}")
+    settings = Settings(
+        source=database, data_dir=path / "data", slot_name=f"s_{name}", spark_idle_ms=0
+    )
     install.install(conn)
     setup.ensure_publication(conn, settings, watched.fed)
     worker = Worker(database)

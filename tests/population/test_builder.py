@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -229,3 +230,34 @@ def test_staged_state_of_a_running_view_is_handed_over_again(bench):
             assert ("adopt", {"view_id": done["view_id"]}) in builder.calls
 
     asyncio.run(main())
+
+
+def children(pid: int) -> list[str]:
+    """Names of the processes below ``pid``; they and their threads may end meanwhile."""
+    found: list[str] = []
+    for file in Path("/proc").glob(f"{pid}/task/*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for child in file.read_text().split():
+                found += [Path(f"/proc/{child}/comm").read_text().strip(), *children(int(child))]
+    return found
+
+
+@pytest.mark.slow
+def test_spark_is_let_go_when_nobody_uses_it(bench):
+    """And started again for who comes next."""
+
+    async def main() -> None:
+        async with Process(bench) as builder:
+
+            async def gone():
+                status = (await builder.peer.call("check"))["spark"]
+                return status == "cold" and "java" not in children(builder.process.pid)
+
+            assert await gone(), "the first population has not begun"
+            for name in "ab":
+                await builder.create(name, population="spark")
+                await eventually(gone, "the JVM has ended")
+
+    bench.settings = bench.settings.replace(spark_idle_ms=100)
+    asyncio.run(main())
+    assert bench.rows("TABLE a") == bench.rows("TABLE b") == bench.rows(QUERY)

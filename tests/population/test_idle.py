@@ -1,0 +1,78 @@
+"""When the Spark session is let go: the order of things, with a session that does nothing."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from headrace.config import Settings
+from headrace.population import spark
+from headrace.population.job import Job
+from headrace.population.spark import Spark
+from tests.waiting import wait_until
+
+
+class Session:
+    """What the start's first query needs."""
+
+    def range(self, *_: Any, **__: Any) -> Session:
+        return self
+
+    def mapInArrow(self, *_: Any) -> Session:
+        return self
+
+    def collect(self) -> None:
+        return None
+
+
+@pytest.fixture
+def ended(monkeypatch) -> list[Session]:
+    """Sessions that were let go."""
+    found: list[Session] = []
+    monkeypatch.setattr(spark, "_start", lambda settings: Session())
+    monkeypatch.setattr(spark, "_forget", found.append)
+    return found
+
+
+def job() -> Job:
+    return Job(lambda message: None)
+
+
+def test_one_that_nobody_uses_is_let_go(ended):
+    made = Spark(Settings(spark_idle_ms=10))
+    made.begin()
+    wait_until(lambda: len(ended) == 1, "what nobody came to use is let go")
+    first = made.session(job())
+    wait_until(lambda: len(ended) == 2, "it is let go again")
+    assert ended[1] is first
+    assert made.status == "cold"
+
+
+def test_one_that_is_used_is_kept(ended):
+    made = Spark(Settings(spark_idle_ms=10))
+    with made._used():
+        session = made.session(job())
+        # An end of another use, whose time is over, changes nothing.
+        with made._used():
+            pass
+        looked = threading.Event()
+        timer = threading.Timer(0.05, looked.set)
+        timer.start()
+        looked.wait()
+        assert made.session(job()) is session
+        assert ended == []
+    wait_until(lambda: ended == [session], "it is let go")
+
+
+@pytest.mark.parametrize("settings", [{"spark_idle_ms": 0}, {"spark_warm": True}])
+def test_one_that_is_to_be_kept_has_no_timer(ended, settings):
+    made = Spark(Settings(**{"spark_idle_ms": 1, **settings}))
+    before = threading.active_count()
+    made.session(job())
+    with made._used():
+        pass
+    wait_until(lambda: threading.active_count() <= before, "no thread is left that waits")
+    assert ended == []
+    assert made.status == "warm"
