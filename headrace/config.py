@@ -144,8 +144,8 @@ class Settings:
     spark_master: str = "local[2]"
     """Spark master for populations; a cluster's URL needs ``staging_dir`` on shared storage."""
     spark_threshold_rows: int = 0
-    """Rows of all tables together from which a population runs on Spark; 0: those that do not fit
-    into ``population_memory_bytes``, and from 100 000 rows on where ``spark_master`` is a cluster."""
+    """Rows of all tables together from which a population runs on Spark; 0: where they do not
+    fit into ``population_memory_bytes``, and from 100 000 on if ``spark_master`` is a cluster."""
     spark_warm: bool = False
     """Start the Spark session with the server and keep it (some 20 s of a processor, 0.7 GB), not
     when the first population needs it."""
