@@ -102,7 +102,7 @@ RUNTIME: dict[str, set[str]] = {
     "threads": {"records"},
     "records": set(),
 }
-THREADS = {"batches", "checkpoints", "ownership", "pipeline", "writing"}
+THREADS = {"batches", "checkpoints", "ownership", "pipeline", "quick", "writing"}
 RECORDS = {
     *("columns", "coordinator", "culprit", "edges", "holds", "jobs", "positions"),
     *("shared", "story", "suspects", "views"),

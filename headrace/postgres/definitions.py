@@ -18,11 +18,12 @@ made *and* dropped by transactions that both commit while one batch is evaluated
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
 
+from headrace.postgres.pipelined import Statement
 from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
@@ -222,6 +223,17 @@ def marks(conn: Connection, known: Iterable[Definitions]) -> list[Marks]:
     return _read(conn, list(known), full=False)
 
 
+def asking(known: Sequence[Definitions]) -> Statement | None:
+    """The statement of ``marks``; None: there is nothing to ask."""
+    text, values = _asked(list(known), full=False)
+    return Statement.named(text, values) if text else None
+
+
+def told(known: Sequence[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Marks]:
+    """What the rows of ``asking(known)`` say: as ``marks``."""
+    return _told(list(known), rows)
+
+
 def changed(before: Definitions, now: Marks) -> bool:
     """Whether ``now`` is of something else than ``before``."""
     if before.get("called") != now.get("called"):
@@ -292,6 +304,13 @@ def _labels_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[
 
 
 def _read(conn: Connection, known: list[Definitions], *, full: bool) -> list[Definitions]:
+    text, values = _asked(known, full=full)
+    rows = conn.execute(text, values, prepare=True).fetchall() if text else []
+    return _told(known, rows)
+
+
+def _asked(known: list[Definitions], *, full: bool) -> tuple[str, dict[str, Any]]:
+    """The statement that reads ``known``, and its parameters; empty: there is nothing to read."""
     oids: dict[str, set[int]] = {}
     for view in known:
         for key in view["objects"]:
@@ -302,25 +321,23 @@ def _read(conn: Connection, known: list[Definitions], *, full: bool) -> list[Def
     branches = [_branch(catalog, full=full) for catalog in sorted(asked)]
     if words:
         branches.append(_CALLED)
+    return " UNION ALL ".join(branches), {
+        **asked,
+        "user": FIRST_USER_OID,
+        "words": [word for word, _ in words],
+        "lists": [i for _, i in words],
+    }
+
+
+def _told(known: list[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Definitions]:
     found: dict[str, dict[str, Any]] = {}
     called: dict[int, str] = {}
-    if branches:
-        rows = conn.execute(
-            " UNION ALL ".join(branches),
-            {
-                **asked,
-                "user": FIRST_USER_OID,
-                "words": [word for word, _ in words],
-                "lists": [i for _, i in words],
-            },
-            prepare=True,
-        ).fetchall()
-        for catalog, oid, name, content, written, parts in rows:
-            if catalog == "called":
-                called[oid] = written
-                continue
-            entry = {"name": name, "content": content, "written": written}
-            found[f"{catalog}:{oid}"] = entry | (parts or {})
+    for catalog, oid, name, content, written, parts in rows:
+        if catalog == "called":
+            called[oid] = written
+            continue
+        entry = {"name": name, "content": content, "written": written}
+        found[f"{catalog}:{oid}"] = entry | (parts or {})
     return [_narrow(view, found, called.get(i)) for i, view in enumerate(known)]
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace.errors import DefiniteFailure, OwnerGone, RightEnded
+from headrace.postgres.pipelined import Statement
 
 Connection = psycopg.Connection[Any]
 
@@ -93,6 +94,11 @@ def lacking(conn: Connection, rights: Iterable[Right]) -> dict[Right, Lack]:
     told = conn.execute(_TOLD, _arrays(lacks)).fetchall()
     names = ("kind", "role", "name", "shown", "view", "columns", "through")
     return {lacks[row[0]]: dict(zip(names, row[1:], strict=True)) for row in told}
+
+
+def asking(rights: Iterable[Right]) -> Statement:
+    """A statement that gives a row for each of ``rights`` that is lacking."""
+    return Statement.named(_LACKING, _arrays(sorted(set(rights))))
 
 
 def _arrays(rights: Sequence[Right]) -> dict[str, list[Any]]:

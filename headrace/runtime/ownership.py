@@ -28,6 +28,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import FencedError, PrerequisiteError, PrivilegeError
 from headrace.postgres import connect, failures
+from headrace.postgres.pipelined import Pipelined
 from headrace.runtime.views import View
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 from headrace.sql import meta, progress
@@ -64,6 +65,7 @@ class Owner:
             self.sink.close()
             raise
         self.writer: Final = SinkWriter(self.sink)
+        self.pipelined: Final = Pipelined(self.sink)
         self.pid: Final = self.sink.info.backend_pid
         self._busy = False
         self._announced = False

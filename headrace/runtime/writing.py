@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
@@ -26,6 +26,7 @@ from headrace.process import faults
 from headrace.runtime.jobs import Answer, CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Closed, Pipeline
+from headrace.runtime.quick import QuickWay
 from headrace.runtime.suspects import Suspects
 from headrace.sink import trouble
 from headrace.sql import progress
@@ -48,13 +49,12 @@ class SinkThread:
 
     def __init__(self, pipeline: Pipeline, suspects: Suspects, wake: Callable[[], None]) -> None:
         """``wake`` is called when the engine's thread has something to take."""
-        self._suspects = suspects
+        self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects))
         self._pipeline = pipeline
         self._wake = wake
         self._owner: Owner | None = None
         self._written: dict[int, Progress] = {}
         self._out: set[int] = set()
-        self._breaks = _Breaks()
         self._thread = threading.Thread(target=self._run, name="headrace-sink", daemon=True)
         self._thread.start()
 
@@ -112,7 +112,7 @@ class SinkThread:
         answer = Answer(job)
         for parts in _by_group(self._due(job)):
             if any(part.changes for part in parts):
-                _Group(owner, job, parts, answer, self._breaks, self._suspects).write()
+                _Group(owner, job, parts, answer, self._ways).write()
         self._written |= answer.progress
         self._out.update(answer.failed, answer.gone)
         return answer
@@ -132,6 +132,15 @@ class SinkThread:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """What is known of earlier writes, and decides how the next one goes."""
+
+    breaks: _Breaks
+    suspects: Suspects
+    quick: QuickWay
+
+
 class _Group:
     """One commit group's part of one job: one Postgres transaction."""
 
@@ -141,11 +150,11 @@ class _Group:
         job: CommitJob,
         parts: Sequence[ViewPart],
         answer: Answer,
-        breaks: _Breaks,
-        suspects: Suspects,
+        ways: _Ways,
     ) -> None:
-        self._breaks = breaks
-        self._suspects = suspects
+        self._breaks = ways.breaks
+        self._suspects = ways.suspects
+        self._quick = ways.quick
         self._owner = owner
         self._conn = owner.sink
         self._job = job
@@ -154,13 +163,43 @@ class _Group:
 
     def write(self) -> None:
         """Write the diffs and move progress; views that cannot be written are left out."""
+        moving = self._left()
+        if not self._written_quickly(moving):
+            moving = self._carefully()
+        if not moving:
+            return
+        job, answer = self._job, self._answer
+        faults.point(faults.COMMIT_SENT)
+        self._conn.execute("COMMIT")
+        faults.point(faults.COMMIT_ANSWERED)
+        for part in moving:
+            answer.progress[part.view_id] = Progress(
+                part.view_id, part.progress.epoch, Txid(job.txid), Lsn(job.lsn)
+            )
+
+    def _written_quickly(self, parts: Sequence[ViewPart]) -> bool:
+        try:
+            written = self._quick.write(self._owner, self._job, parts)
+        except psycopg.Error:
+            changing = [part for part in parts if part.changes]
+            if len(changing) == 1:
+                self._breaks.add(changing[0], self._job.txid)
+            raise
+        if written:
+            for part in parts:
+                self._breaks.forget(part)
+            faults.point(faults.ROWS_SENT)
+        return written
+
+    def _carefully(self) -> list[ViewPart]:
+        """View by view, each in a savepoint of its own; the views that a COMMIT is for."""
         conn, job, answer = self._conn, self._job, self._answer
         while True:
             conn.execute("BEGIN")
             changing = [p for p in self._left() if p.changes]
             if not sum(self._write_marked(part) for part in changing):
                 conn.execute("ROLLBACK")
-                return
+                return []
             faults.point(faults.ROWS_SENT)
             moving = self._left()
             if stopped := self._altered(moving) | self._refused(moving):
@@ -180,16 +219,9 @@ class _Group:
                 conn.execute("ROLLBACK")
                 raise
             if not missing:
-                break
+                return moving
             conn.execute("ROLLBACK")
             answer.gone.update(missing)
-        faults.point(faults.COMMIT_SENT)
-        conn.execute("COMMIT")
-        faults.point(faults.COMMIT_ANSWERED)
-        for part in moving:
-            answer.progress[part.view_id] = Progress(
-                part.view_id, part.progress.epoch, Txid(job.txid), Lsn(job.lsn)
-            )
 
     def _left(self) -> list[ViewPart]:
         """The parts of views that have not failed."""

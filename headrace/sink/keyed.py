@@ -66,6 +66,17 @@ class KeyedChanges:
     come: Places
 
 
+def changes(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, KeyedChanges]:
+    """The weights of ``diffs``, and what their rows mean to the table."""
+    # By place: a view may have a column of that name.
+    weights = diffs.column(len(target.schema)).to_numpy()
+    gone, come = np.flatnonzero(weights < 0), np.flatnonzero(weights > 0)
+    if target.key and len(gone) and len(come):
+        return weights, pair(target, diffs, gone, come)
+    none = gone[:0]
+    return weights, KeyedChanges(none, none, gone, come)
+
+
 def pair(target: ResultTable, diffs: pa.RecordBatch, gone: Places, come: Places) -> KeyedChanges:
     """Find among ``gone`` and ``come`` the rows whose key stays; each is in ``diffs`` once."""
     weights = diffs.column(len(target.schema)).to_numpy()

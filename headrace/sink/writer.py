@@ -15,23 +15,20 @@ Nothing of a user runs here, where it would have our rights (E16):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import psycopg
 import pyarrow as pa
-from psycopg import sql
 
 from headrace.errors import RESYNC, SinkTableError
 from headrace.kernels import copytext
 from headrace.postgres import failures
 from headrace.sink import keyed, keys, table, trouble
 from headrace.sink import rows as rows_of
-from headrace.sink.rows import Arrays
+from headrace.sink.quick import QuickWrite, copies
+from headrace.sink.statements import Statements, compose
 from headrace.sink.table import ResultTable
-from headrace.types import WEIGHT
 
 Connection = psycopg.Connection[Any]
 
@@ -42,6 +39,8 @@ SINK_SETTINGS: Final = {
     "enable_mergejoin": "off",
     "enable_hashjoin": "off",
     "jit": "off",
+    # So there is one plan for each statement, made once.
+    "plan_cache_mode": "force_generic_plan",
     # Progress that could be lost with a crash of the server would let state run ahead of it.
     "synchronous_commit": "on",
 }
@@ -53,26 +52,12 @@ _LOOKS: Final = 3
 """How often the table may change between a look and its lock."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Statements:
-    hold: sql.Composed
-    """Locks the table; then says whether its name is ours, and its mark."""
-    mark: str
-    """What it was when it was found to be as we made it."""
-    copy: sql.Composed
-    delete: sql.Composed
-    update: sql.Composed | None
-    """Only of a table with a key."""
-    arrays: Arrays
-    """How update and delete take rows."""
-
-
 class SinkWriter:
     """Writes diffs over one connection, which has ``SINK_SETTINGS`` and pinned settings."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
-        self._statements: dict[int, _Statements] = {}
+        self._statements: dict[int, Statements] = {}
 
     def forget(self, view_id: int) -> None:
         """The view is gone or changed: its statements are made anew when needed."""
@@ -102,26 +87,26 @@ class SinkWriter:
 
     def _write(self, target: ResultTable, diffs: pa.RecordBatch) -> int:
         statements = self._held(target)
-        # By place: a view may have a column of that name.
-        weights = diffs.column(len(target.schema)).to_numpy()
-        gone, come = np.flatnonzero(weights < 0), np.flatnonzero(weights > 0)
+        weights, changes = keyed.changes(target, diffs)
+        gone, come = changes.gone, changes.come
         try:
-            if statements.update is not None and len(gone) and len(come):
-                changes = keyed.pair(target, diffs, gone, come)
+            if len(changes.old):
                 self._update(target, statements, diffs, changes)
-                gone, come = changes.gone, changes.come
             # All that goes before all that comes: a key holds at each statement.
             if len(gone):
                 self._delete(target, statements, diffs, weights, gone)
             if len(come):
-                # Copies of a row are rows of their own.
-                take = come if (weights[come] == 1).all() else come.repeat(weights[come])
-                self._insert(target, statements, diffs, take)
+                self._insert(target, statements, diffs, copies(come, weights))
         except psycopg.IntegrityError as error:
             if not target.key:
                 raise
             raise keys.violated(target.shown, target.key, error) from error
         return int(np.abs(weights).sum())
+
+    def quick(self, target: ResultTable, diffs: pa.RecordBatch) -> QuickWrite | None:
+        """``write`` as statements for a pipeline; None: the table is to be looked at first."""
+        made = self._statements.get(target.view_id)
+        return None if made is None else QuickWrite.of(target, made, diffs)
 
     def explained(self, target: ResultTable, error: SinkTableError) -> SinkTableError:
         """What was done to the table that made ``error``, if that can be seen; else ``error``.
@@ -134,7 +119,7 @@ class SinkWriter:
             return known
         return error
 
-    def _held(self, target: ResultTable) -> _Statements:
+    def _held(self, target: ResultTable) -> Statements:
         """Lock the table and know it to be as we made it; the statements that fit it."""
         for _ in range(_LOOKS):
             made = self._prepared(target)
@@ -153,7 +138,7 @@ class SinkWriter:
         )
 
     def _insert(
-        self, target: ResultTable, made: _Statements, diffs: pa.RecordBatch, take: np.ndarray
+        self, target: ResultTable, made: Statements, diffs: pa.RecordBatch, take: np.ndarray
     ) -> None:
         with self._conn.cursor() as cursor, cursor.copy(made.copy) as copy:
             for start in range(0, len(take), _ROWS_PER_COPY):
@@ -163,7 +148,7 @@ class SinkWriter:
     def _delete(
         self,
         target: ResultTable,
-        made: _Statements,
+        made: Statements,
         diffs: pa.RecordBatch,
         weights: np.ndarray,
         gone: np.ndarray,
@@ -178,7 +163,7 @@ class SinkWriter:
     def _update(
         self,
         target: ResultTable,
-        made: _Statements,
+        made: Statements,
         diffs: pa.RecordBatch,
         changes: keyed.KeyedChanges,
     ) -> None:
@@ -195,7 +180,7 @@ class SinkWriter:
     def _run(
         self,
         target: ResultTable,
-        statement: sql.Composed,
+        statement: bytes,
         parameters: list[Any],
         wanted: int,
         verb: str,
@@ -212,10 +197,10 @@ class SinkWriter:
                 hint=RESYNC,
             )
 
-    def _prepared(self, target: ResultTable) -> _Statements:
+    def _prepared(self, target: ResultTable) -> Statements:
         made = self._statements.get(target.view_id)
         if made is None:
-            made = _compose(self._conn, target)
+            made = compose(self._conn, target)
             self._statements[target.view_id] = made
         return made
 
@@ -232,79 +217,3 @@ class SinkWriter:
             (target.oid,),
         ).fetchall()
         return [int(row[0]) for row in rows]
-
-
-def _compose(conn: Connection, target: ResultTable) -> _Statements:
-    ask = table.asking_mark(conn, target)
-    row = conn.execute(ask).fetchone()
-    # In this order: what is altered after the mark was taken shows in the next one.
-    table.check(conn, target)
-    assert row is not None, "a SELECT without FROM has one row"
-    lock = sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier)
-    conn.execute(lock)
-    # From here on the name stays the table's.
-    again = conn.execute(ask).fetchone()
-    if again is None or not again[0]:
-        table.check(conn, target)
-    found = table.attributes(conn, target.oid)
-    names = [a.name for a in found]
-    copy = sql.SQL("COPY {} ({}) FROM STDIN").format(
-        target.identifier, sql.SQL(", ").join(map(sql.Identifier, names))
-    )
-    arrays = Arrays.of(target, found)
-    equal = [rows_of.same(attribute) for attribute in found]
-    equal = [*_found_by(conn, target, found), *equal]
-    weight = _free_name(names)
-    delete = sql.SQL(
-        "DELETE FROM ONLY {table} WHERE ctid = ANY (ARRAY("
-        "SELECT x.ctid FROM (SELECT * FROM unnest({arrays}, ${last}::bigint[])"
-        " AS u({names}, {weight}) OFFSET 0) g CROSS JOIN LATERAL ("
-        "SELECT t.ctid FROM ONLY {table} t WHERE {equal} LIMIT g.{weight}) x))"
-    ).format(
-        table=target.identifier,
-        arrays=arrays.parameters(),
-        last=len(arrays.kinds) + 1,
-        names=sql.SQL(", ").join(map(sql.Identifier, names)),
-        weight=sql.Identifier(weight),
-        equal=sql.SQL(" AND ").join(equal),
-    )
-    hold = lock + sql.SQL("; ")
-    mark = _mark(target, found)
-    update = mark + keyed.update(target, found, arrays, equal) if target.key else None
-    return _Statements(hold + ask, str(row[1]), copy, mark + delete, update, arrays)
-
-
-def _mark(target: ResultTable, found: Sequence[table.ResultColumn]) -> sql.Composed:
-    """A comment that makes a statement's text that of this table, with these types.
-
-    Statements are prepared by their text, with the types of their parameters as they are then:
-    another table of the name, or another type, is not seen by them.
-    """
-    oids = [target.oid, *(a.base_oid for a in found)]
-    return sql.SQL("/* {} */ ").format(sql.SQL(" ").join(map(sql.Literal, oids)))
-
-
-def _found_by(
-    conn: Connection, target: ResultTable, found: Sequence[table.ResultColumn]
-) -> list[sql.Composed]:
-    """The conditions on rows ``t`` and ``g`` that an index of the table answers."""
-    if target.key:
-        operators = keys.equality(conn, target.oid)
-        return [
-            sql.SQL("{} {} {}").format(
-                sql.Identifier("t", name), operators[name], sql.Identifier("g", name)
-            )
-            for name in target.key
-        ]
-    flags = table.hashable(conn, target.identifier, found)
-    hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
-    if not hashed:
-        return []
-    return [sql.SQL("{} = {}").format(table.row_hash("t", hashed), table.row_hash("g", hashed))]
-
-
-def _free_name(names: Sequence[str]) -> str:
-    name = WEIGHT
-    while name in names:
-        name += "_"
-    return name

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 
 from headrace.errors import BugError, FencedError
+from headrace.postgres.pipelined import Statement
 from headrace.types import Lsn, Txid, format_lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
@@ -88,22 +89,36 @@ def advance(
         FencedError: another engine owns one of the views.
         BugError: progress is not where its owner left it.
     """
-    rows = conn.execute(
-        "UPDATE headrace.progress p SET txid = %s, attempt = %s, lsn = %s,"
-        " source_commit_at = %s, applied_at = pg_catalog.clock_timestamp()"
-        " FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[])"
-        "   AS mine(view_id, epoch, txid)"
-        " WHERE p.view_id = mine.view_id AND p.epoch = mine.epoch AND p.txid = mine.txid"
-        " RETURNING p.view_id",
-        (
-            txid, attempt, format_lsn(lsn), committed_at,
-            [v.view_id for v in views], [v.epoch for v in views], [v.txid for v in views],
-        ),
-    ).fetchall()  # fmt: skip
+    statement = advancing(views, txid, attempt, lsn, committed_at)
+    with psycopg.RawCursor(conn) as cursor:
+        rows = cursor.execute(statement.text, statement.values).fetchall()
     if len(rows) == len(views):
         return []
     moved = {row[0] for row in rows}
     return _explain(conn, [v for v in views if v.view_id not in moved], txid)
+
+
+def advancing(
+    views: Sequence[Progress],
+    txid: int,
+    attempt: int,
+    lsn: int,
+    committed_at: datetime | None,
+) -> Statement:
+    """The statement of ``advance``: it has to give a row for each of ``views``."""
+    return Statement(
+        b"UPDATE headrace.progress p SET txid = $1, attempt = $2, lsn = $3::pg_lsn,"
+        b" source_commit_at = $4, applied_at = pg_catalog.clock_timestamp()"
+        b" FROM unnest($5::bigint[], $6::bigint[], $7::bigint[])"
+        b"   AS mine(view_id, epoch, txid)"
+        b" WHERE p.view_id = mine.view_id AND p.epoch = mine.epoch AND p.txid = mine.txid"
+        b" RETURNING p.view_id",
+        (
+            txid, attempt, format_lsn(lsn), committed_at,
+            [v.view_id for v in views], [v.epoch for v in views], [v.txid for v in views],
+        ),
+        kept=True,
+    )  # fmt: skip
 
 
 def _explain(conn: Connection, missed: Sequence[Progress], txid: int) -> list[int]:

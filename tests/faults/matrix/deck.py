@@ -49,9 +49,9 @@ def at_worker_point(name: str, how: str) -> Card:
 
 
 WORKER_POINTS = (
-    faults.BATCH_RECORDED, faults.COLLECTIONS_DONE, faults.ROWS_SENT, faults.COMMIT_SENT,
-    faults.COMMIT_ANSWERED, faults.BEFORE_CHECKPOINT, faults.CHECKPOINT_BEGUN,
-    faults.CHECKPOINT_WRITTEN, faults.FEEDBACK_SENT,
+    faults.BATCH_RECORDED, faults.COLLECTIONS_DONE, faults.PIPELINE_SENT, faults.ROWS_SENT,
+    faults.COMMIT_SENT, faults.COMMIT_ANSWERED, faults.BEFORE_CHECKPOINT,
+    faults.CHECKPOINT_BEGUN, faults.CHECKPOINT_WRITTEN, faults.FEEDBACK_SENT,
 )  # fmt: skip
 
 

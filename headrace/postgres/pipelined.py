@@ -1,0 +1,163 @@
+"""Many statements in one round trip: a libpq pipeline that one Sync ends.
+
+The server carries them out one by one until one fails; those behind it are skipped, not even looked
+at.  So a statement that fails unless something holds is a fence before those that rely on it.
+
+Statements are prepared under names of our own, by their text alone, so that each parameter has the
+type that its text gives it, and all travel as text.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import select
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import psycopg
+from psycopg import pq
+from psycopg.adapt import PyFormat, Transformer
+
+Connection = psycopg.Connection[Any]
+Row = tuple[Any, ...]
+
+_KEPT_MAX: Final = 2_000
+"""Statements of one connection that the server keeps; with one more it forgets all."""
+_NAMED: Final = re.compile(r"%\((\w+)\)s")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement, its parameters ``$1``, ``$2`` …; ``kept``: it comes again, so it is prepared."""
+
+    text: bytes
+    values: Sequence[Any] = ()
+    kept: bool = False
+
+    @classmethod
+    def named(cls, text: str, values: Mapping[str, Any]) -> Self:
+        """One whose parameters are ``%(name)s``; it is kept."""
+        numbered, names = _numbered(text)
+        return cls(numbered, [values[name] for name in names], kept=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement gave: its rows, and how many rows it is about."""
+
+    rows: list[Row]
+    count: int
+
+
+class Pipelined:
+    """Pipelines on one connection, between its other statements."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._names: dict[bytes, bytes] = {}
+        self._stale = False
+
+    def forget(self) -> None:
+        """Prepare all anew: a rollback may have taken away what was prepared, psycopg does."""
+        self._stale = True
+
+    def exchange(
+        self, statements: Sequence[Statement], sent: Callable[[], None] = lambda: None
+    ) -> list[Answer]:
+        """Carry out ``statements``; ``sent`` is called when they are under way.
+
+        Raises:
+            psycopg.Error: that of the first that failed; or the connection is lost.
+        """
+        conn = self._conn
+        if self._stale or len(self._names) > _KEPT_MAX:
+            # By psycopg, so that it knows that its own are gone as well.
+            conn.execute("DEALLOCATE ALL")
+            self._names, self._stale = {}, False
+        try:
+            conn.pgconn.enter_pipeline_mode()
+            wanted = self._send(statements)
+            sent()
+            answers, failed = self._read(wanted)
+            conn.pgconn.exit_pipeline_mode()
+        except BaseException:
+            # Answers that nobody waits for are still to come.
+            conn.close()
+            raise
+        if failed is not None:
+            self.forget()
+            raise failed
+        return answers
+
+    def _send(self, statements: Sequence[Statement]) -> list[bool]:
+        """Send them; for each answer that will come, whether it is a statement's."""
+        pgconn = self._conn.pgconn
+        wanted = []
+        for statement in statements:
+            values = self._dumped(statement.values)
+            if not statement.kept:
+                pgconn.send_query_params(statement.text, values)
+            else:
+                name = self._names.get(statement.text)
+                if name is None:
+                    name = b"headrace_%d" % len(self._names)
+                    pgconn.send_prepare(name, statement.text)
+                    self._names[statement.text] = name
+                    wanted.append(False)
+                pgconn.send_query_prepared(name, values)
+            wanted.append(True)
+        pgconn.pipeline_sync()
+        while pgconn.flush():
+            # It may wait for us to take answers before it takes more.
+            if self._wait(select.POLLIN | select.POLLOUT) & ~select.POLLOUT:
+                pgconn.consume_input()
+        return wanted
+
+    def _read(self, wanted: list[bool]) -> tuple[list[Answer], psycopg.Error | None]:
+        pgconn = self._conn.pgconn
+        answers: list[Answer] = []
+        failed: psycopg.Error | None = None
+        place = 0
+        while True:
+            while pgconn.is_busy():
+                self._wait(select.POLLIN)
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:
+                if pgconn.status != pq.ConnStatus.OK:
+                    raise failed or psycopg.OperationalError("the connection is lost")
+                continue
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                return answers, failed
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                failed = failed or psycopg.errors.error_from_result(result)
+            elif failed is None and wanted[place]:
+                answers.append(self._answer(result))
+            place += 1
+
+    def _answer(self, result: pq.abc.PGresult) -> Answer:
+        rows: list[Row] = []
+        if result.ntuples:
+            loading = Transformer(self._conn)
+            loading.set_pgresult(result)
+            rows = loading.load_rows(0, result.ntuples, tuple)
+        return Answer(rows, result.command_tuples or 0)
+
+    def _dumped(self, values: Sequence[Any]) -> Sequence[Any] | None:
+        if not values:
+            return None
+        return Transformer(self._conn).dump_sequence(values, [PyFormat.TEXT] * len(values))
+
+    def _wait(self, events: int) -> int:
+        poll = select.poll()
+        poll.register(self._conn.pgconn.socket, events)
+        return poll.poll()[0][1]
+
+
+@functools.lru_cache(maxsize=256)
+def _numbered(text: str) -> tuple[bytes, tuple[str, ...]]:
+    names = tuple(dict.fromkeys(_NAMED.findall(text)))
+    numbered = _NAMED.sub(lambda found: f"${names.index(found[1]) + 1}", text)
+    return numbered.replace("%%", "%").encode(), names

@@ -1,0 +1,145 @@
+"""A commit group's transaction in one round trip, and its COMMIT in a second one.
+
+What is asked and done is what the careful way (writing.py) asks and does, in its order, for all views
+at once.  Only when every answer is as it should be is there a COMMIT.  Else all is taken back, whoever
+is to blame, and the careful way does the work from the beginning: it finds out whose fault it is.
+
+* Invariant: no row is written unless the server itself has found the tables as we know them
+  (``sink/quick.py``), however late we look at what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import psycopg
+import structlog
+
+from headrace import clock
+from headrace.postgres import definitions, failures, privileges
+from headrace.postgres.pipelined import Answer, Statement
+from headrace.process import faults
+from headrace.runtime.jobs import CommitJob, ViewPart
+from headrace.runtime.ownership import Owner
+from headrace.runtime.suspects import Suspects
+from headrace.sink import quick
+from headrace.sink.quick import QuickWrite
+from headrace.sql import progress
+
+ROWS_MAX: Final = 1_000
+"""Rows of one view beyond which round trips are the smaller part, and COPY is cheaper."""
+_SKIPPED_MAX: Final = 256
+_MISSES: Final = 3
+_log = structlog.get_logger(__name__)
+
+_BEGIN: Final = (
+    Statement(b"BEGIN"),
+    # Who waits for a row waits again in the careful way, for as long as he may.
+    Statement(b"SET LOCAL lock_timeout = '20ms'"),
+)
+_SETTLE: Final = Statement(b"SET CONSTRAINTS ALL IMMEDIATE")
+
+
+class QuickWay:
+    """Writes groups over one connection after the other; which are tried, and which not."""
+
+    def __init__(self, suspects: Suspects) -> None:
+        self._suspects = suspects
+        self._lost_at = -1
+        self._missed: dict[str, int] = {}
+        self._skip: dict[str, int] = {}
+
+    def write(self, owner: Owner, job: CommitJob, parts: Sequence[ViewPart]) -> bool:
+        """Write one group's parts and move their progress, up to before the COMMIT.
+
+        False: nothing was written, and no transaction is open.
+
+        Raises:
+            psycopg.Error: the connection is lost.
+        """
+        group = parts[0].group
+        changing = [part for part in parts if part.changes]
+        if not changing or job.txid <= self._lost_at or self._suspects.careful(job.txid):
+            return False
+        if self._skip.get(group):
+            self._skip[group] -= 1
+            return False
+        writes = self._made(owner, job, changing)
+        if writes is None:
+            return False
+        try:
+            # Which one of them only counts once they are written one by one.
+            with self._suspects.during(changing[0].view_id, job.txid):
+                good = self._sent(owner, job, parts, changing, writes)
+        except psycopg.Error as error:
+            if failures.is_lost(error) or owner.sink.closed:
+                self._lost_at = job.txid
+                raise
+            good = False
+            _log.debug("not written in one round trip", txid=job.txid, reason=str(error).strip())
+        if good:
+            self._missed.pop(group, None)
+            return True
+        owner.sink.execute("ROLLBACK")
+        self._miss(group)
+        return False
+
+    def _miss(self, group: str) -> None:
+        """What fails here every time must not cost every transaction a second try."""
+        times = self._missed[group] = self._missed.get(group, 0) + 1
+        if times >= _MISSES:
+            self._skip[group] = min(2**times, _SKIPPED_MAX)
+
+    def _made(
+        self, owner: Owner, job: CommitJob, changing: Sequence[ViewPart]
+    ) -> list[QuickWrite] | None:
+        out = []
+        for part in changing:
+            assert part.diffs is not None, "it changes"
+            if part.diffs.num_rows > ROWS_MAX:
+                return None
+            try:
+                with self._suspects.during(part.view_id, job.txid):
+                    write = owner.writer.quick(part.target, part.diffs)
+            except Exception:  # noqa: BLE001  the careful way says whose bug it is
+                return None
+            if write is None or sum(write.wanted) > ROWS_MAX:
+                return None
+            out.append(write)
+        return out
+
+    def _sent(
+        self,
+        owner: Owner,
+        job: CommitJob,
+        parts: Sequence[ViewPart],
+        changing: Sequence[ViewPart],
+        writes: Sequence[QuickWrite],
+    ) -> bool:
+        """Whether all that is asked is answered as it should be."""
+        known = [part.known for part in changing if part.known]
+        rights = [right for part in changing for right in part.rights]
+        altered = definitions.asking(known)
+        lacking = privileges.asking(rights) if rights else None
+        rows = [statement for write in writes for statement in write.statements]
+        at = clock.from_postgres(job.commit_time_us)
+        moved = [part.progress for part in parts]
+        moving = progress.advancing(moved, job.txid, job.attempt, job.lsn, at)
+        before = [*_BEGIN, *quick.fence(writes)]
+        after = [s for s in (_SETTLE, altered, lacking, moving) if s is not None]
+        answers = owner.pipelined.exchange(
+            [*before, *rows, *after], lambda: faults.point(faults.PIPELINE_SENT)
+        )
+        found = iter(answers[len(before) :])
+        wanted = [count for write in writes for count in write.wanted]
+        good = all([next(found).count == count for count in wanted])
+        next(found)  # constraints
+        good = good and (altered is None or _unaltered(known, next(found)))
+        good = good and (lacking is None or not next(found).rows)
+        return good and len(next(found).rows) == len(parts)
+
+
+def _unaltered(known: Sequence[definitions.Definitions], answer: Answer) -> bool:
+    now = definitions.told(known, answer.rows)
+    return not any(map(definitions.changed, known, now))

@@ -1,0 +1,86 @@
+"""A view's small diffs as statements of a pipeline, and the fence before them.
+
+What ``SinkWriter`` knows from answers before it sends the next statement, the server must prove here
+before it looks at the next one (Invariant 1 of writer.py): the tables are locked at once or not at
+all, and then a statement fails unless each name is that of its table and each mark as it was.  So
+nothing is written into a table that was altered, and no code that somebody put there runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.postgres.pipelined import Statement
+from headrace.sink import keyed
+from headrace.sink.keyed import Places
+from headrace.sink.statements import Statements
+from headrace.sink.table import ResultTable
+
+# A division by zero is no accident here: an error is what keeps the server from going on.
+_FENCE: Final = b"""
+SELECT 1 / CASE WHEN bool_and(
+         pg_catalog.to_regclass(u.name)::pg_catalog.oid IS NOT DISTINCT FROM u.oid
+         AND headrace.table_mark(u.oid) IS NOT DISTINCT FROM u.mark) THEN 1 ELSE 0 END
+  FROM unnest($1::text[], $2::oid[], $3::text[]) AS u (name, oid, mark)"""
+
+
+@dataclass(frozen=True, slots=True)
+class QuickWrite:
+    """What is to be done to one table."""
+
+    target: ResultTable
+    made: Statements
+    statements: Sequence[Statement]
+    wanted: Sequence[int]
+    """How many rows each of them has to find."""
+
+    @classmethod
+    def of(cls, target: ResultTable, made: Statements, diffs: pa.RecordBatch) -> Self:
+        """Carry out consolidated ``diffs``, in the order of ``SinkWriter.write``."""
+        statements: list[Statement] = []
+        wanted: list[int] = []
+
+        def add(text: bytes, count: int, *more: list[int], rows: Sequence[Places]) -> None:
+            values = [
+                literal
+                for places in rows
+                for literal in made.arrays.literals(target, diffs.take(pa.array(places)))
+            ]
+            statements.append(Statement(text, [*values, *more], kept=True))
+            wanted.append(count)
+
+        weights, changes = keyed.changes(target, diffs)
+        if len(changes.old):
+            assert made.update is not None, "the table has a key"
+            add(made.update, len(changes.old), rows=(changes.old, changes.new))
+        if len(changes.gone):
+            times = (-weights[changes.gone]).tolist()
+            add(made.delete, sum(times), times, rows=(changes.gone,))
+        if len(changes.come):
+            take = copies(changes.come, weights)
+            add(made.insert, len(take), rows=(take,))
+        return cls(target, made, statements, wanted)
+
+
+def copies(come: Places, weights: Places) -> Places:
+    """The rows ``come`` with their copies, which are rows of their own."""
+    return come if (weights[come] == 1).all() else np.repeat(come, weights[come])
+
+
+def fence(writes: Sequence[QuickWrite]) -> list[Statement]:
+    """Lock all the tables, and go on only if they are as they were found."""
+    names = [write.made.name for write in writes]
+    tables = ", ".join(f"ONLY {name}" for name in names)
+    return [
+        Statement(f"LOCK TABLE {tables} IN ROW EXCLUSIVE MODE NOWAIT".encode()),
+        Statement(
+            _FENCE,
+            [names, [w.target.oid for w in writes], [w.made.mark for w in writes]],
+            kept=True,
+        ),
+    ]

@@ -1,0 +1,129 @@
+"""The statements that write a result table: made once, for the table as it was found then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from headrace.sink import keyed, keys, table
+from headrace.sink import rows as rows_of
+from headrace.sink.rows import Arrays
+from headrace.sink.table import ResultTable
+from headrace.types import WEIGHT
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Those of one table."""
+
+    name: str
+    """The table's, as statements spell it."""
+    hold: sql.Composed
+    """Locks the table; then says whether its name is ours, and its mark."""
+    mark: str
+    """What it was when it was found to be as we made it."""
+    copy: sql.Composed
+    insert: bytes
+    delete: bytes
+    update: bytes | None
+    """Only of a table with a key."""
+    arrays: Arrays
+    """How update, delete and insert take rows."""
+
+
+def compose(conn: Connection, target: ResultTable) -> Statements:
+    """Look at the table, lock it, and make its statements.
+
+    Raises:
+        SinkTableError: it is not as we made it.
+    """
+    ask = table.asking_mark(conn, target)
+    row = conn.execute(ask).fetchone()
+    # In this order: what is altered after the mark was taken shows in the next one.
+    table.check(conn, target)
+    assert row is not None, "a SELECT without FROM has one row"
+    lock = sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier)
+    conn.execute(lock)
+    # From here on the name stays the table's.
+    again = conn.execute(ask).fetchone()
+    if again is None or not again[0]:
+        table.check(conn, target)
+    found = table.attributes(conn, target.oid)
+    names = [a.name for a in found]
+    columns = sql.SQL(", ").join(map(sql.Identifier, names))
+    copy = sql.SQL("COPY {} ({}) FROM STDIN").format(target.identifier, columns)
+    arrays = Arrays.of(target, found)
+    insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM unnest({}) AS u({})").format(
+        target.identifier, columns, columns, arrays.parameters(), columns
+    )
+    equal = [rows_of.same(attribute) for attribute in found]
+    equal = [*_found_by(conn, target, found), *equal]
+    weight = _free_name(names)
+    delete = sql.SQL(
+        "DELETE FROM ONLY {table} WHERE ctid = ANY (ARRAY("
+        "SELECT x.ctid FROM (SELECT * FROM unnest({arrays}, ${last}::bigint[])"
+        " AS u({names}, {weight}) OFFSET 0) g CROSS JOIN LATERAL ("
+        "SELECT t.ctid FROM ONLY {table} t WHERE {equal} LIMIT g.{weight}) x))"
+    ).format(
+        table=target.identifier,
+        arrays=arrays.parameters(),
+        last=len(arrays.kinds) + 1,
+        names=columns,
+        weight=sql.Identifier(weight),
+        equal=sql.SQL(" AND ").join(equal),
+    )
+    hold = lock + sql.SQL("; ")
+    mark = _mark(target, found)
+    update = keyed.update(target, found, arrays, equal) if target.key else None
+    return Statements(
+        name=target.identifier.as_string(conn),
+        hold=hold + ask,
+        mark=str(row[1]),
+        copy=copy,
+        insert=(mark + insert).as_bytes(conn),
+        delete=(mark + delete).as_bytes(conn),
+        update=(mark + update).as_bytes(conn) if update else None,
+        arrays=arrays,
+    )
+
+
+def _mark(target: ResultTable, found: Sequence[table.ResultColumn]) -> sql.Composed:
+    """A comment that makes a statement's text that of this table, with these types.
+
+    Statements are prepared by their text, with the types of their parameters as they are then:
+    another table of the name, or another type, is not seen by them.
+    """
+    oids = [target.oid, *(a.base_oid for a in found)]
+    return sql.SQL("/* {} */ ").format(sql.SQL(" ").join(map(sql.Literal, oids)))
+
+
+def _found_by(
+    conn: Connection, target: ResultTable, found: Sequence[table.ResultColumn]
+) -> list[sql.Composed]:
+    """The conditions on rows ``t`` and ``g`` that an index of the table answers."""
+    if target.key:
+        operators = keys.equality(conn, target.oid)
+        return [
+            sql.SQL("{} {} {}").format(
+                sql.Identifier("t", name), operators[name], sql.Identifier("g", name)
+            )
+            for name in target.key
+        ]
+    flags = table.hashable(conn, target.identifier, found)
+    hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
+    if not hashed:
+        return []
+    return [sql.SQL("{} = {}").format(table.row_hash("t", hashed), table.row_hash("g", hashed))]
+
+
+def _free_name(names: Sequence[str]) -> str:
+    name = WEIGHT
+    while name in names:
+        name += "_"
+    return name
