@@ -20,6 +20,7 @@ from bench.population import Population
 from bench.relay import Relay
 from bench.restart import Restart
 from bench.scenario import Figures, Options, Scenario
+from bench.sink import Sink
 from bench.small import Small
 from bench.state import State
 from bench.tpch import TpchQueries
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Population,
         Relay,
         Restart,
+        Sink,
         Small,
         State,
         TpchQueries,
