@@ -64,9 +64,7 @@ class Sink(Scenario):
                         for rows in _ROWS:
                             if rows > most or rows * views > _CHANGED_MAX:
                                 continue
-                            lines += [
-                                {"table": name, **line} for line in on.measure(views, rows)
-                            ]
+                            lines += [{"table": name, **line} for line in on.measure(views, rows)]
         return lines
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import psycopg
 from psycopg import pq
-from psycopg.adapt import PyFormat, Transformer
+from psycopg.adapt import Transformer
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -96,7 +96,7 @@ class Pipelined:
         pgconn = self._conn.pgconn
         wanted = []
         for statement in statements:
-            values = self._dumped(statement.values)
+            values = [_text(value) for value in statement.values] or None
             if not statement.kept:
                 pgconn.send_query_params(statement.text, values)
             else:
@@ -145,15 +145,26 @@ class Pipelined:
             rows = loading.load_rows(0, result.ntuples, tuple)
         return Answer(rows, result.command_tuples or 0)
 
-    def _dumped(self, values: Sequence[Any]) -> Sequence[Any] | None:
-        if not values:
-            return None
-        return Transformer(self._conn).dump_sequence(values, [PyFormat.TEXT] * len(values))
-
     def _wait(self, events: int) -> int:
         poll = select.poll()
         poll.register(self._conn.pgconn.socket, events)
         return poll.poll()[0][1]
+
+
+def _text(value: Any) -> bytes | None:
+    """A value as Postgres reads it, of a list as an array literal."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        if value and isinstance(value[0], str):
+            value = [_quoted(element) for element in value]
+        value = f"{{{','.join(map(str, value))}}}"
+    return str(value).encode()
+
+
+def _quoted(element: str) -> str:
+    escaped = element.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,6 +22,7 @@ import structlog
 
 from headrace import clock, errors
 from headrace.postgres import definitions, failures, privileges
+from headrace.postgres.pipelined import Statement
 from headrace.process import faults
 from headrace.runtime.jobs import Answer, CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
@@ -37,6 +38,7 @@ BREAKS_MAX: Final = 4
 """Losses of the connection in the write of one view at one txid; then it is no accident."""
 _log = structlog.get_logger(__name__)
 
+_COMMIT: Final = Statement(b"COMMIT")
 _BEFORE_VIEW: Final = "SAVEPOINT view; SET CONSTRAINTS ALL DEFERRED"
 _AFTER_VIEW: Final = "SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT view"
 """What an earlier view has made immediate may be put off again."""
@@ -164,13 +166,17 @@ class _Group:
     def write(self) -> None:
         """Write the diffs and move progress; views that cannot be written are left out."""
         moving = self._left()
-        if not self._written_quickly(moving):
+        quickly = self._written_quickly(moving)
+        if not quickly:
             moving = self._carefully()
         if not moving:
             return
         job, answer = self._job, self._answer
         faults.point(faults.COMMIT_SENT)
-        self._conn.execute("COMMIT")
+        if quickly:
+            self._owner.pipelined.exchange([_COMMIT])
+        else:
+            self._conn.execute("COMMIT")
         faults.point(faults.COMMIT_ANSWERED)
         for part in moving:
             answer.progress[part.view_id] = Progress(

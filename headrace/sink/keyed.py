@@ -80,6 +80,9 @@ def changes(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, KeyedCh
 def pair(target: ResultTable, diffs: pa.RecordBatch, gone: Places, come: Places) -> KeyedChanges:
     """Find among ``gone`` and ``come`` the rows whose key stays; each is in ``diffs`` once."""
     weights = diffs.column(len(target.schema)).to_numpy()
+    if len(gone) == len(come) == 1 and _alike(target, diffs, int(gone[0]), int(come[0])):
+        # It needs no groups, which cost more than all the rest.
+        return KeyedChanges(gone, come, gone[:0], come[:0])
     ids, count = _numbers(target, diffs)
     old, new = _first(ids, gone, count), _first(ids, come, count)
     both = np.flatnonzero((old >= 0) & (new >= 0))
@@ -96,10 +99,7 @@ def pair(target: ResultTable, diffs: pa.RecordBatch, gone: Places, come: Places)
 
 def _numbers(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, int]:
     """For each row the number of its key, and how many keys there are."""
-    places = [
-        next(i for i, field in enumerate(target.schema) if field.name == name)
-        for name in target.key
-    ]
+    places = _places(target)
     columns = [diffs.column(i) for i in places]
     oids = [target.schema[i].oid for i in places]
     if _CANONICAL.issuperset(oids):
@@ -108,6 +108,21 @@ def _numbers(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, int]:
         keys = rows.encode_rows(columns)
     distinct, ids = rows.group(keys)
     return ids, len(distinct)
+
+
+def _places(target: ResultTable) -> list[int]:
+    """Of the key's columns."""
+    names = [field.name for field in target.schema]
+    return [names.index(name) for name in target.key]
+
+
+def _alike(target: ResultTable, diffs: pa.RecordBatch, one: int, other: int) -> bool:
+    """Whether two rows have the very same values in the key, and no copies."""
+    weights = diffs.column(len(target.schema))
+    if (weights[one].as_py(), weights[other].as_py()) != (-1, 1):
+        return False
+    columns = [diffs.column(i) for i in _places(target)]
+    return all(c.slice(one, 1).equals(c.slice(other, 1)) for c in columns)
 
 
 def _first(ids: Places, places: Places, count: int) -> Places:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headrace.postgres.pipelined import Statement
 from headrace.sink import keyed
+from headrace.sink import rows as rows_of
 from headrace.sink.keyed import Places
 from headrace.sink.statements import Statements
 from headrace.sink.table import ResultTable
@@ -49,7 +50,7 @@ class QuickWrite:
             values = [
                 literal
                 for places in rows
-                for literal in made.arrays.literals(target, diffs.take(pa.array(places)))
+                for literal in made.arrays.literals(target, rows_of.taken(diffs, places))
             ]
             statements.append(Statement(text, [*values, *more], kept=True))
             wanted.append(count)

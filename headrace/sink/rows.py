@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
@@ -34,6 +36,9 @@ _IDENTICAL: Final = frozenset(
     (BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID)
 )
 """Types whose equality is identity: no need to compare texts."""
+_INTEGERS: Final = frozenset((INT2, INT4, INT8, OID))
+_FEW: Final = 32
+"""So few numbers are text sooner than a kernel is called."""
 _TEXTS: Final = frozenset((TEXT, VARCHAR))
 
 
@@ -63,10 +68,14 @@ class Arrays:
 
     def literals(self, target: ResultTable, diffs: pa.RecordBatch) -> list[str]:
         """The values of the parameters for the rows ``diffs``."""
-        columns = texts(target, diffs)
         if self.by_row:
-            columns = [_row_literals(columns)]
-        return [copytext.array_literal(c) for c in columns]
+            return [copytext.array_literal(_row_literals(texts(target, diffs)))]
+        return [
+            _few(diffs.column(i))
+            if diffs.num_rows <= _FEW and field.oid in _INTEGERS
+            else copytext.array_literal(text.render(diffs.column(i), field.oid))
+            for i, field in enumerate(target.schema)
+        ]
 
 
 def same(attribute: table.ResultColumn) -> sql.Composed:
@@ -85,6 +94,10 @@ def same(attribute: table.ResultColumn) -> sql.Composed:
     return sql.SQL(form).format(sql.Identifier("t", name), sql.Identifier("g", name))
 
 
+def _few(column: pa.Array) -> str:
+    return f"{{{','.join('NULL' if n is None else str(n) for n in column.to_pylist())}}}"
+
+
 def _row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
     """Rows as literals of a composite type; one without a value between its commas is NULL."""
     fields = []
@@ -94,6 +107,14 @@ def _row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
         fields.append(pc.binary_join_element_wise('"', escaped, '"', ""))
     inner = pc.binary_join_element_wise(*fields, ",", null_handling="replace", null_replacement="")
     return pc.binary_join_element_wise("(", inner, ")", "")
+
+
+def taken(diffs: pa.RecordBatch, places: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The rows at ``places``, of which there are some."""
+    first, last = int(places[0]), int(places[-1])
+    if last - first + 1 == len(places) and (len(places) == 1 or (np.diff(places) == 1).all()):
+        return diffs.slice(first, len(places))
+    return diffs.take(pa.array(places))
 
 
 def texts(target: ResultTable, diffs: pa.RecordBatch) -> list[pa.StringArray]:

@@ -142,7 +142,7 @@ class SinkWriter:
     ) -> None:
         with self._conn.cursor() as cursor, cursor.copy(made.copy) as copy:
             for start in range(0, len(take), _ROWS_PER_COPY):
-                part = diffs.take(pa.array(take[start : start + _ROWS_PER_COPY]))
+                part = rows_of.taken(diffs, take[start : start + _ROWS_PER_COPY])
                 copy.write(copytext.join(rows_of.texts(target, part)))
 
     def _delete(
@@ -155,7 +155,7 @@ class SinkWriter:
     ) -> None:
         for start in range(0, len(gone), _ROWS_PER_DELETE):
             rows = gone[start : start + _ROWS_PER_DELETE]
-            part = diffs.take(pa.array(rows))
+            part = rows_of.taken(diffs, rows)
             literals = made.arrays.literals(target, part)
             copies = (-weights[rows]).tolist()
             self._run(target, made.delete, [*literals, copies], sum(copies), "go")
@@ -171,7 +171,7 @@ class SinkWriter:
         for start in range(0, len(changes.old), _ROWS_PER_DELETE):
             part = slice(start, start + _ROWS_PER_DELETE)
             old, new = (
-                made.arrays.literals(target, diffs.take(pa.array(places[part])))
+                made.arrays.literals(target, rows_of.taken(diffs, places[part]))
                 for places in (changes.old, changes.new)
             )
             count = len(changes.old[part])
