@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.postgres.pipelined import Statement
+from headrace.postgres.pipelined import Sent
 from headrace.types import FIRST_USER_OID
 
 Connection = psycopg.Connection[Any]
@@ -223,10 +223,10 @@ def marks(conn: Connection, known: Iterable[Definitions]) -> list[Marks]:
     return _read(conn, list(known), full=False)
 
 
-def asking(known: Sequence[Definitions]) -> Statement | None:
+def asking(known: Sequence[Definitions]) -> Sent | None:
     """The statement of ``marks``; None: there is nothing to ask."""
     text, values = _asked(list(known), full=False)
-    return Statement.named(text, values) if text else None
+    return Sent.named(text, values) if text else None
 
 
 def told(known: Sequence[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Marks]:

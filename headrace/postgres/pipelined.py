@@ -29,8 +29,8 @@ _NAMED: Final = re.compile(r"%\((\w+)\)s")
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
-    """One statement, its parameters ``$1``, ``$2`` …; ``kept``: it comes again, so it is prepared."""
+class Sent:
+    """A statement with parameters ``$1``, ``$2`` …; ``kept``: it comes again, so it is prepared."""
 
     text: bytes
     values: Sequence[Any] = ()
@@ -44,7 +44,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Got:
     """What a statement gave: its rows, and how many rows it is about."""
 
     rows: list[Row]
@@ -64,8 +64,8 @@ class Pipelined:
         self._stale = True
 
     def exchange(
-        self, statements: Sequence[Statement], sent: Callable[[], None] = lambda: None
-    ) -> list[Answer]:
+        self, statements: Sequence[Sent], sent: Callable[[], None] = lambda: None
+    ) -> list[Got]:
         """Carry out ``statements``; ``sent`` is called when they are under way.
 
         Raises:
@@ -91,7 +91,7 @@ class Pipelined:
             raise failed
         return answers
 
-    def _send(self, statements: Sequence[Statement]) -> list[bool]:
+    def _send(self, statements: Sequence[Sent]) -> list[bool]:
         """Send them; for each answer that will come, whether it is a statement's."""
         pgconn = self._conn.pgconn
         wanted = []
@@ -115,9 +115,9 @@ class Pipelined:
                 pgconn.consume_input()
         return wanted
 
-    def _read(self, wanted: list[bool]) -> tuple[list[Answer], psycopg.Error | None]:
+    def _read(self, wanted: list[bool]) -> tuple[list[Got], psycopg.Error | None]:
         pgconn = self._conn.pgconn
-        answers: list[Answer] = []
+        answers: list[Got] = []
         failed: psycopg.Error | None = None
         place = 0
         while True:
@@ -137,13 +137,13 @@ class Pipelined:
                 answers.append(self._answer(result))
             place += 1
 
-    def _answer(self, result: pq.abc.PGresult) -> Answer:
+    def _answer(self, result: pq.abc.PGresult) -> Got:
         rows: list[Row] = []
         if result.ntuples:
             loading = Transformer(self._conn)
             loading.set_pgresult(result)
             rows = loading.load_rows(0, result.ntuples, tuple)
-        return Answer(rows, result.command_tuples or 0)
+        return Got(rows, result.command_tuples or 0)
 
     def _wait(self, events: int) -> int:
         poll = select.poll()

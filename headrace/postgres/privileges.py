@@ -17,7 +17,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace.errors import DefiniteFailure, OwnerGone, RightEnded
-from headrace.postgres.pipelined import Statement
+from headrace.postgres.pipelined import Sent
 
 Connection = psycopg.Connection[Any]
 
@@ -96,9 +96,9 @@ def lacking(conn: Connection, rights: Iterable[Right]) -> dict[Right, Lack]:
     return {lacks[row[0]]: dict(zip(names, row[1:], strict=True)) for row in told}
 
 
-def asking(rights: Iterable[Right]) -> Statement:
+def asking(rights: Iterable[Right]) -> Sent:
     """A statement that gives a row for each of ``rights`` that is lacking."""
-    return Statement.named(_LACKING, _arrays(sorted(set(rights))))
+    return Sent.named(_LACKING, _arrays(sorted(set(rights))))
 
 
 def _arrays(rights: Sequence[Right]) -> dict[str, list[Any]]:

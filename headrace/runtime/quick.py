@@ -1,8 +1,9 @@
 """A commit group's transaction in one round trip, and its COMMIT in a second one.
 
-What is asked and done is what the careful way (writing.py) asks and does, in its order, for all views
-at once.  Only when every answer is as it should be is there a COMMIT.  Else all is taken back, whoever
-is to blame, and the careful way does the work from the beginning: it finds out whose fault it is.
+What is asked and done is what the careful way (writing.py) asks and does, in its order, for all
+views at once.  Only when every answer is as it should be is there a COMMIT.  Else all is taken back,
+whoever is to blame, and the careful way does the work from the beginning: it finds out whose fault
+it is.
 
 * Invariant: no row is written unless the server itself has found the tables as we know them
   (``sink/quick.py``), however late we look at what it says.
@@ -18,7 +19,7 @@ import structlog
 
 from headrace import clock
 from headrace.postgres import definitions, failures, privileges
-from headrace.postgres.pipelined import Answer, Statement
+from headrace.postgres.pipelined import Got, Sent
 from headrace.process import faults
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
@@ -34,11 +35,11 @@ _MISSES: Final = 3
 _log = structlog.get_logger(__name__)
 
 _BEGIN: Final = (
-    Statement(b"BEGIN"),
+    Sent(b"BEGIN"),
     # Who waits for a row waits again in the careful way, for as long as he may.
-    Statement(b"SET LOCAL lock_timeout = '20ms'"),
+    Sent(b"SET LOCAL lock_timeout = '20ms'"),
 )
-_SETTLE: Final = Statement(b"SET CONSTRAINTS ALL IMMEDIATE")
+_SETTLE: Final = Sent(b"SET CONSTRAINTS ALL IMMEDIATE")
 
 
 class QuickWay:
@@ -140,6 +141,6 @@ class QuickWay:
         return good and len(next(found).rows) == len(parts)
 
 
-def _unaltered(known: Sequence[definitions.Definitions], answer: Answer) -> bool:
+def _unaltered(known: Sequence[definitions.Definitions], answer: Got) -> bool:
     now = definitions.told(known, answer.rows)
     return not any(map(definitions.changed, known, now))

@@ -22,7 +22,7 @@ import structlog
 
 from headrace import clock, errors
 from headrace.postgres import definitions, failures, privileges
-from headrace.postgres.pipelined import Statement
+from headrace.postgres.pipelined import Sent
 from headrace.process import faults
 from headrace.runtime.jobs import Answer, CommitJob, ViewPart
 from headrace.runtime.ownership import Owner
@@ -38,7 +38,7 @@ BREAKS_MAX: Final = 4
 """Losses of the connection in the write of one view at one txid; then it is no accident."""
 _log = structlog.get_logger(__name__)
 
-_COMMIT: Final = Statement(b"COMMIT")
+_COMMIT: Final = Sent(b"COMMIT")
 _BEFORE_VIEW: Final = "SAVEPOINT view; SET CONSTRAINTS ALL DEFERRED"
 _AFTER_VIEW: Final = "SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT view"
 """What an earlier view has made immediate may be put off again."""

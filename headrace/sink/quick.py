@@ -1,7 +1,7 @@
 """A view's small diffs as statements of a pipeline, and the fence before them.
 
-What ``SinkWriter`` knows from answers before it sends the next statement, the server must prove here
-before it looks at the next one (Invariant 1 of writer.py): the tables are locked at once or not at
+What ``SinkWriter`` knows from answers before it sends the next statement, the server must prove
+here before it looks at the next one (Invariant 1 of writer.py): the tables are locked at once or not at
 all, and then a statement fails unless each name is that of its table and each mark as it was.  So
 nothing is written into a table that was altered, and no code that somebody put there runs.
 """
@@ -15,7 +15,7 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
-from headrace.postgres.pipelined import Statement
+from headrace.postgres.pipelined import Sent
 from headrace.sink import keyed
 from headrace.sink import rows as rows_of
 from headrace.sink.keyed import Places
@@ -36,14 +36,14 @@ class QuickWrite:
 
     target: ResultTable
     made: Statements
-    statements: Sequence[Statement]
+    statements: Sequence[Sent]
     wanted: Sequence[int]
     """How many rows each of them has to find."""
 
     @classmethod
     def of(cls, target: ResultTable, made: Statements, diffs: pa.RecordBatch) -> Self:
         """Carry out consolidated ``diffs``, in the order of ``SinkWriter.write``."""
-        statements: list[Statement] = []
+        statements: list[Sent] = []
         wanted: list[int] = []
 
         def add(text: bytes, count: int, *more: list[int], rows: Sequence[Places]) -> None:
@@ -52,7 +52,7 @@ class QuickWrite:
                 for places in rows
                 for literal in made.arrays.literals(target, rows_of.taken(diffs, places))
             ]
-            statements.append(Statement(text, [*values, *more], kept=True))
+            statements.append(Sent(text, [*values, *more], kept=True))
             wanted.append(count)
 
         weights, changes = keyed.changes(target, diffs)
@@ -73,13 +73,13 @@ def copies(come: Places, weights: Places) -> Places:
     return come if (weights[come] == 1).all() else np.repeat(come, weights[come])
 
 
-def fence(writes: Sequence[QuickWrite]) -> list[Statement]:
+def fence(writes: Sequence[QuickWrite]) -> list[Sent]:
     """Lock all the tables, and go on only if they are as they were found."""
     names = [write.made.name for write in writes]
     tables = ", ".join(f"ONLY {name}" for name in names)
     return [
-        Statement(f"LOCK TABLE {tables} IN ROW EXCLUSIVE MODE NOWAIT".encode()),
-        Statement(
+        Sent(f"LOCK TABLE {tables} IN ROW EXCLUSIVE MODE NOWAIT".encode()),
+        Sent(
             _FENCE,
             [names, [w.target.oid for w in writes], [w.made.mark for w in writes]],
             kept=True,

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 
 from headrace.errors import BugError, FencedError
-from headrace.postgres.pipelined import Statement
+from headrace.postgres.pipelined import Sent
 from headrace.types import Lsn, Txid, format_lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
@@ -104,9 +104,9 @@ def advancing(
     attempt: int,
     lsn: int,
     committed_at: datetime | None,
-) -> Statement:
+) -> Sent:
     """The statement of ``advance``: it has to give a row for each of ``views``."""
-    return Statement(
+    return Sent(
         b"UPDATE headrace.progress p SET txid = $1, attempt = $2, lsn = $3::pg_lsn,"
         b" source_commit_at = $4, applied_at = pg_catalog.clock_timestamp()"
         b" FROM unnest($5::bigint[], $6::bigint[], $7::bigint[])"

@@ -25,7 +25,7 @@ SENDING = frozenset(
         *("execute", "executemany", "copy", "stream", "exec_", "exec_params"),
         *("exec_prepared", "prepare", "send_query", "send_query_params"),
         *("send_prepare", "extended_query", "fetch", "made_view", "output_texts"),
-        "one_statement",
+        *("exchange", "one_statement"),
     }
 )
 """Calls of these send a statement, on a connection or through a function of our own."""
