@@ -1,9 +1,9 @@
 """A commit group's transaction in one round trip, and its COMMIT in a second one.
 
 What is asked and done is what the careful way (writing.py) asks and does, in its order, for all
-views at once.  Only when every answer is as it should be is there a COMMIT.  Else all is taken back,
-whoever is to blame, and the careful way does the work from the beginning: it finds out whose fault
-it is.
+views at once.  Only when every answer is as it should be is there a COMMIT.  Else all is taken
+back, whoever is to blame, and the careful way does the work from the beginning: it finds out whose
+fault it is.
 
 * Invariant: no row is written unless the server itself has found the tables as we know them
   (``sink/quick.py``), however late we look at what it says.

@@ -1,9 +1,9 @@
 """A view's small diffs as statements of a pipeline, and the fence before them.
 
 What ``SinkWriter`` knows from answers before it sends the next statement, the server must prove
-here before it looks at the next one (Invariant 1 of writer.py): the tables are locked at once or not at
-all, and then a statement fails unless each name is that of its table and each mark as it was.  So
-nothing is written into a table that was altered, and no code that somebody put there runs.
+here before it looks at the next one (Invariant 1 of writer.py): the tables are locked at once or
+not at all, and then a statement fails unless each name is that of its table and each mark as it
+was.  So nothing is written into a table that was altered, and no code that somebody put there runs.
 """
 
 from __future__ import annotations

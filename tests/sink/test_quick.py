@@ -1,0 +1,85 @@
+"""Diffs as statements of a pipeline: they do what ``SinkWriter`` does, for every kind of value."""
+
+# ruff: noqa: F811
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from headrace.postgres.pipelined import Pipelined, Sent
+from headrace.sink import quick
+from headrace.sink.writer import SinkWriter
+from tests.sink.test_keyed import COLUMNS
+from tests.sink.test_keyed import make as make_keyed
+from tests.sink.test_writer import VALUES, conn, contents, diffs, make  # noqa: F401
+
+
+class Table:
+    """A result table, written in pipelines once its statements are made."""
+
+    def __init__(self, conn, target) -> None:
+        self.conn, self.target = conn, target
+        self.writer, self.pipelined = SinkWriter(conn), Pipelined(conn)
+        with conn.transaction():
+            self.writer._held(target)
+
+    def write(self, *rows) -> None:
+        write = self.writer.quick(self.target, diffs(self.target, list(rows)))
+        assert write is not None
+        sent = [Sent(b"BEGIN"), *quick.fence([write]), *write.statements, Sent(b"COMMIT")]
+        answers = self.pipelined.exchange(sent)
+        assert [answer.count for answer in answers[3:-1]] == list(write.wanted)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_every_value_is_written_as_by_copy(conn, kind):
+    target = make(conn, {"v": kind, "n": "integer"})
+    values = [*VALUES[kind], None]
+    table = Table(conn, target)
+    with conn.transaction():
+        table.writer.write(target, diffs(target, [((v, "1"), 2) for v in values]))
+    copied = contents(conn, target)
+    table.write(*[((v, "1"), 2) for v in values])
+    assert contents(conn, target) == sorted(copied * 2, key=repr)
+    table.write(*[((v, "1"), -3) for v in values], *[((v, None), 1) for v in values])
+    table.write(*[((v, "1"), -1) for v in values], *[((v, None), -1) for v in values])
+    assert contents(conn, target) == []
+
+
+def test_a_row_that_changes_alone_is_updated(conn):
+    target = make_keyed(conn, COLUMNS, ("k",))
+    table = Table(conn, target)
+    table.write((("1", "a"), 1), (("2", "a"), 1))
+    conn.execute("CREATE TABLE public.refers (k int REFERENCES public.r)")
+    conn.execute("INSERT INTO public.refers VALUES (1)")
+    with conn.transaction():
+        table.writer._held(target)  # a foreign key is harmless, and is looked at
+    table.write((("1", "a"), -1), (("1", "b"), 1))
+    table.write((("1", "b"), -1), (("1", None), 1), (("2", "a"), -1), (("2", "c"), 1))
+    assert contents(conn, target) == [("1", None), ("2", "c")]
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        table.write((("1", "x"), 1))
+    conn.execute("ROLLBACK")
+    # It is usable after that, and what was prepared before is known to be gone.
+    table.write((("1", None), -1), (("1", "d"), 1))
+    assert contents(conn, target) == [("1", "d"), ("2", "c")]
+
+
+def test_what_stands_behind_a_failure_is_not_carried_out(conn):
+    conn.execute("CREATE SEQUENCE public.ran")
+    pipelined = Pipelined(conn)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        pipelined.exchange(
+            [Sent(b"SELECT 1 / 0"), Sent(b"SELECT nextval('public.ran')"), Sent(b"no SQL")]
+        )
+    assert conn.execute("SELECT is_called FROM public.ran").fetchone() == (False,)
+    [answer] = pipelined.exchange([Sent(b"SELECT $1::text[]", [['a"b', "\\", "", "NULL"]], True)])
+    assert answer.rows == [(['a"b', "\\", "", "NULL"],)]
+
+
+def test_more_than_the_sockets_hold_goes_both_ways_at_once(conn):
+    """The server stops reading while nobody takes its answers."""
+    text = "x" * 1_000_000
+    answers = Pipelined(conn).exchange([Sent(b"SELECT $1::text", [text], True)] * 40)
+    assert [len(answer.rows[0][0]) for answer in answers] == [len(text)] * 40
