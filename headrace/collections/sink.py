@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import Collection, Diffed, columns_of
-from headrace.types import diff_batch
+from headrace.collections.base import Collection, Diffed
 
 
 class Sink(Collection):
@@ -15,8 +14,7 @@ class Sink(Collection):
     Meaning: the identity; weights of rows equal in every value as shown are summed, zeros dropped.
     Shape: input -> the same columns.
     State: none (within a txid, its diffs).
-    Time: emits on TimeEnd only, so nothing intermediate is ever written (E-18).  While a population
-        loads there is nothing intermediate: rows pass as they come, equal ones one by one.
+    Time: emits on TimeEnd only, so nothing intermediate is ever written (E-18).
     Errors: none.
     """
 
@@ -26,8 +24,6 @@ class Sink(Collection):
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
-        if self.insert_only:
-            return [diff_batch(self.schema, columns_of(batch), batch.columns[-1])]
         self._diffs.add(batch)
         return []
 
