@@ -12,10 +12,15 @@ from collections.abc import Sequence
 import structlog
 
 from bench.cdc import Cdc
+from bench.checkpoint import Checkpoint
 from bench.creations import Creations
+from bench.drain import Drain
 from bench.engine import Engine
 from bench.expressions import Expressions
 from bench.freshness import Freshness
+from bench.growth import Growth
+from bench.memory import Memory
+from bench.oltp_tax import OltpTax
 from bench.population import Population
 from bench.relay import Relay
 from bench.restart import Restart
@@ -29,10 +34,15 @@ SCENARIOS: dict[str, type[Scenario]] = {
     s.name: s
     for s in (
         Cdc,
+        Checkpoint,
         Creations,
+        Drain,
         Engine,
         Expressions,
         Freshness,
+        Growth,
+        Memory,
+        OltpTax,
         Population,
         Relay,
         Restart,
@@ -61,10 +71,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("scenario", nargs="*", help=f"all when none is named ({about})")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument("--rows", type=int, default=0, help="size of the largest table")
-    parser.add_argument("--seconds", type=float, default=0.0, help="of freshness")
-    parser.add_argument("--rate", type=float, default=200.0, help="transactions/s")
+    parser.add_argument("--seconds", type=float, default=0.0, help="of what runs for a time")
+    parser.add_argument("--rate", type=float, default=0.0, help="transactions/s of freshness")
+    parser.add_argument("--views", type=int, default=0, help="of small and memory, at most")
     parser.add_argument("--pg", type=int, choices=(16, 18), default=16)
-    parser.add_argument("--only", default="", help="views of engine, with commas")
+    parser.add_argument("--only", default="", help="views by name, with commas")
     parsed = parser.parse_args(argv)
     if unknown := set(parsed.scenario) - set(SCENARIOS):
         parser.error(f"no scenario {', '.join(sorted(unknown))}")
@@ -76,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = arguments(argv)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
     only = tuple(filter(None, asked.only.split(",")))
-    options = Options(asked.rows, asked.seconds, asked.rate, asked.pg, only)
+    options = Options(asked.rows, asked.seconds, asked.rate, asked.pg, only, asked.views)
     results: dict[str, list[Figures]] = {}
     for name in asked.scenario or SCENARIOS:
         results[name] = SCENARIOS[name]().run(options)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
 from typing import ClassVar, Final
 
 import psycopg
 from psycopg import sql
 
+from bench.recvlogical import Backlog
 from bench.scenario import Bed, Figures, Options, Scenario, bed, scalar, wait_for
 
-_SLOT = "bench_recvlogical"
 _QUERY = """SELECT k, count(*) AS n, sum(quantity) AS quantity, sum(amount) AS amount
 FROM events GROUP BY k"""
 _TABLE = """CREATE TABLE events (
@@ -46,8 +44,9 @@ class Cdc(Scenario):
         rows = options.rows or self.rows_default
         # A Spark session would compete for the CPU and is not used here.
         with bed(options, HEADRACE_SPARK_WARM="false") as on:
-            self._prepare(on, rows)
-            recv_s = self._time_recvlogical(on)
+            written = self._prepare(on, rows)
+            recv_s = written.receive().seconds
+            written.close()
             engine_s = self._time_engine(on, rows)
         return [
             {
@@ -61,39 +60,22 @@ class Cdc(Scenario):
             }
         ]
 
-    def _prepare(self, on: Bed, rows: int) -> None:
+    def _prepare(self, on: Bed, rows: int) -> Backlog:
         """View on an empty table, engine stopped, second slot, then the backlog."""
         with psycopg.connect(on.source, autocommit=True) as conn:
             conn.execute(_TABLE)
         on.engine.start()
         on.create_view("totals", _QUERY)
         on.engine.stop()
+        written = Backlog(on)
         with psycopg.connect(on.source, autocommit=True) as conn:
-            conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_SLOT,))
             conn.execute(
                 sql.SQL(_BACKLOG).format(rows=rows, rows_per_transaction=self.rows_per_transaction)
             )
             # Neither side may wait for the WAL writer.
             conn.execute("CHECKPOINT")
-
-    def _time_recvlogical(self, on: Bed) -> float:
-        """Seconds pg_recvlogical needs to read the backlog and throw it away."""
-        end = scalar(on.source, "SELECT pg_current_wal_insert_lsn()")
-        # It stops at the first message at or behind `end`: there must be one.
-        with psycopg.connect(on.source, autocommit=True) as conn:
-            conn.execute("SELECT pg_logical_emit_message(true, 'bench', 'end')")
-        begin = time.monotonic()
-        subprocess.run(
-            [
-                *(on.server.bin_dir / "pg_recvlogical", "--dbname", on.source),
-                *("--slot", _SLOT, "--start", "--no-loop", "--file", "/dev/null"),
-                *("--endpos", end, "--option", "proto_version=1"),
-                *("--option", "publication_names=headrace"),
-            ],
-            check=True,
-            timeout=600,
-        )
-        return time.monotonic() - begin
+        written.end()
+        return written
 
     def _time_engine(self, on: Bed, rows: int) -> float:
         """Seconds from the engine's stream connecting until the view shows all rows.

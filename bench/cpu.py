@@ -1,4 +1,4 @@
-"""CPU seconds of processes and their threads, from /proc."""
+"""What processes and their threads use, from /proc: CPU seconds, memory, bytes written."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 _PROC: Final = Path("/proc")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _UTIME, _STIME, _PARENT = 11, 12, 1
+_ENDED_UTIME, _ENDED_STIME = 13, 14
 
 
 def _fields(path: Path) -> list[str]:
@@ -34,6 +35,12 @@ def of_children(pid: int) -> float:
     return total
 
 
+def of_ended_children(pid: int) -> float:
+    """CPU seconds of the children that have ended, and of theirs."""
+    fields = _fields(_PROC / str(pid) / "stat")
+    return (int(fields[_ENDED_UTIME]) + int(fields[_ENDED_STIME])) / _TICKS
+
+
 def of_threads(pid: int) -> dict[str, float]:
     """CPU seconds by name of the living threads."""
     out: dict[str, float] = {}
@@ -44,3 +51,15 @@ def of_threads(pid: int) -> dict[str, float]:
             spent = (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS
             out[name] = out.get(name, 0.0) + spent
     return out
+
+
+def status(pid: int, field: str) -> int:
+    """A number of /proc/PID/status, in its own unit: ``PPid``, ``VmRSS`` (kB)."""
+    text = (_PROC / str(pid) / "status").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{field}:"))
+
+
+def written_bytes(pid: int) -> int:
+    """Bytes that the process has given to write(2) and its relatives."""
+    text = (_PROC / str(pid) / "io").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("wchar:"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
@@ -155,6 +155,14 @@ class Unit:
 
     def play(self, messages: Sequence[bytes], size: int) -> Spent:
         """Process ``messages`` in batches of ``size`` rows, and write one checkpoint."""
+        spent = self.process(messages, size)
+        begin = time.thread_time()
+        self.checkpoint(sync=False)
+        spent.timed("checkpoint", begin)
+        return spent
+
+    def process(self, messages: Sequence[bytes], size: int) -> Spent:
+        """Process ``messages`` in batches of ``size`` rows."""
         spent = Spent()
         batcher = Batcher(start_lsn=0, interval_s=0.0, rows_max=1 << 60, bytes_max=1 << 60)
         decoder = Decoder()
@@ -185,11 +193,15 @@ class Unit:
             self._database.regulate(worked_s)
             spent.timed("regulate", begin)
         begin = time.thread_time()
-        made = self._database.begin_checkpoint([(self._store, self._txid)], {})
-        made.write(sync=False)
-        self._database.end_checkpoint(made)
+        self.checkpoint(sync=False)
         spent.timed("checkpoint", begin)
         return spent
+
+    def checkpoint(self, *, sync: bool) -> None:
+        """Write what has changed since the last one."""
+        made = self._database.begin_checkpoint([(self._store, self._txid)], {})
+        made.write(sync=sync)
+        self._database.end_checkpoint(made)
 
 
 class Engine(Scenario):
@@ -250,19 +262,24 @@ class Engine(Scenario):
     def _all(self, on: Bed, tape: Tape, asked: list[tuple[str, str]]) -> list[Figures]:
         lines = []
         for name, query in asked:
-            with closing(connect.session(on.source, name="bench")) as conn:
-                physical = plan(
-                    conn, PlanRequest(query, settings={"search_path": "public"})
-                ).physical
-                described = Described(conn)
-            with (
-                tempfile.TemporaryDirectory(prefix="headrace-bench-") as home,
-                closing(RemoteEvaluator(on.source, {})) as remote,
-                closing(Unit(Path(home) / "state", physical, described, remote)) as unit,
-            ):
+            with unit_of(on, query) as unit:
                 lines += list(_measure(name, unit, tape))
-                _check(on, name, query, unit.weight)
+                check_weight(on, name, query, unit.weight)
         return lines
+
+
+@contextmanager
+def unit_of(on: Bed, query: str) -> Iterator[Unit]:
+    """A view alone, without the engine's processes."""
+    with closing(connect.session(on.source, name="bench")) as conn:
+        physical = plan(conn, PlanRequest(query, settings={"search_path": "public"})).physical
+        described = Described(conn)
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-bench-") as home,
+        closing(RemoteEvaluator(on.source, {})) as remote,
+        closing(Unit(Path(home) / "state", physical, described, remote)) as unit,
+    ):
+        yield unit
 
 
 def _measure(name: str, unit: Unit, tape: Tape) -> Iterator[Figures]:
@@ -293,7 +310,7 @@ def _us(seconds: float, count: int) -> float:
     return round(seconds / max(count, 1) * 1e6, 2)
 
 
-def _check(on: Bed, name: str, query: str, weight: int) -> None:
+def check_weight(on: Bed, name: str, query: str, weight: int) -> None:
     """What was measured must be the query: the view has as many rows."""
     with psycopg.connect(on.source, autocommit=True) as conn:
         found = conn.execute(f"SELECT count(*) FROM ({query.rstrip(';')}) q".encode())

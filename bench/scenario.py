@@ -14,6 +14,8 @@ import psycopg
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.embedded.shop import ShopView, differing_rows
+from headrace.errors import BugError
 from headrace.process.java import java_home
 
 Figures = dict[str, float | int | str]
@@ -25,10 +27,12 @@ class Options:
 
     rows: int = 0
     seconds: float = 0.0
-    rate: float = 200.0
+    rate: float = 0.0
     version: int = 16
     only: tuple[str, ...] = ()
     """Views, where a scenario has many; empty: all."""
+    views: int = 0
+    """At most so many, where a scenario asks what their number costs."""
 
 
 class Scenario:
@@ -54,6 +58,13 @@ class Bed:
         """DSN of the database itself, past the engine."""
         return self.engine.source
 
+    @property
+    def worker(self) -> int:
+        """Process id of the engine's worker."""
+        found = self.engine.child("headrace.runtime.worker")
+        assert found is not None, "the engine runs"
+        return found
+
     def create_view(self, name: str, query: str, options: str = "{}") -> float:
         """Create a view through the engine; returns the seconds it took."""
         begin = time.monotonic()
@@ -65,6 +76,18 @@ class Bed:
         """Drop a view through the engine."""
         with psycopg.connect(self.engine.dsn, autocommit=True) as conn:
             conn.execute("CALL headrace.drop_view(%s)", (name,))
+
+    def check(self, name: str, query: str) -> None:
+        """What was measured must be right.
+
+        Raises:
+            BugError: the view has other rows than Postgres answers.
+        """
+        with psycopg.connect(self.source, autocommit=True) as conn:
+            caught_up(conn, name)
+        _, differing = differing_rows(self.source, ShopView(name, query, ""))
+        if differing:
+            raise BugError(f"{name}: the view differs by {differing} rows")
 
 
 @contextlib.contextmanager
@@ -83,6 +106,14 @@ def bed(options: Options, **env: str) -> Iterator[Bed]:
             yield Bed(server, engine)
         finally:
             engine.stop()
+
+
+def caught_up(conn: psycopg.Connection[Any], *views: str) -> float:
+    """Wait until ``views`` cover all that is committed; returns the seconds it took."""
+    begin = time.monotonic()
+    for view in views:
+        conn.execute("CALL headrace.wait_for(%s, pg_current_wal_lsn(), '600 s')", (view,))
+    return time.monotonic() - begin
 
 
 def scalar(dsn: str, query: LiteralString, *values: Any) -> Any:

@@ -8,10 +8,8 @@ from typing import ClassVar
 
 import psycopg
 
-from bench.scenario import Bed, Figures, Options, Scenario, bed
+from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up
 from bench.tpch_data import Tpch, queries
-from headrace.embedded.shop import ShopView, differing_rows
-from headrace.errors import BugError
 
 _SCALE = 0.1
 _ORDERS_AT_1 = 1_500_000
@@ -62,18 +60,16 @@ class TpchQueries(Scenario):
         changed = 0
         spent_s = 0.0
         for rows in data.refresh(number, _PART):
-            spent_s += _caught_up(conn, view)
+            spent_s += caught_up(conn, view)
             changed += rows
         small_s = []
         for order in range(_SMALL):
             data.amend(number * _SMALL + order)
-            small_s.append(_caught_up(conn, view))
+            small_s.append(caught_up(conn, view))
         begin = time.monotonic()
         conn.execute(query.encode())
         query_s = time.monotonic() - begin
-        _, differing = differing_rows(on.source, ShopView(view, query, ""))
-        if differing:
-            raise BugError(f"{name}: the view differs by {differing} rows")
+        on.check(view, query)
         on.drop_view(view)
         row_s = spent_s / max(changed, 1)
         return {
@@ -86,13 +82,6 @@ class TpchQueries(Scenario):
             "rows_per_rerun": round(query_s / row_s),
             "refused": "-",
         }
-
-
-def _caught_up(conn: psycopg.Connection[tuple[object, ...]], view: str) -> float:
-    """Wait until ``view`` covers all that is committed; returns the seconds it took."""
-    begin = time.monotonic()
-    conn.execute("CALL headrace.wait_for(%s, pg_current_wal_lsn(), '600 s')", (view,))
-    return time.monotonic() - begin
 
 
 def _refused(name: str, why: str) -> Figures:
