@@ -12,7 +12,7 @@ ARGS   ?=
 # Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
 PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test slow-units test-all bench fmt lint types golden lock clean
+.PHONY: setup demo test slow-units test-all bench bench-peers bench-plots fmt lint types golden lock clean
 
 setup: $(VENV)/.installed $(VENV)/.kernels
 
@@ -49,6 +49,20 @@ test-all: setup
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
+
+# Others beside us: each in an environment of its own in .bench, made at its first run.
+bench-peers: setup
+	$(BIN)/python -m bench.peers $(ARGS)
+
+# Pictures of documents that --json has written: make bench-plots ARGS='drain.json peers.json'
+bench-plots: .bench/plots/installed
+	.bench/plots/bin/python bench/plots.py $(ARGS)
+
+.bench/plots/installed:
+	$(PYTHON) -m venv --clear .bench/plots
+	.bench/plots/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --root-user-action ignore 'matplotlib>=3.9,<4'
+	@touch $@
 
 fmt: setup
 	$(BIN)/ruff format .

@@ -64,6 +64,11 @@ def table(lines: list[Figures]) -> str:
     )
 
 
+def machine() -> dict[str, object]:
+    """Where figures come from."""
+    return {"cpus": os.cpu_count(), "python": platform.python_version()}
+
+
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The parsed command line."""
     parser = argparse.ArgumentParser("bench", description=__doc__)
@@ -95,8 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{name}: {SCENARIOS[name].about}\n\n{table(results[name])}")
             sys.stdout.flush()
     if asked.json:
-        machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
-        print(json.dumps({"machine": machine, "results": results}))
+        print(json.dumps({"machine": machine(), "results": results}))
     return 0
 
 

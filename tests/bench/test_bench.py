@@ -2,7 +2,6 @@
 
 import json
 
-import psycopg
 import pytest
 
 from bench.__main__ import SCENARIOS, main, table

@@ -1,0 +1,1 @@
+"""Others beside us, on the same data: ``make bench-peers``."""
