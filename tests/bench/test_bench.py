@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.__main__ import SCENARIOS, main, table
+from bench.__main__ import main, table
 
 
 def test_table_is_aligned() -> None:
