@@ -37,14 +37,14 @@ _CHANGE: Final = """DO $do$ BEGIN
             = (n.customer, n.product, n.quantity, n.amount, n.placed, n.note)
             FROM (SELECT (made({rows} * 10 + i,
                     1 + i / 5 + {rows} / 10 + drawn(i, 9, {rows} * 8 / 10), {customers})).*
-                FROM generate_series(low, low + {step} - 1) i WHERE i % 5 < 3 AND i % 50 <> 25) n
+                FROM generate_series(low, least(low + {step} - 1, {last})) i WHERE i % 5 < 3 AND i % 50 <> 25) n
             WHERE o.id = n.id;
         INSERT INTO orders SELECT (made({rows} * 10 + i, {rows} + 1 + i / 5, {customers})).*
-            FROM generate_series(low, low + {step} - 1) i WHERE i % 5 = 3;
+            FROM generate_series(low, least(low + {step} - 1, {last})) i WHERE i % 5 = 3;
         DELETE FROM orders WHERE id IN (SELECT 1 + i / 5
-            FROM generate_series(low, low + {step} - 1) i WHERE i % 5 = 4);
+            FROM generate_series(low, least(low + {step} - 1, {last})) i WHERE i % 5 = 4);
         UPDATE customers c SET region = 'region ' || drawn(i, 10, 20), tier = drawn(i, 11, 5)
-            FROM generate_series(low, low + {step} - 1) i
+            FROM generate_series(low, least(low + {step} - 1, {last})) i
             WHERE i % 50 = 25 AND c.id = 1 + drawn(i, 12, {customers});
         COMMIT;
     END LOOP;
