@@ -85,6 +85,6 @@ lock: setup
 	  > requirements.lock
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f headrace/kernels/*.so headrace/kernels/*.c headrace/state/map/*.so headrace/state/map/*.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,7 +15,6 @@ from typing import Any, Final
 from bench.peers.data import VIEWS
 from bench.peers.lines import Line
 from bench.shapes import SHAPES
-from headrace.errors import BugError
 from headrace.process.java import java_home
 
 _INSTALL_S: Final = 1_800
@@ -38,12 +37,6 @@ PEERS: Final = (
     Peer("duckdb", "duckdb==2.0.0", "all changes at once, then the query again; one answer", False),
     Peer("polars", "polars==2.1.0", "whole tables, the changes in them; one answer", False),
     Peer(
-        "pathway",
-        "pathway==0.33.0",
-        "signed rows in memory, only the columns it needs, amounts as floats; answers thrown away",
-        True,
-    ),
-    Peer(
         "flink",
         "apache-flink==2.3.0",
         "signed rows as JSON in files, only the columns it needs; answers thrown away",
@@ -65,7 +58,10 @@ def measure(
     for view, answer in answers.items():
         try:
             told = _run(peer, python, folder, view, "all")
-            _check(peer, view, told["answer"], answer)
+            if _differs(told["answer"], answer):
+                note = f"no figure: its answer is {told['answer']}, Postgres' {list(answer)}"
+                yield Line(peer.name, view, peer.given, note=note)
+                continue
             first = {"seconds": 0.0, "cpu_s": 0.0}
             if peer.streams:
                 first = _run(peer, python, folder, view, "fill")
@@ -118,8 +114,7 @@ def _last(error: Exception) -> str:
     return text.strip().rpartition("\n")[2][:200]
 
 
-def _check(peer: Peer, view: str, told: list[float], answer: tuple[int, float]) -> None:
+def _differs(told: list[float], answer: tuple[int, float]) -> bool:
     """A figure for another answer than Postgres' would be worth nothing."""
     rows, total = answer
-    if told[0] != rows or not math.isclose(told[1], total, rel_tol=1e-9, abs_tol=0.01):
-        raise BugError(f"{peer.name}, {view}: it answers {told}, and Postgres {list(answer)}")
+    return told[0] != rows or not math.isclose(told[1], total, rel_tol=1e-9, abs_tol=0.01)
