@@ -228,7 +228,10 @@ def test_index_rights(bench, stranger):
         drop_index(bench, name, caller=stranger)
     with pytest.raises(UndefinedError):
         drop_index(bench, "orders_pkey")
-    oid = bench.conn.execute("SELECT 'v'::regclass::oid").fetchone()[0]
+    with pytest.raises(PrivilegeError, match="needed"):
+        drop_index(bench, "v_pkey")
+    bench.create("w", "SELECT count(*) AS n FROM orders")
+    oid = bench.conn.execute("SELECT 'w'::regclass::oid").fetchone()[0]
     with pytest.raises(PrivilegeError, match="needed"):
         drop_index(bench, f"headrace_row_hash_{oid}")
 
