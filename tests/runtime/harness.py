@@ -32,7 +32,7 @@ from headrace.population.names import role
 from headrace.postgres import connect, fingerprint, publication
 from headrace.runtime.engine import Engine
 from headrace.runtime.positions import Position
-from headrace.sink import table
+from headrace.sink import keys, table
 from headrace.sql import install, results, watched
 from headrace.state import layout
 from headrace.state.memory import MemoryStore
@@ -181,7 +181,10 @@ def create_view(
     )
     with psycopg.connect(connect.conninfo(dsn, name="test")) as conn:
         conn.execute("SET search_path = public")
-        oid = table.create(conn, "public", name, query)
+        key = physical.sink.key
+        oid = table.create(conn, "public", name, query, keyed=bool(key))
+        if key:
+            keys.add(conn, sql.Identifier("public", name), key)
         names = [f.name for f in physical.sink.schema]
         columns = [text.render(result.column(i), f.oid) for i, f in enumerate(physical.sink.schema)]
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
