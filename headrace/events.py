@@ -7,6 +7,7 @@ that cannot be written (a full disk, a closed pipe) is lost: nobody may die of i
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import sys
 from typing import Any, Final, TextIO
@@ -51,3 +52,6 @@ def configure(level: str = "info", **fields: Any) -> None:
     )
     if fields:
         structlog.contextvars.bind_contextvars(**fields)
+    # Who dies of a fault in compiled code says where.
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed, or no file
+        faulthandler.enable()

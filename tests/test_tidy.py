@@ -138,6 +138,9 @@ BANNED_CALLS = {
     "eval": "parse it",
     "exec": "write it out",
 }
+TYPED_READS = {"msgspec.convert", "msgspec.json.decode"}
+"""Of a class of ours, two threads that were its first readers would end the process."""
+BUILTINS = {"dict", "list", "tuple", "set", "str", "int", "float", "bool", "_TYPES", "name"}
 BANNED_MODULES = {
     "random": "nothing here may be random; take the value as an argument",
     "json": "msgspec",
@@ -196,6 +199,14 @@ def wrong_arrows(
     return out
 
 
+def typed(call: ast.Call) -> set[str]:
+    """Names in the type that a call of msgspec reads."""
+    kinds = [k.value for k in call.keywords if k.arg == "type"] or call.args[1:2]
+    return {n.id for kind in kinds for n in ast.walk(kind) if isinstance(n, ast.Name)} | {
+        n.attr for kind in kinds for n in ast.walk(kind) if isinstance(n, ast.Attribute)
+    }
+
+
 def banned(tree: ast.AST) -> list[str]:
     """Calls and modules that have a replacement."""
     out = []
@@ -204,6 +215,8 @@ def banned(tree: ast.AST) -> list[str]:
             called = ast.unparse(node.func)
             if called in BANNED_CALLS:
                 out.append(f"line {node.lineno}: {called}(): {BANNED_CALLS[called]}")
+            if called in TYPED_READS and not BUILTINS.issuperset(typed(node)):
+                out.append(f"line {node.lineno}: {called}(): a Decoder, made by the import")
     for line, name in arrows.imported(tree):
         if name in BANNED_MODULES:
             out.append(f"line {line}: import {name}: {BANNED_MODULES[name]}")
@@ -485,6 +498,11 @@ def test_banned_rule_itself() -> None:
     assert len(found) == 3
     assert banned(ast.parse("from json import dumps\nimport jsonschema")) == [
         "line 1: import json: msgspec"
+    ]
+    read = "msgspec.json.decode(x, type=dict[str, int]); msgspec.json.decode(x, type=list[Spec])"
+    assert banned(ast.parse(read + "; msgspec.convert(x, a.Spec)")) == [
+        "line 1: msgspec.json.decode(): a Decoder, made by the import",
+        "line 1: msgspec.convert(): a Decoder, made by the import",
     ]
 
 

@@ -7,7 +7,7 @@ executor and in a test, so that the state on disk and the collections always agr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -497,13 +497,18 @@ def to_json(value: PlanPart | Schema) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
+_READER: Final = msgspec.json.Decoder(PhysicalPlan)
+"""Made while we are imported, by one thread (here as wherever JSON becomes objects): msgspec finds
+out about a type in steps, and two threads that were the first to read it would end the process."""
+
+
 def from_json(data: Any) -> PhysicalPlan:
     """The plan that ``to_json`` has given.
 
     Raises:
         ValueError, TypeError, KeyError: it is none.
     """
-    return msgspec.convert(_as_now(data), PhysicalPlan)
+    return _READER.decode(msgspec.json.encode(_as_now(data)))
 
 
 def _as_now(data: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import psycopg
@@ -21,6 +21,9 @@ from headrace.errors import BugError, HeadraceError
 from headrace.population import reader, segments
 from headrace.population.segments import Exit, Segment, Spec
 from headrace.postgres.failures import as_headrace
+
+_SEGMENTS: Final = msgspec.json.Decoder(Segment)
+_EXITS: Final = msgspec.json.Decoder(Exit)
 
 
 class Range(InputPartition):  # type: ignore[misc]  # pyspark's hints are not followed
@@ -54,8 +57,8 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
 
     def __init__(self, options: dict[str, str]) -> None:
         self._path = options["spec"]
-        self._segment = msgspec.json.decode(options["segment"], type=Segment)
-        self._exit = msgspec.json.decode(options["exit"], type=Exit)
+        self._segment = _SEGMENTS.decode(options["segment"])
+        self._exit = _EXITS.decode(options["exit"])
 
     def partitions(self) -> Sequence[Range]:
         """One partition per block range."""

@@ -32,7 +32,7 @@ from headrace.collections.base import Collection, columns_of, decode, encode
 from headrace.collections.join import keys_of as join_keys
 from headrace.collections.plan import Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_batch, load_columns
-from headrace.errors import BugError, HeadraceError, Wire, from_wire, to_wire
+from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import rows as row_kernel
 from headrace.population import rows
@@ -96,11 +96,14 @@ class Spec:
         return self.staging.write_json("job.json", self)
 
 
+_SPECS: Final = msgspec.json.Decoder(Spec, dec_hook=lambda kind, at: kind(at))
+
+
 @functools.lru_cache(maxsize=2)
 def load_spec(path: str) -> Spec:
     """The spec in file ``path``; kept, as one Python worker runs many tasks."""
     data = Path(path).read_bytes()
-    return msgspec.json.decode(data, type=Spec, dec_hook=lambda kind, at: kind(at))
+    return _SPECS.decode(data)
 
 
 # --- running
@@ -334,7 +337,7 @@ def saved_error(staging: Staging) -> HeadraceError | None:
     path = staging.path / ERROR_FILE
     if not path.exists():
         return None
-    return from_wire(msgspec.json.decode(path.read_bytes(), type=Wire))
+    return from_wire(msgspec.json.decode(path.read_bytes(), type=dict[str, str]))
 
 
 def single(node: Node) -> bool:

@@ -97,12 +97,12 @@ class DeathRecord(Generic[Found]):
 
     def __init__(self, path: Path, kind: type[Found]) -> None:
         self._path = path
-        self._kind = kind
+        self._decoder = msgspec.json.Decoder(kind)
 
     def read(self) -> Found | None:
         """What was written last; None: nothing, or it cannot be read."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=self._kind)
+            return self._decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

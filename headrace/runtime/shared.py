@@ -137,6 +137,9 @@ class _Record(msgspec.Struct):
     first: int
 
 
+_RECORDS: Final = msgspec.json.Decoder(_Record)
+
+
 def read(db: RocksDatabase) -> tuple[dict[int, dict[str, int]], list[Shared]]:
     """Who reads what, by unit and node, and the shared subplans with their states.
 
@@ -184,7 +187,7 @@ def put_feeds(meta: Meta, unit_id: int, feeds: Mapping[str, int]) -> None:
 
 
 def _made(unit_id: int, value: bytes) -> Shared:
-    found = msgspec.json.decode(value, type=_Record)
+    found = _RECORDS.decode(value)
     return Shared(
         unit_id,
         plan.from_json(found.plan),

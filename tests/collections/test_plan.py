@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 
 import pytest
 from msgspec import structs
@@ -114,3 +116,27 @@ def test_what_is_no_plan_is_refused(change) -> None:
     stored = plan.to_json(PLANS["the others"])
     with pytest.raises((ValueError, TypeError, KeyError)):
         plan.from_json(stored | change)
+
+
+FIRST = """
+import sys, threading
+from headrace.collections import plan
+sys.setswitchinterval(1e-6)
+data, start = {"nodes": [], "more": 1}, threading.Barrier(8)
+
+def read():
+    start.wait()
+    try:
+        plan.from_json(data)
+    except ValueError:
+        pass
+
+threads = [threading.Thread(target=read) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_several_threads_may_be_the_first_readers() -> None:
+    for _ in range(6):  # before, two in three died
+        subprocess.run([sys.executable, "-c", FIRST], check=True)
