@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Somebody who runs tests here wants what is imported again and again compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 KERNELS := $(filter-out %/__init__.py,$(wildcard headrace/kernels/*.p* headrace/state/map/*.p*))
 ARGS   ?=
 # Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.

@@ -9,6 +9,7 @@ import ast
 import functools
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,6 +139,9 @@ BANNED_CALLS = {
     "eval": "parse it",
     "exec": "write it out",
 }
+ONE_PROCESS = (
+    r"uuid\.|secrets\.|os\.(getp|urandom|open)|open$|clock\.|threading\.Thread|socket\.|mmap\."
+)
 TYPED_READS = {"msgspec.convert", "msgspec.json.decode"}
 """Of a class of ours, two threads that were its first readers would end the process."""
 BUILTINS = {"dict", "list", "tuple", "set", "str", "int", "float", "bool", "_TYPES", "name"}
@@ -207,6 +211,19 @@ def typed(call: ast.Call) -> set[str]:
     }
 
 
+def by_import(tree: ast.Module) -> list[str]:
+    """Calls made while a module is imported that no two processes may share (the nursery forks)."""
+    out, left = [], list[ast.AST](tree.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        left += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Call) and re.match(ONE_PROCESS, ast.unparse(node.func)):
+            out.append(f"line {node.lineno}: {ast.unparse(node.func)}(): by each process itself")
+    return out
+
+
 def banned(tree: ast.AST) -> list[str]:
     """Calls and modules that have a replacement."""
     out = []
@@ -240,7 +257,7 @@ def test_module(path: Path) -> None:
     name = str(path.relative_to(PACKAGE))
     found = banned(tree) if path.name != "clock.py" else []  # the replacement itself
     json = [f for f in found if f.endswith(BANNED_MODULES["json"])]
-    problems = [f for f in found if f not in json]
+    problems = [f for f in found if f not in json] + by_import(tree)
     problems += other_than(OTHER_CODEC, name, json)
     problems += limits.long_functions(tree)
     problems += limits.long_prose(text, tree)
@@ -504,6 +521,21 @@ def test_banned_rule_itself() -> None:
         "line 1: msgspec.json.decode(): a Decoder, made by the import",
         "line 1: msgspec.convert(): a Decoder, made by the import",
     ]
+
+
+def test_import_rule_itself() -> None:
+    text = (
+        "A = uuid.uuid4().hex\nclass B:\n    c = os.getpid()\n    def d(self): open(1)\ne = open(2)"
+    )
+    assert len(by_import(ast.parse(text))) == 3
+
+
+def test_an_import_starts_no_thread() -> None:
+    """A fork would not have it."""
+    text = "import headrace.runtime.worker, headrace.views.builder, threading as t"
+    subprocess.run(
+        [sys.executable, "-c", f"{text}; raise SystemExit(t.active_count() - 1)"], check=True
+    )
 
 
 def test_limits_themselves() -> None:

@@ -20,6 +20,7 @@ import psycopg.conninfo
 from headrace import clock
 from headrace.embedded.watchdog import Watchdog
 from headrace.errors import PrerequisiteError, TransientError
+from headrace.process import nursery
 
 _READY: Final = re.compile(rb"^headrace ready on \S+:(\d+)$", re.MULTILINE)
 _POLL_S: Final = 0.02
@@ -133,15 +134,17 @@ class EmbeddedEngine:
         self.start()
 
     def child(self, module: str) -> int | None:
-        """Process id of the child that runs ``module`` (None when there is none).
+        """Process id of the child that runs ``module``, or of ``nursery`` (None: there is none).
 
         Reads /proc: for tests that kill one process.
         """
+        names = {module: name for name, module in nursery.CHILDREN.items()}
+        title = nursery.title(names.get(module, module))
         for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 pid = int(cmdline.parent.name)
-                words = cmdline.read_bytes().split(b"\0")
-                if module.encode() in words and os.getsid(pid) == self.pid:
+                named = cmdline.read_bytes().rstrip(b"\0").decode()
+                if named == title and os.getsid(pid) == self.pid:
                     return pid
         return None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -21,13 +20,12 @@ from headrace import clock
 from headrace.errors import QueryCancelled
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.failures import as_headrace
+from headrace.process import identity
 
 Report = Callable[[dict[str, Any]], None]
 
 _log = structlog.get_logger(__name__)
 _numbers = itertools.count(1)
-_PROCESS: Final = uuid.uuid4().hex[:12]
-"""Tells the jobs of this process from those of an earlier one, whose holds may still be."""
 _REPORT_INTERVAL_S: Final = 0.2
 _ETA_AFTER_S: Final = 2.0
 _ETA_FROM_PERCENT: Final = 2
@@ -42,7 +40,7 @@ class Job:
     """
 
     def __init__(self, report: Report, name: str = "") -> None:
-        self.name: Final = name or f"{_PROCESS}-{next(_numbers)}"
+        self.name: Final = name or f"{identity.name()}-{next(_numbers)}"
         self._report = report
         self._cancelled = threading.Event()
         self._lock = threading.Lock()

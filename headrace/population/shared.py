@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import uuid
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -31,10 +30,9 @@ from headrace.errors import BugError, HeadraceError
 from headrace.population import snapshot as snapshots
 from headrace.population.job import Job
 from headrace.population.snapshot import Snapshot
+from headrace.process import identity
 
 _log = structlog.get_logger(__name__)
-_PROCESS: Final = uuid.uuid4().hex[:8]
-"""A slot of an earlier process may not be gone yet."""
 _POLL_S: Final = 0.2
 
 
@@ -149,7 +147,8 @@ class Snapshots:
                     group.job,
                     settings.source,
                     slot_name=settings.slot_name,
-                    number=f"{_PROCESS}_{group.number}",
+                    # A slot of an earlier process may not be gone yet.
+                    number=f"{identity.name()}_{group.number}",
                     wait_ms=settings.population_lock_wait_ms,
                 ) as snapshot,
                 self._changed,

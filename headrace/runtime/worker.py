@@ -1,4 +1,4 @@
-"""The worker process: ``python -m headrace.runtime.worker``, settings in HEADRACE_SETTINGS.
+"""The worker process: a fork of the nursery, or ``python -m headrace.runtime.worker``.
 
 The main thread runs the control socket, one thread the engine, one the stream.  It ends by
 itself when its parent dies, and cleanly on SIGTERM: the batch in hand is finished, state and

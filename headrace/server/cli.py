@@ -131,9 +131,13 @@ def without_source(words: Sequence[str]) -> list[str]:
 
 
 def _start(settings: Settings) -> int:
-    from headrace.server import main as server
+    from headrace.process.nursery import Nursery
 
-    return server.run(settings)
+    # Its imports and ours side by side.
+    with Nursery() as nursery:
+        from headrace.server import main as server
+
+        return server.run(settings, nursery)
 
 
 def _check(settings: Settings) -> int:

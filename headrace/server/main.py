@@ -22,6 +22,7 @@ from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
 from headrace.process import rpc
+from headrace.process.nursery import Nursery
 from headrace.runtime import ownership
 from headrace.server import janitor
 from headrace.server.commands import CommandPeer, Commands
@@ -46,13 +47,13 @@ def version() -> str:
     return metadata.version("headrace")
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, nursery: Nursery) -> int:
     """Run until a signal; returns the exit status."""
     events.configure(settings.log_level, process="commander")
     os.umask(0o077)
     with lock_data_dir(settings.data_dir):
         settings, database = prepare(settings)
-        return uvloop.run(Commander(settings, database).run())
+        return uvloop.run(Commander(settings, database, nursery).run())
 
 
 @contextlib.contextmanager
@@ -105,9 +106,9 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
 class Commander:
     """All parts of the running server."""
 
-    def __init__(self, settings: Settings, database: str) -> None:
+    def __init__(self, settings: Settings, database: str, nursery: Nursery) -> None:
         self._settings = settings
-        self._supervisor = Supervisor(settings, self._before_builder)
+        self._supervisor = Supervisor(settings, nursery, self._before_builder)
         worker = self._supervisor.worker.peer
         self._waits = SessionWaits(settings.source, worker)
         self._commands = Commands(

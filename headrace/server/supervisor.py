@@ -1,17 +1,15 @@
 """Keeps the worker and the builder running, and the control connections to them.
 
 A dead child is started again after a back-off that grows from 0.2 s to 5 s and starts over
-once a child has lived for ten seconds.  Children end by themselves when this process dies:
-they hold the read end of a pipe, their standard input, whose write end is only here.
+once a child has lived for ten seconds.  They are forked by the nursery, and end with it when
+this process dies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +17,10 @@ from typing import Any, Final
 import structlog
 
 from headrace import clock
-from headrace.config import ENV_SETTINGS, Settings
+from headrace.config import Settings
 from headrace.errors import HeadraceError, TransientError
 from headrace.process import rpc, tasks
+from headrace.process.nursery import Born, Nursery
 
 BACKOFF_S_MIN: Final = 0.2
 BACKOFF_S_MAX: Final = 5.0
@@ -39,17 +38,17 @@ class Child:
     """One child process and the control connection to it."""
 
     def __init__(
-        self, name: str, module: str, socket: Path, settings: Settings, on_up: OnUp
+        self, name: str, nursery: Nursery, socket: Path, settings: Settings, on_up: OnUp
     ) -> None:
         """``on_up`` runs on each new process before anybody else may ask it."""
         self.name = name
+        self._nursery = nursery
         self.restarts = 0
         self.problem = ""
-        self._module = module
         self._socket = socket
         self._settings = settings
         self._on_up = on_up
-        self._process: Process | None = None
+        self._process: Born | None = None
         self._peer: rpc.Peer | None = None
         self._changed = asyncio.Condition()
         self._stopping = False
@@ -78,14 +77,13 @@ class Child:
         if self._task:
             process = self._process
             if process and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
+                process.signal(signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STOP_S):
                         await process.wait()
                 if process.returncode is None:
                     _log.warning("child killed", child=self.name, after_s=STOP_S)
-                    process.kill()
+                    process.signal(signal.SIGKILL)
                     await process.wait()
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -113,13 +111,7 @@ class Child:
     async def _run_once(self) -> None:
         """Start a process, connect, and return when it has ended."""
         self._socket.unlink(missing_ok=True)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            self._module,
-            stdin=PIPE,
-            env=os.environ | {ENV_SETTINGS: self._settings.to_json()},
-        )
+        process = await self._nursery.begin(self.name, self._settings)
         self._process = process
         _log.info("child started", child=self.name, pid=process.pid)
         try:
@@ -135,13 +127,13 @@ class Child:
                     await process.wait()
         finally:
             if process.returncode is None:
-                process.kill()
+                process.signal(signal.SIGKILL)
                 await process.wait()
             if not self._stopping:
                 status = process.returncode
                 _log.warning("child ended", child=self.name, status=status)
 
-    async def _connect(self, process: Process) -> rpc.Peer:
+    async def _connect(self, process: Born) -> rpc.Peer:
         deadline = clock.monotonic() + _CONNECT_S
         while True:
             if process.returncode is not None:
@@ -163,15 +155,13 @@ class Child:
 class Supervisor:
     """The worker and the builder of one engine."""
 
-    def __init__(self, settings: Settings, before_builder: OnUp) -> None:
+    def __init__(self, settings: Settings, nursery: Nursery, before_builder: OnUp) -> None:
         """``before_builder`` tidies up after a dead builder, before it takes new jobs."""
         self._before_builder = before_builder
-        self.worker = Child(
-            "worker", "headrace.runtime.worker", settings.worker_socket, settings, self._worker_up
-        )
-        self.builder = Child(
-            "builder", "headrace.views.builder", settings.builder_socket, settings, self._builder_up
-        )
+        socket = settings.worker_socket
+        self.worker = Child("worker", nursery, socket, settings, self._worker_up)
+        socket = settings.builder_socket
+        self.builder = Child("builder", nursery, socket, settings, self._builder_up)
 
     def start(self) -> None:
         """Start both; ``ready`` waits for them."""

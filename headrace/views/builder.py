@@ -2,7 +2,7 @@
 
     commander ──rpc──► builder ──rpc──► worker (hold, adopt, release, drop)
 
-Started by the commander (``python -m headrace.views.builder``), settings in the environment.
+Forked by the nursery, or ``python -m headrace.views.builder``; settings in HEADRACE_SETTINGS.
 Each request runs in a thread with connections of its own.  Populations wait for a snapshot
 together, and load side by side as far as there are places; drops and indexes do not wait for them.
 """

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import psycopg
 import pytest
 
-from headrace.embedded.engine import EmbeddedEngine
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
@@ -37,19 +35,6 @@ def listed(source: psycopg.Connection, name: str = "v") -> tuple:
 
 def is_running(source: psycopg.Connection) -> bool:
     return listed(source)[0] == "running"
-
-
-def worker(engine: EmbeddedEngine) -> int:
-    """Process id of the worker."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            command = path.with_name("cmdline").read_bytes()
-        except OSError:
-            continue
-        if parent == engine.pid and b"headrace.runtime.worker" in command:
-            return int(path.parent.name)
-    raise AssertionError("the engine has no worker")
 
 
 def test_nothing_runs_when_everything_was_killed(engine, source):
@@ -117,7 +102,7 @@ def test_a_worker_that_is_silent_does_not_run(engine, source):
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         conn.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
     assert is_running(source)
-    pid = worker(engine)
+    pid = engine.child("worker")
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: listed(source)[0] == "starting", "it is missed")
@@ -130,6 +115,6 @@ def test_a_worker_that_is_silent_does_not_run(engine, source):
 def test_a_killed_worker_is_missed_and_comes_back(engine, source):
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         conn.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
-        os.kill(worker(engine), signal.SIGKILL)
+        os.kill(engine.child("worker"), signal.SIGKILL)
         wait_until(lambda: listed(source)[0] == "starting", "it is missed")
         wait_until(lambda: is_running(source), "it is back")

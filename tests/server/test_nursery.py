@@ -1,0 +1,75 @@
+"""Children are forked by the nursery: how they end is told, and nobody outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psycopg
+
+from headrace.config import Settings
+from headrace.process.nursery import Nursery
+from tests.waiting import PATIENCE_S, wait_until
+
+PROCESSES = ("nursery", "worker", "builder")
+
+
+def test_how_children_end_is_told(tmp_path):
+    # Nobody is there: the worker tries again and again.
+    settings = Settings(source="host=127.0.0.1 port=1 dbname=x", data_dir=tmp_path)
+
+    async def main(nursery: Nursery) -> None:
+        numbers = (signal.SIGKILL, signal.SIGTERM)
+        both = await asyncio.gather(*(nursery.begin("worker", settings) for _ in numbers))
+        assert both[0].pid != both[1].pid
+        for born, number in zip(both, numbers, strict=True):
+            born.signal(number)  # at once: it waits until somebody takes it
+            await born.wait()
+            born.signal(number)  # maybe somebody else's number by now: nothing is sent
+        assert both[0].returncode == -signal.SIGKILL
+        assert both[1].returncode in (0, -signal.SIGTERM)
+
+    with Nursery() as nursery:
+        asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
+
+
+def test_another_takes_its_place(tmp_path):
+    settings = Settings(source="host=127.0.0.1 port=1 dbname=x", data_dir=tmp_path)
+
+    async def main(nursery: Nursery) -> None:
+        born = await nursery.begin("builder", settings)
+        born.signal(signal.SIGSTOP)
+        os.kill(nursery.pid, signal.SIGKILL)
+        await born.wait()
+        assert born.returncode == -signal.SIGKILL
+        again = await nursery.begin("worker", settings)
+        assert (again.pid != born.pid, again.returncode) == (True, None)
+
+    with Nursery() as nursery:
+        asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
+
+
+def test_engine_goes_on_without_its_nursery(database, start_engine):
+    with psycopg.connect(database, autocommit=True) as source:
+        source.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        engine = start_engine(database)
+        with psycopg.connect(engine.dsn, autocommit=True) as conn:
+            conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
+            before = [engine.child(name) for name in PROCESSES]
+            # Not of the group's Ctrl-C, and not of somebody's kill.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(engine.child("nursery"), number)
+            source.execute("INSERT INTO t VALUES (1)")
+            count = "SELECT count(*) FROM v"
+            wait_until(lambda: source.execute(count).fetchone() == (1,), "the row")
+            assert [engine.child(name) for name in PROCESSES] == before
+            os.kill(engine.child("nursery"), signal.SIGKILL)
+            source.execute("INSERT INTO t VALUES (2)")
+            wait_until(lambda: source.execute(count).fetchone() == (2,), "the row")
+            conn.execute("CALL headrace.create_view('w', 'SELECT id FROM t')")
+        after = [engine.child(name) for name in PROCESSES]
+        assert None not in after
+        assert not {*after} & {*before}
+        os.kill(engine.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(engine.child, PROCESSES)), "nobody outlives it")
