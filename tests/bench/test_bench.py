@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.__main__ import main, table
+from bench.__main__ import SCENARIOS, main, table
 
 
 def test_table_is_aligned() -> None:
@@ -15,6 +15,13 @@ def test_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["speed"])
     assert "no scenario speed" in capsys.readouterr().err
+
+
+def test_help_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name}: " in said for name in SCENARIOS)
 
 
 SMALL = {
