@@ -24,7 +24,7 @@ SELECT {_ROW} FROM headrace.views v
  WHERE v.view_name = %s AND v.schema_name = ANY(%s::name[])
  ORDER BY array_position(%s::text[], v.schema_name::text) LIMIT 1"""  # noqa: S608  constants
 _OF_INDEX: Final = f"""
-SELECT {_ROW}, c.oid::bigint AS index_oid, n.nspname AS index_schema
+SELECT {_ROW}, c.oid::bigint AS index_oid, n.nspname AS index_schema, i.indisprimary AS primary_key
   FROM headrace.views v JOIN pg_index i ON i.indrelid = v.result_oid
   JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relname = %s AND n.nspname = ANY(%s::name[])
@@ -81,6 +81,8 @@ class IndexRow(ViewRow):
 
     index_oid: int
     index_schema: str
+    primary_key: bool
+    """Whether it is the table's primary key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,23 +79,18 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
                 if found is None:
                     raise UndefinedError(f'index "{request.name}" does not exist')
                 names.check_owner(conn, found, request.caller)
-                if found.result_oid and name == table.index_name(found.result_oid):
-                    raise _needed(name)
+                hashes = found.result_oid and name == table.index_name(found.result_oid)
+                if hashes or found.primary_key:
+                    raise PrivilegeError(
+                        f'index "{name}" is needed by headrace',
+                        hint="It finds the rows to delete.",
+                    )
                 identifier = sql.Identifier(found.index_schema, name)
-                try:
-                    conn.execute(sql.SQL("DROP INDEX {}").format(identifier))
-                except psycopg.errors.DependentObjectsStillExist as error:
-                    raise _needed(name) from error  # that of the primary key
+                conn.execute(sql.SQL("DROP INDEX {}").format(identifier))
                 return {"oid": found.index_oid}
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
-
-
-def _needed(name: str) -> PrivilegeError:
-    return PrivilegeError(
-        f'index "{name}" is needed by headrace', hint="It finds the rows to delete."
-    )
 
 
 def check_definition(definition: str) -> None:

@@ -236,6 +236,25 @@ def test_index_rights(bench, stranger):
         drop_index(bench, f"headrace_row_hash_{oid}")
 
 
+def test_an_index_that_somebody_refers_to(bench):
+    """Postgres says who: it is not the engine that needs it."""
+    bench.create("v", QUERY)
+    bench.conn.execute(
+        "CREATE UNIQUE INDEX region_id ON v (id, region);"
+        "CREATE TABLE mine (id int, region text, FOREIGN KEY (id, region) REFERENCES v (id, region))"
+    )
+    with pytest.raises(HeadraceError) as caught:
+        drop_index(bench, "region_id")
+    assert caught.value.code == "2BP01"
+    assert caught.value.detail == (
+        "constraint mine_id_region_fkey on table public.mine depends on index public.region_id"
+    )
+    with pytest.raises(PrivilegeError, match="needed"):
+        drop_index(bench, "v_pkey")
+    bench.conn.execute("DROP TABLE mine")
+    drop_index(bench, "region_id")
+
+
 def test_qualified_index_name(bench):
     bench.create("v", QUERY)
     name = create_index(bench, "public.v", "(id)")
