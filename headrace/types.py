@@ -49,6 +49,9 @@ INTERVAL, TIMETZ, BIT, VARBIT, NUMERIC, UUID, JSONB = 1186, 1266, 1560, 1562, 17
 CIDR, MACADDR, INET, MACADDR8, PG_LSN, XID, XID8 = 650, 829, 869, 774, 3220, 28, 5069  # fmt: skip
 TID, CID, TSVECTOR, RECORD, RECORD_ARRAY = 27, 29, 3614, 2249, 2287  # fmt: skip
 
+FIXED: Final = frozenset((BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID))
+"""Types of values of 16 bytes at most, of which only identical ones are equal."""
+
 _ARROW: Final[dict[int, pa.DataType]] = {
     BOOL: pa.bool_(),
     INT2: pa.int16(),

@@ -15,27 +15,8 @@ from psycopg import sql
 from headrace.kernels import copytext, text
 from headrace.sink import table
 from headrace.sink.table import ResultTable
-from headrace.types import (
-    BOOL,
-    BPCHAR,
-    DATE,
-    FIRST_USER_OID,
-    INT2,
-    INT4,
-    INT8,
-    OID,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    UUID,
-    VARCHAR,
-)  # fmt: skip
+from headrace.types import BPCHAR, FIRST_USER_OID, FIXED, INT2, INT4, INT8, OID, TEXT, VARCHAR
 
-_IDENTICAL: Final = frozenset(
-    (BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID)
-)
-"""Types whose equality is identity: no need to compare texts."""
 _INTEGERS: Final = frozenset((INT2, INT4, INT8, OID))
 _FEW: Final = 32
 """So few numbers are text sooner than a kernel is called."""
@@ -87,7 +68,7 @@ def same(attribute: table.ResultColumn) -> sql.Composed:
         form = "pg_catalog.bpcharsend({}) IS NOT DISTINCT FROM pg_catalog.bpcharsend({})"
     elif attribute.base_oid in _TEXTS:
         form = '{} COLLATE "C" IS NOT DISTINCT FROM {} COLLATE "C"'
-    elif attribute.base_oid not in _IDENTICAL:
+    elif attribute.base_oid not in FIXED:
         form = (
             "pg_catalog.format('%L', {}) COLLATE \"C\" = pg_catalog.format('%L', {}) COLLATE \"C\""
         )

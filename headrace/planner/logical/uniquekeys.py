@@ -14,29 +14,12 @@ from typing import Final
 from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import at_most_one, column_equalities, not_null
 from headrace.planner.logical.scalar import Ref
-from headrace.types import (
-    BOOL,
-    BPCHAR,
-    DATE,
-    FIRST_USER_OID,
-    INT2,
-    INT4,
-    INT8,
-    OID,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    UUID,
-    VARCHAR,
-    Field,
-    Schema,
-)
+from headrace.types import BPCHAR, FIRST_USER_OID, FIXED, VARCHAR, Field, Schema
 
 Key = frozenset[int]
 """Ids of columns."""
 
 _KEYS_MAX: Final = 16
-_FIXED: Final = frozenset((BOOL, INT2, INT4, INT8, OID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, UUID))
 _KEY_COLUMNS_MAX: Final = 32
 _KEY_BYTES_MAX: Final = 2000
 """Of all columns of a key: the entry of an index must fit into a third of a page."""
@@ -143,7 +126,7 @@ def proved(node: nodes.Node, columns: Schema) -> tuple[str, ...]:
 
 def _bytes_max(column: Field) -> int:
     """What a value takes in an index at most; more than fits where there is no such bound."""
-    if column.oid in _FIXED:
+    if column.oid in FIXED:
         return 16
     plain = column.oid in (BPCHAR, VARCHAR) and column.collation < FIRST_USER_OID
     return 4 * column.typmod if plain and column.typmod >= 0 else _KEY_BYTES_MAX + 1
