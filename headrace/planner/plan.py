@@ -27,7 +27,6 @@ from headrace.planner.binding.bind import Binder
 from headrace.planner.binding.input_order import carry_order
 from headrace.planner.binding.sources import Sources, describe
 from headrace.planner.logical import uniquekeys
-from headrace.planner.logical.nodes import Node
 from headrace.planner.logical.repeats import each
 from headrace.planner.logical.scalar import (
     Call,
@@ -126,7 +125,7 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
                     "optimised": explain_logical(optimised),
                     "physical": _collections(physical, lowering, builder),
                     "sources": describe(sources),
-                    "key": _key(optimised, columns),
+                    "key": uniquekeys.explain(optimised, columns, physical.sink.key),
                 },
                 sources,
             ),
@@ -146,10 +145,6 @@ def _plan(conn: Connection, request: PlanRequest) -> Planned:
 
 def _collections(physical: PhysicalPlan, lowering: Lowering, builder: PhysicalBuilder) -> str:
     return explain_physical(physical, lowering.type_name, builder.sizes)
-
-
-def _key(optimised: Node, columns: Schema) -> str:
-    return uniquekeys.explain(optimised, columns)
 
 
 def _shown(stages: dict[str, str], sources: Sources) -> dict[str, str]:

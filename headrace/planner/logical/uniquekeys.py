@@ -155,13 +155,12 @@ def _nullable(node: nodes.Node, names: Sequence[str], key: Key) -> str:
     )
 
 
-def explain(node: nodes.Node, columns: Schema) -> str:
-    """The key that a table of ``node``'s rows gets, and those that are proposed."""
+def explain(node: nodes.Node, columns: Schema, taken: Sequence[str]) -> str:
+    """The key ``taken`` that a table of ``node``'s rows gets, and those that are proposed."""
     names = tuple(c.name for c in columns)
     keys = unique(node)
     if frozenset() in keys:
         return "key: none; there is one row at most, and no key in Postgres has no column"
-    taken = proved(node, columns)
     lines = [f"key: ({', '.join(taken)}), proved"] if taken else []
     for key in keys:
         mine = [n for c, n in zip(node.columns, names, strict=True) if c.id in key]
