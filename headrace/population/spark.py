@@ -173,56 +173,45 @@ class Spark:
             HeadraceError: of a task, as it was raised there; TransientError if Spark failed.
         """
         with self._used():
-            return self._populate(job, physical, snapshot, sizes, settings, staged)
-
-    def _populate(
-        self,
-        job: Job,
-        physical: PhysicalPlan,
-        snapshot: Snapshot,
-        sizes: dict[str, TableSize],
-        settings: dict[str, str],
-        staged: Staging,
-    ) -> int:
-        session = self.session(job)
-        job.phase("reading", total=tables.expected(physical.sources, sizes))
-        spec = Spec(
-            physical,
-            self._settings.source,
-            self._settings.eval_dsn or None,
-            settings,
-            snapshot.ref,
-            staged,
-            self._blocks(physical, sizes, _cores(session)),
-            self._settings.population_idle_ms_max,
-        )
-        path = str(spec.write())
-        total = sum(size.rows for size in sizes.values())
-        tasks = max(_cores(session), -(-total // max(self._settings.spark_partition_rows, 1)))
-        graph = _Graph(session, physical, path, tasks)
-        action = graph.result()
-        try:
-            with _watched(session, job, staged):
-                counted = sum(row["w"] for row in action.collect())
-            job.complete(staged.rows_read())
-        except HeadraceError:
-            raise
-        except Exception as error:
-            self._forget_if_dead(session)
+            session = self.session(job)
+            job.phase("reading", total=tables.expected(physical.sources, sizes))
+            spec = Spec(
+                physical,
+                self._settings.source,
+                self._settings.eval_dsn or None,
+                settings,
+                snapshot.ref,
+                staged,
+                self._blocks(physical, sizes, _cores(session)),
+                self._settings.population_idle_ms_max,
+            )
+            path = str(spec.write())
+            total = sum(size.rows for size in sizes.values())
+            tasks = max(_cores(session), -(-total // max(self._settings.spark_partition_rows, 1)))
+            graph = _Graph(session, physical, path, tasks)
+            action = graph.result()
+            try:
+                with _watched(session, job, staged):
+                    counted = sum(row["w"] for row in action.collect())
+                job.complete(staged.rows_read())
+            except HeadraceError:
+                raise
+            except Exception as error:
+                self._forget_if_dead(session)
+                job.check()
+                known = segments.saved_error(staged)
+                if known is not None:
+                    raise known from error
+                raise TransientError(
+                    "the spark job of the population failed", detail=str(error)[-2000:]
+                ) from error
+            finally:
+                graph.close()
+                (staged.path / "job.json").unlink(missing_ok=True)
             job.check()
-            known = segments.saved_error(staged)
-            if known is not None:
-                raise known from error
-            raise TransientError(
-                "the spark job of the population failed", detail=str(error)[-2000:]
-            ) from error
-        finally:
-            graph.close()
-            (staged.path / "job.json").unlink(missing_ok=True)
-        job.check()
-        if counted != staged.row_count():
-            raise BugError(f"{counted} rows counted, {staged.row_count()} in files")
-        return int(counted)
+            if counted != staged.row_count():
+                raise BugError(f"{counted} rows counted, {staged.row_count()} in files")
+            return int(counted)
 
     def _blocks(
         self, physical: PhysicalPlan, sizes: dict[str, TableSize], cores: int
