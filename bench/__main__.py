@@ -72,8 +72,8 @@ def machine() -> dict[str, object]:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The parsed command line."""
     parser = argparse.ArgumentParser("bench", description=__doc__)
-    about = "; ".join(f"{s.name}: {s.about}" for s in SCENARIOS.values())
-    parser.add_argument("scenario", nargs="*", help=f"all when none is named ({about})".replace("%", "%%"))
+    about = "; ".join(f"{s.name}: {s.about}" for s in SCENARIOS.values()).replace("%", "%%")
+    parser.add_argument("scenario", nargs="*", help=f"all when none is named ({about})")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument("--rows", type=int, default=0, help="size of the largest table")
     parser.add_argument("--seconds", type=float, default=0.0, help="of what runs for a time")

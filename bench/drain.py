@@ -15,7 +15,7 @@ import psycopg
 
 from bench import cpu, shapes
 from bench.recvlogical import backlog
-from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up, scalar
+from bench.scenario import Bed, Figures, Options, Scenario, caught_up, scalar
 
 _VIEWS: Final = ("filter", "group_sum", "join")
 _DRAINS: Final = 3
@@ -37,13 +37,7 @@ class Drain(Scenario):
         """One view after the other over so many orders; a drain changes a quarter of them."""
         rows = options.rows or self.rows_default
         lines: list[Figures] = []
-        with (
-            bed(options, HEADRACE_SPARK_WARM="false") as on,
-            psycopg.connect(on.source, autocommit=True) as conn,
-        ):
-            stream = shapes.Stream(conn, rows)
-            stream.fill()
-            on.engine.start()
+        with shapes.streaming(options, rows) as (on, stream):
             for name, query in shapes.queries(options.only or _VIEWS):
                 on.create_view(name, query, '{"population": "local"}')
                 drains = [_measure(on, name, stream) for _ in range(_DRAINS)]

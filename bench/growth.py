@@ -6,11 +6,9 @@ import time
 from pathlib import Path
 from typing import ClassVar, Final
 
-import psycopg
-
 from bench import cpu, shapes
 from bench.drain import held, us
-from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up
+from bench.scenario import Bed, Figures, Options, Scenario, caught_up
 
 _VIEW: Final = ("join_group",)
 _PARTS: Final = (100, 10, 1)
@@ -48,15 +46,9 @@ class Growth(Scenario):
 
 def _measure(options: Options, view: tuple[str, str], rows: int, changed: int) -> Figures:
     name, query = view
-    with (
-        bed(options, HEADRACE_SPARK_WARM="false") as on,
-        psycopg.connect(on.source, autocommit=True) as conn,
-    ):
-        stream = shapes.Stream(conn, rows)
-        stream.fill()
-        on.engine.start()
+    with shapes.streaming(options, rows) as (on, stream):
         created_s = on.create_view(name, query, '{"population": "local"}')
-        drains = [_drain(on, conn, name, stream, changed) for _ in range(_DRAINS)][1:]
+        drains = [_drain(on, name, stream, changed) for _ in range(_DRAINS)][1:]
         on.check(name, query)
         return {
             "view": name,
@@ -71,19 +63,13 @@ def _measure(options: Options, view: tuple[str, str], rows: int, changed: int) -
         }
 
 
-def _drain(
-    on: Bed,
-    conn: psycopg.Connection[tuple[object, ...]],
-    name: str,
-    stream: shapes.Stream,
-    changed: int,
-) -> tuple[float, float]:
+def _drain(on: Bed, name: str, stream: shapes.Stream, changed: int) -> tuple[float, float]:
     """Seconds and the worker's CPU seconds."""
     with held(on.worker):
         stream.change(changed, _TRANSACTION_ROWS)
         spent = cpu.of_process(on.worker)
         begin = time.monotonic()
-    caught_up(conn, name)
+    caught_up(stream.conn, name)
     return time.monotonic() - begin, cpu.of_process(on.worker) - spent
 
 

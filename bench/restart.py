@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 import psycopg
 
 from bench import cpu, shapes
-from bench.scenario import Bed, Figures, Options, Scenario, bed
+from bench.scenario import Bed, Figures, Options, Scenario
 
 _VIEWS: Final = ("group_sum", "join")
 _DRAINS: Final = 3
@@ -37,20 +37,14 @@ class Restart(Scenario):
         rows = options.rows or 200_000
         lines: list[Figures] = []
         for name, query in shapes.queries(options.only or _VIEWS):
-            with (
-                bed(options, HEADRACE_SPARK_WARM="false") as on,
-                psycopg.connect(on.source, autocommit=True) as conn,
-            ):
-                stream = shapes.Stream(conn, rows)
-                stream.fill()
-                on.engine.start()
+            with shapes.streaming(options, rows) as (on, stream):
                 took_s = on.create_view("v", query, '{"population": "local"}')
                 lines += _drains(on, stream, {"view": name, "after": "create", "ready_s": took_s})
                 on.engine.stop()
                 begin = time.monotonic()
                 on.engine.start()
                 stream.change(1, 1)
-                _wait(conn)
+                _wait(stream.conn)
                 took_s = time.monotonic() - begin
                 lines += _drains(on, stream, {"view": name, "after": "start", "ready_s": took_s})
         return lines

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import psycopg
 from psycopg import sql
+
+from bench.scenario import Bed, Options, bed
 
 CUSTOMERS_PART: Final = 10
 """Orders per customer."""
@@ -109,6 +112,19 @@ class Stream:
     def _execute(self, text: str, **values: int) -> None:
         known = {"rows": self.rows, "customers": self.rows // CUSTOMERS_PART} | values
         self.conn.execute(sql.SQL(text).format(**known))
+
+
+@contextlib.contextmanager
+def streaming(options: Options, rows: int) -> Iterator[tuple[Bed, Stream]]:
+    """A bed with ``rows`` orders, and its engine at work: views to come follow the stream."""
+    with (
+        bed(options, HEADRACE_SPARK_WARM="false") as on,
+        psycopg.connect(on.source, autocommit=True) as conn,
+    ):
+        stream = Stream(conn, rows)
+        stream.fill()
+        on.engine.start()
+        yield on, stream
 
 
 def queries(names: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:

@@ -25,19 +25,13 @@ Answer = tuple[int, float]
 def end_to_end(options: Options, names: tuple[str, ...], rows: int, changes: int) -> Iterator[Line]:
     """Headrace with its processes: from Postgres' WAL to result tables in Postgres."""
     for name, query in shapes.queries(names):
-        with (
-            bed(options, HEADRACE_SPARK_WARM="false") as on,
-            psycopg.connect(on.source, autocommit=True) as conn,
-        ):
-            stream = shapes.Stream(conn, rows)
-            stream.fill()
-            on.engine.start()
+        with shapes.streaming(options, rows) as (on, stream):
             on.create_view(name, query, '{"population": "local"}')
             with held(on.worker):
                 change(stream, changes)
                 before = _spent(on, on.worker)
                 begin = time.monotonic()
-            caught_up(conn, name)
+            caught_up(stream.conn, name)
             seconds = time.monotonic() - begin
             spent = _spent(on, on.worker) - before
             on.check(name, query)
