@@ -145,6 +145,32 @@ def test_rows_that_somebody_took_away(conn, owner, sink, careful):
     assert (a.rows, b.rows) == ([2], [1, 2, 3])
 
 
+@pytest.mark.parametrize("how", ["rows", "rights", "savepoint", "transaction"])
+def test_a_rollback_makes_no_other_transaction_careful(conn, owner, sink, careful, how):
+    """With it psycopg has the server forget all that was prepared, ours too."""
+    a, b = View(conn, 1), View(conn, 2)
+    for _ in range(10):
+        owner.look()
+    write(sink, owner, 1, a.part(1, 2), b.part(1))
+    write(sink, owner, 2, a.part(3), b.part(2))
+    if how in ("rows", "rights"):
+        part = changed(a, a7=-1) if how == "rows" else a.part(5)
+        rights = (("owner", 1, 0, (), 0),) if how == "rights" else ()
+        failed = write(sink, owner, 3, replace(part, rights=rights), b.part(3), good=False)
+        assert set(failed) == {1}
+        seen = [1, 3]
+    else:
+        undone = ["SAVEPOINT s", "ROLLBACK TO s"] if how == "savepoint" else []
+        for statement in ("BEGIN", *undone, "ROLLBACK" if how == "transaction" else "COMMIT"):
+            owner.sink.execute(statement)
+        write(sink, owner, 3, b.part(3))
+        seen = [1]
+    for txid in (4, 5):
+        write(sink, owner, txid, b.part(txid))
+    assert careful == seen
+    assert b.rows == [1, 2, 3, 4, 5]
+
+
 def test_a_locked_table_is_waited_for_once(conn, owner, sink, careful, database):
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
