@@ -24,7 +24,9 @@ Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
 
 _KEPT_MAX: Final = 2_000
-"""Statements of one connection that the server keeps; with one more it forgets all."""
+"""Statements of one connection that the server keeps; one more is planned each time it comes."""
+_NOT_KEPT_MAX: Final = 10 * _KEPT_MAX
+"""After so many of those it forgets all: what it keeps may be what nobody sends any more."""
 _NAMED: Final = re.compile(r"%\((\w+)\)s")
 
 
@@ -57,6 +59,7 @@ class Pipelined:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._names: dict[bytes, bytes] = {}
+        self._not_kept = 0
         self._stale = False
 
     def forget(self) -> None:
@@ -72,10 +75,10 @@ class Pipelined:
             psycopg.Error: that of the first that failed; or the connection is lost.
         """
         conn = self._conn
-        if self._stale or len(self._names) > _KEPT_MAX:
+        if self._stale or self._not_kept > _NOT_KEPT_MAX:
             # By psycopg, so that it knows that its own are gone as well.
             conn.execute("DEALLOCATE ALL")
-            self._names, self._stale = {}, False
+            self._names, self._not_kept, self._stale = {}, 0, False
         try:
             conn.pgconn.enter_pipeline_mode()
             wanted = self._send(statements)
@@ -97,16 +100,16 @@ class Pipelined:
         wanted = []
         for statement in statements:
             values = [_text(value) for value in statement.values] or None
-            if not statement.kept:
-                pgconn.send_query_params(statement.text, values)
-            else:
-                name = self._names.get(statement.text)
-                if name is None:
-                    name = b"headrace_%d" % len(self._names)
-                    pgconn.send_prepare(name, statement.text)
-                    self._names[statement.text] = name
-                    wanted.append(False)
+            name = self._names.get(statement.text)
+            if name is None and statement.kept and len(self._names) < _KEPT_MAX:
+                name = self._names[statement.text] = b"headrace_%d" % len(self._names)
+                pgconn.send_prepare(name, statement.text)
+                wanted.append(False)
+            if name is not None:
                 pgconn.send_query_prepared(name, values)
+            else:
+                pgconn.send_query_params(statement.text, values)
+                self._not_kept += statement.kept
             wanted.append(True)
         pgconn.pipeline_sync()
         while pgconn.flush():
@@ -127,7 +130,7 @@ class Pipelined:
             result = pgconn.get_result()
             if result is None:
                 if pgconn.status != pq.ConnStatus.OK:
-                    raise failed or psycopg.OperationalError("the connection is lost")
+                    raise psycopg.OperationalError("the connection is lost") from failed
                 continue
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
                 return answers, failed

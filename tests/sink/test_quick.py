@@ -7,6 +7,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from headrace.postgres import pipelined
 from headrace.postgres.pipelined import Pipelined, Sent
 from headrace.sink import quick
 from headrace.sink.writer import SinkWriter
@@ -20,7 +21,7 @@ class Table:
 
     def __init__(self, conn, target) -> None:
         self.conn, self.target = conn, target
-        self.writer, self.pipelined = SinkWriter(conn), Pipelined(conn)
+        self.writer, self.pipeline = SinkWriter(conn), Pipelined(conn)
         with conn.transaction():
             self.writer._held(target)
 
@@ -28,7 +29,7 @@ class Table:
         write = self.writer.quick(self.target, diffs(self.target, list(rows)))
         assert write is not None
         sent = [Sent(b"BEGIN"), *quick.fence([write]), *write.statements, Sent(b"COMMIT")]
-        answers = self.pipelined.exchange(sent)
+        answers = self.pipeline.exchange(sent)
         assert [answer.count for answer in answers[3:-1]] == list(write.wanted)
 
 
@@ -68,14 +69,36 @@ def test_a_row_that_changes_alone_is_updated(conn):
 
 def test_what_stands_behind_a_failure_is_not_carried_out(conn):
     conn.execute("CREATE SEQUENCE public.ran")
-    pipelined = Pipelined(conn)
+    pipeline = Pipelined(conn)
     with pytest.raises(psycopg.errors.DivisionByZero):
-        pipelined.exchange(
+        pipeline.exchange(
             [Sent(b"SELECT 1 / 0"), Sent(b"SELECT nextval('public.ran')"), Sent(b"no SQL")]
         )
     assert conn.execute("SELECT is_called FROM public.ran").fetchone() == (False,)
-    [answer] = pipelined.exchange([Sent(b"SELECT $1::text[]", [['a"b', "\\", "", "NULL"]], True)])
+    [answer] = pipeline.exchange([Sent(b"SELECT $1::text[]", [['a"b', "\\", "", "NULL"]], True)])
     assert answer.rows == [(['a"b', "\\", "", "NULL"],)]
+
+
+def test_more_statements_than_are_kept(conn, monkeypatch):
+    """They are not all prepared anew each time; and what nobody sends any more is forgotten."""
+    monkeypatch.setattr(pipelined, "_KEPT_MAX", 2)
+    monkeypatch.setattr(pipelined, "_NOT_KEPT_MAX", 10)
+    pipeline = Pipelined(conn)
+
+    def exchange(*numbers: int) -> list:
+        sent = [Sent(b"SELECT %d + $1::int" % n, [1], True) for n in numbers]
+        assert [got.rows for got in pipeline.exchange(sent)] == [[(n + 1,)] for n in numbers]
+        return conn.execute(
+            "SELECT statement, prepare_time FROM pg_prepared_statements"
+            " WHERE name LIKE 'headrace%' ORDER BY 1"
+        ).fetchall()
+
+    first = exchange(1, 2, 3, 4)
+    assert [text for text, _ in first] == ["SELECT 1 + $1::int", "SELECT 2 + $1::int"]
+    assert exchange(4, 3, 2, 1) == exchange(1, 2, 3, 4) == first
+    for _ in range(4):
+        last = exchange(3, 4)
+    assert [text for text, _ in last] == ["SELECT 3 + $1::int", "SELECT 4 + $1::int"]
 
 
 def test_more_than_the_sockets_hold_goes_both_ways_at_once(conn):
