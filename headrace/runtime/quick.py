@@ -28,8 +28,9 @@ from headrace.sink import quick
 from headrace.sink.quick import QuickWrite
 from headrace.sql import progress
 
-ROWS_MAX: Final = 1_000
-"""Rows of one view beyond which round trips are the smaller part, and COPY is cheaper."""
+ROWS_MAX: Final = 2_000
+"""Of one view.  New rows alone cost here a fifth less than by COPY when they are 1 000, as much when
+they are 3 000, and more beyond; updates and deletes are cheaper here however many they are."""
 _SKIPPED_MAX: Final = 256
 _MISSES: Final = 3
 _log = structlog.get_logger(__name__)

@@ -72,15 +72,17 @@ def changes(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, KeyedCh
     weights = diffs.column(len(target.schema)).to_numpy()
     gone, come = np.flatnonzero(weights < 0), np.flatnonzero(weights > 0)
     if target.key and len(gone) and len(come):
-        return weights, pair(target, diffs, gone, come)
+        return weights, _paired(target, diffs, weights, gone, come)
     none = gone[:0]
     return weights, KeyedChanges(none, none, gone, come)
 
 
-def pair(target: ResultTable, diffs: pa.RecordBatch, gone: Places, come: Places) -> KeyedChanges:
+def _paired(
+    target: ResultTable, diffs: pa.RecordBatch, weights: Places, gone: Places, come: Places
+) -> KeyedChanges:
     """Find among ``gone`` and ``come`` the rows whose key stays; each is in ``diffs`` once."""
-    weights = diffs.column(len(target.schema)).to_numpy()
-    if len(gone) == len(come) == 1 and _alike(target, diffs, int(gone[0]), int(come[0])):
+    single = len(gone) == len(come) == 1 and (weights[gone[0]], weights[come[0]]) == (-1, 1)
+    if single and _alike(target, diffs, int(gone[0]), int(come[0])):
         # It needs no groups, which cost more than all the rest.
         return KeyedChanges(gone, come, gone[:0], come[:0])
     ids, count = _numbers(target, diffs)
@@ -117,10 +119,7 @@ def _places(target: ResultTable) -> list[int]:
 
 
 def _alike(target: ResultTable, diffs: pa.RecordBatch, one: int, other: int) -> bool:
-    """Whether two rows have the very same values in the key, and no copies."""
-    weights = diffs.column(len(target.schema))
-    if (weights[one].as_py(), weights[other].as_py()) != (-1, 1):
-        return False
+    """Whether two rows have the very same values in the key."""
     columns = [diffs.column(i) for i in _places(target)]
     return all(c.slice(one, 1).equals(c.slice(other, 1)) for c in columns)
 
