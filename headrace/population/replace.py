@@ -229,8 +229,7 @@ def _fit_columns(
     have = table.attributes(conn, target.oid)
     want = table.attributes(conn, int(row[0]))
     for old, new in zip(have, want, strict=True):
-        # A table of an earlier version may have columns of domains.
-        if (old.name, old.base_name) == (new.name, new.base_name):
+        if (old.name, old.type_name) == (new.name, new.type_name):
             continue
         error = None if fit else "the query is to have the same columns"
         if fit:

@@ -2,8 +2,8 @@
 
 * Invariant 3: the table holds exactly the query's columns.
 * The table belongs to the engine's role; its creator may read it and pass that on (E16).
-* No column is of a domain, but of its base type: a domain's check would run with our rights,
-  and the values have passed it where they come from.
+* No column is of a domain, but of its base type, and the table is no partition: what these check
+  would run with our rights, and the values have passed a domain where they come from.
 """
 
 from __future__ import annotations
@@ -169,6 +169,11 @@ class ResultColumn:
     collation: int
     hashable: bool = False
 
+    @property
+    def of_domain(self) -> bool:
+        """Whether its values pass the checks of a domain."""
+        return self.type_name != self.base_name
+
 
 def attributes(conn: Connection, oid: int) -> list[ResultColumn]:
     """Columns in table order; ``hashable`` is left false (see ``hashable``)."""
@@ -310,6 +315,8 @@ class Fingerprint:
     published: tuple[str, ...]
     logged: bool
     children: tuple[str, ...]
+    whole: str | None
+    """The table that it is a partition of."""
     key: tuple[str, ...]
     """Columns of the primary key, if it holds at each statement."""
 
@@ -346,6 +353,11 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
         "  FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class k ON k.oid = h.inhrelid"
         "  JOIN pg_catalog.pg_namespace m ON m.oid = k.relnamespace"
         " WHERE h.inhparent = c.oid ORDER BY 1),"
+        " CASE WHEN c.relispartition THEN ("
+        "SELECT pg_catalog.format('%%I.%%I', m.nspname, k.relname)"
+        "  FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class k ON k.oid = h.inhparent"
+        "  JOIN pg_catalog.pg_namespace m ON m.oid = k.relnamespace"
+        " WHERE h.inhrelid = c.oid) END,"
         " ARRAY(SELECT a.attname::text FROM pg_catalog.pg_index i"
         "   CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, place)"
         "   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum"
@@ -369,7 +381,8 @@ def fingerprint(conn: Connection, oid: int) -> Fingerprint | None:
         published=tuple(row[7]),
         logged=row[8],
         children=tuple(row[9]),
-        key=tuple(row[10]),
+        whole=row[10],
+        key=tuple(row[11]),
     )
 
 
@@ -428,6 +441,8 @@ def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str |
         return "has row-level security"
     if found.children:
         return f"has a child table: {', '.join(found.children)}"
+    if found.whole:
+        return f"is a partition of {found.whole} now"
     return None
 
 
@@ -442,6 +457,7 @@ def _other_columns(found: Fingerprint, target: ResultTable, *, filling: bool) ->
     if [a.name for a in found.columns] != names:
         return "has other columns now"
     for column, field in zip(found.columns, schema, strict=True):
-        if (column.base_oid, column.base_mod) != (field.oid, field.typmod):
+        wanted = (field.oid, field.typmod)
+        if column.of_domain or (column.base_oid, column.base_mod) != wanted:
             return f'has other columns now: column "{column.name}" is of type {column.type_name}'
     return None

@@ -137,6 +137,7 @@ OURS = {
     "rows": "DELETE FROM {t} WHERE g = 2",
     "more": "INSERT INTO {t} SELECT * FROM {t}; DELETE FROM {t} WHERE g IN (1, 2)",
     "retyped": "ALTER TABLE {t} ALTER n TYPE text",
+    "domain": "CREATE DOMAIN small AS int CHECK (VALUE < 1000); ALTER TABLE {t} ALTER g TYPE small",
     "lacking": "ALTER TABLE {t} DROP n",
     "turned": "ALTER TABLE {t} DROP g; ALTER TABLE {t} ADD g int",
     "unlogged": "ALTER TABLE {t} SET UNLOGGED",

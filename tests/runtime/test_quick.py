@@ -94,6 +94,12 @@ PLANTED = {
     "partitioned": "DROP TABLE public.v1; CREATE TABLE public.v1 (a int) PARTITION BY LIST (a);"
     "CREATE TABLE public.p PARTITION OF public.v1 DEFAULT;"
     f"CREATE TRIGGER x BEFORE INSERT ON {ON}",
+    "domain": "CREATE DOMAIN public.sly AS int CHECK (public.spies());"
+    "ALTER TABLE public.v1 ALTER a TYPE public.sly",
+    "part": "CREATE FUNCTION public.spied(int) RETURNS int IMMUTABLE LANGUAGE plpgsql"
+    " AS $$BEGIN PERFORM nextval('public.ran'); RETURN $1; END$$; CREATE TABLE public.whole (a int)"
+    " PARTITION BY LIST (public.spied(a)); CREATE TABLE public.part PARTITION OF public.whole"
+    " FOR VALUES IN (-1); ALTER TABLE public.whole ATTACH PARTITION public.v1 DEFAULT",
     "moved": "CREATE SCHEMA other; ALTER TABLE public.v1 SET SCHEMA other;"
     f"CREATE TABLE public.v1 (a int); CREATE TRIGGER x BEFORE INSERT ON {ON}",
 }
