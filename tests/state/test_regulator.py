@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -273,6 +274,48 @@ def test_a_long_batch_is_followed_by_what_it_asked_for(made) -> None:
     while state.regulator.busy:
         state.regulator.step([state.tier])
     assert state.tier.spilled == 0
+
+
+@pytest.mark.parametrize("how", ["state", "view", "again"])
+def test_what_goes_while_it_is_loaded_leaves_nothing(tmp_path, monkeypatch, how) -> None:
+    """Half of it is in memory, and an iterator over its files is open."""
+    monkeypatch.setattr(regulator, "_LOAD_PAIRS", 64)
+    path, pairs = tmp_path / "db", [(b"%c%d" % (i % 256, i), b"v" * 100) for i in range(5000)]
+    pairs.sort()
+    write_run(tmp_path / "0.sst", {"m": pairs, "n": pairs[:500]})
+    database = RocksDatabase(path)
+    for view in (1, 2):
+        database.ingest(view, [tmp_path / "0.sst"])
+    gone, kept = database.view(1), database.view(2)
+    assert [len(gone.map(name).get_many([b"x"])) for name in ("m", "n")] == [1, 1]
+    tier, ticks = gone.tiers["m"], itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(regulator.clock, "monotonic", lambda: next(ticks) / 1000)
+        while tier.spilled == 256:
+            database.regulate()
+    assert tier.spilled > 0
+    if how == "state":
+        database.drop_states(1, lambda state: state == "n", {})
+        assert list(gone.tiers) == ["n"]
+    elif how == "view":
+        database.drop_view(1)
+    else:
+        database.ingest(1, [tmp_path / "0.sst"])
+    assert tier.closed
+    kept.map("m")
+    while database.regulate(1.0):
+        pass
+    expected = {"state": 500, "view": 0, "again": 0}[how]
+    assert sum(t.map.total for t in gone.tiers.values()) == expected
+    assert database.memory_bytes == sum(
+        t.map.live_bytes for store in (gone, kept) for t in store.tiers.values()
+    )
+    assert kept.dump() == {"m": pairs, "n": pairs[:500]}
+    again = database.view(1)
+    assert again.dump() == {
+        "state": {"n": pairs[:500]}, "view": {}, "again": {"m": pairs, "n": pairs[:500]}
+    }[how]  # fmt: skip
+    database.close()
 
 
 def test_a_state_that_leaves_takes_its_work_with_it(made) -> None:
