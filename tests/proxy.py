@@ -20,6 +20,8 @@ class Proxy:
         self.port: int = self._server.getsockname()[1]
         self.drop_commit_every = 0
         """Cut a connection instead of passing on every n-th answer to COMMIT; 0: never."""
+        self.behind = b""
+        """What clients get behind each piece of an answer."""
         self.commits = 0
         self.dropped = 0
         self.flowing = threading.Event()
@@ -91,7 +93,7 @@ class Proxy:
                         self.dropped += 1
                         break
                 if sink not in self._deaf:
-                    sink.sendall(data)
+                    sink.sendall(data + self.behind if answers else data)
         self._end(pair)
 
     def _end(self, pair: Pair) -> None:

@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.errors import FencedError, RightEnded, SinkBlocked, SinkTableError, TransientError
 from headrace.process import faults
@@ -16,8 +20,10 @@ from headrace.runtime import quick, writing
 from headrace.runtime.ownership import Owner
 from headrace.sql import progress
 from headrace.types import arrow_schema
+from tests.proxy import Proxy
 from tests.runtime.harness import settings_for
 from tests.runtime.test_engine_writing import SCHEMA, View, conn, job, owner, sink  # noqa: F401
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -274,6 +280,40 @@ def test_a_pipeline_that_dies_in_the_middle(
         write(sink, second, 2, *(changed(v, a1=-1, a2=1) for v in views))
         write(sink, second, 3, *(v.part(3) for v in views))
         assert [v.rows for v in views] == [[2, 3], [2, 3]]
+    finally:
+        second.close()
+
+
+def test_a_pipeline_without_an_answer_ends_when_the_connection_is_given_up(
+    conn, sink, database, tmp_path, monkeypatch
+):
+    parts = conninfo_to_dict(database)
+    proxy = Proxy(parts["host"], int(parts["port"]))
+    dsn = make_conninfo(database, host="127.0.0.1", port=proxy.port)
+    views = [View(conn, n) for n in (1, 2)]
+    first = Owner(settings_for(dsn, tmp_path))
+    write(sink, first, 1, *(v.part(1) for v in views))
+    sent = threading.Event()
+
+    def stall(name: str) -> None:
+        if name == faults.PIPELINE_SENT:
+            sent.set()
+
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(proxy), monkeypatch.context() as patched:
+        patched.setattr(faults, "point", stall)
+        proxy.stall()
+        written = pool.submit(sink.write, first, job(2, *(changed(v, a2=1) for v in views)))
+        assert sent.wait(PATIENCE_S)
+        assert not written.done()
+        first.interrupt()
+        with pytest.raises(psycopg.OperationalError):
+            written.result(PATIENCE_S)
+    assert first.sink.closed
+    first.close()
+    second = Owner(settings_for(database, tmp_path), first.pid)
+    try:
+        progress.take_over(second.conn, [1, 2])
+        assert [(v.rows, v.stored[0]) for v in views] == [([1], 1), ([1], 1)]
     finally:
         second.close()
 

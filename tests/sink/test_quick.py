@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from headrace.postgres import pipelined
+from headrace.postgres import failures, pipelined
 from headrace.postgres.pipelined import Pipelined, Sent
 from headrace.sink import quick
 from headrace.sink.writer import SinkWriter
+from tests.proxy import Proxy
 from tests.sink.test_keyed import COLUMNS
 from tests.sink.test_keyed import make as make_keyed
 from tests.sink.test_writer import VALUES, conn, contents, diffs, make  # noqa: F401
@@ -77,6 +81,20 @@ def test_what_stands_behind_a_failure_is_not_carried_out(conn):
     assert conn.execute("SELECT is_called FROM public.ran").fetchone() == (False,)
     [answer] = pipeline.exchange([Sent(b"SELECT $1::text[]", [['a"b', "\\", "", "NULL"]], True)])
     assert answer.rows == [(['a"b', "\\", "", "NULL"],)]
+
+
+@pytest.mark.parametrize("statement", [b"SELECT 1", b"SELECT 1 / 0"])
+def test_a_broken_answer_is_a_lost_connection(database, statement):
+    """Whatever stood before it: what came of the rest nobody knows."""
+    parts = conninfo_to_dict(database)
+    proxy = Proxy(parts["host"], int(parts["port"]))
+    dsn = make_conninfo(database, host="127.0.0.1", port=proxy.port, sslmode="disable")
+    with contextlib.closing(proxy), psycopg.connect(dsn, autocommit=True) as conn:
+        proxy.behind = b"q\x7f\xff\xff\xff"
+        with pytest.raises(psycopg.OperationalError) as caught:
+            Pipelined(conn).exchange([Sent(statement), Sent(b"SELECT 2")])
+        assert failures.is_lost(caught.value)
+        assert conn.closed
 
 
 def test_more_statements_than_are_kept(conn, monkeypatch):
