@@ -72,6 +72,21 @@ def test_what_a_table_is_known_for_takes_one_round_trip(conn, owner, sink, caref
     assert len(a.rows) == 2 + len(many)
 
 
+def test_what_is_large_is_written_view_by_view(conn, owner, sink, careful, monkeypatch):
+    """Of all views: not all of it has to be in memory then."""
+    a, b = View(conn, 1), View(conn, 2)
+    write(sink, owner, 1, a.part(1), b.part(1))
+    parts = [a.part(*range(100)), b.part(*range(100))]
+    monkeypatch.setattr(quick, "BYTES_MAX", sum(part.diffs.nbytes for part in parts))
+    write(sink, owner, 2, *parts)
+    assert careful == [1]
+    write(sink, owner, 3, a.part(*range(101)), b.part(*range(100)))
+    assert careful == [1, 3]
+    write(sink, owner, 4, changed(a, a100=-1))
+    assert careful == [1, 3]
+    assert (len(a.rows), len(b.rows)) == (201, 201)
+
+
 SPY = (
     "CREATE SEQUENCE public.ran; CREATE FUNCTION public.spy() RETURNS trigger LANGUAGE plpgsql"
     " AS $$BEGIN PERFORM nextval('public.ran'); RETURN NEW; END$$;"
