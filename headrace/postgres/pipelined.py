@@ -54,7 +54,11 @@ class Got:
 
 
 class Pipelined:
-    """Pipelines on one connection, between its other statements."""
+    """Pipelines on one connection, between its other statements.
+
+    REQUIRES: psycopg prepares nothing on it.  After a ROLLBACK it makes the server forget all that
+    is prepared, ours too; and from its second DEALLOCATE on it may not see that its own are gone.
+    """
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
@@ -63,7 +67,7 @@ class Pipelined:
         self._stale = False
 
     def forget(self) -> None:
-        """Prepare all anew: a rollback may have taken away what was prepared, psycopg does."""
+        """Prepare all anew: some of it may have been skipped behind what failed."""
         self._stale = True
 
     def exchange(
@@ -76,7 +80,6 @@ class Pipelined:
         """
         conn = self._conn
         if self._stale or self._not_kept > _NOT_KEPT_MAX:
-            # By psycopg, so that it knows that its own are gone as well.
             conn.execute("DEALLOCATE ALL")
             self._names, self._not_kept, self._stale = {}, 0, False
         try:

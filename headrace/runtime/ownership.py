@@ -54,7 +54,8 @@ class Owner:
             PrerequisiteError: another engine runs on the database.
             TransientError: the server cannot be reached now.
         """
-        self.sink: Final = _connect(settings, _SINK, SINK_SETTINGS)
+        # What it keeps prepared is the pipelines' alone.
+        self.sink: Final = _connect(settings, _SINK, SINK_SETTINGS, prepare=False)
         try:
             self._lock(previous_pid)
             self.conn: Final = _connect(settings, "headrace catalog", {"synchronous_commit": "on"})
@@ -165,11 +166,12 @@ class Owner:
             clock.sleep(_PAUSE_S)
 
 
-def _connect(settings: Settings, name: str, more: dict[str, str]) -> Connection:
+def _connect(
+    settings: Settings, name: str, more: dict[str, str], *, prepare: bool = True
+) -> Connection:
     """A connection that waits for no lock of the user's longer than it may."""
-    return connect.connect(
-        settings.source, name=name, settings=more | {"lock_timeout": str(settings.lock_timeout_ms)}
-    )
+    mine = more | {"lock_timeout": str(settings.lock_timeout_ms)}
+    return connect.connect(settings.source, name=name, settings=mine, prepare=prepare)
 
 
 def check_alone(conn: Connection) -> None:

@@ -134,7 +134,9 @@ class QuickWay:
         moving = progress.advancing(moved, job.txid, job.attempt, job.lsn, at)
         before = [*_BEGIN, *quick.fence(writes)]
         after = [s for s in (_SETTLE, altered, lacking, moving) if s is not None]
-        answers = _exchanged(owner, [*before, *rows, *after])
+        answers = owner.pipelined.exchange(
+            [*before, *rows, *after], lambda: faults.point(faults.PIPELINE_SENT)
+        )
         found = iter(answers[len(before) :])
         wanted = [count for write in writes for count in write.wanted]
         good = all([next(found).count == count for count in wanted])
@@ -142,18 +144,6 @@ class QuickWay:
         good = good and (altered is None or _unaltered(known, next(found)))
         good = good and (lacking is None or not next(found).rows)
         return good and len(next(found).rows) == len(parts)
-
-
-def _exchanged(owner: Owner, statements: Sequence[Sent]) -> list[Got]:
-    def sent() -> None:
-        faults.point(faults.PIPELINE_SENT)
-
-    try:
-        return owner.pipelined.exchange(statements, sent)
-    except psycopg.errors.InvalidSqlStatementName:
-        # Nobody's fault: after a rollback psycopg makes the server forget all that was prepared.
-        owner.sink.execute("ROLLBACK")
-        return owner.pipelined.exchange(statements, sent)
 
 
 def _unaltered(known: Sequence[definitions.Definitions], answer: Got) -> bool:

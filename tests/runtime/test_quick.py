@@ -198,6 +198,23 @@ def test_a_rollback_makes_no_other_transaction_careful(conn, owner, sink, carefu
     assert b.rows == [1, 2, 3, 4, 5]
 
 
+def test_one_failure_after_the_other_is_got_over(conn, owner, sink, careful):
+    """What the server keeps prepared has one owner: nobody misses what another has it forget."""
+    a, b = View(conn, 1), View(conn, 2)
+    write(sink, owner, 1, a.part(1), b.part(1))
+    for txid in range(2, 30, 2):
+        conn.execute(f"ALTER TABLE v1 ALTER a SET DEFAULT {txid}")  # harmless, but not known
+        write(sink, owner, txid, changed(a, **{f"a{txid - 1}": -1, f"a{txid}": 1}), b.part(txid))
+        for _ in range(7 if txid > 6 else 0):
+            owner.look()
+        last = changed(a, **{f"a{txid}": -1, f"a{txid + 1}": 1})
+        write(sink, owner, txid + 1, last, b.part(txid + 1))
+        if txid > 6:
+            owner.look()
+    assert careful == [1, *range(2, 30, 2)]
+    assert (a.rows, b.rows) == ([29], [*range(1, 30)])
+
+
 def test_a_locked_table_is_waited_for_once(conn, owner, sink, careful, database):
     a, b = View(conn, 1), View(conn, 2)
     write(sink, owner, 1, a.part(1), b.part(1))
