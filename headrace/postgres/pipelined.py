@@ -66,10 +66,6 @@ class Pipelined:
         self._not_kept = 0
         self._stale = False
 
-    def forget(self) -> None:
-        """Prepare all anew: some of it may have been skipped behind what failed."""
-        self._stale = True
-
     def exchange(
         self, statements: Sequence[Sent], sent: Callable[[], None] = lambda: None
     ) -> list[Got]:
@@ -93,7 +89,8 @@ class Pipelined:
             conn.close()
             raise
         if failed is not None:
-            self.forget()
+            # What should have been prepared behind it was skipped.
+            self._stale = True
             raise failed
         return answers
 
