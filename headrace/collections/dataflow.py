@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
+from headrace.collections.changes import TableChanges
 from headrace.collections.plan import PhysicalPlan
 from headrace.collections.source import Source, load_batch, load_columns
 from headrace.collections.temporal import Temporal
@@ -102,7 +103,7 @@ class Dataflow:
         """At least so many, without looking at each (``Temporal.near``)."""
         return sum(made.near(instant) for made in self._clocks)
 
-    def reached(self, table_oid: int, changes: pa.RecordBatch) -> bool:
+    def reached(self, table_oid: int, changes: TableChanges) -> bool:
         """Whether a change batch of a table may change anything here (``Source.reached``)."""
         return any(
             made.reached(changes)

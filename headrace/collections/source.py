@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,16 +20,14 @@ import pyarrow.compute as pc
 
 from headrace.collections import plan
 from headrace.collections.base import Collection, cut, decode, encode
+from headrace.collections.changes import WHOLE_ROW, TableChanges
 from headrace.collections.plan import SourceColumn
 from headrace.errors import RESYNC, BugError, DefiniteFailure, StructureChanged, UnsupportedError
 from headrace.expressions.evaluate import Program
-from headrace.kernels import rows, source, text
+from headrace.kernels import rows, source
 from headrace.state import layout
 from headrace.state.contract import MapState, StateStore
 from headrace.types import arrow_type, diff_batch
-
-_WHOLE_ROW: Final = 2
-_KEY_ONLY: Final = 1
 
 
 def load_columns(node: plan.SourceSpec) -> tuple[SourceColumn, ...]:
@@ -108,6 +105,9 @@ class Source(Collection):
         places = {c.attnum: i for i, c in enumerate(self._load_columns)}
         self._key_places = [places[c.attnum] for c in node.key]
         self._key_oids = [c.oid for c in node.key]
+        self._key_numbers = {c.attnum for c in node.key}
+        self._told = {f"n:{c.attnum}" for c in self._load_columns}
+        self._apart = {f"u:{c.attnum}" for c in self._load_columns}
         self._wanted = Program(node.wanted, None) if node.wanted else None
         self._state: MapState
 
@@ -133,31 +133,23 @@ class Source(Collection):
             return self._apply_multiset(batch)
         return self._apply_keyed(batch)
 
-    def reached(self, batch: pa.RecordBatch) -> bool:
+    def reached(self, changes: TableChanges) -> bool:
         """Whether a change batch concerns a row that is kept or wanted; if not, it changes nothing.
 
         A quick look.  In doubt, also about what is an error, it does.
         """
-        node = self._node
+        node, names = self._node, changes.names
         if self._wanted is None or node.full_identity:
             return True
-        names = set(batch.schema.names)
-        numbers = [column.attnum for column in self._load_columns]
-        if any(f"n:{n}" not in names or f"u:{n}" in names for n in numbers):
+        if not self._told <= names or not self._apart.isdisjoint(names):
             return True
-        ops = batch.column("__op").to_numpy()
-        if (ops == source.TRUNCATE).any():
+        if (changes.ops == source.TRUNCATE).any():
             return True
-        typed = [
-            self._parse(column, self._text(batch, "n", column)) for column in self._load_columns
-        ]
-        new = pa.array(np.flatnonzero(ops <= source.UPDATE))
-        came = [column.take(new) for column in typed[: len(self._types)]]
-        if len(new) and pc.any(_mask(self._wanted, came, len(new))).as_py():
+        came = changes.came(node.columns)
+        if came is not None and pc.any(_mask(self._wanted, *came)).as_py():
             return True
-        new_keys = self._keys([typed[place] for place in self._key_places])
-        old_keys = self._old_keys(batch, batch.column("__old").to_numpy())
-        self._check_keys(ops.tolist(), old_keys, new_keys)
+        new_keys, old_keys = changes.new_keys(node.key), changes.old_keys(node.key)
+        self._check_keys(changes.ops.tolist(), old_keys, new_keys)
         keys = {key for key in (*old_keys, *new_keys) if key is not None}
         return any(row is not None for row in self._state.get_many(list(keys)))
 
@@ -189,7 +181,7 @@ class Source(Collection):
     # --- changes of a table whose rows have a key
 
     def _apply_keyed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        ops = self._read_ops(batch)
+        ops = self._read_ops(TableChanges(batch, self._table))
         out: list[pa.RecordBatch] = []
         start = 0
         for end in source.segments(ops.ops, ops.old_keys, ops.new_keys, ops.unchanged):
@@ -200,50 +192,21 @@ class Source(Collection):
             start = end
         return out
 
-    def _read_ops(self, batch: pa.RecordBatch) -> _Ops:
-        olds = batch.column("__old").to_numpy()
-        ops: list[int] = batch.column("__op").to_numpy().tolist()
-        typed: list[pa.Array] = []
+    def _read_ops(self, changes: TableChanges) -> _Ops:
+        ops: list[int] = changes.ops.tolist()
+        values: list[pa.Array] = []
         kept: dict[int, np.ndarray] = {}
-        keys = {column.attnum for column in self._node.key}
-        for place, column in enumerate(self._load_columns):
-            new = self._text(batch, "n", column)
-            flags = self._unchanged(batch, column)
-            if flags is not None:
-                old_least = _KEY_ONLY if column.attnum in keys else _WHOLE_ROW
-                told = flags & (olds >= old_least)
-                new = pc.if_else(pa.array(told), self._text(batch, "o", column), new)
-                missing = flags & ~told
-                if missing.any() and place < len(self._types):
-                    kept[place] = missing
-            typed.append(self._parse(column, new))
-        new_keys = self._keys([typed[place] for place in self._key_places])
-        old_keys = self._old_keys(batch, olds)
+        for place, column in enumerate(self._node.columns):
+            value, missing = changes.value(column, column.attnum in self._key_numbers)
+            values.append(value)
+            if missing is not None:
+                kept[place] = missing
+        new_keys, old_keys = changes.new_keys(self._node.key), changes.old_keys(self._node.key)
         self._check_keys(ops, old_keys, new_keys)
         unchanged = None
         if kept:
             unchanged = np.logical_or.reduce(list(kept.values())).tolist()
-        values = typed[: len(self._types)]
         return _Ops(ops, old_keys, new_keys, values, kept, unchanged)
-
-    def _old_keys(self, batch: pa.RecordBatch, olds: np.ndarray) -> list[bytes | None]:
-        places = np.flatnonzero(olds)
-        if len(places) == 0:
-            return [None] * batch.num_rows
-        columns = [self._text(batch, "o", column) for column in self._node.key]
-        if len(places) < batch.num_rows:
-            columns = [column.take(pa.array(places)) for column in columns]
-        typed = [
-            self._parse(column, array)
-            for column, array in zip(self._node.key, columns, strict=True)
-        ]
-        found = self._keys(typed)
-        if len(places) == batch.num_rows:
-            return found
-        out: list[bytes | None] = [None] * batch.num_rows
-        for place, key in zip(places.tolist(), found, strict=True):
-            out[place] = key
-        return out
 
     def _check_keys(
         self, ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None]
@@ -337,19 +300,14 @@ class Source(Collection):
     def _add_segment(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         ops = batch.column("__op").to_numpy()
         has_old = (ops == source.UPDATE) | (ops == source.DELETE)
-        if (batch.column("__old").to_numpy()[has_old] != _WHOLE_ROW).any():
+        if (batch.column("__old").to_numpy()[has_old] != WHOLE_ROW).any():
             raise self._identity_changed()
         old_batch = batch.filter(pa.array(has_old))
         new_batch = batch.filter(pa.array(ops <= source.UPDATE))
-        old, new = [], []
-        for column in self._node.columns:
-            old.append(self._parse(column, self._text(old_batch, "o", column)))
-            value = self._text(new_batch, "n", column)
-            flags = self._unchanged(new_batch, column)
-            if flags is not None:
-                fill = self._text(new_batch, "o", column)
-                value = pc.if_else(pa.array(flags), fill, value)
-            new.append(self._parse(column, value))
+        befores = TableChanges(old_batch, self._table)
+        changes = TableChanges(new_batch, self._table)
+        old = [befores.parse(column, befores.text("o", column)) for column in self._node.columns]
+        new = [changes.value(column, False)[0] for column in self._node.columns]
         consolidator = rows.Consolidator()
         for columns, count, weight in ((old, old_batch.num_rows, -1), (new, new_batch.num_rows, 1)):
             kept = encode(columns, count)
@@ -404,36 +362,6 @@ class Source(Collection):
 
     def _decoded(self, net: list[bytes], weights: list[int]) -> list[pa.RecordBatch]:
         return cut(decode(net, self.schema, weights))
-
-    def _text(self, batch: pa.RecordBatch, kind: str, column: SourceColumn) -> pa.Array:
-        place = batch.schema.get_field_index(f"{kind}:{column.attnum}")
-        if place < 0:
-            raise StructureChanged(
-                f'column "{column.name}" of table {self._table} cannot be told from others',
-                detail="The table was altered several times while rows were written.",
-                hint=RESYNC,
-            )
-        return batch.column(place)
-
-    def _unchanged(self, batch: pa.RecordBatch, column: SourceColumn) -> np.ndarray | None:
-        place = batch.schema.get_field_index(f"u:{column.attnum}")
-        if place < 0:
-            return None
-        flags = pc.fill_null(batch.column(place), fill_value=False)
-        found: np.ndarray = flags.to_numpy(zero_copy_only=False)
-        return found if found.any() else None
-
-    def _parse(self, column: SourceColumn, values: pa.Array) -> pa.Array:
-        if values.type == arrow_type(column.oid):
-            return values  # parsed once for all who read it
-        try:
-            return text.parse(values, column.oid)
-        except ValueError as error:
-            raise DefiniteFailure(
-                f'column "{column.name}" of table {self._table} has another type now',
-                detail=str(error),
-                hint=RESYNC,
-            ) from error
 
     def _keys(self, columns: list[pa.Array]) -> list[bytes | None]:
         return rows.encode_keys(columns, self._key_oids, nulls=False)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import structlog
 
 from headrace import clock
+from headrace.collections.changes import TableChanges
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
@@ -225,10 +226,11 @@ class Processor:
         self.edge.open((unit.id for unit in units), frames.txid - 1)
         for chunk in frames:
             outcome.failed |= _only(frames.stopped, units)
+            looks = [TableChanges(frame.diffs.batch) for frame in chunk]
             busy = [
                 unit
                 for unit in units
-                if unit.id not in outcome.failed and self._reached(unit, chunk)
+                if unit.id not in outcome.failed and self._reached(unit, chunk, looks)
             ]
             if not busy:
                 continue  # not sent at all, and so not counted
@@ -283,16 +285,18 @@ class Processor:
         ending = [u for u in left if u.id in touched and u.id not in outcome.failed]
         self._each(ending, end, outcome)
 
-    def _reached(self, unit: Unit, chunk: Sequence[TableDiffs]) -> bool:
+    def _reached(
+        self, unit: Unit, chunk: Sequence[TableDiffs], looks: Sequence[TableChanges]
+    ) -> bool:
         """Whether changes concern a unit.  Who has many rows to take takes them at once."""
         flow = unit.dataflow
         read = flow.tables if flow else {spec.table_oid for spec in unit.own.sources}
-        mine = [frame for frame in chunk if frame.table_oid in read]
-        many = sum(frame.diffs.batch.num_rows for frame in mine) > _LOOK_ROWS_MAX
+        mine = [(f, look) for f, look in zip(chunk, looks, strict=True) if f.table_oid in read]
+        many = sum(frame.diffs.batch.num_rows for frame, _ in mine) > _LOOK_ROWS_MAX
         if not mine or flow is None or many:
             return bool(mine)
         try:
-            return any(flow.reached(f.table_oid, f.diffs.batch) for f in mine)
+            return any(flow.reached(frame.table_oid, look) for frame, look in mine)
         except Exception:  # noqa: BLE001  it is told, and stops the view alone, where that is guarded
             return True
 

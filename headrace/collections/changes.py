@@ -1,0 +1,157 @@
+"""A change batch of one table (``kernels/pgoutput.py``), as its sources read it.
+
+Several sources may look at the same one: what they need in common is made once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.collections.plan import SourceColumn
+from headrace.errors import RESYNC, DefiniteFailure, StructureChanged
+from headrace.kernels import rows, source, text
+from headrace.types import arrow_type
+
+Keys = list[bytes | None]
+"""One per change; None: it has none."""
+WHOLE_ROW: Final = 2
+"""What ``olds`` says where the stream told all of the old row."""
+_KEY_ONLY: Final = 1
+
+
+class TableChanges:
+    """REQUIRES: one thread at a time."""
+
+    def __init__(self, batch: pa.RecordBatch, table: str = "") -> None:
+        """``table`` is what errors call it."""
+        self.batch: Final = batch
+        self._table = table
+        self._made: dict[tuple[object, ...], Any] = {}
+
+    @functools.cached_property
+    def ops(self) -> np.ndarray:
+        """What each change is, a number of ``kernels.source``."""
+        found: np.ndarray = self.batch.column("__op").to_numpy()
+        return found
+
+    @functools.cached_property
+    def olds(self) -> np.ndarray:
+        """How much the stream told of each old row."""
+        found: np.ndarray = self.batch.column("__old").to_numpy()
+        return found
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Names of the batch's columns."""
+        return frozenset(self.batch.schema.names)
+
+    def text(self, kind: str, column: SourceColumn) -> pa.Array:
+        """New (``n``) or old (``o``) values as they came.
+
+        Raises:
+            StructureChanged: the column has no number.
+        """
+        place = self.batch.schema.get_field_index(f"{kind}:{column.attnum}")
+        if place < 0:
+            raise StructureChanged(
+                f'column "{column.name}" of table {self._table} cannot be told from others',
+                detail="The table was altered several times while rows were written.",
+                hint=RESYNC,
+            )
+        return self.batch.column(place)
+
+    def unchanged(self, column: SourceColumn) -> np.ndarray | None:
+        """Where the new value is stored apart and not told; None: nowhere."""
+        place = self.batch.schema.get_field_index(f"u:{column.attnum}")
+        if place < 0:
+            return None
+        flags = pc.fill_null(self.batch.column(place), fill_value=False)
+        found: np.ndarray = flags.to_numpy(zero_copy_only=False)
+        return found if found.any() else None
+
+    def parse(self, column: SourceColumn, values: pa.Array) -> pa.Array:
+        """Values of their type.
+
+        Raises:
+            DefiniteFailure: they are of another type.
+        """
+        if values.type == arrow_type(column.oid):
+            return values  # parsed once for all who read it
+        try:
+            return text.parse(values, column.oid)
+        except ValueError as error:
+            raise DefiniteFailure(
+                f'column "{column.name}" of table {self._table} has another type now',
+                detail=str(error),
+                hint=RESYNC,
+            ) from error
+
+    def value(self, column: SourceColumn, of_key: bool) -> tuple[pa.Array, np.ndarray | None]:
+        """New values, typed; and where there is none, because only the row kept has it."""
+        return cast("tuple[pa.Array, np.ndarray | None]", self._once(self._value, column, of_key))
+
+    def came(self, columns: tuple[SourceColumn, ...]) -> tuple[list[pa.Array], int] | None:
+        """The values, typed, of rows that have come, and how many; None: none.
+
+        REQUIRES: no value is stored apart.
+        """
+        return cast("tuple[list[pa.Array], int] | None", self._once(self._came, columns))
+
+    def new_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
+        """Of the rows that have come."""
+        return cast("Keys", self._once(self._new_keys, key))
+
+    def old_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
+        """Of the rows that went, where the stream told them."""
+        return cast("Keys", self._once(self._old_keys, key))
+
+    def _once(self, make: Callable[..., Any], *of: object) -> Any:
+        name = (make.__name__, *of)
+        if name not in self._made:
+            self._made[name] = make(*of)
+        return self._made[name]
+
+    def _value(self, column: SourceColumn, of_key: bool) -> tuple[pa.Array, np.ndarray | None]:
+        new, missing = self.text("n", column), None
+        flags = self.unchanged(column)
+        if flags is not None:
+            told = flags & (self.olds >= (_KEY_ONLY if of_key else WHOLE_ROW))
+            new = pc.if_else(pa.array(told), self.text("o", column), new)
+            missing = flags & ~told
+        return self.parse(column, new), missing if missing is not None and missing.any() else None
+
+    def _came(self, columns: tuple[SourceColumn, ...]) -> tuple[list[pa.Array], int] | None:
+        places = np.flatnonzero(self.ops <= source.UPDATE)
+        if len(places) == 0:
+            return None
+        values = [self.value(column, False)[0] for column in columns]
+        if len(places) < self.batch.num_rows:
+            values = [value.take(pa.array(places)) for value in values]
+        return values, len(places)
+
+    def _new_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
+        values = [self.value(column, True)[0] for column in key]
+        return rows.encode_keys(values, [column.oid for column in key], nulls=False)
+
+    def _old_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
+        places = np.flatnonzero(self.olds)
+        count = self.batch.num_rows
+        if len(places) == 0:
+            return [None] * count
+        texts = [self.text("o", column) for column in key]
+        if len(places) < count:
+            texts = [column.take(pa.array(places)) for column in texts]
+        typed = [self.parse(column, array) for column, array in zip(key, texts, strict=True)]
+        found = rows.encode_keys(typed, [column.oid for column in key], nulls=False)
+        if len(places) == count:
+            return found
+        out: Keys = [None] * count
+        for place, one in zip(places.tolist(), found, strict=True):
+            out[place] = one
+        return out
