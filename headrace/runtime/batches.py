@@ -201,7 +201,7 @@ class Processor:
             woken = [
                 view
                 for view in views
-                if view.plan.temporal
+                if view.temporal
                 and view.id not in outcome.touched
                 and view.id not in outcome.failed
             ]

@@ -135,7 +135,7 @@ class Book:
     @property
     def reads_clock(self) -> bool:
         """Whether some view's rows change as time passes."""
-        return any(v.plan.temporal for v in self.views.values() if v.owned)
+        return any(v.temporal for v in self.views.values() if v.owned)
 
     def unit(self, unit_id: int) -> Unit | None:
         """The view or shared subplan of that id."""

@@ -12,7 +12,7 @@ pulled it (A-4, A-5).  For now it is in memory, and the producer must ask ``room
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
@@ -42,6 +42,8 @@ class Edge:
         self._frames: deque[Frame] = deque()
         self._first = 0
         self._tails: dict[Hashable, int] = {}
+        self._at: Counter[int] = Counter()
+        """How many tails are where."""
         self._pulled: dict[Hashable, int] = {}
         self._attempt: tuple[int, int] = (-1, 0)
         self._ended = -1
@@ -58,12 +60,15 @@ class Edge:
             self._ended = after_txid
             self._attempt = (-1, 0)
             self._tails = dict.fromkeys(successors, 0)
+            self._at = Counter({0: len(self._tails)})
             self._pulled = dict.fromkeys(self._tails, 0)
 
     def leave(self, successor: Hashable) -> None:
         """A successor pulls no more; nothing is kept for it."""
         with self._lock:
-            self._tails.pop(successor, None)
+            tail = self._tails.pop(successor, None)
+            if tail is not None:
+                self._at[tail] -= 1
             self._trim()
 
     def put(self, frame: Frame) -> None:
@@ -94,10 +99,13 @@ class Edge:
             RowsLost: a TimeEnd counts other rows than were pulled since the one before.
         """
         with self._lock:
-            start = self._tails[successor] - self._first
-            self._tails[successor] = self._first + len(self._frames)
-            out = [self._frames[i] for i in range(start, len(self._frames))]
-            self._trim()
+            tail, head = self._tails[successor], self._first + len(self._frames)
+            out = [self._frames[i] for i in range(tail - self._first, len(self._frames))]
+            if tail != head:
+                self._tails[successor] = head
+                self._at[tail] -= 1
+                self._at[head] += 1
+                self._trim()
             for frame in out:
                 self._count(successor, frame)
         return out
@@ -131,9 +139,8 @@ class Edge:
             )
 
     def _trim(self) -> None:
-        end = self._first + len(self._frames)
-        keep = min(self._tails.values(), default=end)
-        while self._first < keep:
+        while self._frames and not self._at[self._first]:
+            del self._at[self._first]
             self._rows -= _rows(self._frames.popleft())
             self._first += 1
 

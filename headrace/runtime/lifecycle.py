@@ -130,7 +130,7 @@ class Lifecycle:
         """
         view = self._known(view_id)
         path = self._taps.begin(job, view)
-        if view.plan.temporal:
+        if view.temporal:
             # A batch whose instant is known must come before any position asked for.
             self._tick()
         return path

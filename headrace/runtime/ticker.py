@@ -96,7 +96,7 @@ class Ticker:
         return low if self._sum(low, Dataflow.near) else high
 
     def _views(self) -> list[View]:
-        return [v for v in self._book.views.values() if v.live and v.plan.temporal]
+        return [v for v in self._book.views.values() if v.live and v.temporal]
 
     def _flow(self, view: View) -> Dataflow:
         return view.flow(self._book.settings, self._book.evaluators)

@@ -67,6 +67,8 @@ class Unit:
     remote: RemoteEvaluator | None = field(default=None, kw_only=True)
     own: PhysicalPlan = field(init=False)
     """What its dataflow computes: ``plan`` over the rows of ``feeds``."""
+    temporal: bool = field(init=False)
+    """Whether it reads the clock."""
     feeds: dict[str, int] = field(init=False)
     """Nodes of ``plan`` whose rows come from shared subplans: id of each."""
     story: Story = field(default_factory=Story, kw_only=True)
@@ -83,6 +85,7 @@ class Unit:
 
     def __post_init__(self) -> None:
         """Nothing is shared to begin with."""
+        self.temporal = self.plan.temporal
         self.feed_on({})
 
     def feed_on(self, feeds: Mapping[str, int]) -> None:

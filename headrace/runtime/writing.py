@@ -130,7 +130,7 @@ class SinkThread:
                 now = known
             # Crash table, row 2: the sink has this txid already, only the state is missing.
             if part.view_id not in self._out and now.txid < job.txid:
-                out.append(replace(part, progress=now))
+                out.append(part if now is part.progress else replace(part, progress=now))
         return out
 
 
