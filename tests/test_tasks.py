@@ -1,4 +1,4 @@
-"""Loops that do not end in silence."""
+"""Tasks that do not end in silence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.process.tasks import forever
+from headrace.process.tasks import cancel, forever
 
 
 def test_work_that_raises_is_begun_anew_until_it_returns():
@@ -46,3 +46,23 @@ def test_being_cancelled_ends_it(raising):
             await task
 
     asyncio.run(main())
+
+
+def test_what_is_cancelled_before_its_first_step_can_say_so():
+    async def main() -> list[str]:
+        said = []
+
+        async def work() -> None:
+            said.append("begun")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                said.append("cancelled")
+
+        task = asyncio.create_task(work())
+        cancel(task)
+        await task
+        cancel(task)
+        return said
+
+    assert asyncio.run(main()) == ["begun", "cancelled"]

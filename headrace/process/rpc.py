@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from headrace import errors
+from headrace.process import tasks
 
 Progress = Callable[[dict[str, Any]], None]
 Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
@@ -147,7 +148,7 @@ class Peer:
                 self._running[number] = asyncio.create_task(serving)
             case _Cancel():
                 if task := self._running.get(number):
-                    task.cancel()
+                    tasks.cancel(task)
             case _Progress():
                 if report := self._progress.get(number):
                     report(message.progress)

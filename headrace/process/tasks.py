@@ -1,13 +1,14 @@
-"""Loops of a process that may not end in silence.
+"""Tasks that may not end in silence.
 
 An error that nobody foresaw ends an asyncio task, and with it for good what the task has served:
-nobody waits for it, so nobody is told.
+nobody waits for it, so nobody is told.  So does a cancel that comes before its first step.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 
@@ -30,3 +31,11 @@ async def forever(name: str, work: Callable[[], Awaitable[None]], pause_s: float
         else:
             return
         await asyncio.sleep(pause_s)
+
+
+def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel ``task`` when it has begun, so that it can tell those who wait for its outcome.
+
+    A loop goes through its callbacks in order, and the first step of ``task`` is one of them.
+    """
+    task.get_loop().call_soon(task.cancel)

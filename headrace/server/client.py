@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import structlog
 
 from headrace.errors import BugError, HeadraceError, QueryCancelled
+from headrace.process import tasks
 from headrace.server import actions as a
 from headrace.server import protocol as p
 from headrace.server.context import CallContext
@@ -158,7 +159,7 @@ class Client(asyncio.Protocol):
         """Cancel the running call; once, for it is waiting for its cleaning up then."""
         if self.call and not self._interrupted:
             self._interrupted = True
-            self.call.cancel()
+            tasks.cancel(self.call)
 
     def end(self, reason: str) -> None:
         """Tell the client why and close (the server shuts down)."""

@@ -68,7 +68,7 @@ class Direct:
     async def stop(self) -> None:
         """Cancel running commands, write their outcomes, disconnect."""
         for task in self._tasks.values():
-            task.cancel()
+            tasks.cancel(task)
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=10)
         if self._main:
@@ -205,7 +205,7 @@ class Direct:
             self._misses[number] = self._misses.get(number, 0) + 1
             if self._misses[number] == MISSES_MAX:
                 _log.info("command's caller is gone", command=number)
-                task.cancel()
+                tasks.cancel(task)
 
 
 def _json(value: Any) -> str:

@@ -19,6 +19,7 @@ from headrace.errors import (
 )
 from headrace.expressions.kernels import FailingRow
 from headrace.process import rpc
+from tests.waiting import PATIENCE_S
 
 KINDS = [
     kind
@@ -108,6 +109,22 @@ def test_a_cancel_arrives_as_one(tmp_path):
             other.peer._send(rpc._Cancel(number))
             with pytest.raises(QueryCancelled):
                 await call
+
+    asyncio.run(run())
+
+
+def test_a_request_that_is_cancelled_in_one_go_is_answered(tmp_path):
+    """Both lines are read at once: its cancel comes before the request's first step."""
+    asked = b'{"type": "_Ask", "id": 1, "method": "wait", "params": {}}\n'
+    cancelled = b'{"type": "_Cancel", "id": 1}\n'
+
+    async def run() -> None:
+        async with Other(tmp_path / "s") as other, asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            writer.write(asked + cancelled)
+            assert b'"57014"' in await reader.readline()
+            assert not any(peer._running for peer in other.peers)
+            writer.close()
 
     asyncio.run(run())
 

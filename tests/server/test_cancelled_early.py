@@ -1,0 +1,62 @@
+"""A cancel request that comes between what lets a call begin and its first step.
+
+Both are read in the same round of the commander's loop; the loop is held for a moment so that
+they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import struct
+import termios
+
+import psycopg
+import pytest
+
+from headrace.server.states import SessionState
+from tests.security import wire as w
+from tests.waiting import wait_until
+
+CALL = "CALL headrace.create_view('slow', 'SELECT 1')"
+
+
+def has_come(number: int) -> bool:
+    """Whether there is anything to read."""
+    return fcntl.ioctl(number, termios.FIONREAD, bytes(4)) != bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kinds"),
+    [(w.query(CALL), "EZ"), (w.run(CALL) + w.SYNC, "12nEZ")],
+    ids=["simple", "extended"],
+)
+def test_a_call_that_is_cancelled_before_it_begins_is_answered(commander, database, sent, kinds):
+    name = str(psycopg.conninfo.conninfo_to_dict(database)["dbname"])
+    port = commander.listener.port
+    with (
+        w.Wire(commander.port, user="postgres", database=name) as one,
+        w.Wire(commander.port) as canceller,
+    ):
+        one.seen.clear()
+        wait_until(lambda: len(port.connections) == 2, "both are let in")
+        ((key, client),) = port.keys.items()
+        (other,) = port.connections - {client}
+        source = client._upstream.transport.get_extra_info("socket").fileno()
+        requests = other._transport.get_extra_info("socket").fileno()
+
+        async def meet() -> None:
+            """Hold the loop from the question who calls until a cancel request has come too."""
+            while client.session.state is not SessionState.CONTEXT:
+                await asyncio.sleep(0)
+            wait_until(lambda: has_come(source), "who calls is answered")
+            canceller.send(struct.pack("!ii", 8 + len(key), 80877102) + key)
+            wait_until(lambda: has_come(requests), "the request comes")
+
+        met = asyncio.run_coroutine_threadsafe(meet(), commander._loop)
+        one.send(sent)
+        assert w.kinds(one.until("Z")).replace("N", "") == kinds
+        met.result()
+        assert [w.fields(body)["C"] for kind, body in one.seen if kind == "E"] == ["57014"]
+        one.send(w.query("SELECT 5"))
+        assert w.kinds(one.until("Z")) == "TDCZ"
