@@ -332,8 +332,11 @@ class Client(asyncio.Protocol):
             bug = BugError(f"internal error in {invocation.procedure}: {error!r}")
             finished = _bound(self.session.fail, bug.fields())
         self.call = None
-        if not self._closed:
-            self.apply(finished())
+        try:
+            self.apply([] if self._closed else finished())
+        except Exception:  # noqa: BLE001  as asyncio does where a socket's bytes meet a bug
+            _log.exception("answer failed", procedure=invocation.procedure)
+            self.close()
 
     def _report(self, text: str) -> None:
         if not self._closed:

@@ -1,8 +1,4 @@
-"""A cancel request that comes between what lets a call begin and its first step.
-
-Both are read in the same round of the commander's loop; the loop is held for a moment so that
-they are.
-"""
+"""Whatever becomes of a call, nobody waits for its answer for ever."""
 
 from __future__ import annotations
 
@@ -14,11 +10,18 @@ import termios
 import psycopg
 import pytest
 
+from headrace.server.messages import ResultSet
 from headrace.server.states import SessionState
+from headrace.types import TEXT
 from tests.security import wire as w
 from tests.waiting import wait_until
 
 CALL = "CALL headrace.create_view('slow', 'SELECT 1')"
+
+
+def session(commander, database) -> w.Wire:
+    name = str(psycopg.conninfo.conninfo_to_dict(database)["dbname"])
+    return w.Wire(commander.port, user="postgres", database=name)
 
 
 def has_come(number: int) -> bool:
@@ -32,10 +35,13 @@ def has_come(number: int) -> bool:
     ids=["simple", "extended"],
 )
 def test_a_call_that_is_cancelled_before_it_begins_is_answered(commander, database, sent, kinds):
-    name = str(psycopg.conninfo.conninfo_to_dict(database)["dbname"])
+    """What lets it begin and its cancel request are read in the same round of the loop.
+
+    (The loop is held for a moment so that they are.)
+    """
     port = commander.listener.port
     with (
-        w.Wire(commander.port, user="postgres", database=name) as one,
+        session(commander, database) as one,
         w.Wire(commander.port) as canceller,
     ):
         one.seen.clear()
@@ -60,3 +66,16 @@ def test_a_call_that_is_cancelled_before_it_begins_is_answered(commander, databa
         assert [w.fields(body)["C"] for kind, body in one.seen if kind == "E"] == ["57014"]
         one.send(w.query("SELECT 5"))
         assert w.kinds(one.until("Z")) == "TDCZ"
+
+
+def test_an_answer_that_cannot_be_said_ends_the_session(commander, database):
+    """As a bug does that meets bytes of a socket."""
+
+    async def runner(*_) -> ResultSet:
+        return ResultSet((("plan", TEXT),), [("two values", "for one column")])
+
+    commander.listener.port.runner = runner
+    with session(commander, database) as one:
+        one.send(w.query("SELECT * FROM headrace.explain_view('SELECT 1')"))
+        assert one.read() is None
+    wait_until(lambda: not commander.listener.port.sessions, "nothing is left of it")
