@@ -5,7 +5,8 @@ beyond the limits, calls of ours, cancel requests.  When nothing moves any more 
 read by Postgres, which waits for the next), Postgres says what state the session is in, and the
 relay's model of it must say the same.  Postgres may end a session; the relay may not.
 
-``HEADRACE_RELAY_SEED`` repeats a run; the seed is printed.
+``HEADRACE_RELAY_SEED`` repeats what a run sends, as far as the answers are the same ones: when a
+cancel request comes, nobody can repeat.  The seed is printed.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ CREATE CONSTRAINT TRIGGER x AFTER INSERT ON play.late DEFERRABLE INITIALLY DEFER
 CREATE FUNCTION play.shout(n int) RETURNS int LANGUAGE plpgsql AS
   $$BEGIN RAISE EXCEPTION '%', repeat('x', n); END$$;
 """
+CALL = "CALL headrace.create_view('v', 'SELECT 1')"
 TEXTS = [
     "SELECT 1",
     "SELECT generate_series(1, 50)",
@@ -64,7 +66,7 @@ TEXTS = [
     "DEALLOCATE ALL",
     "SET standard_conforming_strings = off",
     "RESET ALL",
-    "CALL headrace.create_view('v', 'SELECT 1')",
+    CALL,
 ]
 SEVERAL = [
     "SELECT 1; SELECT 2",
@@ -83,6 +85,7 @@ class Script:
     """Random messages; a little less random where the state makes some more telling."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.random = random.Random(seed)
 
     def text(self) -> str:
@@ -139,6 +142,15 @@ class Script:
         )
 
 
+class Calls(Script):
+    """Calls of ours, and little else."""
+
+    def message(self, *, copying: bool, ignoring: bool, executes: bool) -> bytes:
+        """One message, or a few that belong together."""
+        call = w.run(CALL)
+        return self.random.choice([w.query(CALL), call, call + w.SYNC, call + call, w.SYNC])
+
+
 class Observed:
     """A session through the port, and what Postgres says of it."""
 
@@ -167,7 +179,18 @@ class Observed:
         its way inside the kernel may be overlooked.
         """
         self._unsent = termios.TIOCOUTQ if strict else SIOCOUTQNSD
-        return wait_until(self._settled, "nothing moves")[0]
+        return wait_until(self._settled, self._told)[0]
+
+    def _told(self) -> str:
+        """Where a session is that does not come to rest."""
+        relay, call = self.client.session, self.client.call
+        owed = bytes(relay.pipeline._owed).decode()
+        known = "SELECT state, wait_event, query FROM pg_stat_activity WHERE pid = %s"
+        return (
+            f"nothing moves ({relay.state.name}, {owed=}, gated={relay.pipeline.gated},"
+            f" buffered={relay.buffered_bytes}, {call=}, held by {self.client._holds},"
+            f" source: {self._monitor.execute(known, (self._pid,)).fetchone()})"
+        )
 
     def _settled(self) -> tuple[dict[str, Any] | None] | None:
         first = self._look()
@@ -267,9 +290,9 @@ def check(session: Observed, truth: dict[str, Any] | None) -> None:
         assert relay.buffered_bytes == 0
 
 
-def walk(nobody: Nobody, source: str, steps: int, seed: int) -> None:
-    """Take ``steps`` random steps."""
-    script = Script(seed)
+def walk(nobody: Nobody, source: str, steps: int, script: Script, cancels: float = 0.03) -> None:
+    """Take ``steps`` random steps, so many of them followed by a cancel request."""
+    seed = script.seed
     ended = 0
     with nobody.wire() as first:
         first.send(w.query(PREPARATION))
@@ -283,7 +306,7 @@ def walk(nobody: Nobody, source: str, steps: int, seed: int) -> None:
             try:
                 # (A Flush, so that Postgres does not keep its answers to itself.)
                 session.wire.send(*burst, w.FLUSH)
-                if script.random.random() < 0.03:
+                if script.random.random() < cancels:
                     session.cancel()
                 truth = session.settle()
                 try:
@@ -331,11 +354,20 @@ def test_the_walk_executes_nothing_old_where_a_transaction_has_failed(seed):
     assert alone > 0
 
 
+def chosen_seed() -> int:
+    given = os.environ.get("HEADRACE_RELAY_SEED")
+    seed = int(given) if given else random.SystemRandom().randrange(1 << 32)
+    print(f"HEADRACE_RELAY_SEED={seed}")
+    return seed
+
+
 @pytest.mark.parametrize(
     "steps", [500, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_random_steps(nobody, database, steps):
-    given = os.environ.get("HEADRACE_RELAY_SEED")
-    seed = int(given) if given else random.SystemRandom().randrange(1 << 32)
-    print(f"HEADRACE_RELAY_SEED={seed}")
-    walk(nobody, database, steps, seed)
+    walk(nobody, database, steps, Script(chosen_seed()))
+
+
+@pytest.mark.parametrize("steps", [100, pytest.param(3_000, marks=pytest.mark.slow)])
+def test_calls_that_are_cancelled_at_any_moment(nobody, database, steps):
+    walk(nobody, database, steps, Calls(chosen_seed()), cancels=0.5)

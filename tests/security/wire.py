@@ -85,6 +85,8 @@ class Wire:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.settimeout(PATIENCE_S)
         self._buffer = b""
+        self._at = 0
+        """How much of it has been read."""
         self.seen: list[Message] = []
         if parameters:
             self.send(startup(**parameters))
@@ -103,17 +105,16 @@ class Wire:
                 return None
             if not part:
                 return None
-            self._buffer += part
-        size = 1 + struct.unpack_from("!i", self._buffer, 1)[0]
-        found = chr(self._buffer[0]), self._buffer[5:size]
-        self._buffer = self._buffer[size:]
+            self._buffer, self._at = self._buffer[self._at :] + part, 0
+        size = 1 + struct.unpack_from("!i", self._buffer, self._at + 1)[0]
+        found = chr(self._buffer[self._at]), self._buffer[self._at + 5 : self._at + size]
+        self._at += size
         self.seen.append(found)
         return found
 
     def _whole(self) -> bool:
-        if len(self._buffer) < 5:
-            return False
-        return len(self._buffer) > struct.unpack_from("!i", self._buffer, 1)[0]
+        have = len(self._buffer) - self._at
+        return have >= 5 and have > struct.unpack_from("!i", self._buffer, self._at + 1)[0]
 
     def until(self, kind: str, count: int = 1) -> list[Message]:
         """Messages up to the ``count``-th of ``kind``; fails when the connection ends."""
