@@ -31,6 +31,9 @@ class Connect:
 class StartTls:
     """Begin TLS with the client; answer with ``tls_started``."""
 
+    first: bytes = b""
+    """What has come of its handshake, which was not asked for (sslnegotiation=direct)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verify:

@@ -8,9 +8,6 @@ is TCP's: a side that cannot take more makes the other side's socket stop being 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -30,8 +27,6 @@ from headrace.server.scram import end_point
 from headrace.server.upstream import ALPN
 
 _HELD_BYTES_MAX: Final = 1_048_576
-_HANDSHAKE: Final = 0x16
-"""First byte of TLS."""
 
 _log = structlog.get_logger(__name__)
 
@@ -74,7 +69,6 @@ class Client(asyncio.Protocol):
         self._login: asyncio.TimerHandle | None = None
         self._holds: set[str] = set()
         self._held_bytes_max = max(_HELD_BYTES_MAX, 2 * port.settings.statement_bytes_max)
-        self._peek: socket.socket | None = None
         self._closed = False
 
     # --- asyncio's callbacks
@@ -92,8 +86,6 @@ class Client(asyncio.Protocol):
         self._login = loop.call_later(seconds, self._too_late)
         if port.doorway.enter(self, str(peer[0]) if peer else ""):
             port.noise.tell("too many clients that do not log in", peer=peer)
-        if port.tls:
-            self._await_first_byte()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client."""
@@ -141,8 +133,11 @@ class Client(asyncio.Protocol):
             case a.Connect():
                 self._port.sessions.add(self)
                 self._port.spawn(self._connect())
-            case a.StartTls():
-                self._port.spawn(self._start_tls())
+            case a.StartTls(first):
+                assert self._transport is not None, "the client is connected"
+                # From here on nothing may be read in the clear.
+                self._transport.pause_reading()
+                self._port.spawn(self._start_tls(first))
             case a.Verify(user):
                 self._port.spawn(self._find_verifier(user))
             case a.Run(invocation, context, login):
@@ -176,8 +171,6 @@ class Client(asyncio.Protocol):
         self.interrupt()
         if self._login:
             self._login.cancel()
-        if self._peek:
-            self._end_peek()
         self._port.connections.discard(self)
         self._port.sessions.discard(self)
         self._port.doorway.leave(self)
@@ -221,39 +214,6 @@ class Client(asyncio.Protocol):
         self._port.noise.tell("client did not log in in time")
         self.close()
 
-    # --- TLS from the first byte on (sslnegotiation=direct)
-
-    def _await_first_byte(self) -> None:
-        """Look at the first byte before anybody reads it: it may be of a TLS handshake."""
-        assert self._transport is not None, "the client is connected"
-        self.hold_reading("peek", on=True)
-        number = self._transport.get_extra_info("socket").fileno()
-        try:
-            # The loop watches the transport's own number by itself.
-            self._peek = socket.socket(fileno=os.dup(number))
-        except OSError:
-            self.close()
-            return
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._peek.fileno(), self._on_first_byte)
-
-    def _on_first_byte(self) -> None:
-        assert self._peek is not None, "it is being watched"
-        first = b""
-        with contextlib.suppress(OSError):
-            first = self._peek.recv(1, socket.MSG_PEEK)
-        self._end_peek()
-        if first[:1] == bytes((_HANDSHAKE,)):
-            self._port.spawn(self._start_tls(direct=True))
-        else:
-            self.hold_reading("peek", on=False)
-
-    def _end_peek(self) -> None:
-        if self._peek:
-            asyncio.get_running_loop().remove_reader(self._peek.fileno())
-            self._peek.close()
-            self._peek = None
-
     async def _connect(self) -> None:
         self.hold_reading("connect", on=True)
         try:
@@ -275,18 +235,22 @@ class Client(asyncio.Protocol):
             transport.write(data)
         self.hold_reading("connect", on=False)
 
-    async def _start_tls(self, *, direct: bool = False) -> None:
+    async def _start_tls(self, first: bytes) -> None:
         transport, context = self._transport, self._port.tls
         assert transport is not None, "the client is connected"
         assert context is not None, "TLS is only offered when configured"
-        # Nothing may be read in the clear after the answer.
-        transport.pause_reading()
-        if not direct:
+        if self._closed:
+            return
+        if not first:
             transport.write(b"S")
+        loop = asyncio.get_running_loop()
+        starting = asyncio.ensure_future(loop.start_tls(transport, self, context, server_side=True))
+        if first:
+            await asyncio.sleep(0)
+            if not transport.is_closing():
+                _hand_on(first, transport.get_protocol())
         try:
-            secured = await asyncio.get_running_loop().start_tls(
-                transport, self, context, server_side=True
-            )
+            secured = await starting
         except (OSError, ssl.SSLError) as error:
             self._port.noise.tell("TLS handshake failed", reason=str(error))
             self.close()
@@ -295,17 +259,13 @@ class Client(asyncio.Protocol):
             self.close()
             return
         self._transport = secured
-        self._holds.discard("peek")
-        if not direct:
-            self.apply(self.session.tls_started(self._port.binding))
-            return
         spoken = secured.get_extra_info("ssl_object").selected_alpn_protocol()
-        if spoken != ALPN:
+        if first and spoken != ALPN:
             # It may mean another service (an ALPACA attack): the protocol must be named.
             self._port.noise.tell("TLS without our protocol's name", named=spoken)
             self.close()
             return
-        self.session.tls_is_on(self._port.binding)
+        self.apply(self.session.tls_started(self._port.binding))
 
     async def _find_verifier(self, user: str) -> None:
         try:
@@ -341,6 +301,16 @@ class Client(asyncio.Protocol):
     def _report(self, text: str) -> None:
         if not self._closed:
             self.apply(self.session.notice(text))
+
+
+def _hand_on(data: bytes, protocol: Any) -> None:
+    """What was read too early goes to ``protocol``, that of TLS, which is a buffered one."""
+    while data:
+        room = memoryview(protocol.get_buffer(len(data)))
+        size = min(len(data), len(room))
+        room[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]
 
 
 def _bound(method: Callable[[Any], list[a.Action]], value: Any) -> Callable[[], list[a.Action]]:

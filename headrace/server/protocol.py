@@ -104,13 +104,9 @@ class Session:
     def tls_started(self, binding: bytes = b"") -> list[Action]:
         """The TLS handshake with the client is done; ``binding`` is of our certificate."""
         self._flow.fire("tls_ready")
-        self.tls_is_on(binding)
-        return self._go_on()
-
-    def tls_is_on(self, binding: bytes = b"") -> None:
-        """The client speaks TLS (from its first byte on, or since ``StartTls``)."""
         self._flow.tls_on = True
         self._flow.login.client = Channel(True, binding)
+        return self._go_on()
 
     def connected(self, *, tls: bool, binding: bytes = b"") -> None:
         """The source is reached; ``binding`` is of its certificate."""

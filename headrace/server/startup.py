@@ -10,11 +10,18 @@ from headrace.server.actions import Cancel, Close, Connect, StartTls, Verify
 from headrace.server.flow import Flow
 from headrace.server.login import Step
 
+_HANDSHAKE: Final = 0x16
+"""First byte of TLS, and of no packet that is ours."""
 _ROLE_BYTES_MAX: Final = 63
 
 
 def read(flow: Flow) -> None:
     """The first packet of the client, or the next after a question about encryption."""
+    if flow.client[0] == _HANDSHAKE and flow.rules.tls and not flow.tls_on:
+        flow.fire("tls_requested")
+        flow.act(StartTls(bytes(flow.client)))
+        flow.client.clear()
+        return
     packet = m.read_startup(flow.client)
     if packet is None:
         return

@@ -19,6 +19,7 @@ from headrace.errors import PrerequisiteError
 from headrace.sql import install
 from tests.security import wire as w
 from tests.server.conftest import Running
+from tests.waiting import PATIENCE_S, wait_until
 
 SYSTEM = Path("/usr/lib/postgresql/15/bin/postgres")
 PASSWORD = "s3cret"
@@ -314,3 +315,29 @@ def test_direct_tls_needs_the_name_of_the_protocol(source, begin, tls):
         ):
             conn.sendall(w.startup(user="joe", database="postgres"))
             assert conn.recv(1) == b""
+
+
+def test_direct_tls_may_come_in_any_pieces(source, begin, tls):
+    """Whatever is read before it is known to be a handshake is part of one."""
+    import socket
+    import ssl
+
+    source.configure(ssl=True)
+    commander = begin(**tls)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["postgresql"])
+    hello = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), hello).do_handshake()
+    said = hello.read()
+    for size in (1, 5, len(said) - 1, len(said)):
+        with socket.create_connection(("127.0.0.1", commander.port)) as conn:
+            conn.settimeout(PATIENCE_S)
+            conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            conn.sendall(said[:size])
+            wait_until(lambda: commander.listener.port._tasks, "the handshake begins")
+            conn.sendall(said[size:])
+            # A record of a handshake: the server's part of it.
+            assert conn.recv(1) == b"\x16"
+        wait_until(lambda: not commander.listener.port.connections, "it is gone")

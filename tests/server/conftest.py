@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import uvloop
 from psycopg.conninfo import make_conninfo
 
 from headrace.config import Settings
@@ -85,7 +86,7 @@ class FakeBuilder:
 
 
 class Running:
-    """A listener in a thread of its own."""
+    """A listener in a thread of its own, on the kind of loop that the commander has."""
 
     def __init__(self, source: str, folder: Path, **settings: Any) -> None:
         self.source = source
@@ -97,7 +98,7 @@ class Running:
         self._up = threading.Event()
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._main()), daemon=True)
         self._thread.start()
         assert self._up.wait(PATIENCE_S), "the listener starts"
 

@@ -165,6 +165,28 @@ def test_tls_is_begun_once():
     assert h.others == [StartTls(), Connect()]
 
 
+def test_tls_from_the_first_byte_on():
+    h = Harness(tls=True)
+    assert h.from_client(b"\x16\x03\x01") == b""
+    assert h.others == [StartTls(b"\x16\x03\x01")]
+    h.take(h.session.tls_started())
+    assert h.from_client(startup()) == startup()
+    assert h.others == [StartTls(b"\x16\x03\x01"), Connect()]
+
+
+def test_tls_within_tls_is_no_packet():
+    h = Harness(tls=True)
+    h.from_client(struct.pack("!ii", 8, m.SSL_CODE))
+    h.take(h.session.tls_started())
+    h.from_client(b"\x16\x03\x01\0")
+    assert h.others == [StartTls(), Close()]
+
+
+def test_a_handshake_without_configuration_is_no_packet(h):
+    h.from_client(b"\x16\x03\x01\0")
+    assert h.others == [Close()]
+
+
 def test_bytes_behind_the_ssl_request_end_the_session():
     h = Harness(tls=True)
     h.from_client(struct.pack("!ii", 8, m.SSL_CODE) + b"x")
