@@ -203,6 +203,9 @@ class Observed:
         """Follow the way of a byte there and back; None if any is seen to be under way."""
         self._read_all()
         if self.client._closed:
+            # What was written before is on its way.
+            for _ in self.wire.rest():
+                pass
             return (None,)
         if _ioctl(self.wire.socket.fileno(), self._unsent) or self._relay_is_busy():
             return None
