@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import cython
@@ -40,3 +43,104 @@ def pass_by(data: bytearray, at: int, passed: bytes) -> int:
             break
         at += length + 1
     return at
+
+
+@cython.ccall
+@cython.locals(
+    data=cython.const_uchar[::1],
+    most=cython.const_longlong[::1],
+    at=cython.Py_ssize_t,
+    size=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    query=cython.Py_ssize_t,
+    length=cython.longlong,
+    header=cython.Py_ssize_t,
+    kind=cython.int,
+)
+def asks(message: bytes, most: array[int], dull: Callable[[bytes], bool]) -> bytes | None:
+    """The types of a client's messages; None: some are not plain, or not all there.
+
+    ``most`` has the length that a plain message of each type may have, 0 where none is plain, and
+    ``dull`` judges a text (of a Query: with its header) in small letters.
+    """
+    data, size, header, at = message, len(message), HEADER_BYTES, 0
+    out = bytearray()
+    while at < size:
+        if size - at < header:
+            return None
+        kind = data[at]
+        length = (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
+        if length < header - 1 or length > most[kind] or length >= size - at:
+            return None
+        end = at + length + 1
+        if kind == 81:  # Q
+            if not dull(message[at:end].lower()):
+                return None
+        elif kind == 80:  # P: name, text, how many types are declared, these
+            query = _behind_zero(data, at + header, end)
+            at = _behind_zero(data, query, end)
+            if end - at < 2 or end - at - 2 < 4 * ((data[at] << 8) | data[at + 1]):
+                return None
+            if not dull(message[query : at - 1].lower()):
+                return None
+        out.append(kind)
+        at = end
+    return bytes(out)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data=cython.const_uchar[::1], at=cython.Py_ssize_t, end=cython.Py_ssize_t)
+def _behind_zero(data: bytes, at: int, end: int) -> int:
+    """Where what comes behind the next zero begins; ``end``: there is none."""
+    while at < end:
+        at += 1
+        if data[at - 1] == 0:
+            break
+    return at
+
+
+@cython.ccall
+@cython.locals(
+    data=cython.const_uchar[::1],
+    last=cython.const_uchar[::1],
+    whole=cython.const_uchar[::1],
+    at=cython.Py_ssize_t,
+    size=cython.Py_ssize_t,
+    length=cython.longlong,
+    header=cython.Py_ssize_t,
+    count=cython.Py_ssize_t,
+    given=cython.Py_ssize_t,
+    head=cython.int,
+    status=cython.int,
+)
+def answers(data: bytes, owed: deque[int], last: bytes, whole: bytes) -> int:
+    """Takes from ``owed`` what messages of the source answer; nothing if that is not plain (-1).
+
+    ``last`` has the type of what each is the last answer of, Z for those that answer Q, F or S
+    (``whole``) with everything in it, d for those that answer nothing, 0 where none is plain.
+    Returns the status that the last ReadyForQuery tells, 0 if there is none.
+    """
+    size, header, at, count, given, status = len(data), HEADER_BYTES, 0, 0, len(owed), 0
+    while at < size:
+        if size - at < header:
+            return -1
+        length = (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
+        if length < header - 1 or length >= size - at or not last[data[at]]:
+            return -1
+        if last[data[at]] != 100:  # d
+            head = owed[count] if count < given else 0
+            if last[data[at]] == 90:  # Z
+                status = data[at + header] if length == header else 0
+                if not status or not (whole[head] or head == 83):  # S
+                    return -1
+                count += 1
+            elif last[data[at]] == head:
+                count += 1
+            elif not whole[head]:
+                return -1
+        at += length + 1
+    for _ in range(count):
+        owed.popleft()
+    return status

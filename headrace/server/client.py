@@ -40,7 +40,7 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the source."""
-        self._client.apply(self._client.session.receive_server(data))
+        self._client.on_source(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The source ended the session."""
@@ -89,7 +89,17 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client."""
-        self.apply(self.session.receive_client(data))
+        if self.session.passes_client(data):
+            self._send_upstream(data)
+        else:
+            self.apply(self.session.receive_client(data))
+
+    def on_source(self, data: bytes) -> None:
+        """Bytes of the source."""
+        if self.session.passes_server(data):
+            self._send_client(data)
+        else:
+            self.apply(self.session.receive_server(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: its call is cancelled, its session on the source ends."""

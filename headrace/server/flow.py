@@ -98,6 +98,17 @@ class Flow:
         if data:
             self._actions.append(ToServer(bytes(data)))
 
+    @property
+    def quiet(self) -> bool:
+        """Whether it is relayed, and nothing waits for what may come."""
+        return (
+            self.state is SessionState.RELAY
+            and self.pipeline.plain
+            and self.translation is None
+            and not self.client
+            and not self.source
+        )
+
     def die(self, text: str, code: str, fields: dict[str, str] | None = None) -> None:
         """The session ends here; the client is told why."""
         shown = fields or {"C": code, "M": text}

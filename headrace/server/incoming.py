@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import struct
+from array import array
+from functools import lru_cache
 from typing import Final
 
 from headrace.errors import ProtocolError
+from headrace.kernels import wire
 from headrace.server import messages as m
 from headrace.server import startup
 from headrace.server.calling import Calling
 from headrace.server.flow import Flow
-from headrace.server.queries import Queries
+from headrace.server.queries import Queries, dull
 from headrace.server.states import SessionState
 
 _READING: Final = (SessionState.LOGIN, SessionState.RELAY, SessionState.SKIP)
@@ -26,6 +29,24 @@ class Incoming:
         self._calling = calling
         self._pass = 0
         """Bytes of a streamed message that are still to come."""
+        self._plain = _plain(flow.rules.statement_bytes_max)
+
+    def passes(self, data: bytes) -> bool:
+        """Whether what has come is to be relayed as it is, and that is all; else ``read`` it.
+
+        The short way of what nearly all clients send nearly all the time: whole messages of plain
+        types whose texts are dull, while nothing is remembered and nothing waits.
+        """
+        flow = self._flow
+        if self._pass or not flow.quiet:
+            return False
+        if not flow.ours:
+            return True
+        kinds = wire.asks(data, self._plain, dull) if self._queries.plain else None
+        if kinds is None:
+            return False
+        self._queries.relayed(kinds)
+        return True
 
     def read(self) -> None:
         """Deal with what has come, as far as that can be now."""
@@ -137,3 +158,15 @@ class Incoming:
         if kind == _S:
             self._queries.end_segment()
         return self._queries.read(kind, message)
+
+
+@lru_cache
+def _plain(statement_bytes_max: int) -> array[int]:
+    """The length that messages of plain types may have, as ``wire.asks`` takes it."""
+    most = array("q", bytes(8 * 256))
+    for kind in b"QPBDECSH":
+        most[kind] = m.length_max(kind)
+    for kind in (_Q, _P):
+        # (A length does not count the type.)
+        most[kind] = statement_bytes_max - 1
+    return most

@@ -35,7 +35,7 @@ FLUSH: Final = b"H\x00\x00\x00\x04"
 
 # Messages that a client sends in the course of a statement, by what they cost to look at.
 _EMPTY: Final = frozenset(b"SHXc")
-_SMALL: Final = frozenset(b"ECDF")
+_SMALL: Final = frozenset(b"ECD")
 
 _PYTHON_ENCODINGS: Final = {
     "UTF8": "utf-8",
@@ -101,12 +101,15 @@ def read_startup(buffer: bytes | bytearray) -> StartupPacket | None:
 
 def check_length(kind: int, length: int) -> None:
     """Refuse what Postgres would refuse, before a byte of the body is waited for."""
-    if length < 4 or length > MESSAGE_BYTES_MAX:
+    if not 4 <= length <= length_max(kind):
         raise ProtocolError("invalid message length")
-    if kind in _EMPTY and length != 4:
-        raise ProtocolError("invalid message length")
-    if kind in _SMALL and kind != ord("F") and length > SMALL_BYTES_MAX:
-        raise ProtocolError("invalid message length")
+
+
+def length_max(kind: int) -> int:
+    """What the length of a client's message may be."""
+    if kind in _EMPTY:
+        return 4
+    return SMALL_BYTES_MAX if kind in _SMALL else MESSAGE_BYTES_MAX
 
 
 # --- what the client says

@@ -38,6 +38,13 @@ class Outgoing:
         self._error_seen = False
         """Since the last ReadyForQuery."""
 
+    def passes(self, data: bytes) -> bool:
+        """Whether what has come is to be relayed as it is, and that is all; else ``read`` it."""
+        flow = self._flow
+        if self._pass or self._error_seen or not flow.quiet:
+            return False
+        return not flow.ours or (self._queries.plain and flow.pipeline.answered(data))
+
     def read(self) -> None:
         """Deal with what has come, as far as that can be now."""
         flow = self._flow

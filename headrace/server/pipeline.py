@@ -21,6 +21,7 @@ from collections import deque
 from typing import Final
 
 from headrace.errors import ProtocolError
+from headrace.kernels import wire
 
 _Q, _P, _B, _D, _E, _C, _S, _F, _H = b"QPBDECSFH"
 _COPY: Final = frozenset(b"dcf")
@@ -43,6 +44,12 @@ _LAST: Final[dict[int, frozenset[int]]] = {
 }
 _COPY_IN: Final = ord("G")
 _COPY_OUT: Final = ord("H")
+# The same for ``wire.answers``: rows, data, notices, notifications and parameters answer nothing.
+_PLAIN: Final = bytes(
+    ord("Z") if kind == ord("Z") else ord("d") if kind in b"DdcNAt" else max(_LAST.get(kind, (0,)))
+    for kind in range(256)
+)
+_WHOLES: Final = wire.kinds(bytes(_WHOLE))
 
 
 class OwedAnswers:
@@ -67,9 +74,25 @@ class OwedAnswers:
         return not self._owed
 
     @property
+    def plain(self) -> bool:
+        """Whether messages do no more than ask and answer."""
+        return not (self.copying or self.ignoring or self.gated)
+
+    @property
     def ready_owed(self) -> int:
         """How many ReadyForQuery are still to come."""
         return sum(1 for k in self._owed if k == _S or k in _WHOLE)
+
+    def asks(self, kinds: bytes) -> None:
+        """Relayed are messages of these types, none of which may copy; it is ``plain``."""
+        self._owed.extend(kinds)
+
+    def answered(self, data: bytes) -> bool:
+        """Messages of the source have come; false: not all are plain answers, nothing is done."""
+        status = wire.answers(data, self._owed, _PLAIN, _WHOLES)
+        if status > 0:
+            self.status = bytes((status,))
+        return status >= 0
 
     def relays(self, kind: int, *, may_copy: bool = False) -> bool:
         """A message of the client is at hand; False: it is not to be relayed.

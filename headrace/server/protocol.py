@@ -81,6 +81,14 @@ class Session:
 
     # --- what the listener tells
 
+    def passes_client(self, data: bytes) -> bool:
+        """Whether bytes of the client go to the source as they are; if not, they are received."""
+        return self._incoming.passes(data)
+
+    def passes_server(self, data: bytes) -> bool:
+        """Likewise those of the source."""
+        return self._outgoing.passes(data)
+
     def receive_client(self, data: bytes) -> list[Action]:
         """Bytes from the client."""
         if self.state is SessionState.CLOSED:

@@ -15,6 +15,7 @@ from headrace.server.statements import SCHEMA, parse
 
 _Q, _P, _B, _E = b"QPBE"
 _NAMED: Final = frozenset((_P, _B))
+_SCHEMA: Final = SCHEMA.encode()
 _RENAMING: Final = (b"prepare", b"deallocate", b"discard")
 
 
@@ -36,6 +37,18 @@ class Queries:
     def remembers(self) -> bool:
         """Whether there is anything prepared that matters."""
         return bool(self._calls) or bool(self._copies)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is kept that a message could concern."""
+        return self._calls.empty and not self._copies
+
+    def relayed(self, kinds: bytes) -> None:
+        """Messages of these types are relayed; it is ``plain``, and their texts are ``dull``."""
+        executes = kinds.rpartition(b"S")[2].rpartition(b"Q")[2].count(b"E")
+        ended = b"S" in kinds or b"Q" in kinds
+        self._executes = executes if ended else self._executes + executes
+        self._flow.pipeline.asks(kinds.replace(b"H", b""))
 
     def read(self, kind: int, message: bytes) -> bool:
         """A whole message, none that ends the session; whether it is to be relayed now."""
@@ -100,7 +113,7 @@ class Queries:
         # A Query drops the unnamed statement.
         self._calls.forget(b"")
         low = message.lower()
-        if SCHEMA.encode() in low:
+        if _SCHEMA in low:
             text = flow.decode(message[5:].rstrip(b"\x00"))
             if text is not None:
                 statement = parse(text, standard_strings=flow.standard_strings)
@@ -120,7 +133,7 @@ class Queries:
         self._calls.forget(parsed.name)
         self._copies.put(_P, parsed.name, may_copy=may_copy_in(low))
         self._forget_renamed(low)
-        if SCHEMA.encode() not in low:
+        if _SCHEMA not in low:
             return
         text = flow.decode(parsed.query)
         if text is None:
@@ -167,3 +180,8 @@ class Queries:
         """SQL that may redefine a prepared name: ours are then left to the database."""
         if self._calls and any(w in low for w in _RENAMING):
             self._calls.forget_all()
+
+
+def dull(low: bytes) -> bool:
+    """Whether a text, in small letters, is no call of ours for certain, and begins no copy."""
+    return _SCHEMA not in low and not may_copy_in(low)

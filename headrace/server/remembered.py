@@ -53,6 +53,11 @@ class PreparedCalls:
         return bool(self._statements)
 
     @property
+    def empty(self) -> bool:
+        """Whether there are none, nor portals of those that were."""
+        return not (self._statements or self._portals)
+
+    @property
     def size(self) -> int:
         """Bytes of texts and values."""
         return self._bytes + self._portal_bytes
