@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -47,8 +46,8 @@ def pass_by(data: bytearray, at: int, passed: bytes) -> int:
 
 @cython.ccall
 @cython.locals(
-    data=cython.const_uchar[::1],
-    most=cython.const_longlong[::1],
+    data=cython.p_const_uchar,
+    most=tuple,
     at=cython.Py_ssize_t,
     size=cython.Py_ssize_t,
     end=cython.Py_ssize_t,
@@ -57,13 +56,13 @@ def pass_by(data: bytearray, at: int, passed: bytes) -> int:
     header=cython.Py_ssize_t,
     kind=cython.int,
 )
-def asks(message: bytes, most: array[int], dull: Callable[[bytes], bool]) -> bytes | None:
+def asks(messages: bytes, most: tuple[int, ...], dull: Callable[[bytes], bool]) -> bytes | None:
     """The types of a client's messages; None: some are not plain, or not all there.
 
     ``most`` has the length that a plain message of each type may have, 0 where none is plain, and
     ``dull`` judges a text (of a Query: with its header) in small letters.
     """
-    data, size, header, at = message, len(message), HEADER_BYTES, 0
+    data, size, header, at = messages, len(messages), HEADER_BYTES, 0
     out = bytearray()
     while at < size:
         if size - at < header:
@@ -74,14 +73,14 @@ def asks(message: bytes, most: array[int], dull: Callable[[bytes], bool]) -> byt
             return None
         end = at + length + 1
         if kind == 81:  # Q
-            if not dull(message[at:end].lower()):
+            if not dull(messages[at:end].lower()):
                 return None
         elif kind == 80:  # P: name, text, how many types are declared, these
             query = _behind_zero(data, at + header, end)
             at = _behind_zero(data, query, end)
             if end - at < 2 or end - at - 2 < 4 * ((data[at] << 8) | data[at + 1]):
                 return None
-            if not dull(message[query : at - 1].lower()):
+            if not dull(messages[query : at - 1].lower()):
                 return None
         out.append(kind)
         at = end
@@ -91,7 +90,7 @@ def asks(message: bytes, most: array[int], dull: Callable[[bytes], bool]) -> byt
 @cython.cfunc
 @cython.exceptval(check=False)
 @cython.returns(cython.Py_ssize_t)
-@cython.locals(data=cython.const_uchar[::1], at=cython.Py_ssize_t, end=cython.Py_ssize_t)
+@cython.locals(data=cython.p_const_uchar, at=cython.Py_ssize_t, end=cython.Py_ssize_t)
 def _behind_zero(data: bytes, at: int, end: int) -> int:
     """Where what comes behind the next zero begins; ``end``: there is none."""
     while at < end:
@@ -103,9 +102,9 @@ def _behind_zero(data: bytes, at: int, end: int) -> int:
 
 @cython.ccall
 @cython.locals(
-    data=cython.const_uchar[::1],
-    last=cython.const_uchar[::1],
-    whole=cython.const_uchar[::1],
+    data=cython.p_const_uchar,
+    last=cython.p_const_uchar,
+    whole=cython.p_const_uchar,
     at=cython.Py_ssize_t,
     size=cython.Py_ssize_t,
     length=cython.longlong,
@@ -115,14 +114,15 @@ def _behind_zero(data: bytes, at: int, end: int) -> int:
     head=cython.int,
     status=cython.int,
 )
-def answers(data: bytes, owed: deque[int], last: bytes, whole: bytes) -> int:
+def answers(messages: bytes, owed: deque[int], last: bytes, whole: bytes) -> int:
     """Takes from ``owed`` what messages of the source answer; nothing if that is not plain (-1).
 
     ``last`` has the type of what each is the last answer of, Z for those that answer Q, F or S
     (``whole``) with everything in it, d for those that answer nothing, 0 where none is plain.
     Returns the status that the last ReadyForQuery tells, 0 if there is none.
     """
-    size, header, at, count, given, status = len(data), HEADER_BYTES, 0, 0, len(owed), 0
+    data, size, header, at, count = messages, len(messages), HEADER_BYTES, 0, 0
+    given, status = len(owed), 0
     while at < size:
         if size - at < header:
             return -1

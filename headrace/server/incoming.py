@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from functools import lru_cache
 from typing import Final
 
@@ -161,12 +160,12 @@ class Incoming:
 
 
 @lru_cache
-def _plain(statement_bytes_max: int) -> array[int]:
+def _plain(statement_bytes_max: int) -> tuple[int, ...]:
     """The length that messages of plain types may have, as ``wire.asks`` takes it."""
-    most = array("q", bytes(8 * 256))
+    most = [0] * 256
     for kind in b"QPBDECSH":
         most[kind] = m.length_max(kind)
     for kind in (_Q, _P):
         # (A length does not count the type.)
         most[kind] = statement_bytes_max - 1
-    return most
+    return tuple(most)
