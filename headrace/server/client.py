@@ -40,7 +40,11 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the source."""
-        self._client.on_source(data)
+        client = self._client
+        if client.session.passes_server(data):
+            client.send(data)
+        else:
+            client.apply(client.session.receive_server(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The source ended the session."""
@@ -94,13 +98,6 @@ class Client(asyncio.Protocol):
         else:
             self.apply(self.session.receive_client(data))
 
-    def on_source(self, data: bytes) -> None:
-        """Bytes of the source."""
-        if self.session.passes_server(data):
-            self._send_client(data)
-        else:
-            self.apply(self.session.receive_server(data))
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: its call is cancelled, its session on the source ends."""
         self.close()
@@ -120,7 +117,7 @@ class Client(asyncio.Protocol):
         for action in actions:
             match action:
                 case a.ToClient(data):
-                    self._send_client(data)
+                    self.send(data)
                 case a.ToServer(data):
                     self._send_upstream(data)
                 case a.Cancel(key, packet):
@@ -155,7 +152,8 @@ class Client(asyncio.Protocol):
                 work = self._run(invocation, context, login)
                 self.call = asyncio.create_task(work)
 
-    def _send_client(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
+        """The client gets this next."""
         transport = self._transport
         if transport and not self._closed and not transport.is_closing():
             transport.write(data)

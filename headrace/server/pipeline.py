@@ -89,7 +89,7 @@ class OwedAnswers:
 
     def answered(self, data: bytes) -> bool:
         """Messages of the source have come; false: not all are plain answers, nothing is done."""
-        status = wire.answers(data, self._owed, _PLAIN, _WHOLES)
+        status: int = wire.answers(data, self._owed, _PLAIN, _WHOLES)
         if status > 0:
             self.status = bytes((status,))
         return status >= 0

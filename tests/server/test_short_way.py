@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.server import messages as m
 from headrace.server.actions import Close
+from headrace.server.states import SessionState
 from tests.amounts import examples
 from tests.server.test_protocol import CALL, Harness, bind, execute, parse
 
@@ -111,6 +112,48 @@ def test_the_short_way_leads_where_the_long_one_does(steps, ours):
         alike(*pair)
 
 
+FETCH = parse(b"", "SELECT 1") + bind(b"", b"") + execute(b"")
+ONE = (parse(b"s", CALL), bind(b"", b"s"), execute(b""))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        ONE,
+        # What was bound to a call does not outlive the Sync, though the call has been replaced.
+        (*ONE[:2], parse(b"s", "SELECT 1"), m.SYNC, ONE[0], execute(b"")),
+        # What was executed before counts, up to a Sync or a Query.
+        (FETCH, m.FLUSH, *ONE),
+        (FETCH + m.SYNC, *ONE),
+        (FETCH + m.query("SELECT 1"), *ONE),
+        (FETCH, m.query("SELECT 1"), *ONE),
+        (parse(b"", "COPY t FROM STDIN"), bind(b"", b""), execute(b""), m.SYNC),
+        (parse(b"", CALL), m.query("SELECT 1"), bind(b"", b""), execute(b"")),
+    ],
+)
+def test_calls_in_many_pieces(chunks):
+    pair = [Harness(short=short).login() for short in (True, False)]
+    for chunk in chunks:
+        for h in pair:
+            h.from_client(chunk)
+        alike(*pair)
+        for h in pair:
+            if h.session.state is SessionState.RELAY:
+                h.from_server(usual(chunk))
+        alike(*pair)
+
+
+def test_the_error_before_it_is_in_our_words_on_either_way():
+    pair = [Harness(short=short).login() for short in (True, False)]
+    for h in pair:
+        h.from_client(m.query("SELECT 1; " + CALL))
+        h.from_server(m.command_complete("SELECT 1"))
+        h.from_client(m.query("SELECT 2"))
+        h.from_server(m.error_response({"C": "2D000", "M": "no"}) + m.ready_for_query(b"I"))
+        h.from_server(usual(m.query("SELECT 2")))
+    alike(*pair)
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -127,6 +170,18 @@ def test_plain_statements_go_the_short_way(said):
     assert h.from_server(usual(said)) == usual(said)
     assert h.passed == 2
     assert h.session.pipeline.settled
+
+
+@pytest.mark.parametrize("said", [b for b in BROKEN if b[:1] != b"Q" and not b.endswith(b"more")])
+def test_what_is_broken_does_not(said):
+    assert not Harness().login().session.passes_client(said)
+
+
+@pytest.mark.parametrize("said", [*map(m.query, TEXTS), *(parse(b"s", text) for text in TEXTS)])
+def test_what_may_be_ours_or_a_copy_does_not(said):
+    low = said.lower()
+    dull = b"headrace" not in low and b"copy t" not in low
+    assert Harness().login().session.passes_client(said) == dull
 
 
 def test_what_comes_in_pieces_does_not():
