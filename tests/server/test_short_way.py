@@ -120,8 +120,9 @@ ONE = (parse(b"s", CALL), bind(b"", b"s"), execute(b""))
     "chunks",
     [
         ONE,
+        (ONE[0] + m.SYNC, *ONE[1:]),
         # What was bound to a call does not outlive the Sync, though the call has been replaced.
-        (*ONE[:2], parse(b"s", "SELECT 1"), m.SYNC, ONE[0], execute(b"")),
+        (ONE[0] + m.SYNC, ONE[1], parse(b"s", "SELECT 1"), m.SYNC, ONE[0], execute(b"")),
         # What was executed before counts, up to a Sync or a Query.
         (FETCH, m.FLUSH, *ONE),
         (FETCH + m.SYNC, *ONE),
