@@ -144,6 +144,37 @@ def test_calls_in_many_pieces(chunks):
         alike(*pair)
 
 
+ERROR = m.error_response({"C": "22012", "M": "division by zero"})
+BIG = b"D" + struct.pack("!i", 1000) + bytes(40)
+GO = m.message(b"G", b"\0\0\0")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # (What is sent, what comes back): pieces of answers, errors, copies and what ends them.
+        [(m.query("SELECT 1"), ERROR), (b"", m.ready_for_query(b"I")), (m.query(CALL), b"")],
+        [(m.query("SELECT 1"), BIG), (b"", bytes(956)), (b"", usual(m.query("")))],
+        [(m.query("SELECT 1"), BIG), (b"", m.ready_for_query(b"I") * 2)],
+        [(m.query("SELECT 1"), m.ready_for_query(b"I")[:3]), (b"", m.ready_for_query(b"I")[3:])],
+        [(m.query("SELECT 1")[:9], b""), (m.SYNC, b""), (m.query("SELECT 1")[14:], b"")],
+        [(b"d" + struct.pack("!i", 9), b""), (m.SYNC, b""), (m.SYNC, b"")],
+        [(FETCH, ERROR), (FETCH, b""), (m.SYNC, m.ready_for_query(b"I"))],
+        [(m.query("copy t from stdin"), b""), (m.SYNC, GO), (m.SYNC, b""), (m.FLUSH, ERROR)],
+        [(m.query("copy t from stdin"), GO), (m.query("SELECT 1"), ERROR), (m.SYNC, b"")],
+    ],
+)
+def test_what_waits_goes_first(steps):
+    pair = [Harness(short=short).login() for short in (True, False)]
+    for said, back in steps:
+        for h in pair:
+            h.from_client(said)
+        alike(*pair)
+        for h in pair:
+            h.from_server(back)
+        alike(*pair)
+
+
 def test_the_error_before_it_is_in_our_words_on_either_way():
     pair = [Harness(short=short).login() for short in (True, False)]
     for h in pair:
