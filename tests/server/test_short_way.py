@@ -24,6 +24,7 @@ TEXTS = (
     "SELECT 'HeadRace'", "BEGIN; " + CALL, "DEALLOCATE ALL", "x" * 300,
 )  # fmt: skip
 NAMES = (b"", b"s")
+LIMIT = 250
 ANSWERS = (
     *(m.message(bytes((kind,))) for kind in b"123ntsIcNA"), m.message(b"T", b"\0\0"),
     m.message(b"D", b"\0\0"), m.command_complete("SELECT 1"), m.message(b"G", b"\0\0\0"),
@@ -96,7 +97,7 @@ STEPS = st.lists(
 @examples(200)
 @given(STEPS, st.booleans())
 def test_the_short_way_leads_where_the_long_one_does(steps, ours):
-    pair = [Harness(short=short, statement_bytes_max=250) for short in (True, False)]
+    pair = [Harness(short=short, statement_bytes_max=LIMIT) for short in (True, False)]
     for h in pair:
         h.login()
         h.session._flow.ours = ours
@@ -147,6 +148,7 @@ def test_calls_in_many_pieces(chunks):
 ERROR = m.error_response({"C": "22012", "M": "division by zero"})
 BIG = b"D" + struct.pack("!i", 1000) + bytes(40)
 GO = m.message(b"G", b"\0\0\0")
+SPLIT = m.message(b"E", b"Mno\0" + m.message(b"N", b"\0\0"))
 
 
 @pytest.mark.parametrize(
@@ -156,6 +158,9 @@ GO = m.message(b"G", b"\0\0\0")
         [(m.query("SELECT 1"), ERROR), (b"", m.ready_for_query(b"I")), (m.query(CALL), b"")],
         [(m.query("SELECT 1"), BIG), (b"", bytes(956)), (b"", usual(m.query("")))],
         [(m.query("SELECT 1"), BIG), (b"", m.ready_for_query(b"I") * 2)],
+        # What looks like an answer is a part of a row, or of an error.
+        [(m.query("SELECT 1"), BIG), (b"", m.ready_for_query(b"T")), (m.query("BEGIN"), b"")],
+        [(m.query("SELECT 1"), SPLIT[:9]), (b"", SPLIT[9:]), (b"", m.ready_for_query(b"I"))],
         [(m.query("SELECT 1"), m.ready_for_query(b"I")[:3]), (b"", m.ready_for_query(b"I")[3:])],
         [(m.query("SELECT 1")[:9], b""), (m.SYNC, b""), (m.query("SELECT 1")[14:], b"")],
         [(b"d" + struct.pack("!i", 9), b""), (m.SYNC, b""), (m.SYNC, b"")],
@@ -229,3 +234,27 @@ def test_an_answer_to_nothing_ends_the_session_on_either_way():
     h = Harness().login()
     h.from_server(m.ready_for_query(b"I"))
     assert h.others == [Close()]
+
+
+@pytest.mark.parametrize("size", range(LIMIT - 2, LIMIT + 3))
+@pytest.mark.parametrize("begun", [m.query(""), parse(b"s", "")], ids=["query", "parse"])
+def test_what_is_too_long_to_look_at_goes_the_long_way(begun, size):
+    """It may be a copy, so nothing follows before it is answered, or its name is kept."""
+    text = "x" * (size - len(begun))
+    said = m.query(text) if begun[:1] == b"Q" else parse(b"s", text)
+    assert len(said) == size
+    pair = [Harness(short=short, statement_bytes_max=LIMIT).login() for short in (True, False)]
+    for h in pair:
+        h.passed = 0
+        h.from_client(said)
+        assert h.passed == (h.short and size <= LIMIT)
+        assert h.session.pipeline.gated == (size > LIMIT and begun[:1] == b"Q")
+    alike(*pair)
+
+
+def test_an_end_of_the_session_is_owed_no_answer():
+    pair = [Harness(short=short).login() for short in (True, False)]
+    for h in pair:
+        h.from_client(m.query("SELECT 1") + m.message(b"X"))
+        assert h.session.pipeline.ready_owed == 1
+    alike(*pair)
