@@ -8,6 +8,8 @@ is TCP's: a side that cannot take more makes the other side's socket stop being 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -27,6 +29,7 @@ from headrace.server.scram import end_point
 from headrace.server.upstream import ALPN
 
 _HELD_BYTES_MAX: Final = 1_048_576
+_PIECE: Final = 1 << 16
 
 _log = structlog.get_logger(__name__)
 
@@ -37,6 +40,14 @@ class Upstream(asyncio.Protocol):
     def __init__(self, client: Client) -> None:
         self._client = client
         self.transport: asyncio.WriteTransport | None = None
+        self._socket: int | None = None
+
+    def connected(self, transport: asyncio.WriteTransport, *, tls: bool) -> None:
+        """It can be written to."""
+        self.transport = transport
+        if not tls:
+            # The loop closes its own at a write that fails, whatever there is to read.
+            self._socket = os.dup(transport.get_extra_info("socket").fileno())
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the source."""
@@ -47,7 +58,12 @@ class Upstream(asyncio.Protocol):
             client.apply(client.session.receive_server(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The source ended the session."""
+        """The source ended the session, maybe with a last word and without hearing ours."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                while exc is not None and (data := os.read(self._socket, _PIECE)):
+                    self.data_received(data)
+            os.close(self._socket)
         self._client.close()
 
     def pause_writing(self) -> None:
@@ -237,7 +253,7 @@ class Client(asyncio.Protocol):
             source = transport.get_extra_info("ssl_object")
             certificate = source.getpeercert(binary_form=True) or b""
         self.session.connected(tls=tls, binding=end_point(certificate))
-        self._upstream.transport = transport
+        self._upstream.connected(transport, tls=tls)
         unsent, self._unsent = self._unsent, None
         for data in unsent or ():
             transport.write(data)

@@ -241,3 +241,21 @@ def test_noise_counts_what_it_does_not_tell():
         now = 11.0
         noise.tell("rude")
     assert [log.get("more_before", 0) for log in logs] == [0, 4]
+
+
+@pytest.mark.parametrize("size", [70_000, 1_000_000, 8_000_000])
+def test_the_last_word_of_a_source_that_stops_listening_arrives(commander, database, size):
+    """Postgres gives up a connection amid our writing: what it said before is there to be read."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE c (t text)")
+        name, role, source = conn.info.dbname, conn.info.user, conn.info.port
+    said = []
+    for port in (source, commander.port):
+        with w.Wire(port, user=role, database=name) as wire:
+            wire.send(w.query("COPY c FROM STDIN"))
+            wire.until("G")
+            with contextlib.suppress(ConnectionError):
+                wire.send(w.message("Q", b"x" * size))
+            said.append([w.fields(body)["M"] for kind, body in wire.rest() if kind == "E"])
+    assert said[0] == said[1]
+    assert "protocol synchronization was lost" in said[0][-1]
