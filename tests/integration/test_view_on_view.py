@@ -57,7 +57,10 @@ def test_a_view_that_is_read_cannot_be_dropped(commander, source):
 def test_an_altered_view_stops_those_that_read_it(commander, source):
     create = "CALL headrace.create_view('{}', $q${}$q$)"
     commander.execute(create.format("low", "SELECT id FROM t WHERE v = 0"))
-    commander.execute(create.format("top", "SELECT count(*) AS c FROM low"))
+    commander.execute(
+        "CALL headrace.create_view('top', 'SELECT count(*) AS c FROM low',"
+        """ '{"on_change": "stop"}')"""
+    )
     commander.execute("CALL headrace.resync_view('low')")
     source.execute("INSERT INTO t VALUES (30, 0)")
     wait_for(source, bump(source))
