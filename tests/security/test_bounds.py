@@ -80,7 +80,9 @@ def test_who_exceeds_a_limit_leaves_and_the_others_follow(conn, running):
         if status == "error":
             assert code == "54H01", name
             assert message is not None
-            assert "the view " in message and "_max" in message, name
+            # Or what Postgres would not end for it yet keeps it from trying.
+            ours = "the view " in message and "_max" in message
+            assert ours or "though they were canceled" in message, name
     conn.execute("INSERT INTO t VALUES (3, 'three')")
     follows(conn)
     assert running.child(WORKER) == before
