@@ -168,6 +168,7 @@ def test_views_equal_their_queries_as_of_their_instant(
     )
 
 
+@pytest.mark.slow
 def test_after_a_long_time_rows_leave_in_bounded_batches(database, source, start_engine):
     engine = start_engine(database, HEADRACE_CLOCK_INTERVAL_MS="50")
     source.execute(DDL)

@@ -170,6 +170,7 @@ def test_what_is_ours_is_put_back(commander, source):
         assert same(source, name), name
 
 
+@pytest.mark.slow
 def test_what_somebody_added_is_not_fought_for_ever(commander, source):
     for name in ("v", "w", "x", "y"):
         create(commander, name)
