@@ -111,6 +111,10 @@ class TableChanges:
         """Of the rows that went, where the stream told them."""
         return cast("Keys", self._once(self._old_keys, key))
 
+    def touched(self, key: tuple[SourceColumn, ...]) -> list[bytes] | None:
+        """Each key that a change names; None: a change that must name one does not."""
+        return cast("list[bytes] | None", self._once(self._touched, key))
+
     def _once(self, make: Callable[..., Any], *of: object) -> Any:
         name = (make.__name__, *of)
         if name not in self._made:
@@ -138,6 +142,12 @@ class TableChanges:
     def _new_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
         values = [self.value(column, True)[0] for column in key]
         return rows.encode_keys(values, [column.oid for column in key], nulls=False)
+
+    def _touched(self, key: tuple[SourceColumn, ...]) -> list[bytes] | None:
+        new, old = self.new_keys(key), self.old_keys(key)
+        if source.keyless(self.ops.tolist(), old, new):
+            return None
+        return list({one for one in (*old, *new) if one is not None})
 
     def _old_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
         places = np.flatnonzero(self.olds)

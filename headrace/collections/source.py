@@ -148,10 +148,10 @@ class Source(Collection):
         came = changes.came(node.columns)
         if came is not None and pc.any(_mask(self._wanted, *came)).as_py():
             return True
-        new_keys, old_keys = changes.new_keys(node.key), changes.old_keys(node.key)
-        self._check_keys(changes.ops.tolist(), old_keys, new_keys)
-        keys = {key for key in (*old_keys, *new_keys) if key is not None}
-        return any(row is not None for row in self._state.get_many(list(keys)))
+        keys = changes.touched(node.key)
+        if keys is None:
+            raise self._identity_changed()
+        return any(row is not None for row in self._state.get_many(keys))
 
     @property
     def _table(self) -> str:
