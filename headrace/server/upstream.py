@@ -153,5 +153,7 @@ class _Answer(asyncio.Protocol):
 def _hand_over(
     transport: asyncio.WriteTransport, protocol: asyncio.Protocol
 ) -> asyncio.WriteTransport:
+    if transport.is_closing():
+        raise ConnectionResetError("connection closed")
     transport.set_protocol(protocol)
     return transport
