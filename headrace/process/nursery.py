@@ -225,9 +225,6 @@ class _Forker:
         self._wakes.setblocking(False)
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for sign in _SIGNALS:
-            # Ctrl-C reaches the whole group: the commander ends us in its order.
-            signal.signal(sign, signal.SIG_IGN)
         heard = b""
         while True:
             ready, _, _ = select.select((self._commander, self._woken), (), ())
@@ -298,6 +295,9 @@ class _Forker:
 def main() -> int:
     """Entry point."""
     setproctitle.setproctitle(title("nursery"))
+    for number in _SIGNALS:
+        # Ctrl-C reaches the whole group, also amid the imports: the commander ends us in its order.
+        signal.signal(number, signal.SIG_IGN)
     modules = {n: importlib.import_module(m) for n, m in CHILDREN.items()} if _FORKS else {}
     # What is there now stays where it is: the pages of the children are those of ours.
     gc.collect()
