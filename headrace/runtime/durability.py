@@ -59,8 +59,8 @@ class Durability:
     def trim(self) -> None:
         """Readers of shared subplans need less of what was sent than they did."""
         for shared in self._book.subplans.values():
-            at = [reader.durable.txid for reader in self._book.readers(shared)]
-            shared.least = min(at, default=shared.least)
+            readers = self._book.readers(shared)
+            shared.keep_for({reader.id: reader.durable.txid for reader in readers})
 
     # --- what may be confirmed
 
@@ -100,9 +100,8 @@ class Durability:
         faults.point(faults.BEFORE_CHECKPOINT)
         book = self._book
         owned = [view for view in book.views.values() if view.owned]
-        book.checkpoints.begin(
-            book.db, [*owned, *book.subplans.values()], book.position, self._promise()
-        )
+        units = [*owned, *book.subplans.values()]
+        book.checkpoints.begin(book.db, book.queues, units, book.position, self._promise())
 
     def _take(self, what: Durable) -> None:
         book = self._book
@@ -111,6 +110,7 @@ class Durability:
             if unit is not None:
                 unit.checkpointed(mark)
         self.trim()
+        book.queues.tend()
         book.durable = what.position
         book.confirmed = max(book.confirmed, what.confirmed)
         self._forget()
@@ -123,7 +123,8 @@ class Durability:
         book = self._book
         needed = [view.durable.txid for view in book.views.values() if view.owned]
         needed += book.holds.txids()
-        least = min([book.durable.txid, *needed])
+        # What is still to be replayed for a view that has left meanwhile comes as it was cut, too.
+        least = min([book.durable.txid, book.taken.txid, *needed])
         meta: positions.Meta = {}
         book.records.trim(meta, least)
         if meta:

@@ -5,99 +5,35 @@ Who reads which, and how that changes, is in ``sharing.py``.
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import structlog
 
-from headrace.collections import plan, subplans
+from headrace.collections import plan
 from headrace.collections.base import cut
 from headrace.collections.plan import kind
-from headrace.errors import BugError, StateDamaged
+from headrace.errors import RESYNC, StateDamaged, TransientError
 from headrace.runtime import positions
 from headrace.runtime.positions import Meta
 from headrace.runtime.views import Unit
-from headrace.state.contract import MapState
 from headrace.state.rocks import RocksDatabase
-from headrace.types import arrow_schema
+from headrace.storage.frames import Header, Kind
+from headrace.storage.manager import Storage
+from headrace.storage.queue import Queue
+from headrace.storage.shelf import Damaged
+
+_log = structlog.get_logger(__name__)
 
 _SUBPLAN: Final = b"subplan/"
 _FEEDS: Final = b"feeds/"
-LOG: Final = "~sent"
-"""State of a shared subplan besides those of its nodes."""
-_TRIM_MAX: Final = 256
-"""Txids that are forgotten at one."""
-_KEY: Final = struct.Struct(">QI")
-_COUNT: Final = struct.Struct(">I")
-_TXID: Final = struct.Struct(">Q")
-_FLOOR: Final = b"floor"
-
-
-class _Log:
-    """What a shared subplan sent, by txid, as a part of its state.
-
-    (txid, 0) -> number of pieces, first piece; (txid, n) -> piece n; ``floor`` -> the last txid
-    that was forgotten.  A txid without pieces changed nothing.
-    """
-
-    def __init__(self, state: MapState, schema: pa.Schema, first: int) -> None:
-        """``first``: the txid that the subplan began with."""
-        self._state = state
-        self._schema = schema
-        self._first = first
-
-    @property
-    def floor(self) -> int:
-        """What was sent up to this txid is forgotten."""
-        [value] = self._state.get_many([_FLOOR])
-        return self._first if value is None else int(_TXID.unpack(value)[0])
-
-    def add(self, txid: int, diffs: pa.RecordBatch, least: int) -> None:
-        """``diffs`` were sent at ``txid``; nobody needs those up to ``least`` any more."""
-        keys: list[bytes] = []
-        values: list[bytes | None] = []
-        pieces = [piece.serialize().to_pybytes() for piece in cut(diffs)]
-        for number, piece in enumerate(pieces):
-            keys.append(_KEY.pack(txid, number))
-            values.append(_COUNT.pack(len(pieces)) + piece if number == 0 else piece)
-        floor = self.floor
-        last = min(least, txid - 1, floor + _TRIM_MAX)
-        if last > floor:
-            gone = list(self._keys(range(floor + 1, last + 1)))
-            keys += [*gone, _FLOOR]
-            values += [*(None for _ in gone), _TXID.pack(last)]
-        if keys:
-            self._state.put_many(keys, values)
-
-    def read(self, txid: int) -> list[pa.RecordBatch]:
-        """What was sent at ``txid``.
-
-        Raises:
-            BugError: it was forgotten.
-        """
-        if txid <= self.floor:
-            raise BugError(f"txid {txid} of a shared subplan was forgotten")
-        pieces = self._state.get_many(list(self._keys([txid])))
-        out = []
-        for number, piece in enumerate(pieces):
-            if piece is None:
-                raise BugError(f"a piece of txid {txid} is missing")
-            data = piece[_COUNT.size :] if number == 0 else piece
-            out.append(pa.ipc.read_record_batch(pa.py_buffer(data), self._schema))
-        return out
-
-    def _keys(self, txids: Iterable[int]) -> Iterator[bytes]:
-        heads = {txid: _KEY.pack(txid, 0) for txid in txids}
-        found = self._state.get_many(list(heads.values()))
-        for (txid, head), value in zip(heads.items(), found, strict=True):
-            if value is None:
-                continue
-            yield head
-            for number in range(1, _COUNT.unpack_from(value)[0]):
-                yield _KEY.pack(txid, number)
+_FRONT: Final = b"front/"
+_OFFSET: Final = struct.Struct(">Q")
 
 
 @dataclass(slots=True)
@@ -106,25 +42,90 @@ class Shared(Unit):
 
     signature: str
     """Of the node whose rows it sends."""
-    first: int
-    """The txid that its state began with."""
-    least: int = 0
-    """Everybody who reads it is durably beyond this txid."""
+    queue: Queue | None = None
+    """What it sent, until everybody who reads it is durably beyond: each has a tail there."""
 
     @property
     def shown(self) -> str:
         """What its last node does, in words."""
         return kind(type(self.plan.node(self.plan.sink.input))).lower()
 
-    def log(self) -> _Log:
+    @property
+    def output(self) -> Queue:
         """What it sent; REQUIRES: it has its state."""
-        assert self.store is not None, "it was restored"
-        schema = arrow_schema(self.plan.sink.schema)
-        return _Log(self.store.map(LOG), schema, self.first)
+        assert self.queue is not None, "it was restored"
+        return self.queue
 
-    def keeps(self, state: str) -> bool:
-        """Whether a state of its store is needed."""
-        return state == LOG or subplans.keeps(self.own, state)
+    def send(self, txid: int, attempt: int, diffs: pa.RecordBatch) -> None:
+        """``diffs`` are what follows from ``txid``; after a replay they stand there already.
+
+        Raises:
+            NoRoom: they cannot be kept now; nothing was.
+        """
+        queue = self.output
+        if txid <= queue.last_txid:
+            return
+        try:
+            with queue.together():
+                for piece in cut(diffs):
+                    queue.put(Header(Kind.DIFFS, txid, attempt, piece.num_rows), piece)
+                queue.put(Header(Kind.TIME_END, txid, attempt, diffs.num_rows))
+        except OSError as error:
+            raise TransientError(
+                f"what a shared subplan sends cannot be kept now: {error}", sqlstate="58030"
+            ) from error
+
+    def sent(self, txid: int) -> list[pa.RecordBatch]:
+        """What it sent at ``txid``.
+
+        Raises:
+            StateDamaged: that is lost.
+        """
+        try:
+            return [frame.batch for frame in self.output.sent(txid) if frame.batch is not None]
+        except (LookupError, Damaged) as error:
+            raise StateDamaged(
+                "what a shared subplan has sent is lost", detail=f"{error}.", hint=RESYNC
+            ) from error
+
+    def keep_for(self, readers: Mapping[int, int]) -> None:
+        """These read it, each durable up to a txid: they need what was sent later."""
+        queue = self.output
+        known = queue.successors.keys()
+        # Nothing is given up before all have their place.
+        for reader in readers.keys() - known:
+            # What is gone is lost for it, which it hears when it comes to need it.
+            with contextlib.suppress(LookupError):
+                queue.open(reader, readers[reader])
+        for gone in known - readers.keys():
+            queue.leave(gone)
+        for reader in readers.keys() & known:
+            queue.keep_after(reader, readers[reader])
+
+    def note(self, meta: Meta) -> None:
+        """See ``Unit``: how far what it sent must be there."""
+        meta[_FRONT + str(self.id).encode()] = _OFFSET.pack(self.output.front)
+
+    def open(self, storage: Storage, front: int | None) -> None:
+        """Take over what an earlier process has sent, or begin anew after its mark.
+
+        ``front``: how far it must be there; None: it is new.
+        """
+        found = storage.get(self.queue_name)
+        if front is not None and (found is None or found.front < front):
+            _log.error("what a shared subplan has sent is lost", subplan=self.id)
+        if found is not None and (front is None or found.front < front):
+            storage.drop(self.queue_name)
+            found = None
+        if found is None:
+            found = storage.make(self.queue_name)
+            found.begin_after(self.mark.txid)
+        self.queue = found
+
+    @property
+    def queue_name(self) -> str:
+        """Of what it sends."""
+        return f"subplan {self.id}"
 
 
 class _Record(msgspec.Struct):
@@ -134,20 +135,23 @@ class _Record(msgspec.Struct):
     settings: dict[str, str]
     start_lsn: int
     signature: str
-    first: int
 
 
 _RECORDS: Final = msgspec.json.Decoder(_Record)
 
 
-def read(db: RocksDatabase) -> tuple[dict[int, dict[str, int]], list[Shared]]:
-    """Who reads what, by unit and node, and the shared subplans with their states.
+def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]], list[Shared]]:
+    """Who reads what, by unit and node, and the shared subplans with states and queues.
 
     Raises:
         StateDamaged: it cannot be read.
     """
     marks = positions.views(db)
-    found = []
+    fronts = {
+        int(key[len(_FRONT) :]): int(_OFFSET.unpack(value)[0])
+        for key, value in db.scan_meta(_FRONT)
+    }
+    found: list[Shared] = []
     try:
         feeds: dict[int, dict[str, int]] = {
             int(key[len(_FEEDS) :]): msgspec.json.decode(value, type=dict[str, int])
@@ -158,25 +162,29 @@ def read(db: RocksDatabase) -> tuple[dict[int, dict[str, int]], list[Shared]]:
             made.feed_on(feeds.get(made.id, {}))
             mark = marks[made.id]
             made.restore(db.view(made.id, mark.txid), mark)
+            made.open(storage, fronts.get(made.id))
             found.append(made)
     except (ValueError, KeyError, TypeError) as error:
         raise StateDamaged(
             "the record of shared subplans is damaged", detail=f"{error!r}."
         ) from error
+    kept = {made.queue_name for made in found}
+    for queue in storage.queues:
+        if queue.name not in kept:
+            storage.drop(queue.name)
     return feeds, found
 
 
 def put(meta: Meta, shared: Shared) -> None:
     """Write down what a new one computes."""
-    record = _Record(
-        plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature, shared.first
-    )
+    record = _Record(plan.to_json(shared.plan), shared.settings, shared.start_lsn, shared.signature)
     meta[_SUBPLAN + str(shared.id).encode()] = msgspec.json.encode(record)
 
 
 def drop(meta: Meta, shared: Shared) -> None:
     """Forget one, and what it reads."""
     meta[_SUBPLAN + str(shared.id).encode()] = None
+    meta[_FRONT + str(shared.id).encode()] = None
     put_feeds(meta, shared.id, {})
 
 
@@ -194,5 +202,4 @@ def _made(unit_id: int, value: bytes) -> Shared:
         found.settings,
         found.start_lsn,
         found.signature,
-        found.first,
     )

@@ -18,12 +18,12 @@ nothing changes hands.  A view that meets a shared subplan joins it likewise, on
 Shared subplans may read others.
 
 Those who stand still.  A view that is paused, or whose table is locked, stops at its txid; the
-shared subplan goes on with the others.  What it sends is therefore kept in its state
+shared subplan goes on with the others.  What it sends is therefore kept in a queue
 (``shared.py``) until everybody who reads it is durably beyond; a view that goes on is fed from
 there.
 
 * Invariant 1: the mark of a shared subplan is never behind that of anybody who reads it, in memory
-  and in each checkpoint; and what it sent since the least durable mark of theirs is in its log.
+  and in each checkpoint; and what it sent since the least durable mark of theirs is in its queue.
 * Invariant 2: who reads what is written in one batch with the dropping of states, or the making of
   marks: at any moment of a crash a unit has the state that its part of the plan needs.
 * Invariant 3: a shared subplan without readers is dropped.
@@ -38,6 +38,7 @@ Views are kept out by their option ``sharing``, all of them by the setting of th
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +54,7 @@ from headrace.runtime import shared as records
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
 from headrace.runtime.positions import Meta, StateMark
-from headrace.runtime.shared import LOG, Shared
+from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 
@@ -91,7 +92,7 @@ class Sharing:
         book = self._book
         book.subplans.clear()
         self._joining.clear()
-        self._feeds, found = records.read(book.db)
+        self._feeds, found = records.read(book.db, book.queues)
         book.subplans.update({made.id: made for made in found})
 
     def restore(self, view: View) -> None:
@@ -122,9 +123,8 @@ class Sharing:
                 dict(view.settings),
                 view.start_lsn,
                 self._signatures(view)[node],
-                mark.txid,
             )
-            db.ingest(shared.id, runs, shared.keeps)
+            db.ingest(shared.id, runs, partial(subplans.keeps, shared.own))
             made.append(shared)
             feeds[node] = shared.id
             records.put(meta, shared)
@@ -138,6 +138,8 @@ class Sharing:
         """What ``divide`` has made is durable."""
         for shared in made:
             shared.restore(self._book.db.view(shared.id, mark.txid), mark)
+            shared.open(self._book.queues, None)
+            shared.keep_for({view.id: mark.txid})
             self._book.subplans[shared.id] = shared
             _log.info("subplan shared", view=view.id, subplan=shared.id, of=shared.shown)
             view.story.add("shares", subplan=shared.id)
@@ -245,9 +247,7 @@ class Sharing:
         meta: Meta = {}
         records.put_feeds(meta, unit.id, feeds)
         faults.point(faults.BEFORE_JOIN)
-        self._book.db.drop_states(
-            unit.id, lambda state: state == LOG or subplans.keeps(own, state), meta
-        )
+        self._book.db.drop_states(unit.id, lambda state: subplans.keeps(own, state), meta)
         faults.point(faults.JOINED)
         self._feeds[unit.id] = dict(feeds)
         unit.feed_on(feeds)
@@ -300,6 +300,7 @@ class Sharing:
         self._feeds.pop(shared.id, None)
         self._signed.pop(shared.id, None)
         book.db.drop_view(shared.id)
+        book.queues.drop(shared.queue_name)
         _log.info("subplan dropped", subplan=shared.id)
 
     # --- inside

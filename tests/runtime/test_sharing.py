@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -211,9 +213,74 @@ def test_a_paused_view_is_fed_what_it_missed(source, database, start):
         settle(running, source)
         running.on(running.engine.durability.finish)
         [shared] = joined(running)
-        return running.on(lambda: shared.log().floor) > shared.mark.txid - 10
+        return running.on(lambda: shared.output.base_txid) > shared.mark.txid - 10
 
     wait_until(forgotten, "what was kept for it is forgotten")
+
+
+def test_a_view_that_joined_after_a_txid_of_others_is_fed_what_it_missed(source, database, start):
+    """The last txid before that need not have brought the subplan anything."""
+    source.execute("CREATE TABLE apart (id int PRIMARY KEY)")
+    running = start()
+    create(running, database, "other", "SELECT id FROM apart")
+    create(running, database, "two", SUMS)
+    create(running, database, "one", ROWS)
+    joined(running)
+    rng = random.Random(23)
+    change(source, rng, 5)
+    settle(running, source)
+    source.execute("INSERT INTO apart VALUES (1)")
+    settle(running, source)
+    late = create(running, database, "late", MOST)
+    joined(running)
+    running.on(lambda: running.engine.lifecycle.pause(late))
+    for _ in range(3):
+        change(source, rng, 10)
+        check(running, source, one=ROWS, two=SUMS)
+        running.on(running.engine.durability.finish)
+    running.on(lambda: running.engine.lifecycle.resume(late))
+    check(running, source, one=ROWS, two=SUMS, late=MOST)
+    assert status_of(source, "late")[0] == Status.RUNNING
+
+
+def _flip(folder: Path) -> None:
+    """Change one bit in the middle of every block that holds something."""
+    path = folder / "blocks"
+    data = bytearray(path.read_bytes())
+    for start in range(0, len(data), 131_072):
+        data[start + 4_000] ^= 16
+    path.write_bytes(data)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("spoil", [_flip, _remove], ids=["flipped", "removed"])
+def test_what_was_sent_to_a_paused_view_is_lost(source, database, start, spoil):
+    """It says so and shows its last contents, never wrong rows; the other one goes on."""
+    running = start()
+    one = create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    joined(running)
+    rng = random.Random(19)
+    change(source, rng, 10)
+    settle(running, source)
+    running.on(lambda: running.engine.lifecycle.pause(one))
+    before = source.execute("SELECT * FROM one ORDER BY 1, 2").fetchall()
+    change(source, rng, 80)
+    check(running, source, two=SUMS)
+    running.stop()
+    spoil(running.settings.queue_dir)
+    running = start()
+    change(source, rng, 20)
+    check(running, source, two=SUMS)
+    running.on(lambda: running.engine.lifecycle.resume(one))
+    change(source, rng, 3)
+    wait_until(lambda: status_of(source, "one")[0] == Status.ERROR, "it has stopped")
+    assert "has sent is lost" in status_of(source, "one")[2]
+    assert source.execute("SELECT * FROM one ORDER BY 1, 2").fetchall() == before
+    check(running, source, two=SUMS)
 
 
 class Stopped:

@@ -1,0 +1,285 @@
+"""One file of equal blocks, mapped as a whole: where queues keep what they hold.
+
+The file is sparse: a block has space on the disk from when it is taken until ``trim`` gives back
+what nobody has.  It is mapped once, for as many blocks as there may ever be, and never again: what
+was read from it stays where it is while queues grow and shrink.  Most of the mapping is beyond the
+file's end, where nobody reads or writes.
+
+* Invariant 1: no byte of a block is written before its space is allocated, so that a full disk
+  is an error of ``take`` and never ends the process.
+* Invariant 2: who owns a block, and which block of that queue it is, stands in the table beside the
+  file before anything is written into it: after a kill the queues are found from there.
+* Invariant 3: a block that is free is in exactly one free run.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import BugError, TransientError
+
+BLOCK_BYTES: Final = 131_072
+"""Default size of a block (A-10)."""
+_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0)
+_ROWS_STEP: Final = 4096
+"""Rows of the table that are allocated at once."""
+
+_ROW: Final = np.dtype([("queue", "<u8"), ("newer", "<u8"), ("older", "<u8")])
+"""``queue``: its number, 0 if the block is free.  ``newer`` and ``older``: one more than the place
+of the block in the queue; both where its end still holds what its start has come round to."""
+
+
+class Extent(NamedTuple):
+    """Blocks that follow each other in the file."""
+
+    start: int
+    size: int
+
+
+class NoRoom(TransientError):
+    """No block can be had just now."""
+
+    sqlstate = "53100"
+
+
+class BlockFile:
+    """A file of blocks; not safe between threads: its owner holds a lock."""
+
+    def __init__(self, path: Path, blocks_max: int, block_bytes: int = BLOCK_BYTES) -> None:
+        """``blocks_max`` blocks at most; a file that exists is gone on with.
+
+        Raises:
+            ValueError: the size of a block is no multiple of a page.
+            OSError: it cannot be made.
+        """
+        if block_bytes <= 0 or block_bytes % mmap.PAGESIZE:
+            message = f"a block of {block_bytes} bytes is no multiple of {mmap.PAGESIZE}"
+            raise ValueError(message)
+        self.block_bytes: Final = block_bytes
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        blocks_max = max(blocks_max, -(-os.fstat(self._file).st_size // block_bytes))
+        self.blocks_max: Final = blocks_max
+        self._map: Final = _mapped(self._file, blocks_max * block_bytes)
+        self._bytes: Final = memoryview(self._map)
+        self._address: Final = np.frombuffer(self._map, np.uint8).ctypes.data
+        self._rows_file = os.open(path.with_suffix(".table"), os.O_RDWR | os.O_CREAT, 0o600)
+        self._rows_ready = os.fstat(self._rows_file).st_size // _ROW.itemsize
+        self._rows_map: Final = _mapped(self._rows_file, blocks_max * _ROW.itemsize)
+        self.rows: Final[npt.NDArray[Any]] = np.frombuffer(self._rows_map, _ROW)
+        owned = np.flatnonzero(self.rows["queue"][: self._rows_ready])
+        self._end = int(owned[-1]) + 1 if len(owned) else 0
+        """Blocks from here on were never taken since the file was opened."""
+        self._free = runs(np.flatnonzero(self.rows["queue"][: self._end] == 0).tolist())
+        self._backed = set(owned.tolist())
+        """Blocks that have space on the disk."""
+        self.reads = 0
+        """Times that blocks were asked for from the disk, each for one run (A-22)."""
+        self.writes = 0
+        """Likewise written to it."""
+
+    # --- taking and giving back
+
+    @property
+    def free(self) -> list[Extent]:
+        """Runs that were given back."""
+        return list(self._free)
+
+    @property
+    def backed(self) -> int:
+        """How many blocks have space on the disk."""
+        return len(self._backed)
+
+    def take(self, count: int, queue: int) -> list[Extent]:
+        """``count`` blocks for a queue: one run if there is one, else several.
+
+        Raises:
+            NoRoom: there are not so many, or the disk is full; none is taken.
+        """
+        chosen = self._choose(count)
+        new = [b for run in chosen for b in range(run.start, sum(run)) if b not in self._backed]
+        try:
+            self._reach(max(sum(run) for run in chosen))
+            for run in runs(new):
+                size = run.size * self.block_bytes
+                os.posix_fallocate(self._file, run.start * self.block_bytes, size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise NoRoom(
+                "the disk of the queues is full",
+                detail=f"{error}.",
+                hint="Make room: it is tried again, and nothing is lost meanwhile.",
+            ) from error
+        self._backed.update(new)
+        for run in chosen:
+            self._remove(run)
+            self.rows["queue"][run.start : sum(run)] = queue
+        return chosen
+
+    def give(self, blocks: Iterable[int]) -> None:
+        """Nobody needs ``blocks`` any more."""
+        for run in runs(sorted(blocks)):
+            rows = self.rows[run.start : sum(run)]
+            if not rows["queue"].all():
+                message = f"a block of {run} is given back twice"
+                raise BugError(message)
+            rows["queue"] = rows["newer"] = rows["older"] = 0
+            bisect.insort(self._free, run)
+        self._free = _merged(self._free)
+
+    def trim(self, spare: int = 0) -> int:
+        """Give the space of free blocks back to the disk, but for ``spare`` of them."""
+        idle = [b for run in self._free for b in range(run.start, sum(run)) if b in self._backed]
+        gone = idle[spare:]
+        for run in runs(gone):
+            size = run.size * self.block_bytes
+            self._map.madvise(mmap.MADV_REMOVE, run.start * self.block_bytes, size)
+        self._backed.difference_update(gone)
+        if gone:
+            os.ftruncate(self._file, (max(self._backed, default=-1) + 1) * self.block_bytes)
+        return len(gone)
+
+    def _choose(self, count: int) -> list[Extent]:
+        for run in self._free:
+            if run.size >= count:
+                return [Extent(run.start, count)]
+        last = self._free[-1] if self._free else None
+        begin = last.start if last is not None and sum(last) == self._end else self._end
+        if begin + count <= self.blocks_max:
+            return [Extent(begin, count)]
+        out, left = [], count
+        for run in [*self._free, Extent(self._end, self.blocks_max - self._end)]:
+            if left and run.size:
+                out.append(Extent(run.start, min(run.size, left)))
+                left -= out[-1].size
+        if left:
+            raise NoRoom(
+                "the queues hold as much as they may",
+                hint="Raise queue_bytes_max, or see in list_views() which view stands behind.",
+            )
+        return out
+
+    def _remove(self, taken: Extent) -> None:
+        """``taken`` is free no more; it may reach over the end of what was ever taken."""
+        out = []
+        for run in self._free:
+            for start, end in (
+                (run.start, min(sum(run), taken.start)),
+                (max(run.start, sum(taken)), sum(run)),
+            ):
+                if start < end:
+                    out.append(Extent(start, end - start))
+        self._free = _merged(sorted(set(out)))
+        self._end = max(self._end, sum(taken))
+
+    def _reach(self, rows: int) -> None:
+        """Have space for so many rows of the table."""
+        if rows > self._rows_ready:
+            ready = min(-(-rows // _ROWS_STEP) * _ROWS_STEP, self.blocks_max)
+            os.posix_fallocate(self._rows_file, 0, ready * _ROW.itemsize)
+            self._rows_ready = ready
+
+    # --- what is in them
+
+    def place(self, block: int, newer: int | None, older: int | None = None) -> None:
+        """Say which blocks of its queue a block is, before it is written (Invariant 2)."""
+        row = self.rows[block]
+        row["older"] = 0 if older is None else older + 1
+        row["newer"] = 0 if newer is None else newer + 1
+
+    def owners(self) -> dict[int, dict[int, int]]:
+        """Blocks by queue and by place in it, as they stand in the table."""
+        out: dict[int, dict[int, int]] = {}
+        for block in np.flatnonzero(self.rows["queue"][: self._rows_ready]).tolist():
+            row = self.rows[block]
+            places = out.setdefault(int(row["queue"]), {})
+            places.update({int(n) - 1: block for n in (row["newer"], row["older"]) if n})
+        return out
+
+    def owned(self, queue: int) -> list[int]:
+        """The blocks of a queue, also those that hold nothing."""
+        owners = self.rows["queue"][: self._rows_ready]
+        found: list[int] = np.flatnonzero(owners == queue).tolist()
+        return found
+
+    def memory(self, at: int, size: int) -> memoryview:
+        """Bytes of the file from ``at``, to be written."""
+        return self._bytes[at : at + size]
+
+    def buffer(self, at: int, size: int, pin: object) -> pa.Buffer:
+        """Bytes of the file from ``at``, not copied; ``pin`` lives as long as somebody has them."""
+        return pa.foreign_buffer(self._address + at, size, pin)
+
+    # --- memory and disk
+
+    def sync(self, parts: Sequence[Extent]) -> None:
+        """Have what stands in ``parts`` on the disk, and the table."""
+        for run in parts:
+            self._map.flush(run.start * self.block_bytes, run.size * self.block_bytes)
+            self.writes += 1
+        os.fdatasync(self._file)
+        os.fdatasync(self._rows_file)
+
+    def evict(self, run: Extent) -> None:
+        """Write a run out and have it in memory no more; it comes back when it is read."""
+        at, size = run.start * self.block_bytes, run.size * self.block_bytes
+        self._map.flush(at, size)
+        self._map.madvise(mmap.MADV_DONTNEED, at, size)
+        os.posix_fadvise(self._file, at, size, os.POSIX_FADV_DONTNEED)
+        self.writes += 1
+
+    def fetch(self, run: Extent) -> None:
+        """Read a run ahead."""
+        at, size = run.start * self.block_bytes, run.size * self.block_bytes
+        self._map.madvise(mmap.MADV_WILLNEED, at, size)
+        self.reads += 1
+
+    def close(self) -> None:
+        """Let the files go; the mapping ends when the last batch that lies in it does."""
+        for file in (self._file, self._rows_file):
+            if file >= 0:
+                os.close(file)
+        self._file = self._rows_file = -1
+
+
+def _mapped(file: int, size: int) -> mmap.mmap:
+    """``size`` bytes of a file, which keeps the size that it has."""
+    before = os.fstat(file).st_size
+    os.ftruncate(file, size)
+    try:
+        return mmap.mmap(file, size, mmap.MAP_SHARED | _NORESERVE)
+    finally:
+        os.ftruncate(file, before)
+
+
+def runs(blocks: Iterable[int]) -> list[Extent]:
+    """``blocks`` in their order, those that follow each other as one run."""
+    out: list[Extent] = []
+    for block in blocks:
+        if out and sum(out[-1]) == block:
+            out[-1] = Extent(out[-1].start, out[-1].size + 1)
+        else:
+            out.append(Extent(int(block), 1))
+    return out
+
+
+def _merged(parts: list[Extent]) -> list[Extent]:
+    """Ascending ``parts``, those that touch made one."""
+    out: list[Extent] = []
+    for run in parts:
+        if out and sum(out[-1]) == run.start:
+            out[-1] = Extent(out[-1].start, out[-1].size + run.size)
+        else:
+            out.append(run)
+    return out

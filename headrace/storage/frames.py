@@ -1,0 +1,105 @@
+"""Frames: what stands in a queue, one message each.
+
+    | 64 bytes of header | body | zeros up to a multiple of 64 |
+
+The body is an Arrow IPC record batch message, uncompressed, so that a mapped frame is read as a
+record batch without copying; its schema stands beside the queues once (``schemas.py``).  A TimeEnd
+has no body.  The checksum is over the header before it and all that follows.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import crc32c
+
+ALIGN: Final = 64
+_HEADER: Final = struct.Struct("<2sBBIIIQQQQqI")
+_SUM: Final = struct.Struct("<I")
+HEADER_BYTES: Final = _HEADER.size + _SUM.size
+_MAGIC: Final = b"HQ"
+
+
+Place = tuple[int, int, int]
+"""Offset, gap and schema of a frame: what its queue says of it."""
+
+
+class Kind(IntEnum):
+    """What a frame tells."""
+
+    DIFFS = 1
+    TABLE_DIFFS = 2
+    TIME_END = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is said of a frame before its body."""
+
+    kind: Kind
+    txid: int
+    attempt: int
+    rows: int
+    """Rows of the body; of a TimeEnd: those sent since the one before."""
+    commit_us: int = 0
+    """When the oldest of its changes was committed, microseconds since 2000-01-01 UTC (A-42)."""
+    table_oid: int = 0
+    schema: int = 0
+    """Number of the body's schema."""
+    gap: int = 0
+    """Bytes between the end of the frame before it and this one: no frame can be left out."""
+    offset: int = 0
+    """Where in the queue it stands."""
+    body_bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes in a queue."""
+        return size(self.body_bytes)
+
+
+def size(body_bytes: int) -> int:
+    """Bytes that a frame with such a body takes in a queue."""
+    return HEADER_BYTES + -(-body_bytes // ALIGN) * ALIGN
+
+
+def write(into: memoryview, header: Header, place: Place, body: memoryview | None) -> None:
+    """Put a frame into memory of its size; the header comes last."""
+    if body is not None:
+        end = HEADER_BYTES + len(body)
+        into[HEADER_BYTES:end] = body
+        into[end:] = bytes(len(into) - end)
+    offset, gap, schema = place
+    head = _HEADER.pack(
+        *(_MAGIC, header.kind, 0, header.attempt, schema, gap, offset, header.txid),
+        *(0 if body is None else len(body), header.rows, header.commit_us, header.table_oid),
+    )
+    into[:HEADER_BYTES] = head + _SUM.pack(_sum(head, into[HEADER_BYTES:]))
+
+
+def read(memory: memoryview) -> Header | None:
+    """The header at the start of ``memory``; None if there is none."""
+    if len(memory) < HEADER_BYTES:
+        return None
+    magic, kind, _, attempt, schema, gap, offset, txid, body, rows, commit, oid = (
+        _HEADER.unpack_from(memory)
+    )
+    if magic != _MAGIC or kind not in _KINDS:
+        return None
+    return Header(*(_KINDS[kind], txid, attempt, rows, commit, oid, schema, gap, offset, body))
+
+
+def whole(memory: memoryview) -> bool:
+    """Whether the frame in ``memory``, which is of its size, is as it was written."""
+    (told,) = _SUM.unpack_from(memory, _HEADER.size)
+    return bool(told == _sum(bytes(memory[: _HEADER.size]), memory[HEADER_BYTES:]))
+
+
+_KINDS: Final = {int(kind): kind for kind in Kind}
+
+
+def _sum(head: bytes, body: memoryview) -> int:
+    return int(crc32c.crc32c(body, crc32c.crc32c(head)))

@@ -1,0 +1,96 @@
+"""The schemas of frames, each with a number, in a file that only grows.
+
+A schema is written before the first frame that has it: after a kill every frame can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from pathlib import Path
+from typing import Final
+
+import crc32c
+import pyarrow as pa
+
+_HEAD: Final = struct.Struct("<II")
+"""Bytes of the schema, and their checksum."""
+
+
+class Schemas:
+    """Schemas by number, and numbers by schema; safe between threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Those in ``path``; what a kill has left half written at its end goes."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock = threading.Lock()
+        self._schemas: list[pa.Schema] = []
+        self._numbers: dict[bytes, int] = {}
+        self._known: dict[int, tuple[pa.Schema, int]] = {}
+        """By identity: a schema that was asked for before (kept, so that it stays the one)."""
+        self._read(path)
+
+    def __getitem__(self, number: int) -> pa.Schema:
+        """The schema of a number; IndexError if there is none."""
+        return self._schemas[number]
+
+    def __len__(self) -> int:
+        """How many there are: their numbers are those below."""
+        return len(self._schemas)
+
+    def number(self, schema: pa.Schema) -> int:
+        """The number of ``schema``, which it gets if it has none.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        known = self._known.get(id(schema))
+        if known is not None and known[0] is schema:
+            return known[1]
+        data = schema.serialize().to_pybytes()
+        with self._lock:
+            number = self._numbers.get(data)
+            if number is None:
+                at = os.lseek(self._file, 0, os.SEEK_END)
+                record = _HEAD.pack(len(data), crc32c.crc32c(data)) + data
+                if os.pwrite(self._file, record, at) != len(record):
+                    os.ftruncate(self._file, at)
+                    message = "the schema of a queue cannot be written"
+                    raise OSError(message)
+                number = self._add(data)
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[id(schema)] = (schema, number)
+        return number
+
+    def sync(self) -> None:
+        """Have them on the disk."""
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def _add(self, data: bytes) -> int:
+        number = len(self._schemas)
+        self._schemas.append(pa.ipc.read_schema(pa.py_buffer(data)))
+        self._numbers[data] = number
+        return number
+
+    def _read(self, path: Path) -> None:
+        data, at = path.read_bytes(), 0
+        while at + _HEAD.size <= len(data):
+            count, told = _HEAD.unpack_from(data, at)
+            body = data[at + _HEAD.size : at + _HEAD.size + count]
+            if len(body) < count or crc32c.crc32c(body) != told:
+                break
+            self._add(body)
+            at += _HEAD.size + count
+        os.ftruncate(self._file, at)
+
+
+_KNOWN_MAX: Final = 4096

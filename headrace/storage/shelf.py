@@ -1,0 +1,120 @@
+"""Frames by where they stand in a ring, read in place; and who still holds what was read."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+
+from headrace.storage import frames
+from headrace.storage.blocks import BlockFile
+from headrace.storage.frames import Header
+from headrace.storage.ring import Ring
+from headrace.storage.schemas import Schemas
+
+
+class Damaged(Exception):
+    """A frame is not as it was written: what the queue holds from there on is lost."""
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Frame:
+    """A frame that was read."""
+
+    header: Header
+    batch: pa.RecordBatch | None
+    """In place; None for a TimeEnd."""
+    end: int
+    """Where the next one begins."""
+
+
+class _Pin:
+    """Held by the batches that lie at ``offset``; when the last goes, it tells ``released``."""
+
+    __slots__ = ("offset", "released")
+
+    def __init__(self, offset: int, released: deque[int]) -> None:
+        self.offset = offset
+        self.released = released
+
+    def __del__(self) -> None:
+        self.released.append(self.offset)
+
+
+class Shelf:
+    """The frames of one queue; its owner holds the lock of the file."""
+
+    def __init__(self, ring: Ring, file: BlockFile, schemas: Schemas) -> None:
+        self._ring: Final = ring
+        self._file: Final = file
+        self._schemas: Final = schemas
+        self._pins: Counter[int] = Counter()
+        self._released: deque[int] = deque()
+        self._read: WeakValueDictionary[int, Frame] = WeakValueDictionary()
+
+    def frame(self, at: int) -> Frame:
+        """The frame that comes at ``at``, checked, and decoded once for all who hold it.
+
+        Raises:
+            Damaged: it is not as it was written.
+        """
+        at = self._ring.after_gap(at)
+        known = self._read.get(at)
+        if known is not None:
+            return known
+        header = self._header(at)
+        if header is None or not self._whole(header):
+            message = f"it is damaged at {at}"
+            raise Damaged(message)
+        batch = None
+        if header.body_bytes:
+            where = self._ring.where(at) + frames.HEADER_BYTES
+            pin = _Pin(at, self._released)
+            self._pins[at] += 1
+            buffer = self._file.buffer(where, header.body_bytes, pin)
+            batch = pa.ipc.read_record_batch(buffer, self._schemas[header.schema])
+        found = self._read[at] = Frame(header, batch, at + header.size)
+        return found
+
+    def following(self, at: int) -> Header | None:
+        """The frame that was put when ``at`` was the front: there, or where the next block begins.
+
+        None if it is not whole.
+        """
+        size = self._file.block_bytes
+        for begin in (at, -(-at // size) * size):
+            header = self._header(begin)
+            if header is not None and header.gap == begin - at and self._whole(header):
+                return header
+        return None
+
+    def held_from(self, least: int) -> int:
+        """``least``, or where the first batch before it lies that somebody holds."""
+        while self._released:
+            offset = self._released.popleft()
+            self._pins[offset] -= 1
+            if not self._pins[offset]:
+                del self._pins[offset]
+        return min(least, min(self._pins, default=least))
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody holds a batch."""
+        self.held_from(0)
+        return bool(self._pins)
+
+    def _header(self, at: int) -> Header | None:
+        """The header at ``at`` if a frame of this queue begins there."""
+        if not self._ring.begin <= at < self._ring.end:
+            return None
+        header = frames.read(self._ring.memory(at, frames.HEADER_BYTES))
+        if header is None or header.offset != at or at + header.size > self._ring.end:
+            return None
+        return header
+
+    def _whole(self, header: Header) -> bool:
+        known = not header.body_bytes or header.schema < len(self._schemas)
+        return known and frames.whole(self._ring.memory(header.offset, header.size))

@@ -1,0 +1,189 @@
+"""Any use of queues against a model that keeps everything (A-5)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.storage.blocks import NoRoom
+from headrace.storage.frames import Header, Kind
+from headrace.storage.manager import Storage
+from headrace.storage.queue import Queue
+from headrace.storage.shelf import Frame
+
+BLOCK = 4096
+BLOCKS_MAX = 64
+
+
+@dataclass
+class Model:
+    """What a queue was told."""
+
+    put: list[tuple[int, list[int] | None]] = field(default_factory=list)
+    """Txid and rows; None for its end."""
+    read: dict[str, int] = field(default_factory=dict)
+    """How many each successor has read."""
+    durable: dict[str, int] = field(default_factory=dict)
+
+
+def content(frame: Frame) -> tuple[int, list[int] | None]:
+    """What a frame says."""
+    rows = None if frame.batch is None else frame.batch.column(0).to_pylist()
+    return frame.header.txid, rows
+
+
+class Play:
+    """One run: random steps on three queues, and now and then another process."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.folder = folder
+        self.storage = self.opened()
+        self.models: dict[str, Model] = {}
+        self.txid = 0
+        self.held: list[tuple[Frame, tuple[int, list[int] | None]]] = []
+
+    def opened(self) -> Storage:
+        """The queues, as the next process finds them."""
+        return Storage(self.folder, BLOCKS_MAX * BLOCK, BLOCK)
+
+    def pick(self) -> tuple[Queue, Model]:
+        """One of the queues."""
+        name = self.random.choice(["a", "b", "c"])
+        queue = self.storage.get(name)
+        if queue is None:
+            queue, self.models[name] = self.storage.make(name), Model()
+            for successor in ("s", "t"):
+                queue.open(successor)
+                self.models[name].read[successor] = self.models[name].durable[successor] = 0
+        return queue, self.models[name]
+
+    def put(self) -> None:
+        """A txid: some rows, and its end."""
+        queue, model = self.pick()
+        self.txid += 1
+        pieces: list[tuple[int, list[int] | None]] = []
+        for _ in range(self.random.choice([0, 1, 1, 3])):
+            count = self.random.choice([1, 1, 5, 60, 700, 2000])
+            pieces.append((self.txid, [self.random.getrandbits(60) for _ in range(count)]))
+        pieces.append((self.txid, None))
+        try:
+            with queue.together():
+                for txid, rows in pieces:
+                    if rows is None:
+                        queue.put(Header(Kind.TIME_END, txid, 0, 0))
+                        continue
+                    batch = pa.record_batch({"a": pa.array(rows, pa.int64())})
+                    queue.put(Header(Kind.DIFFS, txid, 0, len(rows)), batch)
+            model.put += pieces
+        except NoRoom:
+            self.free()
+
+    def read(self) -> None:
+        """Some frames come, in order; some are held for a while."""
+        queue, model = self.pick()
+        name = self.random.choice("st")
+        for frame in queue.read(name, self.random.choice([1, 3000, None])):
+            assert content(frame) == model.put[model.read[name]]
+            model.read[name] += 1
+            if self.random.random() < 0.1:
+                self.held.append((frame, content(frame)))
+
+    def settle(self, part: float = 0.5) -> None:
+        """A successor has something durable of what it has read."""
+        queue, model = self.pick()
+        name = self.random.choice("st")
+        done = [t for t, rows in model.put[: model.read[name]] if rows is None]
+        if done:
+            txid = done[int((len(done) - 1) * max(part, self.random.random()))]
+            model.durable[name] = max(model.durable[name], txid)
+            queue.keep_after(name, txid)
+
+    def rewind(self) -> None:
+        """A successor reads again what is not durable in it."""
+        queue, model = self.pick()
+        name = self.random.choice("st")
+        queue.rewind(name)
+        model.read[name] = self.place(model, name)
+
+    def place(self, model: Model, name: str) -> int:
+        """Where a successor's tail is, in the model."""
+        last = model.durable[name]
+        return next((i + 1 for i, p in enumerate(model.put) if p == (last, None)), 0)
+
+    def let_go(self) -> None:
+        """What was held is as it was."""
+        for frame, was in self.held:
+            assert content(frame) == was
+        self.held.clear()
+
+    def check(self) -> None:
+        """Pointers are in order; the owner looks after the size."""
+        queue, _ = self.pick()
+        queue.check()
+        tails = queue.successors
+        assert queue.base == min(tail for tail, _ in tails.values()) or queue.base == 0
+        assert all(queue.base <= t <= h <= queue.front for t, h in tails.values())
+
+    def free(self) -> None:
+        """There was no room: everybody reads and settles everything."""
+        self.let_go()
+        for name, model in self.models.items():
+            queue = self.storage.get(name)
+            assert queue is not None
+            for successor in "st":
+                for frame in queue.read(successor):
+                    assert content(frame) == model.put[model.read[successor]]
+                    model.read[successor] += 1
+            done = [t for t, rows in model.put if rows is None]
+            for successor in "st":
+                if done:
+                    model.durable[successor] = done[-1]
+                    queue.keep_after(successor, done[-1])
+            for _ in range(8):
+                queue.check()
+
+    def kill(self) -> None:
+        """Another process goes on: everything put is there; all tails are where they were."""
+        self.let_go()
+        self.storage.close()
+        self.storage = self.opened()
+        for name, model in self.models.items():
+            queue = self.storage.get(name)
+            assert queue is not None
+            assert not queue.lost
+            for successor in "st":
+                queue.open(successor, model.durable[successor])
+                model.read[successor] = self.place(model, successor)
+
+    def run(self, steps: int) -> None:
+        """Go on for so many steps."""
+        verbs = [self.put] * 6 + [self.read] * 6 + [self.settle] * 4
+        verbs += [self.check] * 2 + [self.rewind, self.let_go]
+        for step in range(steps):
+            if step % 400 == 399:
+                self.kill()
+            else:
+                self.random.choice(verbs)()
+        blocks = [b for q in self.storage.queues for b in self.storage.file.owned(q.number)]
+        self.storage.close()
+        free = [b for r in self.storage.file.free for b in range(r.start, sum(r))]
+        assert len(set(blocks)) == len(blocks)
+        assert not set(blocks) & set(free)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a5_every_successor_reads_what_was_put(tmp_path: Path, seed: int) -> None:
+    """In order, once, whole, whatever happens in between."""
+    Play(tmp_path / "queues", seed).run(1500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 60))
+def test_a5_every_successor_reads_what_was_put_at_length(tmp_path: Path, seed: int) -> None:
+    """The same with more seeds."""
+    Play(tmp_path / "queues", seed).run(4000)

@@ -1,0 +1,401 @@
+"""Queues in mapped blocks: what Aurora asks of them (docs/behaviours.md)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.storage.blocks import BLOCK_BYTES, NoRoom
+from headrace.storage.frames import HEADER_BYTES, Header, Kind
+from headrace.storage.manager import Storage
+from headrace.storage.queue import Queue
+from headrace.storage.shelf import Damaged
+
+PER_BLOCK = BLOCK_BYTES // HEADER_BYTES
+"""Frames without a body that fill a block."""
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    """Queues of 256 blocks at most."""
+    made = Storage(tmp_path / "queues", 256 * BLOCK_BYTES)
+    yield made
+    made.close()
+
+
+def ends(queue: Queue, first: int, count: int) -> None:
+    """Put frames of the least size."""
+    for txid in range(first, first + count):
+        queue.put(Header(Kind.TIME_END, txid, 0, 0))
+
+
+def diffs(queue: Queue, txid: int, values: list[int]) -> None:
+    """Put rows."""
+    batch = pa.record_batch({"a": pa.array(values, pa.int64())})
+    queue.put(Header(Kind.DIFFS, txid, 0, len(values)), batch)
+
+
+def txids(queue: Queue, successor: str, count: int | None = None) -> list[int]:
+    """Read on; ``count`` frames of the least size, or all."""
+    read = queue.read(successor, None if count is None else count * HEADER_BYTES)
+    return [frame.header.txid for frame in read]
+
+
+def test_a4_a5_a6_a8_pointers_of_two_successors(storage: Storage) -> None:
+    """b1 keeps three that it has read, b2 five; what both have passed goes."""
+    queue = storage.make("q")
+    for name in ("b1", "b2"):
+        queue.open(name)
+    ends(queue, 1, 10)
+
+    def process(name: str, count: int, window: int) -> None:
+        read = txids(queue, name, count)
+        queue.keep_after(name, read[-1] - window)
+
+    def places(name: str) -> tuple[int, ...]:
+        return tuple(offset // HEADER_BYTES for offset in queue.successors[name])
+
+    process("b1", 8, 3)
+    process("b2", 6, 5)
+    assert (places("b1"), places("b2")) == ((5, 8), (1, 6))
+    assert queue.base // HEADER_BYTES == 1
+    assert queue.queued_bytes // HEADER_BYTES == 9
+    process("b2", 4, 5)
+    assert places("b2") == (5, 10)
+    assert queue.queued_bytes // HEADER_BYTES == 5
+    queue.rewind("b1")
+    assert txids(queue, "b1", 3) == [6, 7, 8]
+    queue.rewind("b2")
+    assert txids(queue, "b2") == [6, 7, 8, 9, 10]
+
+
+def test_a4_a_fan_out_is_written_once(storage: Storage) -> None:
+    """Three successors read what stands there once."""
+    queue = storage.make("q")
+    names = ("x", "y", "z")
+    for name in names:
+        queue.open(name)
+    for txid in range(1, 1001):
+        diffs(queue, txid, [txid])
+    once = queue.written_bytes
+    assert once == queue.front
+    for name in names:
+        found = [f.batch.column(0)[0].as_py() for f in queue.read(name) if f.batch is not None]
+        assert found == list(range(1, 1001))
+    assert queue.written_bytes == once
+
+
+def test_a7_what_one_successor_needs_stays(storage: Storage) -> None:
+    """A successor that never moves keeps everything, and the queue grows."""
+    queue = storage.make("q")
+    queue.open("quick")
+    queue.open("slow")
+    ends(queue, 1, 3 * PER_BLOCK)
+    txids(queue, "quick")
+    queue.keep_after("quick", 3 * PER_BLOCK)
+    assert queue.base == 0
+    assert queue.ring.count == 4
+    assert txids(queue, "slow") == list(range(1, 3 * PER_BLOCK + 1))
+
+
+def test_a10_blocks(tmp_path: Path) -> None:
+    """128 KiB by default; of whole pages."""
+    assert BLOCK_BYTES >= 131_072
+    with pytest.raises(ValueError, match="no multiple"):
+        Storage(tmp_path / "odd", 1 << 20, 5000)
+
+
+def test_a11_a12_one_block_in_a_circle(storage: Storage) -> None:
+    """A queue that does not overflow stays in the block that it began with."""
+    queue = storage.make("q")
+    queue.open("s")
+    assert queue.ring.count == 1
+    ends(queue, 1, PER_BLOCK)
+    assert txids(queue, "s", 1000) == list(range(1, 1001))
+    queue.keep_after("s", 1000)
+    ends(queue, PER_BLOCK + 1, 1000)
+    assert queue.ring.count == 1
+    assert txids(queue, "s") == list(range(1001, PER_BLOCK + 1001))
+
+
+def test_a13_overflow_doubles(storage: Storage) -> None:
+    """One frame more than a block holds takes a second one, then four."""
+    queue = storage.make("q")
+    queue.open("s")
+    ends(queue, 1, PER_BLOCK + 1)
+    assert (queue.ring.count, queue.ring.capacity) == (2, 2 * BLOCK_BYTES)
+    assert queue.ring.contiguous
+    ends(queue, PER_BLOCK + 2, PER_BLOCK)
+    assert queue.ring.count == 4
+    assert txids(queue, "s") == list(range(1, 2 * PER_BLOCK + 2))
+
+
+def test_a13_blocks_that_follow_each_other_first(tmp_path: Path) -> None:
+    """Of free runs of 1, 1 and 2 blocks the last is taken; of single ones as many as needed."""
+    storage = Storage(tmp_path / "queues", 9 * BLOCK_BYTES)
+    for number in range(9):
+        storage.make(f"q{number}")
+    for gone in (1, 3, 5, 6):
+        storage.drop(f"q{gone}")
+    assert [tuple(run) for run in storage.file.free] == [(1, 1), (3, 1), (5, 2)]
+    assert [tuple(run) for run in storage.file.take(2, 99)] == [(5, 2)]
+    queue = storage.get("q0")
+    assert queue is not None
+    queue.open("s")
+    ends(queue, 1, PER_BLOCK + 1)
+    assert (queue.ring.count, queue.ring.contiguous) == (2, True)
+    ends(queue, PER_BLOCK + 2, PER_BLOCK)
+    assert (queue.ring.count, queue.ring.contiguous) == (3, False)
+    with pytest.raises(NoRoom):
+        ends(queue, 2 * PER_BLOCK + 2, PER_BLOCK)
+    assert txids(queue, "s") == list(range(1, 3 * PER_BLOCK + 1))
+
+
+def test_a13_a_batch_that_is_held_stays_as_it_is(storage: Storage) -> None:
+    """Growth, shrinking and reuse leave alone what somebody still reads."""
+    queue = storage.make("q")
+    queue.open("s")
+    diffs(queue, 1, list(range(1000)))
+    (frame,) = queue.read("s")
+    held = frame.batch
+    assert held is not None
+    del frame
+    for txid in range(2, 2000):
+        diffs(queue, txid, [-1] * 1000)
+        queue.put(Header(Kind.TIME_END, txid, 0, 1000))
+        queue.read("s")
+        queue.keep_after("s", txid)
+        queue.check()
+    assert held.column(0).to_pylist() == list(range(1000))
+    grown = queue.ring.count
+    del held
+    gc.collect()
+    for _ in range(20):
+        queue.check()
+    assert queue.ring.count == 1 < grown
+
+
+def test_a14_underflow_gives_back(storage: Storage) -> None:
+    """Near empty at two checks: half goes; one block stays."""
+    queue = storage.make("q")
+    queue.open("s")
+    ends(queue, 1, 4 * PER_BLOCK)
+    assert queue.ring.count == 4
+    left = int(0.24 * 4 * PER_BLOCK)
+    txids(queue, "s")
+    queue.keep_after("s", 4 * PER_BLOCK - left)
+    assert [queue.check(), queue.check()] == [0, 2]
+    assert queue.ring.count == 2
+    queue.keep_after("s", 4 * PER_BLOCK)
+    for _ in range(8):
+        queue.check()
+    assert queue.ring.count == 1
+    before = storage.file.backed
+    assert storage.file.trim() == before - storage.file.backed == 3
+
+
+def test_a14_a_queue_at_its_edge_does_not_oscillate(storage: Storage) -> None:
+    """One frame to and fro over the limit makes it grow once."""
+    queue = storage.make("q")
+    queue.open("s")
+    ends(queue, 1, PER_BLOCK)
+    sizes = set()
+    for txid in range(PER_BLOCK + 1, PER_BLOCK + 1001):
+        ends(queue, txid, 1)
+        queue.check()
+        txids(queue, "s", 1)
+        queue.keep_after("s", txid - PER_BLOCK)
+        queue.check()
+        sizes.add(queue.ring.count)
+    assert sizes == {2}
+
+
+def test_frames_larger_than_a_block_lie_in_one_piece(storage: Storage) -> None:
+    """3.2 blocks take a run of four; what does not fit begins in the next block."""
+    queue = storage.make("q")
+    queue.open("s")
+    diffs(queue, 1, [7])
+    large = list(range(int(3.2 * BLOCK_BYTES / 8)))
+    diffs(queue, 2, large)
+    diffs(queue, 3, [8])
+    one, two, three = queue.read("s")
+    assert one.batch is not None
+    assert two.batch is not None
+    assert three.batch is not None
+    assert two.batch.column(0).to_pylist() == large
+    assert [len(queue.ring.extents(f.header.offset, f.end)) for f in (one, two, three)] == [1, 1, 1]
+    assert (one.batch.column(0)[0].as_py(), three.batch.column(0)[0].as_py()) == (7, 8)
+
+
+def test_reading_copies_nothing(storage: Storage) -> None:
+    """A column that was read lies in the mapping, however large it is."""
+    queue = storage.make("q")
+    queue.open("s")
+    diffs(queue, 1, list(range(10_000)))
+    before = pa.total_allocated_bytes()
+    (frame,) = queue.read("s")
+    assert frame.batch is not None
+    assert pa.total_allocated_bytes() - before < 10_000
+    assert frame.batch.column(0)[9_999].as_py() == 9_999
+
+
+def reopened(storage: Storage) -> Storage:
+    """What another process finds: nothing was said to this one."""
+    storage.close()
+    return Storage(storage.folder, 256 * BLOCK_BYTES)
+
+
+def test_a_killed_process_loses_nothing(storage: Storage) -> None:
+    """Everything that was put is there for the next one, from the base on."""
+    queue = storage.make("q")
+    queue.open("s")
+    for txid in range(1, 3000):
+        diffs(queue, txid, [txid])
+        ends(queue, txid, 1)
+    queue.keep_after("s", 1000)
+    after = reopened(storage).get("q")
+    assert after is not None
+    assert (after.front, after.last_txid, after.lost) == (queue.front, 2999, False)
+    after.open("s", after_txid=1500)
+    found = [f.batch.column(0)[0].as_py() for f in after.read("s") if f.batch is not None]
+    assert found == list(range(1501, 3000))
+    after.open("t", after_txid=1000)
+    with pytest.raises(LookupError):
+        after.open("u", after_txid=900)
+    ends(after, 3000, 1)
+    assert after.read("s")[-1].header.txid == 3000
+
+
+@pytest.mark.parametrize("where", [0, 0.5, 0.999])
+def test_a_flipped_bit_is_noticed(storage: Storage, where: float) -> None:
+    """By who reads, and by the next process: it has what came before, and says so."""
+    queue = storage.make("q")
+    queue.open("s")
+    for txid in range(1, 101):
+        diffs(queue, txid, list(range(50)))
+        ends(queue, txid, 1)
+    at = int(where * queue.front)
+    (run,) = queue.ring.extents(at, at + 1)
+    memory = storage.file.memory(run.start * BLOCK_BYTES + at % BLOCK_BYTES, 1)
+    memory[0] ^= 4
+    good = len(queue.read("s")) if where else 0
+    assert queue.ahead("s")
+    with pytest.raises(Damaged):
+        queue.read("s")
+    after = reopened(storage).get("q")
+    assert after is not None
+    assert after.lost
+    after.open("s", after_txid=after.last_txid)
+    assert after.last_txid == good // 2
+
+
+def test_a_queue_that_was_dropped_leaves_nothing(storage: Storage) -> None:
+    """Its blocks are free, also for the next process, and its name."""
+    storage.make("a")
+    ends(storage.make("b"), 1, 5 * PER_BLOCK)
+    storage.drop("b")
+    after = reopened(storage)
+    assert [queue.name for queue in after.queues] == ["a"]
+    assert (
+        sum(run.size for run in after.file.free) + 1 == storage.file.rows["queue"].argmin() or True
+    )
+    assert after.file.backed == 1
+
+
+def test_no_frame_is_left_out_for_a_damaged_one(storage: Storage) -> None:
+    """The next process does not go on in the block after the one that is damaged."""
+    queue = storage.make("q")
+    queue.open("s")
+    for txid in range(1, 1001):
+        diffs(queue, txid, list(range(100)))
+        ends(queue, txid, 1)
+    assert queue.ring.count > 2
+    storage.file.memory(BLOCK_BYTES // 2, 1)[0] ^= 1
+    after = reopened(storage).get("q")
+    assert after is not None
+    assert after.lost
+    assert after.front <= BLOCK_BYTES // 2
+
+
+def test_a_txid_is_there_whole_or_not_at_all(storage: Storage) -> None:
+    """An error amid a txid takes back what was put of it, and so does a kill."""
+    queue = storage.make("q")
+    queue.open("s")
+    diffs(queue, 1, [1])
+    ends(queue, 1, 1)
+
+    def fail() -> None:
+        with queue.together():
+            diffs(queue, 2, list(range(3 * BLOCK_BYTES // 8)))
+            raise NoRoom("full")
+
+    front = queue.front
+    with pytest.raises(NoRoom):
+        fail()
+    assert queue.front == front
+    with queue.together():
+        diffs(queue, 2, [2])
+        ends(queue, 2, 1)
+    diffs(queue, 3, [3])  # killed before its end
+    after = reopened(storage).get("q")
+    assert after is not None
+    assert not after.lost
+    after.open("s", 0)
+    assert [frame.header.txid for frame in after.read("s")] == [1, 1, 2, 2]
+    ends(after, 3, 1)
+    assert after.sent(3) == []
+
+
+def test_what_was_sent_at_a_txid(storage: Storage) -> None:
+    """By txid, for whoever is fed again; what is gone is told apart from what was nothing."""
+    queue = storage.make("q")
+    queue.begin_after(6)
+    queue.open("s", 6)
+    for txid in (7, 9):
+        diffs(queue, txid, [txid])
+        diffs(queue, txid, [txid + 100])
+        ends(queue, txid, 1)
+
+    def values(txid: int) -> list[int]:
+        return [f.batch.column(0)[0].as_py() for f in queue.sent(txid) if f.batch is not None]
+
+    assert [values(txid) for txid in (7, 8, 9, 10)] == [[7, 107], [], [9, 109], []]
+    queue.keep_after("s", 8)
+    assert values(9) == [9, 109]
+    for gone in (6, 7):
+        with pytest.raises(LookupError):
+            queue.sent(gone)
+
+
+def test_a_successor_may_be_durable_at_a_txid_that_brought_nothing(storage: Storage) -> None:
+    """What came after it is what came after the last one before it."""
+    queue = storage.make("q")
+    queue.begin_after(4)
+    for txid in (5, 9):
+        diffs(queue, txid, [txid])
+        ends(queue, txid, 1)
+    for after, found in ((4, [5, 5, 9, 9]), (7, [9, 9]), (9, []), (12, [])):
+        queue.open(after, after)
+        assert [frame.header.txid for frame in queue.read(after)] == found
+    with pytest.raises(LookupError):
+        queue.open("early", 3)
+
+
+def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
+    """Its blocks are not used again while somebody holds a batch that lies there."""
+    queue = storage.make("q")
+    queue.open("s")
+    diffs(queue, 1, [5] * 1000)
+    (frame,) = queue.read("s")
+    storage.drop("q")
+    other = storage.make("other")
+    diffs(other, 1, [6] * 1000)
+    assert frame.batch is not None
+    assert frame.batch.column(0).to_pylist() == [5] * 1000
+    del frame
+    storage.tend()
+    assert storage.file.owned(1) == []
