@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.packed import Packed
+
 
 class MapState(Protocol):
     """key -> value."""
@@ -23,6 +26,12 @@ class MapState(Protocol):
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Set each key; ``None`` deletes it.  A later duplicate key wins."""
+
+    def load(self, keys: Packed, values: Packed) -> None:
+        """Put keys none of which is there, as a population does, which reads no state of its own.
+
+        One that is loaded twice is a BugError: at once, or when the state is read or written.
+        """
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """All entries in physical order (``layout``), in bounded chunks of (keys, values).
@@ -49,6 +58,9 @@ class IndexState(Protocol):
         self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
     ) -> None:
         """Add ``weights`` to the rows' weights; a weight that becomes 0 disappears."""
+
+    def load(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
+        """``add_many`` for a population."""
 
     def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
         """Current weight of each (key, row); 0 where absent."""

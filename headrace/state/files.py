@@ -9,14 +9,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import rocksdict
 
 from headrace.errors import StateDamaged
+from headrace.kernels import buffers
 from headrace.state import columns, layout
+from headrace.state.loaded import Pieces
+from headrace.state.map import keygroups
 
 _NOTE: Final = "MANIFEST.length"
 _FORMAT: Final = "FORMAT"
@@ -126,21 +130,23 @@ def replace(path: Path, data: bytes) -> None:
     draft.replace(path)
 
 
-def write_run(path: Path, states: Mapping[str, Iterable[layout.Pair]]) -> int:
+def write_run(path: Path, states: Mapping[str, Pieces]) -> int:
     """Write an SST file of states, the pairs of each in ascending key order; returns how many.
 
     Without pairs no file is written (RocksDB knows no empty one) and the answer is 0.
     """
     writer: Any = None
     count = 0
+    last = b""
     for state in sorted(states, key=layout.section):
         prefix = layout.section(state)
-        for key, value in states[state]:
+        for keys, values in states[state]:
             if writer is None:
                 writer = rocksdict.SstFileWriter(columns.options(None))
                 writer.open(str(path))
-            writer[prefix + key] = value
-            count += 1
+            valid = buffers.view(np.ones(len(keys), np.uint8))
+            last = keygroups.write_file(writer, prefix, keys, values, valid, last)
+            count += len(keys)
     if writer is not None:
         writer.finish()
     return count

@@ -40,7 +40,7 @@ _WEIGHT: Final = struct.Struct("<q")
 Pair = tuple[bytes, bytes]
 """Physical key, value."""
 Pairs = list[Pair]
-"""In ascending key order: what ``dump`` yields and ``write_run`` takes."""
+"""In ascending key order: what ``dump`` yields."""
 
 
 def section(state: str) -> bytes:

@@ -9,11 +9,14 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 
 from headrace.errors import BugError
-from headrace.state import layout
+from headrace.kernels import packed
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.packed import Packed
+from headrace.state import layout, loaded
+from headrace.state.loaded import Pieces
 from headrace.state.map import keygroups, overlay
 
 _ROWS_PER_CHUNK: Final = 4096
@@ -26,9 +29,18 @@ class MemoryMap:
     def __init__(self, *, undo: bool) -> None:
         self._entries: dict[bytes, bytes] = {}
         self._undo: list[tuple[list[bytes], list[bytes | None]]] | None = [] if undo else None
+        self._loaded: list[tuple[Packed, Packed]] = []
+        """Keys and values that are not among the entries yet."""
+
+    def load(self, keys: Packed, values: Packed) -> None:
+        """See ``MapState``."""
+        self._loaded.append((keys, values))
+        if self._undo is not None:
+            self._settle()
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See ``MapState``."""
+        self._settle()
         get = self._entries.get
         return [get(key) for key in keys]
 
@@ -40,6 +52,7 @@ class MemoryMap:
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """See ``MapState``; the state as it is when the scan starts."""
+        self._settle()
         keys = keygroups.logical(sorted(keygroups.physical([*self._entries])))
         values = [self._entries[key] for key in keys]
         for start in range(0, len(keys), _ROWS_PER_CHUNK):
@@ -59,11 +72,26 @@ class MemoryMap:
             # A key may stand twice in one batch: both carry the value from before the batch.
             self._put(*self._undo.pop())
 
-    def pairs(self) -> Iterator[layout.Pair]:
+    def pieces(self) -> Pieces:
         """All pairs in physical key order; as they are now, if nothing is written meanwhile."""
-        return _ordered(keygroups.physical([*self._entries]), [*self._entries.values()])
+        if self._loaded and not self._entries:
+            self._loaded = [_joined(self._loaded)]
+            return loaded.map_pieces(*self._loaded[0])
+        self._settle()
+        return loaded.pieces(keygroups.physical([*self._entries]), [*self._entries.values()])
+
+    def _settle(self) -> None:
+        """Bring what was loaded to the entries."""
+        found, self._loaded = self._loaded, []
+        for keys, values in found:
+            count = len(self._entries) + len(keys)
+            self.put_many(keys.strings(), values.strings())
+            if len(self._entries) < count:
+                raise loaded.twice()
 
     def _put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        if self._loaded:
+            self._settle()
         entries = self._entries
         if None not in values:
             entries.update(zip(keys, values, strict=True))  # type: ignore[arg-type]
@@ -89,15 +117,25 @@ class MemoryIndex:
         self._negative = 0
         self._ordered: dict[bytes, list[bytes]] = {}
         """Rows of large keys in order, until they are written to."""
+        self._loaded: list[tuple[Packed, Packed, Int64s]] = []
+        """Keys, rows and weights that are not among the entries yet."""
+
+    def load(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
+        """See ``IndexState``."""
+        self._loaded.append((keys, rows, weights))
+        if self._undo is not None:
+            self._settle()
 
     def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
         """See ``IndexState``."""
+        self._settle()
         return overlay.scan(self._entries, list(keys))
 
     def first_many(
         self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
     ) -> tuple[list[int], list[bytes], list[int]]:
         """See ``IndexState``."""
+        self._settle()
         bounds = [b""] * len(keys) if starts is None else list(starts)
         if len(keys) != 1 or len(self._entries.get(keys[0], ())) < _SORTED_ROWS_MIN:
             return overlay.first(self._entries, list(keys), bounds, count)
@@ -121,12 +159,14 @@ class MemoryIndex:
 
     def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
         """See ``IndexState``."""
+        self._settle()
         entries = self._entries
         none: dict[bytes, int] = {}
         return [entries.get(key, none).get(row, 0) for key, row in zip(keys, rows, strict=True)]
 
     def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
         """See ``IndexState``."""
+        self._settle()
         choose = max if last else min
         out: list[bytes | None] = []
         for key in keys:
@@ -136,6 +176,7 @@ class MemoryIndex:
 
     def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
         """See ``IndexState``."""
+        self._settle()
         none: dict[bytes, int] = {}
         return [
             max((r for r in self._entries.get(key, none) if r < bound), default=None)
@@ -156,15 +197,28 @@ class MemoryIndex:
             keys, rows, weights = self._undo.pop()
             self._add(keys, rows, [-weight for weight in weights])
 
-    def pairs(self) -> Iterator[layout.Pair]:
+    def pieces(self) -> Pieces:
         """All pairs in physical key order; BugError if a weight is negative."""
+        if self._loaded and not self._entries:
+            keys, rows, weights = zip(*self._loaded, strict=True)
+            whole = packed.joined(keys), packed.joined(rows), np.concatenate(weights)
+            self._loaded = [whole]
+            return loaded.index_pieces(*whole)
+        self._settle()
         self._check()
         prefixes = keygroups.physical([*self._entries])
-        keys, weights = overlay.flat(self._entries, prefixes)
+        found, numbers = overlay.flat(self._entries, prefixes)
         one = layout.encode_weight(1)
-        return _ordered(keys, [one if w == 1 else layout.encode_weight(w) for w in weights])
+        return loaded.pieces(found, [one if w == 1 else layout.encode_weight(w) for w in numbers])
+
+    def _settle(self) -> None:
+        """Bring what was loaded to the entries."""
+        found, self._loaded = self._loaded, []
+        for keys, rows, weights in found:
+            self.add_many(keys.strings(), rows.strings(), weights.tolist())
 
     def _check(self) -> None:
+        self._settle()
         if self._negative == 0:
             return
         raise BugError(f'state "{self._name}" holds {self._negative} rows of negative weight')
@@ -212,9 +266,9 @@ class MemoryStore:
     def dump(self) -> dict[str, layout.Pairs]:
         """The pairs of every state in physical key order, as RocksDB holds them."""
         states = self._states()
-        return {name: [*states[name].pairs()] for name in sorted(states)}
+        return {name: [*loaded.pairs(states[name].pieces())] for name in sorted(states)}
 
-    def runs(self) -> dict[str, Iterator[layout.Pair]]:
+    def runs(self) -> dict[str, Pieces]:
         """What ``dump`` gives, for one who reads it once: made state by state, when it is read."""
         states = self._states()
         return {name: _lazily(states[name]) for name in sorted(states)}
@@ -226,11 +280,10 @@ class MemoryStore:
         return states
 
 
-def _lazily(state: MemoryMap | MemoryIndex) -> Iterator[layout.Pair]:
-    yield from state.pairs()
+def _lazily(state: MemoryMap | MemoryIndex) -> Pieces:
+    yield from state.pieces()
 
 
-def _ordered(keys: list[bytes], values: list[bytes]) -> Iterator[layout.Pair]:
-    """Pairs in the order of the keys; sorted without the interpreter lock, and without a list."""
-    order = pc.array_sort_indices(pa.array(keys, pa.large_binary())).to_numpy().tolist()
-    return zip(map(keys.__getitem__, order), map(values.__getitem__, order), strict=True)
+def _joined(pieces: list[tuple[Packed, Packed]]) -> tuple[Packed, Packed]:
+    keys, values = zip(*pieces, strict=True)
+    return packed.joined(keys), packed.joined(values)

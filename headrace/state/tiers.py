@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from headrace.errors import BugError
-from headrace.state import columns, layout
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.packed import Packed
+from headrace.state import columns, layout, loaded
 from headrace.state.columns import Section, reading
 from headrace.state.map import keygroups
 from headrace.state.map.skiplist import SkipList
@@ -249,6 +251,13 @@ class TieredMap:
             raise BugError("keys and values differ in length")
         self.tier.put(keygroups.physical(list(keys)), list(values))
 
+    def load(self, keys: Packed, values: Packed) -> None:
+        """See ``MapState``."""
+        found = keys.strings()
+        if len(set(found)) < len(found) or any(v is not None for v in self.get_many(found)):
+            raise loaded.twice()
+        self.put_many(found, values.strings())
+
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """See ``MapState``."""
         for keys, values in self.tier.items():
@@ -282,6 +291,10 @@ class TieredIndex:
         if len(keys) != len(weights):
             raise BugError("keys and weights differ in length")
         self.tier.add(keygroups.physical_rows(list(keys), list(rows)), list(weights))
+
+    def load(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
+        """See ``IndexState``."""
+        self.add_many(keys.strings(), rows.strings(), weights.tolist())
 
     def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
         """See ``IndexState``."""

@@ -65,6 +65,41 @@ def physical_rows(keys: list[bytes], rows: list[bytes]) -> list[bytes]:
     return out
 
 
+@cython.locals(
+    keys=cython.const_uchar[::1],
+    limits=cython.const_longlong[::1],
+    rows=cython.const_uchar[::1],
+    row_limits=cython.const_longlong[::1],
+    out=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    h=cython.ulonglong,
+    group=cython.Py_ssize_t,
+)
+def put_physical(
+    keys: memoryview, limits: memoryview, rows: memoryview, row_limits: memoryview, out: memoryview
+) -> None:
+    """Write the physical form of packed (key, row), one behind the other, into ``out``.
+
+    Of keys alone if ``row_limits`` is empty.  REQUIRES: ``out`` has a byte more for each key.
+    """
+    p = 0
+    for i in range(len(limits) - 1):
+        group = p
+        p += 1
+        h = 0x11C9DC5
+        for q in range(limits[i], limits[i + 1]):
+            h = ((h ^ keys[q]) * 0x1000193) & 0x3FFFFFFF
+            out[p] = keys[q]
+            p += 1
+        out[group] = (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF
+        if len(row_limits):
+            for q in range(row_limits[i], row_limits[i + 1]):
+                out[p] = rows[q]
+                p += 1
+
+
 @cython.locals(found=list, out=list, i=cython.Py_ssize_t, key=bytes)
 def logical(found: list[bytes]) -> list[bytes]:
     """Inverse of ``physical``."""

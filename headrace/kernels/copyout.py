@@ -1,0 +1,73 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# mypy: disable-error-code="attr-defined,has-type,name-defined,no-any-return,untyped-decorator"
+# ruff: noqa: F821  Get and Free are types of copyout.pxd
+"""COPY data of a connection, many messages at once: libpq gives each row by a call of its own.
+
+libpq's functions are known by their addresses, so that it is the very library whose connection it
+is.  The interpreter lock is not held.
+
+This module works compiled only.
+"""
+
+from __future__ import annotations
+
+import cython
+from cython.cimports.cpython.bytes import PyBytes_FromStringAndSize
+from cython.cimports.libc.stdlib import free as release
+from cython.cimports.libc.stdlib import realloc
+from cython.cimports.libc.string import memcpy
+
+
+@cython.locals(
+    get=cython.size_t,
+    free=cython.size_t,
+    connection=cython.size_t,
+    size=cython.Py_ssize_t,
+    rows=cython.Py_ssize_t,
+    get_message=Get,
+    free_message=Free,
+    message=cython.p_char,
+    out=cython.p_char,
+    grown=cython.p_char,
+    used=cython.Py_ssize_t,
+    room=cython.Py_ssize_t,
+    length=cython.int,
+    full=cython.bint,
+)
+def read(get: int, free: int, connection: int, size: int, rows: int) -> tuple[bytes, int]:
+    """Messages of COPY data until there are ``size`` bytes or ``rows`` of them.
+
+    ``get``, ``free``: addresses of ``PQgetCopyData`` and ``PQfreemem``.  Returns the bytes, and
+    what ``PQgetCopyData`` said last: above 0: there may be more, -1: that was all, -2: an error.
+    """
+    get_message = cython.cast(Get, get)
+    free_message = cython.cast(Free, free)
+    out = cython.NULL
+    used = 0
+    room = 0
+    length = 1
+    full = False
+    with cython.nogil:
+        while used < size and rows > 0:
+            message = cython.NULL
+            length = get_message(cython.cast(cython.p_void, connection), cython.address(message), 0)
+            if length <= 0:
+                break
+            if used + length > room:
+                room = max(used + length, 2 * room, 65536)
+                grown = cython.cast(cython.p_char, realloc(out, room))
+                if grown == cython.NULL:
+                    full = True
+                    free_message(message)
+                    break
+                out = grown
+            memcpy(out + used, message, length)
+            free_message(message)
+            used += length
+            rows -= 1
+    try:
+        if full:
+            raise MemoryError
+        return PyBytes_FromStringAndSize(out, used), length
+    finally:
+        release(out)

@@ -1,0 +1,105 @@
+"""What a population puts into a state, packed as it came: put in order when it is written.
+
+Whoever asks for one of the entries meanwhile has them all unpacked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from headrace.errors import BugError
+from headrace.kernels import buffers, packed
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.packed import Packed
+from headrace.state import layout
+from headrace.state.map import keygroups
+
+Pieces = Iterator[tuple[list[bytes], list[bytes]]]
+"""(keys, values) in ascending order of the keys, some at a time."""
+
+_PAIRS_PER_PIECE: Final = 4096
+_NO_ROWS: Final = Packed(np.zeros(0, np.uint8), np.zeros(0, np.int64))
+
+
+def twice() -> BugError:
+    """A population brings each key once."""
+    return BugError("a row was loaded twice")
+
+
+def map_pieces(keys: Packed, values: Packed) -> Pieces:
+    """What a ``MapState`` of these keys, which may stand in any order, is when written.
+
+    Raises:
+        BugError: a key stands there twice.
+    """
+    found = _physical(keys, None)
+    order = packed.sorted_order(found)
+    if packed.repeated(found, order).any():
+        raise twice()
+    for part in _parts(order):
+        yield found.taken(part), values.taken(part)
+
+
+def index_pieces(keys: Packed, rows: Packed, weights: Int64s) -> Pieces:
+    """What an ``IndexState`` of these rows is when written; weights of equal ones are summed.
+
+    Raises:
+        BugError: a sum is negative.
+    """
+    found = _physical(keys, rows)
+    order = packed.sorted_order(found)
+    firsts = np.flatnonzero(packed.repeated(found, order) == 0)
+    if len(firsts) < len(order):
+        weights = np.add.reduceat(weights[order], firsts)
+        order = order[firsts]
+    else:
+        weights = weights[order]
+    if len(weights) and weights.min() <= 0:
+        if weights.min() < 0:
+            raise BugError("a population left a row of negative weight")
+        order, weights = order[weights != 0], weights[weights != 0]
+    content = np.frombuffer(weights.astype("<i8").tobytes(), np.uint8)
+    values = Packed(content, np.arange(0, len(content) + 1, 8, dtype=np.int64))
+    at = np.arange(len(order))
+    for part, places in zip(_parts(order), _parts(at), strict=True):
+        yield found.taken(part), values.taken(places)
+
+
+def pieces(keys: list[bytes], values: list[bytes]) -> Pieces:
+    """Pairs of physical keys, none of them twice, in order."""
+    order = packed.sorted_order(packed.pack(keys))
+    for part in _parts(order):
+        numbers = part.tolist()
+        yield keygroups.gather(keys, numbers), keygroups.gather(values, numbers)
+
+
+def pairs(found: Pieces) -> Iterator[layout.Pair]:
+    """The pairs one by one."""
+    for keys, values in found:
+        yield from zip(keys, values, strict=True)
+
+
+def _parts(order: Int64s) -> Iterator[Int64s]:
+    for low in range(0, len(order), _PAIRS_PER_PIECE):
+        yield order[low : low + _PAIRS_PER_PIECE]
+
+
+def _physical(keys: Packed, rows: Packed | None) -> Packed:
+    """Key group, key, then the row if there are any, of each."""
+    sizes = np.diff(keys.bounds) + 1
+    if rows is not None:
+        sizes += np.diff(rows.bounds)
+    bounds = buffers.bounds(sizes)
+    out = np.empty(int(bounds[-1]), np.uint8)
+    behind = _NO_ROWS if rows is None else rows
+    keygroups.put_physical(
+        buffers.view(keys.data),
+        buffers.view(keys.bounds),
+        buffers.view(behind.data),
+        buffers.view(behind.bounds),
+        buffers.view(out),
+    )
+    return Packed(out, bounds)
