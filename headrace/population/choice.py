@@ -91,8 +91,6 @@ def choose(
         alone = large or needed * max(settings.populations_max, 1) > share
         return Choice(mode, rows, needed, share, alone, why)
 
-    if physical.temporal:
-        return chosen(LOCAL, "one instant for all rows")
     if options.population != "auto":
         return chosen(options.population, "as its options say")
     if threshold is None and rows >= _ROWS_WORTH_A_CLUSTER and settings.spark_cluster:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headrace.collections.dataflow import Dataflow
-from headrace.collections.plan import PhysicalPlan
+from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import reader, rows
 from headrace.population.job import Job
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
+from headrace.population.tables import TableSize
 from headrace.postgres.connect import Connection
 from headrace.process import bounds
 from headrace.state.memory import MemoryStore
@@ -23,6 +26,7 @@ def populate(
     ref: SnapshotRef,
     remote: RemoteEvaluator | None,
     staging: Staging,
+    sizes: Mapping[str, TableSize],
 ) -> int:
     """Fill ``staging`` with the result rows and states at snapshot ``ref``; returns the rows.
 
@@ -30,21 +34,17 @@ def populate(
         SnapshotLost: the snapshot is gone; begin anew with another.
     """
     store = MemoryStore(undo=False)
-    flow = Dataflow(plan, store, remote, ref.start_lsn)
+    flow = Dataflow(plan, store, remote, ref.start_lsn, repeats=True)
     done = 0
     with reader.joined(dsn, ref) as conn, job.cancelling(lambda: conn.cancel_safe(timeout=5.0)):
         if plan.temporal:
             flow.begin(0, 0, _now(conn))
-        for table in {source.table_oid for source in plan.sources}:
-            for source in plan.sources:
-                if source.table_oid != table:
-                    continue
-                for columns in reader.read(conn, source):
-                    flow.load(table, columns)
-                    bounds.progress()
-                    done += len(columns[0])
-                    job.rows(done)
-                break
+        for source in _in_order(plan, sizes):
+            for columns in reader.read(conn, source):
+                flow.load(source.table_oid, columns)
+                bounds.progress()
+                done += len(columns[0])
+                job.rows(done)
         reader.prove(conn, ref)
     job.check()
     job.complete(done)
@@ -52,6 +52,21 @@ def populate(
     job.check()
     staging.write_state(_PART, store.runs())
     return staging.write_rows(_PART, rows.render(plan.sink.schema, result))
+
+
+def instant(dsn: str, ref: SnapshotRef) -> int:
+    """The same of a transaction in snapshot ``ref``, for those who read in several."""
+    with reader.joined(dsn, ref) as conn:
+        return _now(conn)
+
+
+def _in_order(plan: PhysicalPlan, sizes: Mapping[str, TableSize]) -> list[SourceSpec]:
+    """One source of each table, small ones first: later rows meet what is in dictionaries by then.
+
+    The largest, which is read last, need not be there itself to be met.
+    """
+    first = {source.table_oid: source for source in reversed(plan.sources)}
+    return sorted(first.values(), key=lambda source: (sizes[source.id].rows, source.table_oid))
 
 
 def _now(conn: Connection) -> int:

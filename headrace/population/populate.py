@@ -267,7 +267,7 @@ class Population:
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
                 return local.populate(
-                    self._job, self._dsn, planned.physical, snapshot.ref, remote, staged
+                    self._job, self._dsn, planned.physical, snapshot.ref, remote, staged, sizes
                 )
         finally:
             remote.close()

@@ -26,7 +26,8 @@ from headrace.collections.plan import SourceColumn, SourceSpec
 from headrace.collections.source import load_columns, only_wanted
 from headrace.errors import BugError, DefiniteFailure, SnapshotLost, TransientError
 from headrace.kernels import copytext, text
-from headrace.population import tables
+from headrace.population import copydata, tables
+from headrace.population.copydata import FAILED
 from headrace.population.snapshot import SnapshotRef
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.failures import as_headrace
@@ -171,25 +172,16 @@ def _copy(conn: Connection, statement: bytes) -> Iterator[bytes]:
     result = pgconn.exec_(statement)
     if result.status != ExecStatus.COPY_OUT:
         raise _failed(conn, result)
-    lines: list[bytes] = []
-    size = 0
-    while True:
-        # Straight from libpq: per row only this call is Python.
-        length, data = pgconn.get_copy_data(0)
-        if length <= 0:
-            break
-        lines.append(bytes(data))
-        size += length
-        if size >= BYTES_PER_BATCH or len(lines) >= ROWS_PER_BATCH:
-            yield b"".join(lines)
-            lines, size = [], 0
+    length = 1
+    while length > 0:
+        data, length = copydata.read(pgconn, BYTES_PER_BATCH, ROWS_PER_BATCH)
+        if data and length != FAILED:
+            yield data
     done = pgconn.get_result()
-    if length != -1 or done is None or done.status != ExecStatus.COMMAND_OK:
+    if length == FAILED or done is None or done.status != ExecStatus.COMMAND_OK:
         raise _failed(conn, done)
     while pgconn.get_result() is not None:
         continue
-    if lines:
-        yield b"".join(lines)
 
 
 def _failed(conn: Connection, result: Any) -> Exception:

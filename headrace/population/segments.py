@@ -1,23 +1,18 @@
 """Pieces of a plan that one Spark task runs, with our own collections.
 
-Between tasks a row travels as bytes, so Spark never touches a value:
-
-    key (binary): decides the task      port: input of the node       row (binary): exact row
-    w: weight
-
 A *segment* is a collection that needs all rows of a key together (or reads a table), and the
 stateless ones after it.  It leaves by an *exit*: keyed, for the node that needs the rows by key;
-plain, for several users; or as result rows, into a file.  The states that its collections have
-built are written as sorted runs when its input has ended.
+plain, for several users; or as result rows, into a file.  Between segments diffs travel as blocks
+(``edges``).  The states that its collections have built are written as sorted runs when its input
+has ended.
 
 Invariant 1: a repeated task writes the same files: parts are named by what is in them (the
-least key; the number of the reading partition), never by the attempt.
+part of the key; the number of the reading partition), never by the attempt.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,42 +20,43 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from headrace.collections import build, plan
-from headrace.collections.base import Collection, columns_of, decode, encode
-from headrace.collections.join import keys_of as join_keys
+from headrace.collections.base import Collection, columns_of, cut
 from headrace.collections.plan import Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_batch, load_columns
+from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import rows as row_kernel
-from headrace.population import rows
+from headrace.population import edges, merging, rows
+from headrace.population.edges import Arrivals
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
+from headrace.state.loaded import Pieces
 from headrace.state.memory import MemoryStore
-from headrace.types import Diffs, Field, Schema, TimeEnd
+from headrace.types import Diffs, Field, Schema, TimeEnd, diff_batch
 
-SPARK_SCHEMA: Final = "key binary, port int, row binary, w bigint"
-ARROW_SCHEMA: Final = pa.schema(
-    [("key", pa.binary()), ("port", pa.int32()), ("row", pa.binary()), ("w", pa.int64())]
-)
 ERROR_FILE: Final = "error.json"
 
 PLAIN: Final = "plain"
 RESULT: Final = "result"
 KEYED: Final = "keyed"
 
+FIRST_PART: Final = "k0"
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How rows leave a segment; ``node`` and ``port`` are those of a keyed exit."""
+    """How rows leave a segment; the rest is of a keyed exit: to what, over how many parts."""
 
     kind: str
     node: str = ""
     port: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +84,10 @@ class Spec:
     staging: Staging
     blocks: dict[str, list[list[int | None]]]
     """Per source: [first, last] block ranges, one for each reading partition."""
+    divided: dict[str, int]
+    """Nodes whose rows of that port are divided as one likes, the other ports' going to all."""
+    instant: int = 0
+    """now() of what reads the clock, the same in all tasks: microseconds since 2000-01-01 UTC."""
     idle_ms: int = 0
     """Milliseconds that a step may take; 0: any time."""
 
@@ -112,15 +112,15 @@ def load_spec(path: str) -> Spec:
 def run(
     spec: Spec, segment: Segment, exit_: Exit, part: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Run ``segment`` over encoded ``batches``; yields encoded ones."""
-    inputs = _Inputs(spec.plan, segment)
-    yield from _leave(
-        spec,
-        exit_,
-        part,
-        _schema(spec.plan, segment),
-        _drive(spec, segment, inputs.decoded(batches), lambda: inputs.part or part),
-    )
+    """Run ``segment`` over blocks; yields blocks."""
+    blocks = Arrivals(_schemas(spec.plan, segment))
+    inputs = _loads(spec.plan, segment, blocks.read(batches))
+
+    def named() -> str:
+        return part if blocks.part is None or not segment.head else f"k{blocks.part}"
+
+    produced = _drive(spec, segment, inputs, named)
+    yield from _leave(spec, exit_, part, _schema(spec.plan, segment), produced)
 
 
 def run_source(
@@ -135,16 +135,15 @@ def run_source(
     yield from _leave(spec, exit_, str(number), schema, produced)
 
 
-def spread_source(
-    source: SourceSpec, batches: Iterable[list[pa.Array]]
+def scan_source(
+    source: SourceSpec, parts: int, batches: Iterable[list[pa.Array]]
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a table without a key, sent so that equal rows meet in one task."""
     schema = load_schema(source)
     for columns in batches:
-        count = len(columns[0])
-        encoded = encode(columns, count)
-        yield _encoded(encoded, 0, encoded, [1] * count)
-    assert schema, "a table of no columns is refused by the reader"
+        ones = pa.array(np.ones(len(columns[0]), np.int64))
+        for batch in cut(diff_batch(schema, columns, ones)):
+            yield edges.spread(batch, 0, edges.identities(batch), parts)
 
 
 def load_schema(source: SourceSpec) -> Schema:
@@ -167,50 +166,26 @@ def keys_of(node: Node, port: int) -> tuple[int, ...] | None:
             raise BugError(f'node "{node.id}" needs no keys')
 
 
-@dataclass(slots=True)
-class _Inputs:
-    """Decodes a segment's input, and names its part by the least key."""
+def _schemas(whole: PhysicalPlan, segment: Segment) -> list[Schema]:
+    """Schema of each input port of ``segment``."""
+    if not segment.head:
+        return [whole.node(segment.schema_of).schema]
+    node = whole.node(segment.head)
+    if isinstance(node, SourceSpec):
+        return [load_schema(node)]
+    return [whole.node(name).schema for name in plan.inputs(node)]
 
-    plan: PhysicalPlan
-    segment: Segment
-    least: bytes | None = None
 
-    @property
-    def part(self) -> str | None:
-        if self.least is None:
-            return None
-        return hashlib.sha256(self.least).hexdigest()[:24]
-
-    def decoded(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        schemas = self._schemas()
-        source = self.segment.head and self.plan.node(self.segment.head)
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            if self.segment.head:
-                least = min(batch.column("key").to_pylist())
-                self.least = least if self.least is None else min(self.least, least)
-            ports = batch.column("port").to_numpy()
-            for port, schema in enumerate(schemas):
-                mask = ports == port
-                if not mask.any():
-                    continue
-                piece = batch if mask.all() else batch.filter(pa.array(mask))
-                found = decode(
-                    piece.column("row").to_pylist(), schema, piece.column("w").to_numpy()
-                )
-                if isinstance(source, SourceSpec):
-                    found = load_batch(source, columns_of(found))
-                yield port, found
-
-    def _schemas(self) -> list[Schema]:
-        """Schema of each input port."""
-        if not self.segment.head:
-            return [self.plan.node(self.segment.schema_of).schema]
-        node = self.plan.node(self.segment.head)
-        if isinstance(node, SourceSpec):
-            return [load_schema(node)]
-        return [self.plan.node(name).schema for name in plan.inputs(node)]
+def _loads(
+    whole: PhysicalPlan, segment: Segment, inputs: Iterable[tuple[int, pa.RecordBatch]]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """``inputs`` as the head of ``segment`` takes them."""
+    head = segment.head and whole.node(segment.head)
+    if not isinstance(head, SourceSpec):
+        yield from inputs
+        return
+    for port, batch in inputs:
+        yield port, load_batch(head, columns_of(batch))
 
 
 def _drive(
@@ -230,6 +205,8 @@ def _drive(
         ]
         for collection in chain:
             collection.insert_only = True
+            if isinstance(collection, Temporal):
+                collection.instant = spec.instant
         sent: Counter[int] = Counter()
         limits = Limits(time_ms=spec.idle_ms, time_name=bounds.IDLE)
         bound = Bound(limits, "a step of its population")
@@ -241,9 +218,22 @@ def _drive(
             for port in range(chain[0].ports):
                 end = TimeEnd(0, 0, sent[port])
                 yield from _pushed(bound, chain, port, end, sent.total())
-        spec.staging.write_state(part(), store.runs())
+        _write_states(spec, segment, part(), store.runs())
     finally:
         remote.close()
+
+
+def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pieces]) -> None:
+    """Stage what task ``part`` has built; of what all tasks have the same, the first one does."""
+    own, parts = dict(states), {}
+    if segment.head:
+        head = spec.plan.node(segment.head)
+        divided = spec.divided.get(head.id)
+        if isinstance(head, plan.JoinSpec) and divided is not None and part != FIRST_PART:
+            own.pop(f"{head.id}.{'left' if divided else 'right'}", None)
+        parts = {name: own.pop(name) for name in merging.shared(head) if name in own}
+    merging.leave(spec.staging, part, parts)
+    spec.staging.write_state(part, own)
 
 
 def _pushed(
@@ -271,57 +261,28 @@ def _leave(
     if exit_.kind == RESULT:
         pieces = (p for batch in batches for p in rows.render(schema, batch))
         count = spec.staging.write_rows(part, pieces)
-        yield _encoded([b""], 0, [b""], [count])
+        yield edges.counted(count)
         return
     for batch in batches:
-        columns = columns_of(batch)
-        encoded = encode(columns, batch.num_rows)
-        weights = batch.column(batch.num_columns - 1).to_numpy().tolist()
         if exit_.kind == PLAIN:
-            yield _encoded([b""] * batch.num_rows, 0, encoded, weights)
+            yield edges.whole(batch)
             continue
-        keys = _keys(spec.plan.node(exit_.node), exit_.port, schema, batch)
-        kept = [i for i, key in enumerate(keys) if key is not None]
-        yield _encoded(
-            [keys[i] for i in kept],
-            exit_.port,
-            [encoded[i] for i in kept],
-            [weights[i] for i in kept],
-        )
-
-
-def _keys(node: Node, port: int, schema: Schema, batch: pa.RecordBatch) -> list[bytes | None]:
-    """Key of each row; None where a NULL keeps it from being of any interest (joins)."""
-    if isinstance(node, plan.JoinSpec) and not node.keeps_nulls(port):
-        return join_keys(node, port, schema, batch)
-    places = keys_of(node, port)
-    if places is None:
-        places = tuple(range(len(schema)))
-    if not places:
-        return [b""] * batch.num_rows
-    return row_kernel.encode_keys(
-        [batch.column(i) for i in places], [schema[i].oid for i in places], nulls=True
-    )
+        node = spec.plan.node(exit_.node)
+        divided = spec.divided.get(node.id)
+        if divided not in (None, exit_.port):
+            yield edges.to_all(batch, exit_.port, exit_.parts)
+            continue
+        if divided is not None:
+            keys = edges.identities(batch)
+        else:
+            keys = edges.keys_for(node, exit_.port, keys_of(node, exit_.port), schema, batch)
+        yield edges.spread(batch, exit_.port, keys, exit_.parts)
 
 
 def _schema(whole: PhysicalPlan, segment: Segment) -> Schema:
     """Schema of what comes out of ``segment``."""
     last = segment.tail[-1] if segment.tail else segment.head or segment.schema_of
     return whole.node(last).schema
-
-
-def _encoded(
-    keys: list[bytes] | list[bytes | None], port: int, encoded: list[bytes], weights: list[int]
-) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(keys, pa.binary()),
-            pa.array([port] * len(keys), pa.int32()),
-            pa.array(encoded, pa.binary()),
-            pa.array(weights, pa.int64()),
-        ],
-        schema=ARROW_SCHEMA,
-    )
 
 
 # --- errors cross the JVM as a file: Spark only passes on a text
@@ -340,11 +301,11 @@ def saved_error(staging: Staging) -> HeadraceError | None:
     return from_wire(msgspec.json.decode(path.read_bytes(), type=dict[str, str]))
 
 
-def single(node: Node) -> bool:
+def single(spec: Spec, node: Node) -> bool:
     """Whether all rows at all must meet in one task."""
     match node:
         case plan.JoinSpec():
-            return not node.left_keys
+            return not node.left_keys and node.id not in spec.divided
         case plan.ReduceSpec():
             # Each task makes the groups that are always there.
             return not node.keys or bool(node.always)

@@ -1,8 +1,8 @@
 """Population by Spark: the same collections, many tasks, inside one source snapshot.
 
-The plan becomes a few DataFrames of encoded rows (``segments``): a scan per table, a shuffle before
-each collection that needs all rows of a key, one action.  Adaptive execution is off: a shuffle
-must stay what we asked for, since every task's states are named by its keys.
+The plan becomes a few DataFrames of blocks of rows (``segments``, ``edges``): a scan per table, a
+shuffle before each collection that needs all rows of a key, one action.  Adaptive execution is off:
+a shuffle must stay what we asked for, since every task's states are named by its keys.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-import psycopg
-import pyarrow as pa
 import structlog
 
 from headrace import clock
@@ -27,19 +24,18 @@ from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError
-from headrace.population import segments, tables
+from headrace.population import division, edges, local, merging, segments, tables, tasks
 from headrace.population.job import Job
 from headrace.population.segments import Exit, Segment, Spec
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import TableSize
-from headrace.postgres.failures import as_headrace
 from headrace.process.java import java_home
 
 _log = structlog.get_logger(__name__)
 _POLL_S: Final = 0.25
 _START_POLL_S: Final = 0.1
-_ROWS_PER_ARROW_BATCH: Final = 65_536
+_BLOCKS_PER_ARROW_BATCH: Final = 8
 _ROWS_WORTH_A_TASK: Final = 20_000
 _JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The JVM only moves our bytes: the better compiler's work is never earned back."""
@@ -106,7 +102,7 @@ class Spark:
             with self._making:
                 session = _start(self._settings)
             # The first query compiles and forks what the next ones find ready.
-            session.range(2, numPartitions=2).mapInArrow(_idle, "id bigint").collect()
+            session.range(2, numPartitions=2).mapInArrow(tasks.ready, "id bigint").collect()
         except HeadraceError as error:
             self.status = f"failed: {error.message}"
             starting.set_exception(error)
@@ -183,16 +179,18 @@ class Spark:
                 snapshot.ref,
                 staged,
                 self._blocks(physical, sizes, _cores(session)),
+                division.divided(physical, {name: size.rows for name, size in sizes.items()}),
+                local.instant(self._settings.source, snapshot.ref) if physical.temporal else 0,
                 self._settings.population_idle_ms_max,
             )
             path = str(spec.write())
             total = sum(size.rows for size in sizes.values())
-            tasks = max(_cores(session), -(-total // max(self._settings.spark_partition_rows, 1)))
-            graph = _Graph(session, physical, path, tasks)
+            parts = max(_cores(session), -(-total // max(self._settings.spark_partition_rows, 1)))
+            graph = _Graph(session, spec, path, parts)
             action = graph.result()
             try:
                 with _watched(session, job, staged):
-                    counted = sum(row["w"] for row in action.collect())
+                    counted = sum(row["n"] for row in action.collect())
                 job.complete(staged.rows_read())
             except HeadraceError:
                 raise
@@ -209,6 +207,7 @@ class Spark:
                 graph.close()
                 (staged.path / "job.json").unlink(missing_ok=True)
             job.check()
+            merging.merge(staged, physical)
             if counted != staged.row_count():
                 raise BugError(f"{counted} rows counted, {staged.row_count()} in files")
             return int(counted)
@@ -262,15 +261,18 @@ class _Flow:
 class _Graph:
     """DataFrames of a plan."""
 
-    def __init__(self, session: Any, physical: PhysicalPlan, spec_path: str, tasks: int) -> None:
+    def __init__(self, session: Any, spec: Spec, spec_path: str, parts: int) -> None:
+        """``parts``: so many tasks take the rows that meet by a key."""
         self._session = session
-        self._plan = physical
+        self._spec = spec
+        self._plan = spec.plan
         self._path = spec_path
-        self._tasks = tasks
+        self._tasks = parts
+        self._ranges = {name: len(found) for name, found in spec.blocks.items()}
         self._flows: dict[str, _Flow] = {}
         self._persisted: list[Any] = []
         self._uses: dict[str, int] = {}
-        for node in physical.nodes:
+        for node in spec.plan.nodes:
             for name in plan.inputs(node):
                 self._uses[name] = self._uses.get(name, 0) + 1
 
@@ -300,8 +302,9 @@ class _Graph:
             case SourceSpec():
                 if not node.full_identity:
                     return _Flow(Segment(node.id))
-                scan = self._emit(_Flow(Segment("", (), node.id)), Exit(segments.PLAIN))
-                return _Flow(Segment(node.id), self._shuffled(node, scan))
+                exit_ = Exit(segments.KEYED, node.id, 0, self._parts(node))
+                scan = self._emit(_Flow(Segment("", (), node.id)), exit_)
+                return _Flow(Segment(node.id), self._meeting(node, [scan]))
             case plan.ValuesSpec():
                 return _Flow(Segment(node.id))
             case (
@@ -321,12 +324,15 @@ class _Graph:
                 | plan.DistinctSpec()
                 | plan.SetOpSpec()
                 | plan.RecursiveSpec()
+                | plan.TemporalSpec()
             ):
                 frames = [
-                    self._emit(self._flow(name), Exit(segments.KEYED, node.id, port))
+                    self._emit(
+                        self._flow(name), Exit(segments.KEYED, node.id, port, self._parts(node))
+                    )
                     for port, name in enumerate(plan.inputs(node))
                 ]
-                return _Flow(Segment(node.id), self._shuffled(node, _union(frames)))
+                return _Flow(Segment(node.id), self._meeting(node, frames))
             case plan.UnionSpec():
                 frames = [
                     self._emit(self._flow(name), Exit(segments.PLAIN)) for name in node.inputs
@@ -338,44 +344,22 @@ class _Graph:
                 raise BugError("the sink is no input")
             case plan.FeedSpec():
                 raise BugError("a view is populated whole")
-            case plan.TemporalSpec():
-                raise BugError("what reads the clock is populated here")
 
-    def _shuffled(self, node: plan.Node, frame: Any) -> Any:
-        if segments.single(node):
-            return frame.repartition(1)
-        return frame.repartition(self._tasks, "key")
+    def _meeting(self, node: plan.Node, frames: list[Any]) -> Any:
+        """``frames``, whose rows left keyed for ``node``, so that each task has one part."""
+        return _union(frames).repartitionById(self._parts(node), "part")
+
+    def _parts(self, node: plan.Node) -> int:
+        return 1 if segments.single(self._spec, node) else self._tasks
 
     def _emit(self, flow: _Flow, exit_: Exit) -> Any:
-        if flow.frame is None:
-            return (
-                self._session.read.format("headrace")
-                .option("spec", self._path)
-                .option("segment", msgspec.json.encode(flow.segment).decode())
-                .option("exit", msgspec.json.encode(exit_).decode())
-                .load()
-            )
-        function = functools.partial(run_task, self._path, flow.segment, exit_)
-        return flow.frame.mapInArrow(function, segments.SPARK_SCHEMA)
-
-
-def run_task(
-    spec_path: str, segment: Segment, exit_: Exit, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """One Spark task of a segment that reads no table (called by ``mapInArrow``)."""
-    from pyspark import TaskContext  # only there is a task
-
-    context = TaskContext.get()
-    if context is None:
-        raise BugError("not in a Spark task")
-    spec = segments.load_spec(spec_path)
-    try:
-        part = f"p{context.partitionId()}"
-        yield from segments.run(spec, segment, exit_, part, batches)
-    except (HeadraceError, psycopg.Error) as error:
-        mine = as_headrace(error) if isinstance(error, psycopg.Error) else error
-        segments.save_error(spec.staging, mine)
-        raise
+        what, frame = tasks.run, flow.frame
+        if frame is None:
+            # A table without a key is read apart from its collection.
+            ranges = self._ranges.get(flow.segment.head or flow.segment.schema_of, 1)
+            what, frame = tasks.scan, self._session.range(0, ranges, 1, ranges)
+        function = functools.partial(what, self._path, flow.segment, exit_)
+        return frame.mapInArrow(function, edges.SPARK_SCHEMA)
 
 
 def _union(frames: list[Any]) -> Any:
@@ -406,12 +390,6 @@ def _watched(session: Any, job: Job, staged: Staging) -> Iterator[None]:
     finally:
         done.set()
         watcher.join()
-
-
-def _idle(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    # Imports what tasks need, so that forked workers start with it.
-    segments.load_spec.cache_info()
-    yield from batches
 
 
 def _cores(session: Any) -> int:
@@ -451,8 +429,6 @@ def _start(settings: Settings) -> Any:
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     from pyspark.sql import SparkSession  # after the environment is set
 
-    from headrace.population.datasource import HeadraceSource
-
     options = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -464,8 +440,11 @@ def _start(settings: Settings) -> Any:
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_PER_ARROW_BATCH),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(_BLOCKS_PER_ARROW_BATCH),
         "spark.python.worker.reuse": "true",
+        # Blocks are compressed as they are.
+        "spark.shuffle.compress": "false",
+        "spark.shuffle.spill.compress": "false",
         # A task repeated on another executor reads the same snapshot: two tries are enough.
         "spark.task.maxFailures": "2",
         "spark.log.level": "ERROR",
@@ -481,6 +460,4 @@ def _start(settings: Settings) -> Any:
     builder = SparkSession.builder.master(settings.spark_master).appName("headrace")
     for key, value in options.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.dataSource.register(HeadraceSource)
-    return session
+    return builder.getOrCreate()

@@ -28,7 +28,7 @@ import msgspec
 
 from headrace.errors import BugError
 from headrace.state import layout
-from headrace.state.layout import Pair
+from headrace.state.loaded import Pieces
 from headrace.state.rocks import write_run
 
 MANIFEST: Final = "manifest.json"
@@ -57,7 +57,7 @@ class Staging:
 
     # --- what tasks write
 
-    def write_state(self, part: str, states: Mapping[str, Iterable[Pair]]) -> None:
+    def write_state(self, part: str, states: Mapping[str, Pieces]) -> None:
         """Sorted runs of the ``states`` that task ``part`` has built."""
         if not states:
             return

@@ -201,6 +201,43 @@ def cross(conn: psycopg.Connection) -> Case:
     )
 
 
+def threshold(conn: psycopg.Connection) -> Case:
+    """All rows meet a total, then some rows by a comparison: outer, semi and anti joins."""
+    o = source(conn, "orders", ["customer", "amount"])
+    t = source(conn, "tags", ["customer", "tag"])
+    c = source(conn, "customers", ["id"])
+    n = Field("n", INT8)
+    r = p.ReduceSpec("reduce", c.id, (), (p.AggregateSpec("count_star", None, None, n),), (n,))
+    more = (Native(">", (Column(0, INT4), Column(2, INT8)), BOOL),)
+    left = p.JoinSpec("left", o.id, r.id, (), (), more, (*o.schema, n), "left")
+    less = (Native("<", (Column(0, INT4), Column(3, INT4)), BOOL),)
+    a = p.JoinSpec("anti", "left", t.id, (), (), less, left.schema, "anti")
+    s = p.JoinSpec("semi", "anti", t.id, (), (), (), left.schema, "semi")
+    f = p.JoinSpec("full", "semi", r.id, (), (), (), (*left.schema, n), "full")
+    return Case(
+        "WITH r AS (SELECT count(*) AS n FROM customers) SELECT * FROM (SELECT x.* FROM"
+        " (SELECT customer, amount, n FROM orders LEFT JOIN r ON customer > n) x"
+        " WHERE NOT EXISTS (SELECT 1 FROM tags t WHERE x.customer < t.customer)"
+        " AND EXISTS (SELECT 1 FROM tags)) y FULL JOIN r ON true",
+        p.PhysicalPlan((o, t, c, r, left, a, s, f, sink(f))),
+    )
+
+
+def total_first(conn: psycopg.Connection) -> Case:
+    """All rows meet a total that stands on the left; the same as an outer join."""
+    c = source(conn, "customers", ["id"])
+    o = source(conn, "orders", ["customer", "amount"])
+    n = Field("n", INT8)
+    r = p.ReduceSpec("reduce", c.id, (), (p.AggregateSpec("count_star", None, None, n),), (n,))
+    j = p.JoinSpec("join", r.id, o.id, (), (), (), (n, *o.schema))
+    left = p.JoinSpec("left", r.id, j.id, (), (), (), (n, *j.schema), "left")
+    return Case(
+        "WITH r AS (SELECT count(*) AS n FROM customers) SELECT * FROM r LEFT JOIN"
+        " (SELECT * FROM r, (SELECT customer, amount FROM orders) o) x ON true",
+        p.PhysicalPlan((c, o, r, j, left, sink(left))),
+    )
+
+
 def union(conn: psycopg.Connection) -> Case:
     o = source(conn, "orders", ["customer"])
     c = source(conn, "customers", ["id"])
@@ -229,5 +266,6 @@ def union_of_joins(conn: psycopg.Connection) -> Case:
 
 
 CASES = [
-    copy, multiset, filtered, joined, outer, self_join, total, together, cross, union, union_of_joins,
+    copy, multiset, filtered, joined, outer, self_join, total, together, cross, threshold, total_first,
+    union, union_of_joins,
 ]  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.config import Settings
-from headrace.population import choice, tables
+from headrace.planner import PlanRequest, plan
+from headrace.population import choice, division, tables
 from headrace.population.choice import LOCAL, SPARK
 from headrace.population.options import ViewOptions
 from headrace.population.tables import TableSize
@@ -55,6 +56,33 @@ def test_what_needs_more_states_needs_more_memory(bench):
         for make in (plans.total, plans.self_join)
     }
     assert needed["self_join"] > needed["total"] > 1000 * 20
+
+
+def test_what_reads_the_clock_may_use_spark(bench):
+    query = (
+        "SELECT id FROM orders WHERE now() > '2000-01-01'::timestamptz + amount * interval '1 h'"
+    )
+    case = plans.Case(query, plan(bench.conn, PlanRequest(query)).physical)
+    assert case.plan.temporal
+    assert chosen(bench, case, 10_000_000).mode == SPARK
+    assert chosen(bench, case, 10, population="spark").mode == SPARK
+
+
+@pytest.mark.parametrize(
+    ("make", "tags", "want"),
+    [
+        (plans.threshold, 10, {"left": 0, "anti": 0, "semi": 0}),
+        # A full join asks of both sides whether they are lone; of an outer one the left is small.
+        (plans.threshold, 1000, {"left": 0}),
+        (plans.total_first, 10, {"join": 1}),
+        (plans.cross, 10, {"join": 0}),
+        (plans.joined, 10, {}),
+    ],
+)
+def test_the_larger_side_is_divided_where_that_is_right(bench, make, tags, want):
+    case = make(bench.conn)
+    rows = {"source_tags": tags, "source_orders": 100, "source_customers": 50}
+    assert division.divided(case.plan, rows) == want
 
 
 def test_words(bench):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.planner import PlanRequest, plan
 from headrace.population import local, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.spark import split_blocks
 from headrace.population.staging import Staging
 from headrace.population.tables import TableSize
 from headrace.state.rocks import RocksDatabase
+from headrace.views.clocks import at
 from tests.population import plans
 
 _numbers = itertools.count()
@@ -35,15 +40,22 @@ def both(bench, case, path, partition_rows: int = 100):
             staged.make()
             if mode == "local":
                 remote = RemoteEvaluator(bench.dsn, {})
-                count = local.populate(job, bench.dsn, case.plan, snapshot.ref, remote, staged)
+                plan, ref = case.plan, snapshot.ref
+                count = local.populate(job, bench.dsn, plan, ref, remote, staged, sizes)
                 remote.close()
             else:
                 count = bench.context.spark.populate(job, case.plan, snapshot, sizes, {}, staged)
             lines = b"".join(f.read_bytes() for f in staged.row_files()).splitlines()
             assert len(lines) == count == staged.row_count()
             database = RocksDatabase(path / f"db_{mode}")
+            entries = 0
+            for number, run in enumerate(staged.runs(), 2):
+                alone = shutil.copy(run, path / f"{mode}_{number}.sst")
+                database.ingest(number, [Path(alone)])
+                entries += sum(map(len, database.view(number).dump().values()))
             database.ingest(1, staged.runs())
             out.append((sorted(lines), database.view(1).dump()))
+            assert entries == sum(map(len, out[-1][1].values())), "a key is in two runs"
             database.close()
     return out
 
@@ -62,13 +74,65 @@ def test_same_rows_and_state_as_in_process(spark_bench, tmp_path, make):
     assert [len(local_rows)] == want
 
 
-@pytest.mark.parametrize("make", [plans.total, plans.joined, plans.multiset, plans.self_join])
+@pytest.mark.parametrize(
+    "make", [plans.total, plans.joined, plans.multiset, plans.self_join, plans.threshold]
+)
 def test_empty_tables(spark_bench, tmp_path, make):
+    empty = {plans.total: [b"0\t\\N"], plans.threshold: [b"\\N\t\\N\t\\N\t0"]}
     spark_bench.conn.execute("TRUNCATE orders, customers, tags")
     case = make(spark_bench.conn)
     (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
-    assert spark_rows == local_rows == ([b"0\t\\N"] if make is plans.total else [])
+    assert spark_rows == local_rows == empty.get(make, [])
     assert spark_state == local_state
+
+
+EVENTS = """
+CREATE TABLE events (at timestamptz, day date, n int);
+ALTER TABLE events REPLICA IDENTITY FULL;
+INSERT INTO events SELECT at, at::date + i % 3, i % 10 FROM generate_series(0, 199) i,
+    LATERAL (SELECT '2024-02-28 12:00+00'::timestamptz + interval '7 min' * (i % 100)) x(at);
+INSERT INTO events VALUES (NULL, NULL, 1), ('infinity', '-infinity', 2);
+"""
+
+
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        ("SELECT n, day FROM events WHERE at > now() - interval '3 h'", True),
+        (
+            "SELECT day, count(*) FROM events WHERE at < now() AND day > current_date GROUP BY 1",
+            True,
+        ),
+        ("SELECT n FROM events WHERE at > now()", True),
+        ("SELECT n FROM events WHERE n > 9 AND at > now()", False),
+    ],
+)
+def test_the_clock_shows_the_same_in_all_tasks(spark_bench, tmp_path, monkeypatch, query, rows):
+    conn, now = spark_bench.conn, datetime(2024, 2, 28, 20, 0, tzinfo=UTC)
+    conn.execute(EVENTS)
+    instant = (now - datetime(2000, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    monkeypatch.setattr(local, "_now", lambda conn: instant)
+    planned = plan(conn, PlanRequest(query))
+    case = plans.Case(query, planned.physical)
+    assert case.plan.temporal
+    (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
+    with conn.cursor().copy(
+        f"COPY ({at(planned.canonical_sql, now).strip(' ;')}) TO STDOUT"
+    ) as copy:
+        want = sorted(b"".join(copy).splitlines())
+    assert bool(want) == rows
+    assert local_rows == want
+    assert spark_rows == local_rows
+    assert spark_state == local_state
+
+
+def test_the_clock_by_spark(spark_bench):
+    """As of when the snapshot was read, not of the first day of the world."""
+    spark_bench.conn.execute(EVENTS + "UPDATE events SET at = now() + interval '1 h' WHERE n = 3")
+    query = "SELECT n, day FROM events WHERE at > now()"
+    spark_bench.create("v", query, options={"population": "spark"})
+    assert spark_bench.rows("TABLE v") == spark_bench.rows(query)
+    assert len(spark_bench.rows(query)) == 21
 
 
 def test_several_reading_tasks_read_every_row_once(spark_bench, tmp_path):

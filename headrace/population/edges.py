@@ -1,0 +1,172 @@
+"""What travels between two Spark tasks: blocks of typed diffs, each for one part of its receiver.
+
+Spark moves few large values, and looks at none of them.  A row of its tables is a *block*:
+
+    part: the task that it is for        port: input of the node        n: how many diffs
+    block: they, as an Arrow stream
+
+The part is a hash of what the receiver calls the key, so all rows of a key are in one part, however
+often a task is repeated and wherever it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.collections.base import ROWS_PER_BATCH_MAX, columns_of, cut, encode
+from headrace.collections.join import keys_of as join_keys
+from headrace.collections.plan import JoinSpec, Node
+from headrace.errors import BugError
+from headrace.kernels import keys as key_kernel
+from headrace.types import Schema, arrow_schema
+
+SPARK_SCHEMA: Final = "part int, port int, n bigint, block binary"
+ARROW_SCHEMA: Final = pa.schema(
+    [("part", pa.int32()), ("port", pa.int32()), ("n", pa.int64()), ("block", pa.binary())]
+)
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """``batch`` for whoever reads it."""
+    return to_all(batch, 0, 1)
+
+
+def to_all(batch: pa.RecordBatch, port: int, parts: int) -> pa.RecordBatch:
+    """``batch`` for every part."""
+    packed = _packed(_pieces(batch))
+    return _table([(part, *each) for part in range(parts) for each in packed], port)
+
+
+def counted(rows: int) -> pa.RecordBatch:
+    """No diffs, but a number."""
+    return pa.RecordBatch.from_arrays([[0], [0], [rows], [b""]], schema=ARROW_SCHEMA)
+
+
+def spread(
+    batch: pa.RecordBatch, port: int, keys: list[bytes | None], parts: int
+) -> pa.RecordBatch:
+    """``batch`` divided by ``keys``; a row whose key is None is left out."""
+    numbers = key_kernel.divide(keys, parts)
+    order = np.argsort(numbers, kind="stable")
+    counts = np.bincount(numbers + 1, minlength=parts + 1)
+    ordered = batch.take(pa.array(order))
+    start = int(counts[0])
+    found: list[tuple[int, int, bytes]] = []
+    for part, count in enumerate(counts[1:].tolist()):
+        if count:
+            packed = _packed(_pieces(ordered.slice(start, count)))
+            found += [(part, *each) for each in packed]
+            start += count
+    return _table(found, port)
+
+
+def keys_for(
+    node: Node, port: int, places: tuple[int, ...] | None, schema: Schema, batch: pa.RecordBatch
+) -> list[bytes | None]:
+    """Key of each row, of columns ``places`` (None: all of them).
+
+    None where a NULL keeps it from being of any interest (joins).
+    """
+    if isinstance(node, JoinSpec) and not node.keeps_nulls(port):
+        return join_keys(node, port, schema, batch)
+    chosen = tuple(range(len(schema))) if places is None else places
+    columns, oids = [batch.column(i) for i in chosen], [schema[i].oid for i in chosen]
+    if not columns:
+        return [b""] * batch.num_rows
+    return key_kernel.encode_keys(columns, oids, nulls=True)
+
+
+def identities(batch: pa.RecordBatch) -> list[bytes | None]:
+    """Keys by which only the very same rows meet."""
+    return [*encode(columns_of(batch), batch.num_rows)]
+
+
+class Arrivals:
+    """Blocks as they arrive, as record batches of diffs."""
+
+    def __init__(self, schemas: list[Schema]) -> None:
+        """``schemas``: of each input port."""
+        self._schemas = [arrow_schema(schema) for schema in schemas]
+        self.part: int | None = None
+        """What part they are for, once the first has come."""
+
+    def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(port, diffs) of blocks; small ones are put together.
+
+        Raises:
+            BugError: a block is of other types than its port, or for another part.
+        """
+        held: list[pa.RecordBatch] = []
+        at, rows, size = 0, 0, 0
+        for port, found in self._each(batches):
+            full = rows + found.num_rows > ROWS_PER_BATCH_MAX or size > BLOCK_BYTES
+            if held and (port != at or full):
+                yield from _joined(at, held)
+                held, rows, size = [], 0, 0
+            held.append(found)
+            at, rows, size = port, rows + found.num_rows, size + found.nbytes
+        yield from _joined(at, held)
+
+    def _each(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for batch in batches:
+            parts, ports = batch.column("part").to_pylist(), batch.column("port").to_pylist()
+            blocks = batch.column("block")
+            for i, (part, port) in enumerate(zip(parts, ports, strict=True)):
+                if self.part is None:
+                    self.part = part
+                if part != self.part:
+                    raise BugError(f"a task of part {self.part} got rows of part {part}")
+                with pa.ipc.open_stream(blocks[i].as_buffer()) as stream:
+                    for found in stream:
+                        yield port, self._named(port, found)
+
+    def _named(self, port: int, found: pa.RecordBatch) -> pa.RecordBatch:
+        """``found`` under the names of its receiver: those of a union's inputs may differ."""
+        schema = self._schemas[port]
+        if found.schema.types != schema.types:
+            raise BugError(f"port {port} got rows of types {found.schema.types}")
+        return pa.RecordBatch.from_arrays(found.columns, schema=schema)
+
+
+def _joined(port: int, held: list[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    if len(held) > 1:
+        held = pa.Table.from_batches(held).combine_chunks().to_batches()
+    for batch in held:
+        for piece in cut(batch):
+            yield port, piece
+
+
+def _pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """``batch`` in pieces of about BLOCK_BYTES."""
+    if batch.num_rows == 0:
+        return []
+    return cut(batch, max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES)))
+
+
+def _packed(pieces: list[pa.RecordBatch]) -> list[tuple[int, bytes]]:
+    out: list[tuple[int, bytes]] = []
+    for piece in pieces:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, piece.schema, options=_OPTIONS) as stream:
+            stream.write_batch(piece)
+        out.append((piece.num_rows, sink.getvalue().to_pybytes()))
+    return out
+
+
+def _table(blocks: list[tuple[int, int, bytes]], port: int) -> pa.RecordBatch:
+    """``blocks``: part, how many rows, they."""
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([part for part, _, _ in blocks], pa.int32()),
+            pa.array([port] * len(blocks), pa.int32()),
+            pa.array([rows for _, rows, _ in blocks], pa.int64()),
+            pa.array([packed for _, _, packed in blocks], pa.binary()),
+        ],
+        schema=ARROW_SCHEMA,
+    )
