@@ -26,13 +26,17 @@ _KEY_ONLY: Final = 1
 
 
 class TableChanges:
-    """REQUIRES: one thread at a time."""
+    """Threads may share one: at worst two of them make the same.  Nobody alters what it gives."""
 
-    def __init__(self, batch: pa.RecordBatch, table: str = "") -> None:
-        """``table`` is what errors call it."""
+    def __init__(
+        self, batch: pa.RecordBatch, table: str = "", made: TableChanges | None = None
+    ) -> None:
+        """``table`` is what errors call it; what was ``made`` of this very batch is not again."""
         self.batch: Final = batch
         self._table = table
-        self._made: dict[tuple[object, ...], Any] = {}
+        self.made: dict[tuple[object, ...], Any] = {}
+        if made is not None and made.batch is batch:
+            self.made = made.made
 
     @functools.cached_property
     def ops(self) -> np.ndarray:
@@ -117,9 +121,9 @@ class TableChanges:
 
     def _once(self, make: Callable[..., Any], *of: object) -> Any:
         name = (make.__name__, *of)
-        if name not in self._made:
-            self._made[name] = make(*of)
-        return self._made[name]
+        if name not in self.made:
+            self.made[name] = make(*of)
+        return self.made[name]
 
     def _value(self, column: SourceColumn, of_key: bool) -> tuple[pa.Array, np.ndarray | None]:
         new, missing = self.text("n", column), None

@@ -22,6 +22,7 @@ from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
 from headrace.collections.changes import TableChanges
 from headrace.collections.plan import PhysicalPlan
+from headrace.collections.sink import Sink
 from headrace.collections.source import Source, load_batch, load_columns
 from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, RowsLost
@@ -47,8 +48,13 @@ class Dataflow:
         store: StateStore,
         remote: RemoteEvaluator | None,
         start_lsn: int,
+        *,
+        repeats: bool = False,
     ) -> None:
-        """Changes before ``start_lsn`` are ignored: population has seen them."""
+        """Changes before ``start_lsn`` are ignored: population has seen them.
+
+        ``repeats``: the first result may have a row several times instead of once with a weight.
+        """
         self._plan = physical
         self._nodes: dict[str, Collection] = {}
         self._users: dict[str, list[tuple[Collection, int]]] = {}
@@ -67,6 +73,8 @@ class Dataflow:
             self._users[node.id] = []
             for port, name in enumerate(plan.inputs(node)):
                 self._users[name].append((made, port))
+            if isinstance(made, Sink):
+                made.repeats = repeats
             if isinstance(made, Temporal):
                 self._clocks.append(made)
             if isinstance(node, plan.SourceSpec):
@@ -111,14 +119,23 @@ class Dataflow:
             if isinstance(made := self._nodes[node.id], Source)
         )
 
-    def ingest(self, table_oid: int, changes: pa.RecordBatch) -> None:
-        """Take a change batch of a table; other tables' changes are of no interest."""
+    def ingest(
+        self, table_oid: int, changes: pa.RecordBatch, made: TableChanges | None = None
+    ) -> None:
+        """Take a change batch of a table; other tables' changes are of no interest.
+
+        What others have ``made`` of the batch is not made again.
+        """
         if table_oid in self._sources:
             # They take their time even where a source lets none of them pass.
             bounds.admit([changes])
         for node in self._sources.get(table_oid, ()):
+            source = self._nodes[node.id]
+            assert isinstance(source, Source), "its spec says so"
+            source.made = made
             for batch in cut(changes):
                 self._feed(node.id, batch)
+            source.made = None
 
     def feed(self, name: str, diffs: pa.RecordBatch) -> None:
         """Take diffs of the shared subplan that stands at node ``name``."""

@@ -18,7 +18,7 @@ from headrace.collections import base, plan
 from headrace.collections.by_key import demand_none_negative
 from headrace.collections.steps import FilterStep
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import rows
+from headrace.kernels import packed, rows
 from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
@@ -126,13 +126,11 @@ class Join(base.Collection):
     def _apply(self, port: int, batch: pa.RecordBatch, keys: list[bytes]) -> list[pa.RecordBatch]:
         """Store rows of ``port``; returns their pairs, before the residual."""
         columns = base.columns_of(batch)
-        weights = base.weights_of(batch)
-        if port == 1 and not self._meets:
-            encoded = [_COUNTED] * len(keys)
+        if self.insert_only and columns and not self._node.watched:
+            weights = np.array(batch.columns[-1].to_numpy(), np.int64)
+            self._states[port].load(packed.pack(keys), rows.pack_rows(columns), weights)
         else:
-            encoded = base.encode(columns, batch.num_rows)
-        self._note(port, keys, encoded, weights)
-        self._states[port].add_many(keys, encoded, weights)
+            self._keep(port, batch, keys)
         if not self._meets:
             return []
         distinct, groups = rows.group(keys)
@@ -152,6 +150,16 @@ class Join(base.Collection):
             both = [*mine, *theirs] if port == 0 else [*theirs, *mine]
             out.append(diff_batch(self._pair_schema, both, products))
         return out
+
+    def _keep(self, port: int, batch: pa.RecordBatch, keys: list[bytes]) -> None:
+        """Make rows part of their side, and tell who watches."""
+        weights = base.weights_of(batch)
+        if port == 1 and not self._meets:
+            encoded = [_COUNTED] * len(keys)
+        else:
+            encoded = base.encode(base.columns_of(batch), batch.num_rows)
+        self._note(port, keys, encoded, weights)
+        self._states[port].add_many(keys, encoded, weights)
 
     def _met(
         self, port: int, keys: list[bytes], groups: np.ndarray
@@ -262,7 +270,7 @@ def _take(columns: list[pa.Array], index: np.ndarray) -> list[pa.Array]:
     if not columns:
         return columns
     n = len(index)
-    if n == len(columns[0]) and index[0] == 0 and (np.diff(index) == 1).all():
+    if n == len(columns[0]) and index[0] == 0 and (n == 1 or (np.diff(index) == 1).all()):
         return columns
     places = pa.array(index)
     return [column.take(places) for column in columns]
@@ -276,6 +284,12 @@ def pairs(
     Incoming row ``i`` belongs to key ``groups[i]``, whose matches stand at ``starts[key]`` to
     ``starts[key] + counts[key] - 1``.  Pairs come in order of incoming rows, then of matches.
     """
+    if len(groups) == 1:
+        begin, count = int(starts[groups[0]]), int(counts[groups[0]])
+        for low in range(0, count, rows_max):
+            high = min(low + rows_max, count)
+            yield np.zeros(high - low, np.int64), np.arange(begin + low, begin + high)
+        return
     each = counts[groups]
     ends = np.cumsum(each)
     total = int(ends[-1]) if len(ends) else 0

@@ -96,19 +96,12 @@ class Reduce(Collection):
 
     def _number(self, keys: list[bytes], columns: Sequence[pa.Array]) -> Int64s:
         """The slot of each row's group; groups that are new in this txid get one."""
-        groups, ids = rows.group(keys)
-        new = [i for i, key in enumerate(groups) if key not in self._slots]
-        if new:
-            firsts = np.empty(len(groups), np.int64)
-            # Of a slot that is written several times the last one counts: its first row.
-            firsts[ids[::-1]] = np.arange(len(ids) - 1, -1, -1)
-            at = pa.array(firsts[new])
+        slots, firsts = rows.number(keys, self._slots)
+        if len(firsts):
+            at = pa.array(firsts)
             shown = [columns[i].take(at) for i in self._node.keys]
-            self._key_rows.extend(encode(shown, len(new)))
-            for i in new:
-                self._slots[groups[i]] = len(self._slots)
-        slots = np.array([self._slots[key] for key in groups], np.int64)
-        return slots[ids]
+            self._key_rows.extend(encode(shown, len(firsts)))
+        return slots
 
     def _feed(
         self,

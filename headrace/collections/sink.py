@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.collections import plan
-from headrace.collections.base import Collection, Diffed
+from headrace.collections.base import Collection, Diffed, columns_of
+from headrace.types import diff_batch
 
 
 class Sink(Collection):
     """Consolidated diffs of the view's rows.
 
-    Meaning: the identity; weights of rows equal in every value as shown are summed, zeros dropped.
+    Meaning: the identity; weights of rows equal in every value as shown are summed, zeros dropped
+        (of a population that may show ``repeats``: only if a row is taken back).
     Shape: input -> the same columns.
     State: none (within a txid, its diffs).
     Time: emits on TimeEnd only, so nothing intermediate is ever written (E-18).
@@ -21,14 +24,26 @@ class Sink(Collection):
     def __init__(self, node: plan.SinkSpec) -> None:
         super().__init__(node.id, node.schema)
         self._diffs = Diffed(node.schema)
+        self.repeats = False
+        """Whether a population may show a row several times: whoever writes them does not mind."""
+        self._first: list[pa.RecordBatch] = []
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
-        self._diffs.add(batch)
+        if self.insert_only and self.repeats and pc.min(batch.columns[-1]).as_py() > 0:
+            self._first.append(diff_batch(self.schema, columns_of(batch), batch.columns[-1]))
+        else:
+            self._diffs.add(batch)
         return []
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
         """See ``Collection``."""
+        first, self._first = self._first, []
+        taken = self._diffs.take()
+        if all(pc.min(batch.columns[-1]).as_py() > 0 for batch in taken):
+            return first + taken
+        for batch in first + taken:
+            self._diffs.add(batch)
         return self._diffs.take()
 
     def describe(self) -> str:

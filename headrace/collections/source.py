@@ -24,7 +24,7 @@ from headrace.collections.changes import WHOLE_ROW, TableChanges
 from headrace.collections.plan import SourceColumn
 from headrace.errors import RESYNC, BugError, DefiniteFailure, StructureChanged, UnsupportedError
 from headrace.expressions.evaluate import Program
-from headrace.kernels import rows, source
+from headrace.kernels import packed, rows, source
 from headrace.state import layout
 from headrace.state.contract import MapState, StateStore
 from headrace.types import arrow_type, diff_batch
@@ -109,6 +109,8 @@ class Source(Collection):
         self._told = {f"n:{c.attnum}" for c in self._load_columns}
         self._apart = {f"u:{c.attnum}" for c in self._load_columns}
         self._wanted = Program(node.wanted, None) if node.wanted else None
+        self.made: TableChanges | None = None
+        """What others have made of the change batch that comes next."""
         self._state: MapState
 
     def open(self, store: StateStore) -> None:
@@ -161,27 +163,23 @@ class Source(Collection):
 
     def _load(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         columns = batch.columns[: len(self._types)]
-        encoded = encode(columns, batch.num_rows)
+        count = batch.num_rows
         if self._node.full_identity:
-            net, weights = rows.consolidate(encoded, [1] * len(encoded))
+            net, weights = rows.consolidate(encode(columns, count), [1] * count)
             self._add(net, weights)
         else:
-            found = self._keys([batch.column(place) for place in self._key_places])
-            keys = [key for key in found if key is not None]
-            if len(keys) < len(found):
+            own = [batch.column(place) for place in self._key_places]
+            if any(column.null_count for column in own):
                 raise BugError(f"a row of table {self._table} has a NULL in its key")
-            if len(set(keys)) < len(keys) or any(
-                value is not None for value in self._state.get_many(keys)
-            ):
-                raise BugError(f"a row of table {self._table} was loaded twice")
-            self._state.put_many(keys, encoded)
+            kept = rows.pack_rows(columns) if columns else packed.pack([b""] * count)
+            self._state.load(rows.pack_keys(own, self._key_oids), kept)
         ones = pa.array(np.ones(batch.num_rows, np.int64))
         return cut(diff_batch(self.schema, columns, ones))
 
     # --- changes of a table whose rows have a key
 
     def _apply_keyed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        ops = self._read_ops(TableChanges(batch, self._table))
+        ops = self._read_ops(TableChanges(batch, self._table, self.made))
         out: list[pa.RecordBatch] = []
         start = 0
         for end in source.segments(ops.ops, ops.old_keys, ops.new_keys, ops.unchanged):
@@ -362,9 +360,6 @@ class Source(Collection):
 
     def _decoded(self, net: list[bytes], weights: list[int]) -> list[pa.RecordBatch]:
         return cut(decode(net, self.schema, weights))
-
-    def _keys(self, columns: list[pa.Array]) -> list[bytes | None]:
-        return rows.encode_keys(columns, self._key_oids, nulls=False)
 
     def _identity_changed(self) -> DefiniteFailure:
         return DefiniteFailure(

@@ -331,7 +331,11 @@ class Stream:
         """Wait for input, a wake-up or the time-out; whether there was input."""
         handle = self._conn.pgconn.socket
         wake = self._wake_in.fileno()
-        ready, _, _ = select.select([handle, wake], [], [], timeout_s)
+        # Not select(): a worker has a file open for each piece of state, and it stops at 1 024.
+        wanted = select.poll()
+        wanted.register(handle, select.POLLIN)
+        wanted.register(wake, select.POLLIN)
+        ready = {number for number, _ in wanted.poll(timeout_s * 1000)}
         if wake in ready:
             self._wake_in.recv(4096)
         if handle in ready:

@@ -24,14 +24,22 @@ Int64s = npt.NDArray[np.int64]
 TEXT_BYTES_MAX: Final = 2**31 - 1
 """Most bytes that one ``pa.string()`` array can hold (32-bit offsets)."""
 
-_NUMPY: Final[dict[pa.DataType, type[np.generic]]] = {
-    pa.int8(): np.int8,
-    pa.int16(): np.int16,
-    pa.int32(): np.int32,
-    pa.int64(): np.int64,
-    pa.float32(): np.float32,
-    pa.float64(): np.float64,
+_NUMPY: Final[dict[int, np.dtype[Any]]] = {
+    kind.id: np.dtype(found)
+    for kind, found in (
+        (pa.int8(), np.int8),
+        (pa.int16(), np.int16),
+        (pa.int32(), np.int32),
+        (pa.int64(), np.int64),
+        (pa.float32(), np.float32),
+        (pa.float64(), np.float64),
+    )
 }
+"""By ``DataType.id``: to hash a type takes as long as a small kernel."""
+_TEXTS: Final = frozenset((pa.string().id, pa.binary().id))
+_BOOL: Final = pa.bool_().id
+_ONES: Final = np.ones(1024, np.uint8)
+_ONES.flags.writeable = False
 
 
 def view(array: npt.NDArray[Any]) -> memoryview:
@@ -41,23 +49,28 @@ def view(array: npt.NDArray[Any]) -> memoryview:
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether arrays of ``kind`` have 32-bit offsets and bytes."""
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+    return kind.id in _TEXTS
 
 
 def dtype(kind: pa.DataType) -> np.dtype[Any]:
     """Numpy type of a fixed-width ``kind`` other than bool; TypeError for any other type."""
-    found = _NUMPY.get(kind)
+    found = _NUMPY.get(kind.id)
     if found is None:
         message = f"no kernel for Arrow type {kind}"
         raise TypeError(message)
-    return np.dtype(found)
+    return found
+
+
+def all_valid(n: int) -> Bytes:
+    """``validity`` of ``n`` rows without NULLs."""
+    return _ONES[:n] if n <= len(_ONES) else np.ones(n, np.uint8)
 
 
 def validity(array: pa.Array) -> Bytes:
-    """One byte per row: 1 where the row has a value, 0 where it is NULL."""
+    """One byte per row: 1 where the row has a value, 0 where it is NULL; not to be changed."""
     n = len(array)
     if array.null_count == 0 or n == 0:
-        return np.ones(n, np.uint8)
+        return all_valid(n)
     bitmap = array.buffers()[0]
     if bitmap is None:  # an array of type null has no bitmap
         return np.zeros(n, np.uint8)
@@ -83,7 +96,7 @@ def data(array: pa.Array) -> Bytes:
 def values(array: pa.Array) -> npt.NDArray[Any]:
     """The values of a fixed-width array; bools as one byte each.  NULL slots hold anything."""
     n = len(array)
-    if pa.types.is_boolean(array.type):
+    if array.type.id == _BOOL:
         if n == 0:
             return np.zeros(0, np.uint8)
         return _unpack(array.buffers()[1], array.offset, n)
@@ -104,7 +117,7 @@ def make_text(starts: Offsets, content: Bytes, valid: Bytes, kind: pa.DataType) 
 def make_fixed(content: npt.NDArray[Any], valid: Bytes, kind: pa.DataType) -> pa.Array:
     """A fixed-width array; bools are given as one byte each."""
     bitmap, nulls = _pack(valid)
-    if pa.types.is_boolean(kind):
+    if kind.id == _BOOL:
         body = pa.py_buffer(np.packbits(content, bitorder="little"))
     else:
         body = pa.py_buffer(np.ascontiguousarray(content, dtype(kind)))
@@ -117,9 +130,10 @@ def row_count(columns: Sequence[pa.Array]) -> int:
         message = "rows without columns have no encoding"
         raise ValueError(message)
     n = len(columns[0])
-    if any(len(c) != n for c in columns):
-        message = "columns of different length"
-        raise ValueError(message)
+    for column in columns:
+        if len(column) != n:
+            message = "columns of different length"
+            raise ValueError(message)
     return n
 
 
@@ -188,7 +202,7 @@ def _unpack(bitmap: pa.Buffer, offset: int, n: int) -> Bytes:
 
 
 def _pack(valid: Bytes) -> tuple[pa.Buffer | None, int]:
-    nulls = len(valid) - int(np.count_nonzero(valid))
+    nulls = 0 if valid.base is _ONES else len(valid) - int(np.count_nonzero(valid))
     if nulls == 0:
         return None, 0
     return pa.py_buffer(np.packbits(valid, bitorder="little")), nulls

@@ -11,7 +11,6 @@ column into one buffer, with one write position per row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import cython
 import numpy as np
@@ -20,8 +19,10 @@ import pyarrow as pa
 
 from headrace.kernels import buffers, intervals
 from headrace.kernels.buffers import Int64s
+from headrace.kernels.packed import Packed
 from headrace.types import BPCHAR, INTERVAL, JSONB, NUMERIC
 
+_SIGN = np.int64(-(1 << 63))
 _NUMERICS, _STRINGS, _FLOATS = 0, 1, 2
 _DECIMALS = {
     JSONB: _STRINGS,
@@ -47,21 +48,8 @@ def encode_keys(
     Arrays and ranges of numbers, and jsonb, equal each other whatever the scale of the numbers in
     them (1.0 and 1.00, in a float array -0 and 0); the order of such keys means nothing.
     """
-    n = buffers.row_count(columns)
-    sizes = np.full(n, len(columns), np.int64)
-    parts = []
-    for column, oid in zip(columns, oids, strict=True):
-        content, starts = _key_content(column, oid)
-        valid = buffers.validity(column)
-        _size_key(buffers.view(starts), buffers.view(valid), buffers.view(sizes))
-        parts.append((content, starts, valid))
-    bounds = buffers.bounds(sizes)
-    out = np.empty(int(bounds[n]), np.uint8)
-    at = bounds[:n].copy()
-    view, cursor = buffers.view(out), buffers.view(at)
-    for content, starts, valid in parts:
-        _put_key(view, cursor, buffers.view(content), buffers.view(starts), buffers.view(valid))
-    keys: list[bytes | None] = list(buffers.cut(out.tobytes(), buffers.view(bounds)))
+    joined, bounds = _encoded(columns, oids)
+    keys: list[bytes | None] = list(buffers.cut(bytes(joined), buffers.view(bounds)))
     if not nulls:
         for column in columns:
             if column.null_count:
@@ -70,11 +58,124 @@ def encode_keys(
     return keys
 
 
+def pack_keys(columns: Sequence[pa.Array], oids: Sequence[int]) -> Packed:
+    """``encode_keys`` in one piece, NULLs being equal."""
+    joined, bounds = _encoded(columns, oids)
+    return Packed(np.frombuffer(joined, np.uint8), bounds)
+
+
+@cython.cfunc
+@cython.locals(
+    limits=cython.longlong[::1],
+    cursor=cython.longlong[::1],
+    out=cython.uchar[::1],
+    valid=cython.const_uchar[::1],
+    every=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    size=cython.longlong,
+)
+def _encoded(columns: Sequence[pa.Array], oids: Sequence[int]) -> tuple[bytearray, Int64s]:
+    n = buffers.row_count(columns)
+    parts = [_part(column, oid) for column, oid in zip(columns, oids, strict=True)]
+    every = buffers.view(buffers.all_valid(n))
+    bounds = np.empty(n + 1, np.int64)
+    limits = buffers.view(bounds)
+    # What columns without NULLs and of one width take is the same in every row.
+    size = len(columns) + sum([width for _, _, some, width in parts if some is None])
+    limits[0] = 0
+    for i in range(n):
+        limits[i + 1] = size
+    for _, starts, some, width in parts:
+        if some is not None:
+            valid = some
+        elif starts is not None:
+            valid = every
+        else:
+            continue
+        if starts is None:
+            _size_fixed(valid, limits, width)
+        else:
+            _size_key(starts, valid, limits)
+    cursor = buffers.view(np.empty(n, np.int64))
+    for i in range(n):
+        cursor[i] = limits[i]
+        limits[i + 1] += limits[i]
+    joined = bytearray(limits[n])
+    out = joined
+    for content, starts, some, width in parts:
+        if some is None:
+            valid = every
+        else:
+            valid = some
+        if starts is not None:
+            _put_key(out, cursor, content, starts, valid)
+        elif width == 1:
+            _put_bools(out, cursor, content, valid)
+        else:
+            _put_eights(out, cursor, content, valid)
+    return joined, bounds
+
+
+def divide(keys: Sequence[bytes | None], count: int) -> npt.NDArray[np.int32]:
+    """For each key one of ``count`` numbers, the same everywhere and always; -1 for None."""
+    out = np.empty(len(keys), np.int32)
+    _divide(list(keys), count, buffers.view(out))
+    return out
+
+
+@cython.cfunc
+@cython.exceptval(-1, check=False)
+@cython.returns(cython.int)
+@cython.locals(
+    keys=list,
+    count=cython.ulonglong,
+    out=cython.int[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    key=bytes,
+    c=cython.uchar,
+    h=cython.ulonglong,
+)
+def _divide(keys: list[bytes | None], count: int, out: memoryview) -> int:
+    """FNV-1a over 30 bits, folded: what is low in it depends on what is low in the bytes."""
+    n = len(keys)
+    for i in range(n):
+        key = keys[i]
+        if key is None:
+            out[i] = -1
+            continue
+        h = 0x11C9DC5
+        for c in key:
+            h = ((h ^ c) * 0x1000193) & 0x3FFFFFFF
+        out[i] = (h ^ (h >> 15)) % count
+    return 0
+
+
+_Part = tuple[memoryview, memoryview | None, memoryview | None, int]
+"""Contents of a column: bools (of width 1), numbers that sort as their bits (of width 8), or bytes
+with the bounds of each row; and where there are values, if not everywhere."""
+
+
+def _part(column: pa.Array, oid: int) -> _Part:
+    some = buffers.view(buffers.validity(column)) if column.null_count else None
+    if buffers.is_text(column.type):
+        content, starts = _key_content(column, oid)
+        return buffers.view(content), buffers.view(starts), some, 0
+    values = buffers.values(column)
+    if values.dtype == np.uint8:
+        return buffers.view(values), None, some, 1
+    if values.dtype.kind == "f":
+        floats = values.astype(np.float64) + 0.0  # -0.0 + 0.0 = 0.0
+        floats[np.isnan(floats)] = np.nan
+        bits = floats.view(np.int64)
+        values = np.where(bits < 0, ~bits ^ _SIGN, bits)
+    return buffers.view(values.astype(np.int64, copy=False)), None, some, 8
+
+
 def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
-    """Per row the key bytes of one column, without marker: contents and n + 1 bounds."""
+    """Per row the key bytes of one text column, without marker: contents and n + 1 bounds."""
     n = len(column)
-    if not buffers.is_text(column.type):
-        return _key_fixed(buffers.values(column))
     data = buffers.view(buffers.data(column))
     offsets = buffers.offsets(column)
     valid = buffers.view(buffers.validity(column))
@@ -102,23 +203,20 @@ def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
     return out[:used], starts
 
 
-def _key_fixed(values: npt.NDArray[Any]) -> tuple[buffers.Bytes, Int64s]:
-    n = len(values)
-    sign = np.uint64(1 << 63)
-    width = 8
-    if values.dtype == np.uint8:  # bool
-        width = 1
-        content = values
-    elif values.dtype.kind == "f":
-        floats = values.astype(np.float64) + 0.0  # -0.0 + 0.0 = 0.0
-        floats[np.isnan(floats)] = np.nan
-        bits = floats.view(np.uint64)
-        bits = np.where(bits & sign, ~bits, bits | sign)
-        content = bits.astype(">u8").view(np.uint8)
-    else:
-        bits = values.astype(np.int64).view(np.uint64) ^ sign
-        content = bits.astype(">u8").view(np.uint8)
-    return content, np.arange(0, (n + 1) * width, width, dtype=np.int64)
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    valid=cython.const_uchar[::1],
+    sizes=cython.longlong[::1],
+    width=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+)
+def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
+    """Add to the size of each row, which stands one place further, what its value takes."""
+    for i in range(len(valid)):
+        if valid[i]:
+            sizes[i + 1] += width
 
 
 @cython.cfunc
@@ -131,9 +229,60 @@ def _key_fixed(values: npt.NDArray[Any]) -> tuple[buffers.Bytes, Int64s]:
     i=cython.Py_ssize_t,
 )
 def _size_key(starts: memoryview, valid: memoryview, sizes: memoryview) -> None:
+    """As ``_size_fixed``."""
     for i in range(len(valid)):
         if valid[i]:
-            sizes[i] += starts[i + 1] - starts[i]
+            sizes[i + 1] += starts[i + 1] - starts[i]
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    out=cython.uchar[::1],
+    cursor=cython.longlong[::1],
+    data=cython.const_uchar[::1],
+    valid=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+)
+def _put_bools(out: memoryview, cursor: memoryview, data: memoryview, valid: memoryview) -> None:
+    for i in range(len(cursor)):
+        p = cursor[i]
+        out[p] = 0 if valid[i] else 1
+        p += 1
+        if valid[i]:
+            out[p] = data[i]
+            p += 1
+        cursor[i] = p
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    out=cython.uchar[::1],
+    cursor=cython.longlong[::1],
+    data=cython.const_longlong[::1],
+    valid=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    bits=cython.longlong,
+)
+def _put_eights(out: memoryview, cursor: memoryview, data: memoryview, valid: memoryview) -> None:
+    """Numbers, highest byte first, with the sign turned over: negative ones come first."""
+    for i in range(len(cursor)):
+        p = cursor[i]
+        out[p] = 0 if valid[i] else 1
+        p += 1
+        if valid[i]:
+            bits = data[i]
+            out[p] = ((bits >> 56) & 255) ^ 128
+            for j in range(1, 8):
+                out[p + j] = (bits >> (56 - 8 * j)) & 255
+            p += 8
+        cursor[i] = p
 
 
 @cython.cfunc

@@ -18,14 +18,24 @@ from collections.abc import Iterable, Sequence
 
 import cython
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.kernels import buffers
 from headrace.kernels.buffers import Int64s
-from headrace.kernels.keys import encode_keys
+from headrace.kernels.keys import encode_keys, pack_keys
+from headrace.kernels.packed import Packed
 
-__all__ = ["Consolidator", "consolidate", "decode_rows", "encode_keys", "encode_rows", "group"]
+__all__ = [
+    "Consolidator",
+    "consolidate",
+    "decode_rows",
+    "encode_keys",
+    "encode_rows",
+    "group",
+    "number",
+    "pack_keys",
+    "pack_rows",
+]
 
 
 def encode_rows(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -34,30 +44,66 @@ def encode_rows(columns: Sequence[pa.Array]) -> list[bytes]:
     A float NaN becomes the one canonical NaN (Postgres knows no other); -0.0 stays -0.0.
     Raises ValueError without columns (the number of rows would be unknown).
     """
+    joined, bounds = _encoded(columns)
+    found: list[bytes] = buffers.cut(bytes(joined), buffers.view(bounds))
+    return found
+
+
+def pack_rows(columns: Sequence[pa.Array]) -> Packed:
+    """``encode_rows`` in one piece."""
+    joined, bounds = _encoded(columns)
+    return Packed(np.frombuffer(joined, np.uint8), bounds)
+
+
+@cython.cfunc
+@cython.locals(
+    limits=cython.longlong[::1],
+    cursor=cython.longlong[::1],
+    out=cython.uchar[::1],
+    valid=cython.const_uchar[::1],
+    every=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    size=cython.longlong,
+)
+def _encoded(columns: Sequence[pa.Array]) -> tuple[bytearray, Int64s]:
     n = buffers.row_count(columns)
     bitmap_bytes = (len(columns) + 7) // 8
-    sizes = np.full(n, bitmap_bytes, np.int64)
-    valids = [buffers.view(buffers.validity(c)) for c in columns]
     parts = [_content(c) for c in columns]
-    for valid, (content, offsets) in zip(valids, parts, strict=True):
-        if offsets is None:
-            _size_fixed(valid, buffers.view(sizes), content.itemsize)
+    every = buffers.view(buffers.all_valid(n))
+    bounds = np.empty(n + 1, np.int64)
+    limits = buffers.view(bounds)
+    # What columns without NULLs and of one width take is the same in every row.
+    size = bitmap_bytes + sum([width for _, _, nulls, width in parts if nulls is None])
+    limits[0] = 0
+    for i in range(n):
+        limits[i + 1] = size
+    for _, offsets, nulls, width in parts:
+        if offsets is not None:
+            if nulls is None:
+                valid = every
+            else:
+                valid = nulls
+            _size_text(offsets, valid, limits)
+        elif nulls is not None:
+            _size_fixed(nulls, limits, width)
+    cursor = buffers.view(np.empty(n, np.int64))
+    for i in range(n):
+        cursor[i] = limits[i] + bitmap_bytes
+        limits[i + 1] += limits[i]
+    joined = bytearray(limits[n])
+    out = joined
+    for index, (content, offsets, nulls, width) in enumerate(parts):
+        if nulls is None:
+            valid = every
         else:
-            _size_text(offsets, valid, buffers.view(sizes))
-    bounds = buffers.bounds(sizes)
-    out = np.zeros(int(bounds[n]), np.uint8)
-    at = bounds[:n].copy()
-    view, cursor = buffers.view(out), buffers.view(at)
-    for index, valid in enumerate(valids):
-        _put_nulls(view, cursor, valid, index)
-    at += bitmap_bytes
-    for valid, (content, offsets) in zip(valids, parts, strict=True):
-        raw = buffers.view(content.view(np.uint8))
+            valid = nulls
+            _put_nulls(out, limits, valid, index)
         if offsets is None:
-            _put_fixed(view, cursor, raw, valid, content.itemsize)
+            _put_fixed(out, cursor, content, valid, width)
         else:
-            _put_text(view, cursor, raw, offsets, valid)
-    return buffers.cut(out.tobytes(), buffers.view(bounds))
+            _put_text(out, cursor, content, offsets, valid)
+    return joined, bounds
 
 
 def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
@@ -65,27 +111,49 @@ def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.
 
     Raises ValueError if the bytes are not such rows.
     """
+    found: list[pa.Array] = _decoded(rows, types)
+    return found
+
+
+@cython.cfunc
+@cython.locals(
+    data=cython.const_uchar[::1],
+    cursor=cython.longlong[::1],
+    ends=cython.const_longlong[::1],
+    every=cython.const_uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    plain=cython.int,
+)
+def _decoded(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
     n = len(rows)
-    joined = b"".join(rows)
     bounds = buffers.lengths(list(rows))
-    at = bounds[:n].copy()
     bitmap_bytes = (len(types) + 7) // 8
-    data = buffers.view(np.frombuffer(joined, np.uint8))
-    cursor, ends = buffers.view(at), buffers.view(bounds)
-    valids = [np.empty(n, np.uint8) for _ in types]
-    for index, valid in enumerate(valids):
-        if not _take_nulls(data, cursor, ends, buffers.view(valid), index):
-            raise ValueError(_CORRUPT)
-    at += bitmap_bytes
+    data = b"".join(rows)
+    cursor = buffers.view(bounds[:n].copy())
+    ends = buffers.view(bounds)
+    plain = _bitmaps(data, ends, bitmap_bytes)
+    if plain < 0:
+        raise ValueError(_CORRUPT)
+    whole = buffers.all_valid(n)
+    every = buffers.view(whole)
+    valids = [whole] * len(types)
+    if not plain:
+        valids = [np.empty(n, np.uint8) for _ in types]
+        for index, valid in enumerate(valids):
+            _take_nulls(data, cursor, buffers.view(valid), index)
+    for i in range(n):
+        cursor[i] += bitmap_bytes
     out = []
     for kind, valid in zip(types, valids, strict=True):
+        if not plain:
+            every = buffers.view(valid)
         if buffers.is_text(kind):
-            out.append(_take_text(data, cursor, ends, valid, kind))
+            out.append(_take_text(data, cursor, ends, every, valid, kind))
             continue
-        dtype = np.dtype(np.uint8) if pa.types.is_boolean(kind) else buffers.dtype(kind)
+        dtype = _BYTE if pa.types.is_boolean(kind) else buffers.dtype(kind)
         content = np.zeros(n * dtype.itemsize, np.uint8)
-        view = buffers.view(content)
-        if not _take_fixed(data, cursor, ends, buffers.view(valid), view, dtype.itemsize):
+        if not _take_fixed(data, cursor, ends, every, buffers.view(content), dtype.itemsize):
             raise ValueError(_CORRUPT)
         out.append(buffers.make_fixed(content.view(dtype), valid, kind))
     if not _at_end(cursor, ends):
@@ -141,7 +209,20 @@ def group(keys: Sequence[bytes]) -> tuple[list[bytes], Int64s]:
     return list(seen), ids
 
 
+def number(keys: Sequence[bytes], slots: dict[bytes, int]) -> tuple[Int64s, Int64s]:
+    """The slot of each key, a new one getting the next; and at which positions new ones stand."""
+    known = len(slots)
+    ids = np.empty(len(keys), np.int64)
+    _number(list(keys), slots, buffers.view(ids))
+    firsts = np.empty(len(slots) - known, np.int64)
+    _firsts(buffers.view(ids), buffers.view(firsts), known)
+    return ids, firsts
+
+
 _CORRUPT = "bytes are not rows of these types"
+_BYTE = np.dtype(np.uint8)
+_Part = tuple[memoryview, memoryview | None, memoryview | None, int]
+"""Bytes of a column; offsets of a text; where there are values, if not everywhere; width."""
 
 
 def _integers(weights: Iterable[int]) -> Iterable[int]:
@@ -153,17 +234,19 @@ def _integers(weights: Iterable[int]) -> Iterable[int]:
     return weights
 
 
-def _content(column: pa.Array) -> tuple[npt.NDArray[np.generic], memoryview | None]:
-    """Bytes and offsets of a text column, or the values of another with NaN made canonical."""
+def _content(column: pa.Array) -> _Part:
+    """A column, of which a float's NaN are made canonical."""
+    nulls = buffers.view(buffers.validity(column)) if column.null_count else None
     if buffers.is_text(column.type):
-        return buffers.data(column), buffers.view(buffers.offsets(column))
+        offsets = buffers.view(buffers.offsets(column))
+        return buffers.view(buffers.data(column)), offsets, nulls, 0
     values = buffers.values(column)
     if values.dtype.kind == "f":
         wrong = np.isnan(values)
         if wrong.any():
             values = values.copy()
             values[wrong] = np.nan
-    return values, None
+    return buffers.view(values.view(np.uint8)), None, nulls, values.itemsize
 
 
 @cython.cfunc
@@ -180,8 +263,27 @@ def _number(keys: list[bytes], seen: dict[bytes, int], ids: memoryview) -> None:
 @cython.exceptval(check=False)
 @cython.returns(cython.void)
 @cython.locals(
+    ids=cython.const_longlong[::1],
+    firsts=cython.longlong[::1],
+    known=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+)
+def _firsts(ids: memoryview, firsts: memoryview, known: int) -> None:
+    """Where each id from ``known`` on stands first; they come in ascending order."""
+    n = 0
+    for i in range(len(ids)):
+        if ids[i] == known + n:
+            firsts[n] = i
+            n += 1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
     out=cython.uchar[::1],
-    cursor=cython.longlong[::1],
+    cursor=cython.const_longlong[::1],
     valid=cython.const_uchar[::1],
     index=cython.Py_ssize_t,
     i=cython.Py_ssize_t,
@@ -195,26 +297,40 @@ def _put_nulls(out: memoryview, cursor: memoryview, valid: memoryview, index: in
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
+@cython.returns(cython.int)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    ends=cython.const_longlong[::1],
+    width=cython.Py_ssize_t,
+    i=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    found=cython.int,
+)
+def _bitmaps(data: memoryview, ends: memoryview, width: int) -> int:
+    """1 if no bit is set in the bitmaps, of ``width`` bytes; 0 if one is; -1: a row is shorter."""
+    found = 0
+    for i in range(len(ends) - 1):
+        if ends[i] + width > ends[i + 1]:
+            return -1
+        for p in range(ends[i], ends[i] + width):
+            found |= data[p]
+    return 0 if found else 1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
 @cython.locals(
     data=cython.const_uchar[::1],
     cursor=cython.const_longlong[::1],
-    ends=cython.const_longlong[::1],
     valid=cython.uchar[::1],
     index=cython.Py_ssize_t,
     i=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
 )
-def _take_nulls(
-    data: memoryview, cursor: memoryview, ends: memoryview, valid: memoryview, index: int
-) -> bool:
-    """Whether every row has a bit for column ``index``, and where it says NULL."""
+def _take_nulls(data: memoryview, cursor: memoryview, valid: memoryview, index: int) -> None:
+    """Where the bit of column ``index``, in the bitmaps at ``cursor``, says NULL."""
     for i in range(len(valid)):
-        p = cursor[i] + (index >> 3)
-        if p >= ends[i + 1]:
-            return False
-        valid[i] = 1 - ((data[p] >> (index & 7)) & 1)
-    return True
+        valid[i] = 1 - ((data[cursor[i] + (index >> 3)] >> (index & 7)) & 1)
 
 
 @cython.cfunc
@@ -240,9 +356,10 @@ def _at_end(cursor: memoryview, ends: memoryview) -> bool:
     i=cython.Py_ssize_t,
 )
 def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
+    """Add to the size of each row, which stands one place further, what its value takes."""
     for i in range(len(valid)):
         if valid[i]:
-            sizes[i] += width
+            sizes[i + 1] += width
 
 
 @cython.cfunc
@@ -257,13 +374,14 @@ def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
     length=cython.longlong,
 )
 def _size_text(offsets: memoryview, valid: memoryview, sizes: memoryview) -> None:
+    """As ``_size_fixed``."""
     n = len(valid)
     for i in range(n):
         if valid[i]:
             length = offsets[i + 1] - offsets[i]
-            sizes[i] += length + 1
+            sizes[i + 1] += length + 1
             while length >= 128:
-                sizes[i] += 1
+                sizes[i + 1] += 1
                 length >>= 7
 
 
@@ -368,18 +486,34 @@ def _take_fixed(
     return True
 
 
+@cython.cfunc
+@cython.locals(
+    data=cython.const_uchar[::1],
+    cursor=cython.longlong[::1],
+    ends=cython.const_longlong[::1],
+    there=cython.const_uchar[::1],
+    limits=cython.int[::1],
+    total=cython.longlong,
+)
 def _take_text(
-    data: memoryview, cursor: memoryview, ends: memoryview, valid: buffers.Bytes, kind: pa.DataType
+    data: memoryview,
+    cursor: memoryview,
+    ends: memoryview,
+    there: memoryview,
+    valid: buffers.Bytes,
+    kind: pa.DataType,
 ) -> pa.Array:
-    starts = np.zeros(len(valid) + 1, np.int32)
-    total = _take_lengths(data, cursor, ends, buffers.view(valid), buffers.view(starts))
+    """A text column; ``there`` is what ``valid`` holds."""
+    starts = np.zeros(len(there) + 1, np.int32)
+    limits = buffers.view(starts)
+    total = _take_lengths(data, cursor, ends, there, limits)
     if total < 0:
         raise ValueError(_CORRUPT)
     if total > buffers.TEXT_BYTES_MAX:
         message = "too many bytes for one text column"
         raise ValueError(message)
     content = np.empty(total, np.uint8)
-    _take_bytes(data, cursor, buffers.view(starts), buffers.view(content))
+    _take_bytes(data, cursor, limits, buffers.view(content))
     return buffers.make_text(starts, content, valid, kind)
 
 

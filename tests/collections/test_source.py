@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.collections.base import Diffed
+from headrace.collections.changes import TableChanges
 from headrace.collections.source import Source, load_batch, load_columns
 from headrace.errors import BugError, DefiniteFailure, StructureChanged, UnsupportedError
 from headrace.state.memory import MemoryStore
@@ -241,6 +242,55 @@ def test_a_column_without_number_stops_the_view(here: Table) -> None:
     left = [name for name in batch.schema.names if not name.endswith(":3")]
     with pytest.raises(StructureChanged, match='column "v" of table'):
         made.apply(0, batch.select(left))
+
+
+def test_what_others_made_of_a_batch_is_not_made_again(monkeypatch) -> None:
+    here = table(1, keyed=True)
+    batch = here.changes([Op(INSERT, A), Op(INSERT, B), Op(UPDATE, C, B), Op(DELETE, None, A)])
+    asked: list[str] = []
+    monkeypatch.setattr(TableChanges, "_once", _counting(TableChanges._once, asked))
+    shared = TableChanges(batch)
+    found = []
+    for _ in range(3):
+        made, store = opened(here)
+        made.made = shared
+        found.append(([b.to_pydict() for b in made.apply(0, batch)], store.dump()))
+        made.made = None
+    alone, store = opened(here)
+    assert found == [([b.to_pydict() for b in alone.apply(0, batch)], store.dump())] * 3
+    # Once for the three of them, and once for who was alone.
+    assert asked
+    assert all(asked.count(what) == 2 for what in asked)
+
+
+def _counting(real, asked: list[str]):
+    def once(self, make, *of):
+        def noted(*of):
+            asked.append(f"{make.__name__} {of}")
+            return make(*of)
+
+        noted.__name__ = make.__name__
+        return real(self, noted, *of)
+
+    return once
+
+
+def test_what_was_made_of_another_batch_is_not_taken() -> None:
+    here = table(1, keyed=True)
+    shared = TableChanges(here.changes([Op(INSERT, A)]))
+    made, _ = opened(here)
+    made.made = shared
+    assert send(made, here, Op(INSERT, A)) == ["+ 1 1 x 1.0"]
+    assert send(made, here, Op(INSERT, B)) == ["+ 2 2 y 2.0"]
+
+
+def test_errors_tell_the_table_also_where_batches_are_shared() -> None:
+    here = table(1, keyed=True)
+    batch = here.changes([Op(INSERT, ("1", "no number", "x", "1"))])
+    made, _ = opened(here)
+    made.made = TableChanges(batch)
+    with pytest.raises(DefiniteFailure, match='column "k" of table "'):
+        made.apply(0, batch)
 
 
 def test_another_type_stops_the_view(here: Table) -> None:
