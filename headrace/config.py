@@ -10,6 +10,7 @@ join by an underscore (``[spark] master = "…"`` is ``spark_master``) and an ou
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 import re
 import tomllib
@@ -110,6 +111,10 @@ class Settings:
     """Milliseconds after which state is checkpointed even if there were fewer batches."""
     state_memory_bytes: int = 536_870_912
     """Bytes of memory for the states of all views, RocksDB's included; the rest is on disk."""
+    queue_bytes_max: int = 68_719_476_736
+    """Bytes on disk that queues may hold: what one part sends and another has not read yet."""
+    queue_block_bytes: int = 131_072
+    """Bytes of the blocks that queues grow by; a multiple of a page of memory."""
     lock_timeout_ms: int = 2_000
     """Milliseconds the engine waits for a lock on user objects before it backs off."""
     sink_retry_ms: int = 2_000
@@ -189,6 +194,10 @@ class Settings:
             value = getattr(self, f.name)
             if f.type == "int" and value < 0:
                 raise UserError(f'setting "{f.name}" must not be negative')
+        if not self.queue_block_bytes or self.queue_block_bytes % mmap.PAGESIZE:
+            raise UserError(
+                f'setting "queue_block_bytes" must be a multiple of {mmap.PAGESIZE}, a page of memory'
+            )
         for name in ("source", "eval_dsn"):
             try:
                 conninfo_to_dict(getattr(self, name))
@@ -240,6 +249,11 @@ class Settings:
     def state_dir(self) -> Path:
         """The RocksDB database."""
         return self.data_dir / "state"
+
+    @property
+    def queue_dir(self) -> Path:
+        """The queues."""
+        return self.data_dir / "queues"
 
     @property
     def spool_dir(self) -> Path:

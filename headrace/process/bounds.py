@@ -136,6 +136,11 @@ class Bound:
         """Whether somebody works under it now; from any thread."""
         return self._inside
 
+    @property
+    def taken_s(self) -> float:
+        """Seconds that the transaction has taken so far, its own and those in Postgres."""
+        return self._own_s + self._asked_s
+
     def cancel(self, reason: HeadraceError) -> None:
         """Have what is under way raise ``reason``; from any thread."""
         self._ended = reason

@@ -48,6 +48,7 @@ BEFORE_DROP: Final = "cp19"
 DROPPED: Final = "cp20"
 WORKER_FORGOT: Final = "cp20b"
 # The worker's:
+STATES_TAKEN: Final = "cp09"
 ROWS_TAKEN: Final = "rows"
 BATCH_RECORDED: Final = "cp11"
 COLLECTIONS_DONE: Final = "cp12"

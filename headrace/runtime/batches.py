@@ -45,6 +45,8 @@ _log = structlog.get_logger(__name__)
 THREADS: Final = max(2, os.cpu_count() or 2)
 _LOOK_ROWS_MAX: Final = 1000
 """Rows for which it is asked whether a unit need take them: of more, some will concern it."""
+_BRIEF_S: Final = 0.005
+"""A unit whose last transaction took less is not worth another thread for a small one."""
 LOST_MAX: Final = 3
 """Attempts of a batch that may lose rows on an edge; then it is no accident."""
 
@@ -139,6 +141,8 @@ class Outcome:
     """What a batch did: diffs per view, and the views that failed."""
 
     frames: Frames
+    rows: int = 0
+    """Changes that the batch had so far."""
     touched: set[int] = field(default_factory=set)
     """Units that have taken part, by id."""
     diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
@@ -168,6 +172,8 @@ class Processor:
             self._pool.submit(ready.wait)
         self.edge = Edge("source")
         self._began = 0.0
+        self._looks: list[TableChanges] = []
+        """At the change batches that are on the edge now."""
         self._working: dict[int, float] = {}
         """Units at work now, by id: since when, on the monotonic clock."""
 
@@ -226,7 +232,7 @@ class Processor:
         self.edge.open((unit.id for unit in units), frames.txid - 1)
         for chunk in frames:
             outcome.failed |= _only(frames.stopped, units)
-            looks = [TableChanges(frame.diffs.batch) for frame in chunk]
+            looks = self._looks = [TableChanges(frame.diffs.batch) for frame in chunk]
             busy = [
                 unit
                 for unit in units
@@ -237,12 +243,14 @@ class Processor:
             for frame in chunk:
                 self.edge.put(frame)
                 sent += frame.diffs.batch.num_rows
+            outcome.rows = sent
             self._enter(busy, outcome)
             for unit in units:
                 if unit not in busy and unit.id not in outcome.failed:
                     self.edge.pull(unit.id)
             for unit_id in outcome.failed:
                 self.edge.leave(unit_id)
+        self._looks = []
         return sent
 
     def _enter(self, units: Sequence[Unit], outcome: Outcome) -> None:
@@ -275,7 +283,7 @@ class Processor:
             diffs = flow.end(frames.txid, frames.attempt)
             if isinstance(unit, Shared):
                 outcome.sent[unit.id] = [diffs]
-                unit.log().add(frames.txid, diffs, unit.least)
+                unit.send(frames.txid, frames.attempt, diffs)
             else:
                 outcome.diffs[unit.id] = diffs
             # Before the sink's commit: what cannot be stored must not appear either.
@@ -308,21 +316,30 @@ class Processor:
         for frame in self.edge.pull(unit.id):
             if isinstance(frame, TableDiffs):
                 faults.rows(unit.id, frame.diffs.batch)
-                flow.ingest(frame.table_oid, frame.diffs.batch)
+                batch = frame.diffs.batch
+                made = next((look for look in self._looks if look.batch is batch), None)
+                flow.ingest(frame.table_oid, batch, made)
 
     def _each(self, units: Sequence[Unit], work: Callable[[Unit], None], outcome: Outcome) -> None:
-        """``work`` on every unit, side by side when there are several."""
+        """``work`` on every unit: side by side what takes long, in turn what does not.
+
+        Threads that take turns at the interpreter lock cost more than brief work is worth.
+        """
         txid = outcome.frames.txid
 
         def one(unit: Unit) -> HeadraceError | None:
             with self._suspects.during(unit.id, txid):
                 return self._guarded(work, unit)
 
+        small = outcome.rows <= _LOOK_ROWS_MAX
+        apart = [unit for unit in units if not (small and unit.brief)]
         if len(units) == 1 or self._suspects.careful(txid):
-            errors = [one(unit) for unit in units]
-        else:
-            errors = list(self._pool.map(one, units))
-        for view, error in zip(units, errors, strict=True):
+            apart = []
+        sent = {unit.id: self._pool.submit(one, unit) for unit in apart}
+        errors = {unit.id: one(unit) for unit in units if unit.id not in sent}
+        errors |= {unit_id: future.result() for unit_id, future in sent.items()}
+        for view in units:
+            error = errors[view.id]
             if isinstance(error, RowsLost) and outcome.frames.attempt >= LOST_MAX:
                 outcome.failed[view.id] = BugError(
                     f"rows are lost in every attempt: {error.message}"
@@ -335,11 +352,13 @@ class Processor:
 
     def _guarded(self, work: Callable[[Unit], None], unit: Unit) -> HeadraceError | None:
         self._working[unit.id] = clock.monotonic()
+        bound = unit.bounded(self._settings)
         try:
-            with unit.bounded(self._settings).applied():
+            with bound.applied():
                 return _guarded(work, unit)
         finally:
             del self._working[unit.id]
+            unit.brief = bound.taken_s < _BRIEF_S
 
     def blame(self, view: Unit, error: HeadraceError, frames: Frames) -> HeadraceError:
         """``error`` with the source row that causes it, where one can be found.
@@ -411,7 +430,7 @@ def _behind(needed: Sequence[Shared], outcome: Outcome) -> list[Shared]:
 def _recall(shared: Shared, outcome: Outcome) -> None:
     """Have what a shared subplan sent when it processed the batch."""
     try:
-        outcome.sent[shared.id] = shared.log().read(outcome.frames.txid)
+        outcome.sent[shared.id] = shared.sent(outcome.frames.txid)
     except TransientError:
         raise
     except HeadraceError as error:

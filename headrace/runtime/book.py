@@ -37,6 +37,7 @@ from headrace.runtime.story import Story
 from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
 from headrace.state.rocks import RocksDatabase
+from headrace.storage.manager import Storage
 
 
 class Book:
@@ -77,6 +78,8 @@ class Book:
         self.evaluators: Final = Pool(settings.eval_connections_max)
         self.opened: RocksDatabase | None = None
         """The state database, while the engine runs; see ``db``."""
+        self.storage: Storage | None = None
+        """The queues, while the engine runs; see ``queues``."""
         self.connections: Owner | None = None
         """None: there are none now; see ``owner``."""
         self.last_pid: int | None = None
@@ -87,6 +90,12 @@ class Book:
         """The state database."""
         assert self.opened is not None, "the engine runs"
         return self.opened
+
+    @property
+    def queues(self) -> Storage:
+        """What outputs hold for those who have not read it."""
+        assert self.storage is not None, "the engine runs"
+        return self.storage
 
     @property
     def owner(self) -> Owner:

@@ -28,6 +28,7 @@ from headrace.runtime import positions
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.views import Unit
 from headrace.state.rocks import RocksDatabase
+from headrace.storage.manager import Storage
 
 _log = structlog.get_logger(__name__)
 
@@ -51,6 +52,7 @@ class Durable:
 @dataclass(slots=True)
 class _Underway:
     checkpoint: Any
+    queues: Storage
     holds: Durable
     txids: int
     error: Exception | None = None
@@ -119,7 +121,12 @@ class Checkpoints:
             self._underway.checkpoint.pace.hurried = True  # the next one is due
 
     def begin(
-        self, db: RocksDatabase, units: Sequence[Unit], position: Position, confirmed: int
+        self,
+        db: RocksDatabase,
+        queues: Storage,
+        units: Sequence[Unit],
+        position: Position,
+        confirmed: int,
     ) -> None:
         """Begin a checkpoint of ``units`` at their marks.  REQUIRES: none is under way."""
         assert self._underway is None, "one at a time"
@@ -133,10 +140,11 @@ class Checkpoints:
                 continue
             marks[unit.id] = unit.mark
             positions.put_view(meta, unit.id, unit.mark)
+            unit.note(meta)
             stores.append((unit.store, unit.mark.txid))
         checkpoint = db.begin_checkpoint(stores, meta)
         holds = Durable(position, confirmed, marks)
-        self._underway = _Underway(checkpoint, holds, self.pending)
+        self._underway = _Underway(checkpoint, queues, holds, self.pending)
         self._last = clock.monotonic()
         self.pending = 0
         self._ended.clear()
@@ -195,6 +203,8 @@ class Checkpoints:
         while (work := self._work.get()) is not None:
             try:
                 faults.point(faults.CHECKPOINT_BEGUN)
+                # First what it relies on: queues hold what units at their marks have sent.
+                work.queues.sync()
                 work.checkpoint.write(sync=True)
             except Exception as error:  # noqa: BLE001  the engine's thread raises it
                 work.error = error

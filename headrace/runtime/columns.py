@@ -80,6 +80,21 @@ def _places(names: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
     return out
 
 
+@functools.lru_cache(maxsize=4096)
+def _renamed(
+    came: tuple[str, ...], numbers: tuple[tuple[str, int], ...]
+) -> tuple[list[str], list[int]]:
+    """The names, by number, of columns that came by name, and where those came that have one."""
+    known = dict(numbers)
+    names, places = [*came[:_HEAD]], [*range(_HEAD)]
+    for place, name in enumerate(came[_HEAD:], _HEAD):
+        kind, _, column = name.partition(":")
+        if column in known:
+            names.append(f"{kind}:{known[column]}")
+            places.append(place)
+    return names, places
+
+
 class Columns:
     """The descriptions that hold, of one connection after the other."""
 
@@ -100,14 +115,10 @@ class Columns:
         ``xid`` is a transaction in it.  A column whose number is not known is left out.
         """
         numbers = self._numbers(changes.relation, xid)
-        came, columns = changes.batch.schema.names, changes.batch.columns
-        names, arrays = came[:_HEAD], columns[:_HEAD]
-        for name, array in zip(came[_HEAD:], columns[_HEAD:], strict=True):
-            kind, _, column = name.partition(":")
-            if column in numbers:
-                names.append(f"{kind}:{numbers[column]}")
-                arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, names)
+        batch = changes.batch
+        names, places = _renamed(tuple(batch.schema.names), tuple(numbers.items()))
+        columns = batch.columns
+        return pa.RecordBatch.from_arrays([columns[place] for place in places], names)
 
     def _numbers(self, relation: Relation, xid: int) -> dict[str, int]:
         found = self._known.get(relation.oid, ())

@@ -335,6 +335,9 @@ class Engine:
         if book.opened is not None:
             book.opened.close()
             book.opened = None
+        if book.storage is not None:
+            book.storage.close()
+            book.storage = None
         gone = TransientError("the worker is stopping", sqlstate="57P01")
         self.waits.give_up(gone)
 

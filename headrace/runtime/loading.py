@@ -18,6 +18,7 @@ from headrace.errors import (
     StateDamaged,
     StructureChanged,
 )
+from headrace.process import faults
 from headrace.runtime import positions, result_tables, views
 from headrace.runtime.book import Book
 from headrace.runtime.durability import Durability
@@ -164,6 +165,7 @@ class Loading:
         book.db.ingest(
             view.id, found.runs, (lambda state: subplans.keeps(own, state)) if made else None
         )
+        faults.point(faults.STATES_TAKEN)
         positions.put_view(meta, view.id, mark)
         book.db.put_meta(meta, sync=True)
         self._sharing.divided(view, made, mark)

@@ -25,6 +25,7 @@ from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Sharing
 from headrace.sql import watched
 from headrace.state.rocks import RocksDatabase
+from headrace.storage.manager import Storage
 
 _log = structlog.get_logger(__name__)
 
@@ -59,6 +60,12 @@ class Recovery:
         book.opened = RocksDatabase(
             book.settings.state_dir, memory_bytes=book.settings.state_memory_bytes
         )
+        if book.storage is None:
+            book.storage = Storage(
+                book.settings.queue_dir,
+                book.settings.queue_bytes_max,
+                book.settings.queue_block_bytes,
+            )
         book.records = positions.records(book.db)
         book.holds.load(book.db)
         book.confirmed = positions.get_confirmed(book.db)

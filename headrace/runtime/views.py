@@ -26,7 +26,7 @@ from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.process import bounds
 from headrace.process.bounds import Bound
-from headrace.runtime.positions import StateMark
+from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.story import Story
 from headrace.sink import keys
 from headrace.sink.table import ResultTable
@@ -76,6 +76,8 @@ class Unit:
     """How often it has begun a txid."""
     limits: dict[str, int] = field(default_factory=dict, kw_only=True)
     """What a txid may cost it where that is not what the settings say (``bounds.NAMES``)."""
+    brief: bool = field(default=False, kw_only=True)
+    """Whether its dataflow had little to do the last time."""
     bound: Bound | None = field(default=None, kw_only=True)
     """What it works under, once it has."""
     _begun: list[int] = field(default_factory=list, kw_only=True)
@@ -157,6 +159,9 @@ class Unit:
         """``mark`` is durable."""
         self.durable = mark
         self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
+
+    def note(self, meta: Meta) -> None:
+        """Add to a checkpoint, besides its mark, what else must be there with it."""
 
     def back(self, txid: int) -> None:
         """Forget what every txid from ``txid`` on has changed, in flight or not.

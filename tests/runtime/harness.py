@@ -36,8 +36,8 @@ from headrace.sink import keys, table
 from headrace.sql import install, results, watched
 from headrace.state import layout
 from headrace.state.memory import MemoryStore
-from headrace.state.rocks import write_run
 from headrace.types import WEIGHT, Field, parse_lsn
+from tests.runs import write_run
 from tests.waiting import PATIENCE_S, wait_until
 
 ITEMS = """

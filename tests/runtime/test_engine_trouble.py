@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+
 import psycopg
 import pytest
 
@@ -97,6 +100,25 @@ def test_a_catalog_row_that_cannot_be_read(running, source, start, database):
     status, code, _ = status_of(source, "v")
     assert (status, code) == ("error", StateDamaged.sqlstate)
     assert differs(source, "w", QUERY) == []
+
+
+def test_more_than_a_thousand_open_files(source, database, start):
+    """States of many views are many files; the stream's connection gets a number beyond them."""
+    files = []
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit[1] < 4_000:
+        pytest.skip("so many files may not be opened here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
+    try:
+        files += [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+        running = start()
+        two_views(running, source, database)
+        source.execute("INSERT INTO items VALUES (2, 'two')")
+        settle(running, source)
+        assert differs(source, "v", QUERY) == []
+    finally:
+        for file in files:
+            os.close(file)
 
 
 def test_rights_that_end_while_a_view_is_blocked(running, source, database):

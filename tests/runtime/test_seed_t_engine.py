@@ -13,6 +13,7 @@ from headrace.errors import ContinuityLost
 from headrace.forwarder import stream
 from headrace.postgres.slot import drop_slot
 from headrace.process import faults
+from headrace.process.bounds import Bound
 from headrace.runtime import positions
 from headrace.runtime.batches import LOST_MAX
 from headrace.runtime.edges import Edge, TableDiffs
@@ -98,10 +99,32 @@ def test_T_7_views_work_on_one_batch_at_the_same_time(source, start, database, m
         return end(self, *args)
 
     monkeypatch.setattr(Dataflow, "end", meet)
-    write(source, "x")
+    source.execute("INSERT INTO words (word) SELECT 'x' || i FROM generate_series(1, 5000) i")
     settle(running, source)
     assert not both.broken
     assert differs(source, "a", QUERY) == differs(source, "b", QUERY) == []
+
+
+def test_small_batches_of_brief_views_are_worked_on_in_turn(source, start, database, monkeypatch):
+    """A second thread would cost more than it helps; who was slow gets one all the same."""
+    running = start()
+    for name in ("a", "b", "slow"):
+        create_view(running, database, name, source_plan(source, "words"), QUERY)
+    a, b, slow = running.on(lambda: list(running.book.views.values()))
+    dear = running.on(lambda: slow.bounded(running.settings))
+    monkeypatch.setattr(Bound, "taken_s", property(lambda self: float(self is dear)))
+    threads: dict[int, str] = {}
+    end = Dataflow.end
+
+    def seen(self, *args) -> object:
+        of = next(view.id for view in (a, b, slow) if view.dataflow is self)
+        threads[of] = threading.current_thread().name
+        return end(self, *args)
+
+    monkeypatch.setattr(Dataflow, "end", seen)
+    write(source, "x")
+    settle(running, source)
+    assert threads[a.id] == threads[b.id] != threads[slow.id]
 
 
 def test_T_13_failures_are_found_without_anybody_telling(source, start, database):

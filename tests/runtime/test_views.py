@@ -10,6 +10,7 @@ from headrace.config import Settings
 from headrace.errors import StateDamaged
 from headrace.population import staging
 from headrace.runtime import views
+from headrace.state import loaded
 
 
 def test_staged_state_of_another_format_is_not_read(tmp_path) -> None:
@@ -17,7 +18,7 @@ def test_staged_state_of_another_format_is_not_read(tmp_path) -> None:
     assert views.manifest(settings, 7) is None
     staged = staging.of_view(settings.staging_dir, 7)
     staged.make()
-    staged.write_state("0", {"s": [(b"\x00k", b"v")]})
+    staged.write_state("0", {"s": loaded.pieces([b"\x00k"], [b"v"])})
     staged.seal({"txid": 3, "lsn": 100})
     found = views.manifest(settings, 7)
     assert found is not None
