@@ -22,6 +22,7 @@ from bench.growth import Growth
 from bench.memory import Memory
 from bench.oltp_tax import OltpTax
 from bench.population import Population
+from bench.queues import Queues
 from bench.relay import Relay
 from bench.restart import Restart
 from bench.scenario import Figures, Options, Scenario
@@ -44,6 +45,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Memory,
         OltpTax,
         Population,
+        Queues,
         Relay,
         Restart,
         Sink,
