@@ -40,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "runtime": {
         *("collections", "expressions", "forwarder", "kernels", "postgres"),
-        *("process", "sink", "sql", "state"),
+        *("process", "sink", "sql", "state", "storage"),
     },
     "planner": {"collections", "expressions", "postgres", "sql"},
     "sink": {"kernels", "postgres", "sql"},

@@ -166,6 +166,7 @@ def test_second_engine_is_refused_and_told_why(engine, tmp_path, monkeypatch):  
     assert "process" in (caught.value.detail or "")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_stopped_engine_wakes_up_beside_its_successor(engine, start_engine, tmp_path):
     """H21: the first one sleeps, loses its connections, and finds the second one at work."""

@@ -100,6 +100,7 @@ def check(world: World, steps: tuple[str, ...]) -> None:
     world.settle("resynced by hand")
 
 
+@pytest.mark.slow
 def test_moved_objects_are_followed(world):
     make(world, {n: QUERIES[n] for n in ("operators", "functions", "ordered", "casts")}, "public")
     check(world, STEPS[:2] + STEPS[3:5] + STEPS[7:9] + STEPS[14:])

@@ -9,7 +9,8 @@ import pytest
 from headrace.state import columns
 from headrace.state.checkpoint import BATCH_PAIRS_MAX
 from headrace.state.logs import LOGS_MAX
-from headrace.state.rocks import RocksDatabase, write_run
+from headrace.state.rocks import RocksDatabase
+from tests.runs import write_run
 from tests.waiting import wait_until
 
 ROUNDS = 3 * LOGS_MAX

@@ -14,7 +14,8 @@ import pytest
 from headrace.errors import TransientError
 from headrace.state import columns, regulator
 from headrace.state.regulator import Load, Regulator, Spill
-from headrace.state.rocks import RocksDatabase, write_run
+from headrace.state.rocks import RocksDatabase
+from tests.runs import write_run
 
 MIB = 1024 * 1024
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import BugError, StateDamaged
+from headrace.state import checkpoint as state_checkpoint
 from headrace.state import files
 from headrace.state.columns import Family
 from headrace.state.memory import MemoryStore
-from headrace.state.rocks import RocksDatabase, write_run
+from headrace.state.rocks import RocksDatabase
+from tests.runs import write_run
 
 
 def fill(store, start: int, end: int) -> None:
@@ -156,7 +158,8 @@ def test_one_state_has_one_shape(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_checkpoint_is_written_while_txids_go_on(tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_while_txids_go_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(state_checkpoint, "BATCH_PAIRS_MAX", 1000)
     database = RocksDatabase(tmp_path / "db")
     store = database.view(1)
     state, index = store.map("s"), store.index("i")
@@ -231,6 +234,7 @@ def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
 ) -> None:
     """Every call into RocksDB and the file system by a checkpoint is a place to die."""
     count = 1100 if large else 10
+    monkeypatch.setattr(state_checkpoint, "BATCH_PAIRS_MAX", 1000)
     deaths = 0
     for place in range(100):
         path = tmp_path / f"db{place}"
@@ -290,7 +294,9 @@ class Killed(BaseException):
 _WRITER = """
 import sys
 from pathlib import Path
+from headrace.state import checkpoint as state_checkpoint
 from headrace.state.rocks import RocksDatabase
+state_checkpoint.BATCH_PAIRS_MAX = 1000
 database = RocksDatabase(Path(sys.argv[1]))
 last = int(database.get_meta(b"txid") or b"0")
 stores = [database.view(1, last), database.view(2, last)]

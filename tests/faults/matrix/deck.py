@@ -470,6 +470,24 @@ def resync_killed(world: World) -> None:
     world.say(f"resync_view {name}, {victim} killed: {describe(errors[0])}")
 
 
+def first_checkpoint(world: World) -> None:
+    """The worker has the states of a new view and is killed before their first checkpoint."""
+    name, query = world.rng.choice(list(world.spare.items()))
+    point = world.rng.choice(
+        (faults.STATES_TAKEN, faults.BEFORE_CHECKPOINT, faults.CHECKPOINT_BEGUN)
+    )
+    if point != faults.STATES_TAKEN:
+        world.create(name, query)
+    world.trap(point, "kill:1")
+    error = None if point != faults.STATES_TAKEN else attempt_create(world, name, query)
+    wait_until(lambda: world.sprung(point), f"{point} is passed", PATIENCE_S)
+    there = decide(world, name, query)
+    assert there or error is not None, "create_view said that it had succeeded"
+    if there:
+        world.settle()
+        world.drop(name)
+
+
 def killed_by_a_row(world: World) -> None:
     """One view's row kills the worker whenever it comes: that view stops, by itself."""
     name, query = "poisoned", "SELECT id, tag FROM notes"
@@ -559,6 +577,7 @@ def special_cards(rng: random.Random) -> list[Card]:
         *(full if can_mount() else [Card("SIGTERM engine", terminated)]),
         Card("second engine", second_engine),
         Card("resync, then a kill", resync_killed),
+        Card("a new view, killed before its first checkpoint", first_checkpoint),
         Card("paused, then a kill", paused),
         Card("killed by a view's row", killed_by_a_row),
         Card("an evaluator that never returns", never_returns),
