@@ -1,11 +1,13 @@
 """Which view the worker dies of.
 
-    death 1  at batch n: noted, with the batches that were being worked on
-    death 2  at batch n again: from now on one view after the other, one batch at a time, up to n
-    death 3  in view v, which was alone: v stops, and the others go on
+    death 1    at batch n: noted, with the batches that were being worked on
+    death 2    at batch n again: from now on one view after the other, one batch at a time, up to n
+    death 3-5  in view v, which was alone each time: v stops, and the others go on
 
-A kill from outside hits anybody, so one alone says nothing, nor do two.  What counts is the work on
-a view: a worker that dies while no view has its hands on anything does not die of a view.
+A kill from outside hits anybody, above all who has much to do: a few in a row say nothing, also
+where views are processed one by one.  A batch that is committed in between acquits everybody.
+What counts is the work on a view: a worker that dies while no view has its hands on anything does
+not die of a view.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ _log = structlog.get_logger(__name__)
 
 CAREFUL_AFTER: Final = 2
 """Deaths at one batch after which views are processed one by one."""
+ALONE_MAX: Final = 3
+"""Deaths, from then on, amid one and the same view, after which it must stop."""
 LOADING: Final = 0
 """Instead of a txid: the view's state is being taken in."""
 
@@ -33,6 +37,8 @@ class _Known(msgspec.Struct):
     txids: set[int]
     deaths: int
     guilty: set[int]
+    alone: list[int] = []
+    """Whom each of the last deaths met alone."""
 
 
 class Suspects:
@@ -43,7 +49,7 @@ class Suspects:
         self._marks = Marks(folder / "worker.marks", (TransientError, psycopg.Error))
         self._record = DeathRecord(folder / "worker.deaths", _Known)
         known = self._record.read() or _Known(set(), 0, set())
-        self._txids, self._deaths = known.txids, known.deaths
+        self._txids, self._deaths, self._alone = known.txids, known.deaths, known.alone
         self.guilty: set[int] = known.guilty
         """Views, and shared subplans, that must not be processed any more."""
         if self._marks.left:
@@ -62,15 +68,15 @@ class Suspects:
     def passed(self, txid: int) -> None:
         """``txid`` is committed: nobody has died of it."""
         if self._deaths and txid >= max(self._txids, default=0):
-            self._txids, self._deaths = set(), 0
+            self._acquit()
             self._write()
 
     def error(self) -> Deadly:
         """Why the guilty stop."""
         return Deadly(
             "the worker died while processing this view",
-            detail=f"It died {CAREFUL_AFTER + 1} times at the same place; the last time it"
-            " was processing nothing else.",
+            detail=f"It died {CAREFUL_AFTER + ALONE_MAX} times at the same place; the last"
+            f" {ALONE_MAX} times it was processing nothing else.",
             hint=RESYNC,
         )
 
@@ -88,13 +94,14 @@ class Suspects:
         left = self._marks.left
         txids = {txid for _, txid in left}
         if not txids & self._txids:
-            self._txids, self._deaths = txids, 1
-        elif self._deaths >= CAREFUL_AFTER and len(left) == 1:
-            self.guilty.add(left[0][0])
-            self._txids, self._deaths = set(), 0
-        else:
-            self._txids |= txids
-            self._deaths += 1
+            self._acquit()
+        met = [left[0][0]] if self._deaths >= CAREFUL_AFTER and len(left) == 1 else []
+        self._alone = [*self._alone, *met] if met == self._alone[-1:] else met
+        self._txids |= txids
+        self._deaths += 1
+        if len(self._alone) >= ALONE_MAX:
+            self.guilty |= set(met)
+            self._acquit()
         _log.warning(
             "the last worker died in the midst of views",
             views=sorted({unit for unit, _ in left}),
@@ -103,5 +110,8 @@ class Suspects:
             guilty=sorted(self.guilty),
         )
 
+    def _acquit(self) -> None:
+        self._txids, self._deaths, self._alone = set(), 0, []
+
     def _write(self) -> None:
-        self._record.write(_Known(self._txids, self._deaths, self.guilty))
+        self._record.write(_Known(self._txids, self._deaths, self.guilty, self._alone))
