@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,9 +117,9 @@ class Described:
         self._columns.describe(found)
         return {}
 
-    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
+    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
         """See ``runtime.columns.Columns``."""
-        return self._columns.numbered(changes, xid)
+        return self._columns.numbered(changes, xid, read)
 
 
 class Unit:

@@ -3,8 +3,8 @@
 # The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
 """Decodes Postgres' logical replication output (pgoutput, protocol 1, text values) into Arrow.
 
-Row messages are kept as they come, per relation, and decoded together at ``flush``: one pass
-that finds every value, then one copy per column.  So a row costs no Python object but its own
+Row messages are kept as they come, per relation, and looked at together at ``flush``: one pass
+that finds every value; then one copy per column that somebody asks for.  So a row costs no Python object but its own
 message, and transactions of any size share one change batch.
 
 Whatever is unknown or malformed raises ContinuityLost: nothing is ever skipped by guess.  After
@@ -15,6 +15,7 @@ Source: Postgres manual, "Logical Replication Message Formats".
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,11 +93,10 @@ class RelationChanged:
     relation: Relation
 
 
-@dataclass(frozen=True, slots=True)
 class Changes:
-    """A change batch of one relation, rows in stream order.
+    """Changes of one relation, rows in stream order; values are decoded as they are asked for.
 
-    ``__op``: int8 (0 insert, 1 update, 2 delete, 3 truncate); ``__lsn``: int64 (``Begin.final_lsn``
+    A change batch has ``__op``: int8 (0 insert, 1 update, 2 delete, 3 truncate); ``__lsn``: int64 (``Begin.final_lsn``
     of its transaction); ``__old``: int8 (0 none, 1 key columns only, 2 whole row); then for each
     column of the relation ``n:<name>`` and ``o:<name>``: string (Postgres' text; NULL also where
     absent), and ``u:<name>``: bool (TOAST, unchanged) only when some value in the batch is
@@ -104,8 +104,58 @@ class Changes:
     numbers never do.
     """
 
-    relation: Relation
-    batch: pa.RecordBatch
+    def __init__(self, relation: Relation, found: _Found) -> None:
+        self.relation: Final = relation
+        self.last_lsn: Final = int(found.lsns[len(found.lsns) - 1])
+        """``Begin.final_lsn`` of the last one's transaction."""
+        self._found = found
+
+    @functools.cached_property
+    def batch(self) -> pa.RecordBatch:
+        """The change batch, of all columns."""
+        return self.select([(c.name, at) for at, c in enumerate(self.relation.columns)])
+
+    def select(self, columns: Sequence[tuple[str, int]]) -> pa.RecordBatch:
+        """A change batch of these columns: what each is called, and its place in the relation."""
+        found = self._found
+        names = ["__op", "__lsn", "__old"]
+        arrays = [pa.array(found.ops), pa.array(found.lsns), pa.array(found.olds)]
+        for name, index in columns:
+            names += [f"n:{name}", f"o:{name}"]
+            arrays += [found.column(index), found.column(len(self.relation.columns) + index)]
+            if found.there[index] & 2:
+                names.append(f"u:{name}")
+                arrays.append(found.unchanged(index))
+        return pa.RecordBatch.from_arrays(arrays, names)
+
+
+class _Found:
+    """Where the values of row messages are: column after column, the new ones first."""
+
+    def __init__(self, source: buffers.Bytes, lsns: buffers.Int64s, width: int, olds: bool) -> None:
+        """``olds``: some row may have an old one."""
+        n = len(lsns)
+        self.source = source
+        self.lsns = lsns
+        self.ops = np.empty(n, np.int8)
+        self.olds = np.zeros(n, np.int8)
+        self.places = np.empty(width * n * (2 if olds else 1), np.int64)
+        self.sizes = np.full(len(self.places), -1, np.int32)
+        self.there = bytearray(2 * width)
+        """By column: 1 if some row has a value, plus 2 if some has an unchanged one."""
+
+    def column(self, at: int) -> pa.Array:
+        """Texts of the column at ``at``; NULL also where absent."""
+        n = len(self.lsns)
+        if not self.there[at] & 1:
+            return pa.nulls(n, pa.string())
+        mine = slice(at * n, (at + 1) * n)
+        return _column(self.source, self.places[mine], self.sizes[mine])
+
+    def unchanged(self, at: int) -> pa.Array:
+        """Where the value at ``at`` is stored apart and not told."""
+        n = len(self.lsns)
+        return pa.array(self.sizes[at * n : (at + 1) * n] == -2)
 
 
 Event = Begin | Commit | RelationChanged | Changes
@@ -291,13 +341,13 @@ class Decoder:
             limit = bounds[first] + _CHUNK_BYTES_MAX
             last = int(np.searchsorted(bounds, limit, side="right")) - 1
             last = max(first + 1, min(last, len(messages)))
-            batch = _decode(
+            found = _find(
                 b"".join(messages[first:last]),
                 bounds[first : last + 1] - bounds[first],
                 row_lsns[first:last],
-                pending.relation,
+                len(pending.relation.columns),
             )
-            out.append(Changes(pending.relation, batch))
+            out.append(Changes(pending.relation, found))
             first = last
         return out
 
@@ -337,47 +387,27 @@ def _read_name(message: bytes, at: int) -> tuple[str, int]:
     return message[at:end].decode(), end + 1
 
 
-def _decode(
-    joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, relation: Relation
-) -> pa.RecordBatch:
-    """The change batch of row messages of ``relation``; ``bounds`` tell them apart."""
+def _find(joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, width: int) -> _Found:
+    """All values of the row messages that ``bounds`` tell apart, of ``width`` columns each."""
     n = len(lsns)
-    width = len(relation.columns)
     source = np.frombuffer(joined, np.uint8)
     kinds = source[bounds[:n]]
-    with_old = bool((kinds != 73).any())  # inserts have no old tuple
-    ops = np.empty(n, np.int8)
-    olds = np.zeros(n, np.int8)
-    places = np.empty(width * n * (2 if with_old else 1), np.int64)
-    sizes = np.full(len(places), -1, np.int32)
+    found = _Found(source, lsns, width, bool((kinds != 73).any()))  # inserts have no old tuple
     outcome = _scan(
         buffers.view(source),
         buffers.view(bounds),
-        buffers.view(ops),
-        buffers.view(olds),
-        buffers.view(places),
-        buffers.view(sizes),
+        buffers.view(found.ops),
+        buffers.view(found.olds),
+        buffers.view(found.places),
+        buffers.view(found.sizes),
         width,
     )
     if outcome == -2:
         raise ContinuityLost("the replication stream has binary values")
     if outcome < 0:
         raise _malformed()
-    names = ["__op", "__lsn", "__old"]
-    arrays = [pa.array(ops), pa.array(lsns), pa.array(olds)]
-    found = bytearray(2 * width)
-    _find(buffers.view(sizes), memoryview(found), n)
-    absent = pa.nulls(n, pa.string())
-    for index, column in enumerate(relation.columns):
-        names += [f"n:{column.name}", f"o:{column.name}"]
-        for at in (index, width + index):
-            mine = slice(at * n, (at + 1) * n)
-            there = found[at] & 1
-            arrays.append(_column(source, places[mine], sizes[mine]) if there else absent)
-        if found[index] & 2:
-            names.append(f"u:{column.name}")
-            arrays.append(pa.array(sizes[index * n : (index + 1) * n] == -2))
-    return pa.RecordBatch.from_arrays(arrays, names)
+    _mark(buffers.view(found.sizes), memoryview(found.there), n)
+    return found
 
 
 def _column(source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offsets) -> pa.Array:
@@ -526,7 +556,7 @@ def _tuple(
     i=cython.Py_ssize_t,
     column=cython.Py_ssize_t,
 )
-def _find(sizes: memoryview, found: memoryview, n: int) -> None:
+def _mark(sizes: memoryview, found: memoryview, n: int) -> None:
     """By column of ``sizes``: 1 if there is a value in it, plus 2 if an unchanged one."""
     for column in range(len(sizes) // n):
         for i in range(column * n, column * n + n):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,8 +61,11 @@ class Describer(Protocol):
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
         """The stream describes tables; the views, by id, that must not take rows after it."""
 
-    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
-        """A change batch with columns by number, ``n:<attnum>``; ``xid`` is its last one."""
+    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
+        """A change batch with columns by number, ``n:<attnum>``; ``xid`` is its last one.
+
+        Only of columns in ``read``; None: of all.
+        """
 
 
 class Frames:
@@ -82,9 +85,9 @@ class Frames:
 
         ``instant`` is the recorded time of the batch, microseconds since 2000-01-01 UTC: every
         view that reads the clock takes part, also where none of its tables has changed.  Columns
-        of ``types`` come as values, parsed once; others as text.
+        of ``types`` come as values, parsed once, and others do not; without it, all as text.
         """
-        self._types = types or {}
+        self._types = types
         self.instant: Final = instant
         self.stopped: dict[int, HeadraceError] = {}
         """What it answered: views that must not take the rows, by id."""
@@ -125,9 +128,9 @@ class Frames:
             self._kept = kept
 
     def _numbered(self, changes: Changes) -> pa.RecordBatch:
-        lsns = changes.batch.column("__lsn")
-        found = self._describer.numbered(changes, self._xids[lsns[-1].as_py()])
-        return typed(found, self._types.get(changes.relation.oid, {}))
+        read = None if self._types is None else self._types.get(changes.relation.oid, {})
+        found = self._describer.numbered(changes, self._xids[changes.last_lsn], read)
+        return typed(found, read or {})
 
     def all(self) -> list[TableDiffs] | None:
         """Every frame; None when they do not fit into memory."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -80,21 +80,6 @@ def _places(names: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
     return out
 
 
-@functools.lru_cache(maxsize=4096)
-def _renamed(
-    came: tuple[str, ...], numbers: tuple[tuple[str, int], ...]
-) -> tuple[list[str], list[int]]:
-    """The names, by number, of columns that came by name, and where those came that have one."""
-    known = dict(numbers)
-    names, places = [*came[:_HEAD]], [*range(_HEAD)]
-    for place, name in enumerate(came[_HEAD:], _HEAD):
-        kind, _, column = name.partition(":")
-        if column in known:
-            names.append(f"{kind}:{known[column]}")
-            places.append(place)
-    return names, places
-
-
 class Columns:
     """The descriptions that hold, of one connection after the other."""
 
@@ -109,16 +94,23 @@ class Columns:
         for description in found:
             self._known.setdefault(description.relation.oid, []).append(description)
 
-    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
+    def numbered(
+        self, changes: Changes, xid: int, read: Collection[int] | None = None
+    ) -> pa.RecordBatch:
         """A change batch with ``n:<attnum>`` for ``n:<name>``, as o and u.
 
-        ``xid`` is a transaction in it.  A column whose number is not known is left out.
+        ``xid`` is a transaction in it.  Of columns only those with a number in ``read`` (None:
+        all) are decoded; one whose number is not known is left out.
         """
         numbers = self._numbers(changes.relation, xid)
-        batch = changes.batch
-        names, places = _renamed(tuple(batch.schema.names), tuple(numbers.items()))
-        columns = batch.columns
-        return pa.RecordBatch.from_arrays([columns[place] for place in places], names)
+        places = {c.name: place for place, c in enumerate(changes.relation.columns)}
+        return changes.select(
+            [
+                (str(attnum), places[name])
+                for name, attnum in numbers.items()
+                if read is None or attnum in read
+            ]
+        )
 
     def _numbers(self, relation: Relation, xid: int) -> dict[str, int]:
         found = self._known.get(relation.oid, ())

@@ -18,7 +18,7 @@ change in one transaction, and they must not add up over years.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -171,9 +171,9 @@ class Watch:
         tables = {description.relation.oid for description in found}
         return self._check_with(self._readers(tables), {d.xid for d in found})
 
-    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
+    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
         """See ``Columns``."""
-        return self._columns.numbered(changes, xid)
+        return self._columns.numbered(changes, xid, read)
 
     def _observations(self, table: int, xid: int) -> Iterator[Observation]:
         views = self._readers({table})

@@ -117,6 +117,18 @@ def test_old_rows_and_unchanged_values():
     assert batch["o:b"].to_pylist() == [None, None, "q", None, ""]
 
 
+def test_only_chosen_columns_are_decoded_under_chosen_names():
+    decoder = Decoder()
+    decoder.feed([begin(100), relation(), commit(100), begin(300)])
+    decoder.feed([change(b"U", b"O", row("1", "p", "q"), b"N", row("1", True, "y"))])
+    (changes,) = decoder.flush()
+    assert changes.last_lsn == 300
+    (found,) = changes.select([("7", 1), ("3", 2)]).to_pylist()
+    head = {"__op": 1, "__lsn": 300, "__old": 2}
+    assert found == head | {"n:7": None, "o:7": "p", "u:7": True, "n:3": "y", "o:3": "q"}
+    assert changes.select([]).to_pylist() == [head]
+
+
 def test_columns_without_any_value_in_a_batch():
     decoder = Decoder()
     decoder.feed([begin(), relation()])

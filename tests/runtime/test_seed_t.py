@@ -233,7 +233,7 @@ class InOrder:
     def described(self, found):
         return {}
 
-    def numbered(self, changes: Changes, xid: int) -> pa.RecordBatch:
+    def numbered(self, changes: Changes, xid: int, read: object) -> pa.RecordBatch:
         return numbered(changes)
 
 
