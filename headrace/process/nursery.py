@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Final, Self
 
 import msgspec
@@ -159,12 +160,17 @@ class Nursery:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), _at_end(self._process.pid, self._hang_up):
             while line := await reader.readline():
                 self._hear(_NEWS.decode(line))
         self._process.kill()
         status = await asyncio.to_thread(self._process.wait)
         self._lost(f"the nursery ended with status {status}")
+
+    def _hang_up(self) -> None:
+        """It is dead; a child that has not come to close its end yet may have kept the line."""
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     def _hear(self, news: _Began | _Refused | _Ended) -> None:
         match news:
@@ -197,6 +203,28 @@ class Nursery:
     def _refuse(self, answer: asyncio.Future[Born], reason: str) -> None:
         if not answer.cancelled():
             answer.set_exception(TransientError(reason))
+
+
+@contextlib.contextmanager
+def _at_end(pid: int, call: Callable[[], None]) -> Iterator[None]:
+    """``call`` when a process that was not waited for ends, where the system tells so."""
+    try:
+        end = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(end)
+        call()
+
+    loop.add_reader(end, ended)
+    try:
+        yield
+    finally:
+        loop.remove_reader(end)
+        os.close(end)
 
 
 def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:

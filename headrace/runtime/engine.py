@@ -54,6 +54,9 @@ _log = structlog.get_logger(__name__)
 
 _REGULATE_S: Final = 0.005
 """Between slices of the memory regulator's work when there is no batch."""
+_REST: Final = 0.5
+"""For how much of the time that a batch took the engine lets the next one gather.  With as much rest
+as work 200 transactions/s took a fifth less CPU, and showed a fifth later."""
 _BACKOFF_S_MIN: Final = 0.2
 _BACKOFF_S_MAX: Final = 10.0
 _DRAIN_S: Final = 1.0
@@ -205,9 +208,9 @@ class Engine:
                     self._ticker.catch_up(batch.commit_time_us)
                 begun = clock.monotonic()
                 self._intake.process(batch)
-                # As long as it took: under load half the time is rest, and batches are larger.
+                # Under load a third of the time is rest, and batches are larger.
                 self._worked_s = clock.monotonic() - begun
-                self._rested_at = clock.monotonic() + self._worked_s
+                self._rested_at = clock.monotonic() + self._worked_s * _REST
             finally:
                 batch.close()
         elif not stream.batcher.replaying:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 
 import psycopg
 
@@ -48,6 +49,29 @@ def test_another_takes_its_place(tmp_path):
 
     with Nursery() as nursery:
         asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
+
+
+def test_its_end_is_noticed_also_while_a_child_keeps_the_line(tmp_path, monkeypatch):
+    settings = Settings(source="host=127.0.0.1 port=1 dbname=x", data_dir=tmp_path)
+    kept, real = [], socket.socketpair
+
+    def pair(*words):
+        made = real(*words)
+        kept.append(made[1].dup())
+        return made
+
+    monkeypatch.setattr(socket, "socketpair", pair)
+
+    async def main(nursery: Nursery) -> None:
+        born = await nursery.begin("builder", settings)
+        os.kill(nursery.pid, signal.SIGKILL)
+        await born.wait()
+        assert born.returncode == -signal.SIGKILL
+        assert (await nursery.begin("worker", settings)).returncode is None
+
+    with Nursery() as nursery:
+        asyncio.run(asyncio.wait_for(main(nursery), PATIENCE_S))
+    assert kept
 
 
 def test_engine_goes_on_without_its_nursery(database, start_engine):
