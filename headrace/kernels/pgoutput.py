@@ -4,8 +4,8 @@
 """Decodes Postgres' logical replication output (pgoutput, protocol 1, text values) into Arrow.
 
 Row messages are kept as they come, per relation, and looked at together at ``flush``: one pass
-that finds every value; then one copy per column that somebody asks for.  So a row costs no Python object but its own
-message, and transactions of any size share one change batch.
+that finds every value; then one copy per column that somebody asks for.  So a row costs no Python
+object but its own message, and transactions of any size share one change batch.
 
 Whatever is unknown or malformed raises ContinuityLost: nothing is ever skipped by guess.  After
 that, or when the connection is gone, the decoder must not be used again.
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from headrace.errors import ContinuityLost
 from headrace.kernels import buffers
+from headrace.kernels.cells import Cells
 
 INSERT: Final = 0
 UPDATE: Final = 1
@@ -96,15 +97,15 @@ class RelationChanged:
 class Changes:
     """Changes of one relation, rows in stream order; values are decoded as they are asked for.
 
-    A change batch has ``__op``: int8 (0 insert, 1 update, 2 delete, 3 truncate); ``__lsn``: int64 (``Begin.final_lsn``
-    of its transaction); ``__old``: int8 (0 none, 1 key columns only, 2 whole row); then for each
-    column of the relation ``n:<name>`` and ``o:<name>``: string (Postgres' text; NULL also where
-    absent), and ``u:<name>``: bool (TOAST, unchanged) only when some value in the batch is
-    unchanged.  Views get it with column *numbers* in the place of names (``n:3``): names change,
-    numbers never do.
+    A change batch has ``__op``: int8 (0 insert, 1 update, 2 delete, 3 truncate); ``__lsn``: int64
+    (``Begin.final_lsn`` of its transaction); ``__old``: int8 (0 none, 1 key columns only, 2 whole
+    row); then for each column of the relation ``n:<name>`` and ``o:<name>``: string (Postgres'
+    text; NULL also where absent), and ``u:<name>``: bool (TOAST, unchanged) only when some value in the
+    batch is unchanged.  Views get it with column *numbers* in the place of names (``n:3``): names
+    change, numbers never do.
     """
 
-    def __init__(self, relation: Relation, found: _Found) -> None:
+    def __init__(self, relation: Relation, found: Cells) -> None:
         self.relation: Final = relation
         self.last_lsn: Final = int(found.lsns[len(found.lsns) - 1])
         """``Begin.final_lsn`` of the last one's transaction."""
@@ -127,35 +128,6 @@ class Changes:
                 names.append(f"u:{name}")
                 arrays.append(found.unchanged(index))
         return pa.RecordBatch.from_arrays(arrays, names)
-
-
-class _Found:
-    """Where the values of row messages are: column after column, the new ones first."""
-
-    def __init__(self, source: buffers.Bytes, lsns: buffers.Int64s, width: int, olds: bool) -> None:
-        """``olds``: some row may have an old one."""
-        n = len(lsns)
-        self.source = source
-        self.lsns = lsns
-        self.ops = np.empty(n, np.int8)
-        self.olds = np.zeros(n, np.int8)
-        self.places = np.empty(width * n * (2 if olds else 1), np.int64)
-        self.sizes = np.full(len(self.places), -1, np.int32)
-        self.there = bytearray(2 * width)
-        """By column: 1 if some row has a value, plus 2 if some has an unchanged one."""
-
-    def column(self, at: int) -> pa.Array:
-        """Texts of the column at ``at``; NULL also where absent."""
-        n = len(self.lsns)
-        if not self.there[at] & 1:
-            return pa.nulls(n, pa.string())
-        mine = slice(at * n, (at + 1) * n)
-        return _column(self.source, self.places[mine], self.sizes[mine])
-
-    def unchanged(self, at: int) -> pa.Array:
-        """Where the value at ``at`` is stored apart and not told."""
-        n = len(self.lsns)
-        return pa.array(self.sizes[at * n : (at + 1) * n] == -2)
 
 
 Event = Begin | Commit | RelationChanged | Changes
@@ -387,12 +359,12 @@ def _read_name(message: bytes, at: int) -> tuple[str, int]:
     return message[at:end].decode(), end + 1
 
 
-def _find(joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, width: int) -> _Found:
+def _find(joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, width: int) -> Cells:
     """All values of the row messages that ``bounds`` tell apart, of ``width`` columns each."""
     n = len(lsns)
     source = np.frombuffer(joined, np.uint8)
     kinds = source[bounds[:n]]
-    found = _Found(source, lsns, width, bool((kinds != 73).any()))  # inserts have no old tuple
+    found = Cells(source, lsns, width, bool((kinds != 73).any()))  # inserts have no old tuple
     outcome = _scan(
         buffers.view(source),
         buffers.view(bounds),
@@ -408,16 +380,6 @@ def _find(joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, width: in
         raise _malformed()
     _mark(buffers.view(found.sizes), memoryview(found.there), n)
     return found
-
-
-def _column(source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offsets) -> pa.Array:
-    n = len(sizes)
-    starts = np.empty(n + 1, np.int32)
-    valid = np.empty(n, np.uint8)
-    total = _measure(buffers.view(sizes), buffers.view(starts), buffers.view(valid))
-    content = np.empty(total, np.uint8)
-    _gather(buffers.view(source), buffers.view(places), buffers.view(starts), buffers.view(content))
-    return buffers.make_text(starts, content, valid, pa.string())
 
 
 @cython.cfunc
@@ -564,57 +526,3 @@ def _mark(sizes: memoryview, found: memoryview, n: int) -> None:
                 found[column] |= 1
             elif sizes[i] == -2:
                 found[column] |= 2
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    sizes=cython.const_int[::1],
-    starts=cython.int[::1],
-    valid=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    total=cython.longlong,
-)
-def _measure(sizes: memoryview, starts: memoryview, valid: memoryview) -> int:
-    """Fill ``starts`` and ``valid`` from the sizes; returns the bytes needed."""
-    n = len(sizes)
-    total = 0
-    for i in range(n):
-        starts[i] = total
-        if sizes[i] >= 0:
-            valid[i] = 1
-            total += sizes[i]
-        else:
-            valid[i] = 0
-    starts[n] = total
-    return total
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    places=cython.const_longlong[::1],
-    starts=cython.const_int[::1],
-    content=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-)
-def _gather(data: memoryview, places: memoryview, starts: memoryview, content: memoryview) -> None:
-    """Copy every value to its place; slots without a value have no bytes."""
-    n = len(places)
-    for i in range(n):
-        q = starts[i]
-        end = starts[i + 1]
-        if q < end:
-            p = places[i]
-            while q < end:
-                content[q] = data[p]
-                p += 1
-                q += 1

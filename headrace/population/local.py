@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan, SourceSpec
@@ -14,6 +16,7 @@ from headrace.population.staging import Staging
 from headrace.population.tables import TableSize
 from headrace.postgres.connect import Connection
 from headrace.process import bounds
+from headrace.state.loaded import Pieces
 from headrace.state.memory import MemoryStore
 
 _PART = "0"
@@ -27,8 +30,10 @@ def populate(
     remote: RemoteEvaluator | None,
     staging: Staging,
     sizes: Mapping[str, TableSize],
-) -> int:
-    """Fill ``staging`` with the result rows and states at snapshot ``ref``; returns the rows.
+) -> tuple[int, Callable[[], None]]:
+    """Fill ``staging`` with the result rows at snapshot ``ref``.
+
+    How many they are, and what adds the states.
 
     Raises:
         SnapshotLost: the snapshot is gone; begin anew with another.
@@ -40,24 +45,32 @@ def populate(
         if plan.temporal:
             flow.begin(0, 0, _now(conn))
         for source in _in_order(plan, sizes):
-            for columns in reader.read(conn, source):
-                flow.load(source.table_oid, columns)
-                bounds.progress()
-                done += len(columns[0])
-                job.rows(done)
+            with contextlib.closing(reader.read(conn, source)) as batches:
+                for columns in batches:
+                    flow.load(source.table_oid, columns)
+                    bounds.progress()
+                    done += len(columns[0])
+                    job.rows(done)
         reader.prove(conn, ref)
     job.check()
     job.complete(done)
     result = flow.end(0)
     job.check()
-    staging.write_state(_PART, store.runs())
-    return staging.write_rows(_PART, rows.render(plan.sink.schema, result))
+    runs = {name: _while_wanted(job, pieces) for name, pieces in store.runs().items()}
+    count = staging.write_rows(_PART, rows.render(plan.sink.schema, result))
+    return count, partial(staging.write_state, _PART, runs)
 
 
 def instant(dsn: str, ref: SnapshotRef) -> int:
     """The same of a transaction in snapshot ``ref``, for those who read in several."""
     with reader.joined(dsn, ref) as conn:
         return _now(conn)
+
+
+def _while_wanted(job: Job, pieces: Pieces) -> Pieces:
+    for piece in pieces:
+        job.check()
+        yield piece
 
 
 def _in_order(plan: PhysicalPlan, sizes: Mapping[str, TableSize]) -> list[SourceSpec]:

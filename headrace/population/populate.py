@@ -23,6 +23,7 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
 from headrace.population import choice, local, reader, rights, staging, tables, uses
+from headrace.population.behind import Behind
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.handover import Handover
@@ -166,16 +167,15 @@ class Population:
         staged.make()
         self.close()  # whoever waits needs no connection
         with contextlib.ExitStack() as place:
+            behind = place.enter_context(Behind())
             with context.snapshots.join(job, self._settings) as snapshot:
-                rows, taken = self._load_at(snapshot, staged, place)
+                rows, taken = self._load_at(snapshot, staged, place, behind)
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
-            staged.seal(facts)
-            faults.point(faults.POPULATION_SEALED)
-            self._publish(staged, facts, taken)
+            self._publish(staged, facts, taken, behind)
         return rows
 
     def _load_at(
-        self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack
+        self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack, behind: Behind
     ) -> tuple[int, Facts]:
         """Load what ``snapshot`` shows, in a ``place``; the rows, and what the view relies on."""
         job = self._job
@@ -191,7 +191,7 @@ class Population:
         job.phase("reading", total=tables.expected(sources, sizes))
         faults.point(faults.POPULATION_BEGINS)
         try:
-            rows = self._load(chosen.mode, snapshot, sizes, staged)
+            rows = self._load(chosen.mode, snapshot, sizes, staged, behind)
         except HeadraceError:
             # What went wrong may be a consequence of one of these, which say more.
             job.check()
@@ -249,7 +249,12 @@ class Population:
             self._job.say(str(chosen))
 
     def _load(
-        self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
+        self,
+        mode: str,
+        snapshot: Snapshot,
+        sizes: dict[str, TableSize],
+        staged: Staging,
+        behind: Behind,
     ) -> int:
         planned = self._planned
         if mode == choice.SPARK:
@@ -266,13 +271,18 @@ class Population:
         )
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
-                return local.populate(
+                rows, write = local.populate(
                     self._job, self._dsn, planned.physical, snapshot.ref, remote, staged, sizes
                 )
         finally:
             remote.close()
+        behind.begin(write)
+        return rows
 
-    def _publish(self, staged: Staging, facts: dict[str, Any], taken: Facts) -> None:
+    def _publish(
+        self, staged: Staging, facts: dict[str, Any], taken: Facts, behind: Behind
+    ) -> None:
+        """The result appears; while its rows are written, so may be the states ``behind``."""
         timeout = f"{self._settings.lock_timeout_ms}ms"
         job = self._job
         with job.connection(
@@ -281,6 +291,9 @@ class Population:
             with job.translating():
                 self.appear(conn, staged, facts)
                 watched.put(conn, self._view_id, taken)
+                behind.wait()
+                staged.seal(facts)
+                faults.point(faults.POPULATION_SEALED)
                 check_slot(conn, self._settings, facts["start_lsn"])
             job.check()
             faults.point(faults.BEFORE_PUBLISH)

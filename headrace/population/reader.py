@@ -13,8 +13,10 @@ Used alike by the builder itself and by every Spark task, each on a connection o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -34,6 +36,7 @@ from headrace.postgres.failures import as_headrace
 
 ROWS_PER_BATCH: Final = 50_000
 BYTES_PER_BATCH: Final = 4 * 1024 * 1024
+_CANCEL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,12 @@ def prove(conn: Connection, ref: SnapshotRef) -> None:
         )
 
 
-def read(conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE) -> Iterator[list[pa.Array]]:
+def read(
+    conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE
+) -> Generator[list[pa.Array], None, None]:
     """Typed columns of ``load_columns(source)``, batch by batch.
 
-    REQUIRES: ``conn`` comes from ``joined``.
+    REQUIRES: ``conn`` comes from ``joined``; it is closed before ``conn`` is.
 
     Raises:
         TableChanged: the table has lost its name to another, or has another owner.
@@ -111,10 +116,11 @@ def read(conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE) -> Iterat
         statement = plain_statement(source, columns)
     else:
         raise tables.changed(source)
-    for data in _copy(conn, statement.as_string(conn).encode()):
-        arrays = copytext.split(data, len(columns))
-        batch = [_parse(source, c, array) for c, array in zip(columns, arrays, strict=True)]
-        yield batch if planned else only_wanted(source, batch)
+    with contextlib.closing(_copy(conn, statement.as_string(conn).encode())) as pieces:
+        for data in pieces:
+            arrays = copytext.split(data, len(columns))
+            batch = [_parse(source, c, array) for c, array in zip(columns, arrays, strict=True)]
+            yield batch if planned else only_wanted(source, batch)
 
 
 def copy_statement(
@@ -166,17 +172,29 @@ def _parse(source: SourceSpec, column: SourceColumn, values: pa.Array) -> pa.Arr
         ) from error
 
 
-def _copy(conn: Connection, statement: bytes) -> Iterator[bytes]:
-    """Whole lines of COPY data in pieces of about ``BYTES_PER_BATCH``."""
+def _copy(conn: Connection, statement: bytes) -> Generator[bytes, None, None]:
+    """Whole lines of COPY data in pieces of about ``BYTES_PER_BATCH``.
+
+    The next one is read while this one is worked on.
+    """
     pgconn = conn.pgconn
     result = pgconn.exec_(statement)
     if result.status != ExecStatus.COPY_OUT:
         raise _failed(conn, result)
-    length = 1
-    while length > 0:
-        data, length = copydata.read(pgconn, BYTES_PER_BATCH, ROWS_PER_BATCH)
-        if data and length != FAILED:
-            yield data
+    with ThreadPoolExecutor(1, "headrace-reading") as pool:
+        following = partial(copydata.read, pgconn, BYTES_PER_BATCH, ROWS_PER_BATCH)
+        ahead = pool.submit(following)
+        try:
+            length = 1
+            while length > 0:
+                data, length = ahead.result()
+                if length > 0:
+                    ahead = pool.submit(following)
+                if data and length != FAILED:
+                    yield data
+        finally:
+            if not ahead.done():  # nobody wants it any more
+                conn.cancel_safe(timeout=_CANCEL_S)
     done = pgconn.get_result()
     if length == FAILED or done is None or done.status != ExecStatus.COMMAND_OK:
         raise _failed(conn, done)

@@ -63,8 +63,11 @@ def _scan(spec: Spec, segment: Segment, exit_: Exit, number: int) -> Iterator[pa
         raise BugError(f'node "{node.id}" cannot be read')
     first, last = spec.blocks[node.id][number]
     blocks = reader.Blocks(first or 0, last)
-    with reader.joined(spec.dsn, spec.ref) as conn:
-        batches = _counted(spec, f"{node.id}-{number}", reader.read(conn, node, blocks))
+    with (
+        reader.joined(spec.dsn, spec.ref) as conn,
+        contextlib.closing(reader.read(conn, node, blocks)) as found,
+    ):
+        batches = _counted(spec, f"{node.id}-{number}", found)
         if segment.head:
             yield from segments.run_source(spec, segment, exit_, number, batches)
         else:

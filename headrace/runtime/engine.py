@@ -55,8 +55,8 @@ _log = structlog.get_logger(__name__)
 _REGULATE_S: Final = 0.005
 """Between slices of the memory regulator's work when there is no batch."""
 _REST: Final = 0.5
-"""For how much of the time that a batch took the engine lets the next one gather.  With as much rest
-as work 200 transactions/s took a fifth less CPU, and showed a fifth later."""
+"""For how much of the time that a batch took the engine lets the next one gather.  With as much
+rest as work 200 transactions/s took a fifth less CPU, and showed a fifth later."""
 _BACKOFF_S_MIN: Final = 0.2
 _BACKOFF_S_MAX: Final = 10.0
 _DRAIN_S: Final = 1.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import psycopg
 import pytest
 
@@ -61,6 +64,25 @@ def test_values_come_typed_and_exact(bench):
     got = sorted(row for batch in rows for row in batch)
     assert [(a, b) for a, b, _ in got] == [(a, b) for a, b, _ in want]
     assert str(got[4][2]) == "-0.0"
+
+
+def test_a_reader_that_is_left_amid_a_table_leaves_nobody_behind(bench, monkeypatch):
+    plan = plans.copy(bench.conn).plan
+    bench.conn.execute(
+        "INSERT INTO customers SELECT i, repeat('x', 90), '' FROM generate_series(10000, 99999) i"
+    )
+    monkeypatch.setattr(reader, "BYTES_PER_BATCH", 1000)
+    source = plan.sources[0]
+    with export(bench) as snapshot:
+        with (
+            reader.joined(bench.dsn, snapshot.ref) as conn,
+            contextlib.closing(reader.read(conn, source)) as batches,
+        ):
+            next(batches)
+        assert conn.closed
+        assert not [t for t in threading.enumerate() if t.name.startswith("headrace-reading")]
+        with reader.joined(bench.dsn, snapshot.ref) as conn:
+            assert count(conn, source) == 90_050
 
 
 def test_a_table_of_somebody_else_is_read_whole(bench):

@@ -41,7 +41,8 @@ def both(bench, case, path, partition_rows: int = 100):
             if mode == "local":
                 remote = RemoteEvaluator(bench.dsn, {})
                 plan, ref = case.plan, snapshot.ref
-                count = local.populate(job, bench.dsn, plan, ref, remote, staged, sizes)
+                count, write = local.populate(job, bench.dsn, plan, ref, remote, staged, sizes)
+                write()
                 remote.close()
             else:
                 count = bench.context.spark.populate(job, case.plan, snapshot, sizes, {}, staged)

@@ -1,0 +1,105 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+"""Where the values of row messages are in their bytes, and columns made of them."""
+
+from __future__ import annotations
+
+import cython
+import numpy as np
+import pyarrow as pa
+
+from headrace.kernels import buffers
+
+
+class Cells:
+    """Where the values of row messages are: column after column, the new ones first."""
+
+    def __init__(self, source: buffers.Bytes, lsns: buffers.Int64s, width: int, olds: bool) -> None:
+        """``olds``: some row may have an old one."""
+        n = len(lsns)
+        self.source = source
+        self.lsns = lsns
+        self.ops = np.empty(n, np.int8)
+        self.olds = np.zeros(n, np.int8)
+        self.places = np.empty(width * n * (2 if olds else 1), np.int64)
+        self.sizes = np.full(len(self.places), -1, np.int32)
+        self.there = bytearray(2 * width)
+        """By column: 1 if some row has a value, plus 2 if some has an unchanged one."""
+
+    def column(self, at: int) -> pa.Array:
+        """Texts of the column at ``at``; NULL also where absent."""
+        n = len(self.lsns)
+        if not self.there[at] & 1:
+            return pa.nulls(n, pa.string())
+        mine = slice(at * n, (at + 1) * n)
+        return _column(self.source, self.places[mine], self.sizes[mine])
+
+    def unchanged(self, at: int) -> pa.Array:
+        """Where the value at ``at`` is stored apart and not told."""
+        n = len(self.lsns)
+        return pa.array(self.sizes[at * n : (at + 1) * n] == -2)
+
+
+def _column(source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offsets) -> pa.Array:
+    n = len(sizes)
+    starts = np.empty(n + 1, np.int32)
+    valid = np.empty(n, np.uint8)
+    total = _measure(buffers.view(sizes), buffers.view(starts), buffers.view(valid))
+    content = np.empty(total, np.uint8)
+    _gather(buffers.view(source), buffers.view(places), buffers.view(starts), buffers.view(content))
+    return buffers.make_text(starts, content, valid, pa.string())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.longlong)
+@cython.locals(
+    sizes=cython.const_int[::1],
+    starts=cython.int[::1],
+    valid=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    total=cython.longlong,
+)
+def _measure(sizes: memoryview, starts: memoryview, valid: memoryview) -> int:
+    """Fill ``starts`` and ``valid`` from the sizes; returns the bytes needed."""
+    n = len(sizes)
+    total = 0
+    for i in range(n):
+        starts[i] = total
+        if sizes[i] >= 0:
+            valid[i] = 1
+            total += sizes[i]
+        else:
+            valid[i] = 0
+    starts[n] = total
+    return total
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.returns(cython.void)
+@cython.locals(
+    data=cython.const_uchar[::1],
+    places=cython.const_longlong[::1],
+    starts=cython.const_int[::1],
+    content=cython.uchar[::1],
+    i=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    q=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+)
+def _gather(data: memoryview, places: memoryview, starts: memoryview, content: memoryview) -> None:
+    """Copy every value to its place; slots without a value have no bytes."""
+    n = len(places)
+    for i in range(n):
+        q = starts[i]
+        end = starts[i + 1]
+        if q < end:
+            p = places[i]
+            while q < end:
+                content[q] = data[p]
+                p += 1
+                q += 1
