@@ -100,9 +100,9 @@ class Changes:
     A change batch has ``__op``: int8 (0 insert, 1 update, 2 delete, 3 truncate); ``__lsn``: int64
     (``Begin.final_lsn`` of its transaction); ``__old``: int8 (0 none, 1 key columns only, 2 whole
     row); then for each column of the relation ``n:<name>`` and ``o:<name>``: string (Postgres'
-    text; NULL also where absent), and ``u:<name>``: bool (TOAST, unchanged) only when some value in the
-    batch is unchanged.  Views get it with column *numbers* in the place of names (``n:3``): names
-    change, numbers never do.
+    text; NULL also where absent), and ``u:<name>``: bool (TOAST, unchanged) only when some value in
+    the batch is unchanged. Views get it with column *numbers* in the place of names (``n:3``):
+    names change, numbers never do.
     """
 
     def __init__(self, relation: Relation, found: Cells) -> None:
