@@ -23,6 +23,9 @@ Connection = psycopg.Connection[Any]
 UNDO: Final = "Undo that, or drop the view and create it again."
 """Hint of an altered result table."""
 _NAME_BYTES_MAX: Final = 63
+_ROOM: Final = " WITH (fillfactor = 90)"
+"""Of a table whose rows are updated: then the first updates of a page need no new index entries
+either (of 100 000 random ones of 100 000 rows 8 % did), for 4 % more space."""
 _KEYLESS: Final = "has lost its key"
 
 
@@ -77,7 +80,9 @@ def create(
     renamed: sql.Composable = sql.SQL("")
     if columns:
         renamed = sql.SQL(" ({})").format(sql.SQL(", ").join(sql.Identifier(c) for c in columns))
-    conn.execute(sql.SQL("CREATE TABLE {}{} AS {} WITH NO DATA").format(name, renamed, text))
+    room = sql.SQL(_ROOM) if keyed else sql.SQL("")
+    made = sql.SQL("CREATE TABLE {}{}{} AS {} WITH NO DATA").format(name, renamed, room, text)
+    conn.execute(made)
     row = conn.execute(
         "SELECT %s::pg_catalog.regclass::pg_catalog.oid", (name.as_string(conn),)
     ).fetchone()

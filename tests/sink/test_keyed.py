@@ -108,6 +108,21 @@ def test_rows_whose_key_stays_are_updated_others_come_and_go(conn):
     assert contents(conn, target)[:2] == [("1", "d"), ("2", "c")]
 
 
+def test_pages_have_room_for_updates_from_the_start(conn):
+    """So the index is left alone."""
+    target = make(conn, {"k": "integer", "n": "integer"}, ("k",))
+    write(conn, target, *(((str(k), "0"), 1) for k in range(2000)))
+    some = range(0, 2000, 20)
+    with conn.transaction():
+        changed = [((str(k), n), w) for k in some for n, w in (("0", -1), ("1", 1))]
+        SinkWriter(conn).write(target, diffs(target, changed))
+        done = conn.execute(
+            "SELECT pg_stat_get_xact_tuples_updated(%(t)s), pg_stat_get_xact_tuples_hot_updated(%(t)s)",
+            {"t": target.oid},
+        ).fetchone()
+    assert done == (len(some), len(some))
+
+
 def test_a_foreign_key_holds_where_the_key_only_looks_otherwise(conn):
     target = make(conn, {"k": "numeric", "v": "text"}, ("k",))
     write(conn, target, (("1.0", "a"), 1), (("2", "a"), 1))
