@@ -180,7 +180,10 @@ def _replace_keyed(
             conn.execute(sql.SQL(s).format(**parts)).rowcount for s in statements
         )
     except psycopg.IntegrityError as error:
-        raise keys.violated(target.shown, target.key, error) from error
+        known = keys.violated(target.shown, target.key, error)
+        if known is None:
+            raise
+        raise known from error
     return Replaced(changed + gone, changed + come)
 
 

@@ -137,30 +137,33 @@ def equality(conn: Connection, oid: int) -> dict[str, sql.Composed]:
     }
 
 
-def violated(shown_table: str, key: Sequence[str], error: psycopg.IntegrityError) -> SinkTableError:
+def violated(
+    shown_table: str, key: Sequence[str], error: psycopg.IntegrityError
+) -> SinkTableError | None:
     """What ``error`` in writing a table with a key means to its view.
 
-    Everybody may read why a view has stopped, so no value is told.
+    None: it is not the server that tells of a constraint, but code of somebody's, which raises
+    whatever SQLSTATE it likes.  Everybody may read why a view has stopped, so no value is told.
     """
-    code = error.sqlstate or SinkTableError.sqlstate
-    if isinstance(error, psycopg.errors.UniqueViolation):
-        return SinkTableError(
-            f"rows of result table {shown_table} would have the same key {shown(key)}",
-            detail=f'Postgres names constraint "{error.diag.constraint_name}".',
-            hint=RESYNC,
-            sqlstate=code,
-        )
-    if isinstance(error, psycopg.errors.NotNullViolation):
-        return SinkTableError(
-            f'column "{error.diag.column_name}" of key {shown(key)} of result table'
-            f" {shown_table} would be NULL",
-            hint=RESYNC,
-            sqlstate=code,
-        )
-    return SinkTableError(
-        f"rows of result table {shown_table} should go that"
-        f' table "{error.diag.table_name}" refers to',
-        detail=f'They are held by foreign key "{error.diag.constraint_name}".',
-        hint=RESYNC,
-        sqlstate=code,
-    )
+    code, diag = error.sqlstate or SinkTableError.sqlstate, error.diag
+    detail: str | None = None
+    match error:
+        case psycopg.errors.UniqueViolation() if diag.constraint_name:
+            message = f"rows of result table {shown_table} would have the same key {shown(key)}"
+            detail = f'Postgres names constraint "{diag.constraint_name}".'
+        case psycopg.errors.NotNullViolation() if diag.column_name:
+            message = (
+                f'column "{diag.column_name}" of key {shown(key)} of result table'
+                f" {shown_table} would be NULL"
+            )
+        case psycopg.errors.ForeignKeyViolation() | psycopg.errors.RestrictViolation() if (
+            diag.constraint_name
+        ):
+            message = (
+                f"rows of result table {shown_table} should go that"
+                f' table "{diag.table_name}" refers to'
+            )
+            detail = f'They are held by foreign key "{diag.constraint_name}".'
+        case _:
+            return None
+    return SinkTableError(message, detail=detail, hint=RESYNC, sqlstate=code)

@@ -98,9 +98,10 @@ class SinkWriter:
             if len(come):
                 self._insert(target, statements, diffs, copies(come, weights))
         except psycopg.IntegrityError as error:
-            if not target.key:
+            known = keys.violated(target.shown, target.key, error) if target.key else None
+            if known is None:
                 raise
-            raise keys.violated(target.shown, target.key, error) from error
+            raise known from error
         return int(np.abs(weights).sum())
 
     def quick(self, target: ResultTable, diffs: pa.RecordBatch) -> QuickWrite | None:

@@ -160,6 +160,20 @@ def test_duplicates_and_nulls_change_nothing_and_tell_no_value(conn):
         assert contents(conn, target) == [("77", "a")]
 
 
+@pytest.mark.parametrize("state", ["23000", "23502", "23503", "23505", "23514", "23P01"])
+def test_what_code_of_users_raises_is_no_constraint(conn, setup, state):
+    """It comes as it was raised; nobody made up a key for it."""
+    target = make(conn, {"k": "integer"}, ("k",))
+    setup.execute(
+        "CREATE OR REPLACE FUNCTION boom(k int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"
+        f" $$ BEGIN RAISE 'boom' USING ERRCODE = '{state}'; END $$"
+    )
+    setup.execute("CREATE INDEX ON r (boom(k))")
+    with pytest.raises(SinkTableError, match="cannot be written: boom") as caught:
+        write(conn, target, (("1",), 1))
+    assert caught.value.code == state
+
+
 def test_rows_changed_by_somebody_else_are_told(conn):
     target = make(conn, COLUMNS, ("k",))
     write(conn, target, (("1", "a"), 1))
