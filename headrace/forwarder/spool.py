@@ -1,12 +1,12 @@
 """A file for the messages of one transaction that is too large for memory.
 
 It holds the raw messages, each after its length: smaller than decoded columns, and decoding
-them chunk by chunk later costs the same.  It is gone when the batch is done, or at start.
+them chunk by chunk later costs the same.  It has no name: the space is free again when the batch is
+done, or the process ends, however it does.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,9 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix="tx-", suffix=".spool", dir=folder)
-        self._file: IO[bytes] = os.fdopen(handle, "w+b", buffering=1 << 20)
-        # The name is not needed: the space is free again whenever the process ends.
-        Path(name).unlink()
+        self._file: IO[bytes] = tempfile.TemporaryFile(  # noqa: SIM115  closed by close()
+            buffering=1 << 20, prefix="tx-", suffix=".spool", dir=folder
+        )
         self.messages = 0
         self.bytes = 0
 
