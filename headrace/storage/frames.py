@@ -10,17 +10,18 @@ has no body.  The checksum is over the header before it and all that follows.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 import crc32c
+import msgspec
 
 ALIGN: Final = 64
 _HEADER: Final = struct.Struct("<2sBBIIIQQQQqI")
 _SUM: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _SUM.size
 _MAGIC: Final = b"HQ"
+_PADDING: Final = bytes(ALIGN)
 
 
 Place = tuple[int, int, int]
@@ -35,8 +36,7 @@ class Kind(IntEnum):
     TIME_END = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, gc=False):
     """What is said of a frame before its body."""
 
     kind: Kind
@@ -68,16 +68,19 @@ def size(body_bytes: int) -> int:
 
 def write(into: memoryview, header: Header, place: Place, body: memoryview | None) -> None:
     """Put a frame into memory of its size; the header comes last."""
+    count = 0
     if body is not None:
-        end = HEADER_BYTES + len(body)
+        count = len(body)
+        end = HEADER_BYTES + count
         into[HEADER_BYTES:end] = body
-        into[end:] = bytes(len(into) - end)
+        if end < len(into):
+            into[end:] = _PADDING[: len(into) - end]
     offset, gap, schema = place
     head = _HEADER.pack(
         *(_MAGIC, header.kind, 0, header.attempt, schema, gap, offset, header.txid),
-        *(0 if body is None else len(body), header.rows, header.commit_us, header.table_oid),
+        *(count, header.rows, header.commit_us, header.table_oid),
     )
-    into[:HEADER_BYTES] = head + _SUM.pack(_sum(head, into[HEADER_BYTES:]))
+    into[:HEADER_BYTES] = head + _SUM.pack(crc32c.crc32c(into[HEADER_BYTES:], crc32c.crc32c(head)))
 
 
 def read(memory: memoryview) -> Header | None:
@@ -87,19 +90,17 @@ def read(memory: memoryview) -> Header | None:
     magic, kind, _, attempt, schema, gap, offset, txid, body, rows, commit, oid = (
         _HEADER.unpack_from(memory)
     )
-    if magic != _MAGIC or kind not in _KINDS:
+    known = _KINDS.get(kind)
+    if magic != _MAGIC or known is None:
         return None
-    return Header(*(_KINDS[kind], txid, attempt, rows, commit, oid, schema, gap, offset, body))
+    return Header(known, txid, attempt, rows, commit, oid, schema, gap, offset, body)
 
 
 def whole(memory: memoryview) -> bool:
     """Whether the frame in ``memory``, which is of its size, is as it was written."""
     (told,) = _SUM.unpack_from(memory, _HEADER.size)
-    return bool(told == _sum(bytes(memory[: _HEADER.size]), memory[HEADER_BYTES:]))
+    found = crc32c.crc32c(memory[HEADER_BYTES:], crc32c.crc32c(memory[: _HEADER.size]))
+    return bool(told == found)
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
-
-
-def _sum(head: bytes, body: memoryview) -> int:
-    return int(crc32c.crc32c(body, crc32c.crc32c(head)))

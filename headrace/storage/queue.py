@@ -12,7 +12,6 @@ writes once; a successor that is slow, gone for a while or set back is a pointer
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import threading
 from collections.abc import Hashable, Iterator, Mapping
@@ -24,10 +23,14 @@ import pyarrow as pa
 
 from headrace.storage import frames
 from headrace.storage.blocks import BlockFile
+from headrace.storage.ends import Ends
 from headrace.storage.frames import Header, Kind
 from headrace.storage.ring import Ring
 from headrace.storage.schemas import Schemas
 from headrace.storage.shelf import Damaged, Frame, Shelf
+
+_NOWHERE: Final = 1 << 62
+"""Behind whatever there may be."""
 
 
 @dataclass(slots=True)
@@ -63,15 +66,20 @@ class Queue:
         self._schemas: Final = schemas
         self._lock: Final = lock
         self._hints: Final = hints
-        self._ends: list[tuple[int, int]] = []
-        """TimeEnds from the base on: txid, and where the next frame begins."""
-        self._front = 0
-        self._base = 0
+        self._ends: Final = Ends(int(hints[2]) if found is not None else 0)
+        self.front = 0
+        """Where the next frame is put."""
+        self.base = 0
+        """The oldest tail: what is before it is gone."""
+        self._least = _NOWHERE
+        """The oldest tail, when the base was moved last."""
+        self._schema: tuple[pa.Schema, int] | None = None
+        """Of the last batch, and its number."""
         self._successors: dict[Hashable, _Successor] = {}
         self.written_bytes = 0
         """Bytes of frames put since it was opened (A-4: once, however many successors)."""
         self.rows = 0
-        """Rows put since it was opened."""
+        """Rows put since it was opened, and those that it held then."""
         self.synced = 0
         """Up to where it is known to be on the disk."""
         self.lost = False
@@ -85,29 +93,24 @@ class Queue:
     # --- where things are
 
     @property
-    def front(self) -> int:
-        """Where the next frame is put."""
-        return self._front
-
-    @property
-    def base(self) -> int:
-        """The oldest tail: what is before it is gone."""
-        return self._base
-
-    @property
     def base_txid(self) -> int:
         """What came up to this txid is gone."""
-        return int(self._hints[2])
+        return self._ends.base_txid
 
     @property
     def last_txid(self) -> int:
         """The last txid that has ended in it, or that it began after."""
-        return self._ends[-1][0] if self._ends else self.base_txid
+        return self._ends.last_txid
 
     @property
     def queued_bytes(self) -> int:
         """Bytes between base and front."""
-        return self._front - self._base
+        return self.front - self.base
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows between base and front."""
+        return self.rows - self._ends.base_rows
 
     @property
     def successors(self) -> dict[Hashable, tuple[int, int]]:
@@ -127,7 +130,7 @@ class Queue:
             LookupError: that is not held (any more).
         """
         with self._lock:
-            at = self._front if after_txid is None else self._after(after_txid)
+            at = self.front if after_txid is None else self._after(after_txid)
             self._successors[successor] = _Successor(at, at)
 
     def leave(self, successor: Hashable) -> None:
@@ -140,9 +143,16 @@ class Queue:
         """Everything up to ``txid`` is durable in a successor: its tail moves (A-7)."""
         with self._lock:
             place = self._successors[successor]
-            if txid > self.base_txid:
-                place.tail = max(place.tail, self._after(txid))
-                place.head = max(place.head, place.tail)
+            if txid <= self._ends.base_txid:
+                return
+            before, at = place.tail, self._after(txid)
+            if at <= before:
+                return
+            place.tail = at
+            if place.head < at:
+                place.head = at
+            if before <= self._least:
+                # It was the oldest, or one of them.
                 self._move_base()
 
     def rewind(self, successor: Hashable, after_txid: int | None = None) -> None:
@@ -162,7 +172,7 @@ class Queue:
     def begin_after(self, txid: int) -> None:
         """What comes in is after ``txid``, of which nothing is told; REQUIRES: it is empty."""
         with self._lock:
-            self._hints[2] = txid
+            self._hints[2] = self._ends.base_txid = txid
 
     def sent(self, txid: int) -> list[Frame]:
         """The frames of ``txid`` without its end; none if nothing was put for it.
@@ -175,23 +185,24 @@ class Queue:
             if txid <= self.base_txid:
                 message = f'queue "{self.name}" does not hold txid {txid}'
                 raise LookupError(message)
-            at = bisect.bisect_left(self._ends, txid, key=_txid)
-            if at == len(self._ends) or self._ends[at][0] != txid:
+            span = self._ends.span(txid)
+            if span is None:
                 return []
-            begin = self._ends[at - 1][1] if at else self._base
+            begin, end = (self.base if span[0] is None else span[0]), span[1]
             out = []
-            while begin < self._ends[at][1]:
+            while begin < end - frames.HEADER_BYTES:
                 frame = self._shelf.frame(begin)
-                out.append(frame)
                 begin = frame.end
-            return out[:-1]
+                if frame.header.kind is not Kind.TIME_END:
+                    out.append(frame)
+            return out
 
     def _after(self, txid: int) -> int:
         if txid < self.base_txid:
             message = f'queue "{self.name}" does not hold what came after txid {txid}'
             raise LookupError(message)
-        at = bisect.bisect_right(self._ends, txid, key=_txid)
-        return self._ends[at - 1][1] if at else self._base
+        at = self._ends.after(txid)
+        return self.base if at is None else at
 
     # --- putting
 
@@ -202,41 +213,46 @@ class Queue:
             NoRoom: no block can be had; nothing was put.
             OSError: its schema cannot be written; nothing was put.
         """
-        body, schema = None, 0
+        body, schema, need = None, 0, frames.HEADER_BYTES
         if batch is not None:
-            schema = self._schemas.number(batch.schema)
+            schema = self._number(batch.schema)
             body = memoryview(batch.serialize()).cast("B")
+            need = frames.size(len(body))
         with self._lock:
-            length = 0 if body is None else len(body)
-            need = frames.size(length)
-            at = self.ring.room(self._front, need, self._pass_by())
-            place = (at, at - self._front, schema)
-            frames.write(self.ring.memory(at, need), header, place, body)
-            self._front = at + need
-            self._hints[1] = self._front
+            front = at = self.front
+            if not self.ring.follows(front, need):
+                at = self.ring.room(front, need, self._pass_by())
+            frames.write(self.ring.memory(at, need), header, (at, at - front, schema), body)
+            self.front = self._hints[1] = at + need
             self.written_bytes += need
             if header.kind is Kind.TIME_END:
-                self._ends.append((header.txid, self._front))
+                self._ends.add(header.txid, self.front, self.rows)
             else:
                 self.rows += header.rows
         return at
+
+    def _number(self, schema: pa.Schema) -> int:
+        """The number of a schema: most often that of the batch before."""
+        if self._schema is None or not schema.equals(self._schema[0], check_metadata=True):
+            self._schema = schema, self._schemas.number(schema)
+        return self._schema[1]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """What is put inside is there whole, or, after an error, not at all."""
         with self._lock:
-            front = self._front
+            front, rows = self.front, self.rows
             try:
                 yield
             except BaseException:
-                self._cut(front)
+                self._cut(front, rows)
                 raise
 
-    def _cut(self, front: int) -> None:
+    def _cut(self, front: int, rows: int) -> None:
         """What is from ``front`` on was never put; nobody has read it."""
-        self._front = front
-        self._hints[1] = front
-        del self._ends[bisect.bisect_right(self._ends, front, key=_offset) :]
+        self.rows = rows
+        self.front = self._hints[1] = front
+        self._ends.cut(front)
         self.ring.cut(front)
 
     # --- reading
@@ -244,7 +260,7 @@ class Queue:
     def ahead(self, successor: Hashable) -> int:
         """Bytes that a successor has not read yet."""
         with self._lock:
-            return self._front - self._successors[successor].head
+            return self.front - self._successors[successor].head
 
     def read(
         self, successor: Hashable, bytes_max: int | None = None, txid_max: int | None = None
@@ -259,44 +275,46 @@ class Queue:
         out: list[Frame] = []
         with self._lock:
             place, taken = self._successors[successor], 0
-            while place.head < self._front:
+            head, front, shelf = place.head, self.front, self._shelf
+            while head < front:
                 try:
-                    frame = self._shelf.frame(place.head)
+                    frame = shelf.kept.get(head) or shelf.frame(head)
                 except Damaged:
                     if out:
                         break
                     raise
-                taken += frame.header.size
-                late = txid_max is not None and frame.header.txid > txid_max
-                if late or (out and bytes_max is not None and taken > bytes_max):
+                if txid_max is not None and frame.header.txid > txid_max:
                     break
+                if bytes_max is not None:
+                    taken += frame.header.size
+                    if out and taken > bytes_max:
+                        break
                 out.append(frame)
-                place.head = frame.end
+                head = place.head = frame.end
         return out
 
     # --- giving up
 
     def _move_base(self) -> None:
-        tails = (place.tail for place in self._successors.values())
-        self._base = max(self._base, min(tails, default=self._front))
-        at = bisect.bisect_right(self._ends, self._base, key=_offset)
-        if at:
-            # First, for nobody may take a later base for an earlier one.
-            self._hints[2] = self._ends[at - 1][0]
-        self._hints[0] = self._base
-        del self._ends[: bisect.bisect_left(self._ends, self._base, key=_offset)]
+        tails = [place.tail for place in self._successors.values()]
+        self._least = min(tails) if tails else _NOWHERE
+        self.base = max(self.base, min(self._least, self.front))
+        self._ends.forget(self.base)
+        # First, for nobody may take a later base for an earlier one.
+        self._hints[2] = self._ends.base_txid
+        self._hints[0] = self.base
         self._pass_by()
 
     def _pass_by(self) -> int:
         """Where what is needed, or held, begins."""
-        floor = self._shelf.held_from(self._base)
+        floor = self._shelf.held_from(self.base)
         self.ring.pass_by(floor)
         return floor
 
     def check(self) -> int:
         """Give blocks back when it is near empty; returns how many.  To be called now and then."""
         with self._lock:
-            return self.ring.shrink(self._front - self._pass_by())
+            return self.ring.shrink(self.front - self._pass_by())
 
     def drop(self) -> bool:
         """It is gone, with all that it holds; False: not yet, for somebody holds a batch of it."""
@@ -311,24 +329,22 @@ class Queue:
 
     def _recover(self) -> None:
         """Find what stood in it when its process ended: frames that are whole, without a gap."""
-        at, told = self._base, self._front = int(self._hints[0]), int(self._hints[1])
+        at = self.base = self.front = int(self._hints[0])
+        told = int(self._hints[1])
         while at < told:
             header = self._shelf.following(at)
             if header is None:
                 break
             if header.gap:
                 self.ring.add_gap(at, header.offset)
-            at = header.offset + header.size
+            self.front = at = header.offset + header.size
             if header.kind is Kind.TIME_END:
-                self._ends.append((header.txid, at))
+                self._ends.add(header.txid, self.front, self.rows)
+            else:
+                self.rows += header.rows
         self.lost = at < told
         # A txid whose end did not come in is put again, from its beginning.
-        self._cut(self._ends[-1][1] if self._ends else self._base)
-
-
-def _txid(end: tuple[int, int]) -> int:
-    return end[0]
-
-
-def _offset(end: tuple[int, int]) -> int:
-    return end[1]
+        if self._ends:
+            self._cut(*self._ends.last)
+        else:
+            self._cut(self.base, 0)

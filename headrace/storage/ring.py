@@ -7,6 +7,7 @@ come as there are; when they stay near empty, half of them go.
 
 * Invariant 1: a frame lies in blocks that follow each other in the file: it is read in place.
 * Invariant 2: bytes are not written again before ``floor`` has passed them.
+* Invariant 3: only the oldest block may stand there twice.
 """
 
 from __future__ import annotations
@@ -43,7 +44,16 @@ class Ring:
         """Blocks that hold nothing."""
         self._gaps: dict[int, int] = {}
         """Where nothing more stands up to the end of a block: where it goes on."""
+        self._again = -1
+        """The place at which the oldest block stands once more; -1: it does not."""
+        self._open = 0
+        """Up to here what comes next may be written behind what came last, at least."""
         self._low = 0
+        self.begin = 0
+        """Where the oldest block begins."""
+        self.end = 0
+        """Where the newest block ends."""
+        self._moved()
         if found is None:
             self._idle.update(_listed(file.take(1, number)))
             return
@@ -51,8 +61,11 @@ class Ring:
         while place in found:
             self._blocks.append(found[place])
             place += 1
+        self._moved()
         self._idle.update(file.owned(number))
         self._idle.difference_update(self._blocks)
+        if self._blocks.count(self._blocks[0] if self._blocks else -1) > 1:
+            self._again = self._first + self._blocks.index(self._blocks[0], 1)
 
     # --- what there is
 
@@ -64,7 +77,7 @@ class Ring:
     @property
     def count(self) -> int:
         """How many blocks there are."""
-        return len(self.blocks)
+        return len(self._blocks) - (self._again >= 0) + len(self._idle)
 
     @property
     def capacity(self) -> int:
@@ -76,19 +89,14 @@ class Ring:
         """Whether they follow each other in the file (A-22)."""
         return len(runs(sorted(self.blocks))) <= 1
 
-    @property
-    def begin(self) -> int:
-        """Where the oldest block begins."""
-        return self._first * self._bytes
-
-    @property
-    def end(self) -> int:
-        """Where the newest block ends."""
-        return (self._first + len(self._blocks)) * self._bytes
+    def _moved(self) -> None:
+        self.begin = self._first * self._bytes
+        self.end = self.begin + len(self._blocks) * self._bytes
 
     def memory(self, at: int, size: int) -> memoryview:
         """The bytes of a frame at ``at``."""
-        return self._file.memory(self.where(at), size)
+        place, inside = divmod(at, self._bytes)
+        return self._file.memory(self._blocks[place - self._first] * self._bytes + inside, size)
 
     def where(self, at: int) -> int:
         """Where in the file an offset is."""
@@ -111,6 +119,10 @@ class Ring:
 
     # --- where the next frame goes
 
+    def follows(self, front: int, need: int) -> bool:
+        """Whether a frame goes right behind the last one, so far as is known without ``room``."""
+        return front + need <= self._open
+
     def room(self, front: int, need: int, floor: int) -> int:
         """Where a frame of ``need`` bytes goes when the last one has ended at ``front``.
 
@@ -120,6 +132,7 @@ class Ring:
         while True:
             at = self._fitting(front, need, floor)
             if at is not None:
+                self._open = self._limit(self._first + len(self._blocks) - 1, floor)
                 return at
             self._grow(-(-need // self._bytes))
 
@@ -135,10 +148,9 @@ class Ring:
                 return front
         # What is left of the block stays empty.
         count = -(-need // self._bytes)
-        fitting = (run.start for run in runs(sorted(self._idle)) if run.size >= count)
         if not (
             self._follow(self._blocks[-1] + 1 if self._blocks else 0, count)
-            or self._follow(next(fitting, -1), count)
+            or self._follow(self._idle_run(count), count)
             or (count == 1 and self._come_round(need, floor))
         ):
             return None
@@ -149,6 +161,10 @@ class Ring:
                 self.memory(front, frames.HEADER_BYTES)[:] = _NO_HEADER
         return begin
 
+    def _idle_run(self, count: int) -> int:
+        """Where ``count`` idle blocks begin that follow each other; -1: there are none."""
+        return next((run.start for run in runs(sorted(self._idle)) if run.size >= count), -1)
+
     def _follow(self, start: int, count: int) -> bool:
         """Use ``count`` idle blocks from ``start`` next, if they are there."""
         wanted = range(start, start + count)
@@ -158,22 +174,24 @@ class Ring:
             self._file.place(block, self._first + len(self._blocks))
             self._idle.discard(block)
             self._blocks.append(block)
+        self._moved()
         return True
 
     def _come_round(self, need: int, floor: int) -> bool:
         """Use the oldest block again, up to what it still holds (A-12)."""
         if floor // self._bytes != self._first or not self._blocks:
             return False
-        if self._blocks.count(self._blocks[0]) > 1 or floor % self._bytes < need:
+        if self._again >= 0 or floor % self._bytes < need:
             return False
-        self._file.place(self._blocks[0], self._first + len(self._blocks), self._first)
+        self._again = self._first + len(self._blocks)
+        self._file.place(self._blocks[0], self._again, self._first)
         self._blocks.append(self._blocks[0])
+        self._moved()
         return True
 
     def _limit(self, place: int, floor: int) -> int:
         """Up to where the block at ``place`` may be written."""
-        at = place - self._first
-        if at > 0 and self._blocks[at] == self._blocks[0]:
+        if place == self._again:
             return place * self._bytes + floor % self._bytes
         return (place + 1) * self._bytes
 
@@ -202,8 +220,10 @@ class Ring:
         while self._blocks and self.begin + self._bytes <= floor:
             block = self._blocks.popleft()
             self._first += 1
-            if block in self._blocks:
-                self._file.place(block, self._first + self._blocks.index(block))
+            self._moved()
+            if self._again >= 0:
+                self._file.place(block, self._again)
+                self._again = -1
             else:
                 self._idle.add(block)
         while self._gaps and (at := next(iter(self._gaps))) < floor:
@@ -213,26 +233,29 @@ class Ring:
         """What is from ``front`` on was never put."""
         for at in [at for at in self._gaps if at >= front]:
             del self._gaps[at]
+        self._open = 0
         needed = -(-front // self._bytes) - self._first
         while len(self._blocks) > max(needed, 0):
             block = self._blocks.pop()
-            if block in self._blocks:
-                self._file.place(block, self._first + self._blocks.index(block))
+            self._moved()
+            if self._first + len(self._blocks) == self._again:
+                self._file.place(block, self._first)
+                self._again = -1
             else:
                 self._file.place(block, None)
                 self._idle.add(block)
 
     def shrink(self, used: int) -> int:
         """Give half of the blocks back if they are near empty for the second time (A-14)."""
-        have = self.blocks
-        if len(have) == 1 or used > len(have) * self._bytes * _SHRINK_PART:
+        have = self.count
+        if have == 1 or used > have * self._bytes * _SHRINK_PART:
             self._low = 0
             return 0
         self._low += 1
         if self._low < _SHRINK_CHECKS:
             return 0
         self._low = 0
-        gone = sorted(self._idle, reverse=True)[: len(have) - max(len(have) // 2, 1)]
+        gone = sorted(self._idle, reverse=True)[: have - max(have // 2, 1)]
         self._idle.difference_update(gone)
         self._file.give(gone)
         return len(gone)
@@ -240,8 +263,10 @@ class Ring:
     def give_up(self) -> None:
         """Give all of them back."""
         self._file.give(self.blocks)
+        self._open, self._again = 0, -1
         self._blocks.clear()
         self._idle.clear()
+        self._moved()
 
 
 def _listed(parts: Iterable[Extent]) -> list[int]:

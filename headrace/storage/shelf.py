@@ -1,12 +1,15 @@
-"""Frames by where they stand in a ring, read in place; and who still holds what was read."""
+"""Frames by where they stand in a ring, read in place; and who still holds what was read.
+
+A frame is checked whenever it is taken from its block, and then known while it is one of the last
+that were read, and still needed: successors that keep pace share the check, and what was decoded.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass
+from collections import deque
 from typing import Final
-from weakref import WeakValueDictionary
 
+import msgspec
 import pyarrow as pa
 
 from headrace.storage import frames
@@ -15,13 +18,15 @@ from headrace.storage.frames import Header
 from headrace.storage.ring import Ring
 from headrace.storage.schemas import Schemas
 
+_KEPT_MAX: Final = 32
+"""Frames that are kept though nobody holds them."""
+
 
 class Damaged(Exception):
     """A frame is not as it was written: what the queue holds from there on is lost."""
 
 
-@dataclass(slots=True, weakref_slot=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """A frame that was read."""
 
     header: Header
@@ -51,9 +56,11 @@ class Shelf:
         self._ring: Final = ring
         self._file: Final = file
         self._schemas: Final = schemas
-        self._pins: Counter[int] = Counter()
+        self._pins: dict[int, int] = {}
+        """How many pins there are of a frame."""
         self._released: deque[int] = deque()
-        self._read: WeakValueDictionary[int, Frame] = WeakValueDictionary()
+        self.kept: Final[dict[int, Frame]] = {}
+        """The last that were read, by where they were asked for."""
 
     def frame(self, at: int) -> Frame:
         """The frame that comes at ``at``, checked, and decoded once for all who hold it.
@@ -61,23 +68,28 @@ class Shelf:
         Raises:
             Damaged: it is not as it was written.
         """
-        at = self._ring.after_gap(at)
-        known = self._read.get(at)
-        if known is not None:
-            return known
+        kept = self.kept.get(at)
+        if kept is not None:
+            return kept
+        found = self._taken(self._ring.after_gap(at))
+        if len(self.kept) >= _KEPT_MAX:
+            del self.kept[next(iter(self.kept))]
+        self.kept[at] = found
+        return found
+
+    def _taken(self, at: int) -> Frame:
         header = self._header(at)
         if header is None or not self._whole(header):
             message = f"it is damaged at {at}"
             raise Damaged(message)
-        batch = None
-        if header.body_bytes:
-            where = self._ring.where(at) + frames.HEADER_BYTES
-            pin = _Pin(at, self._released)
-            self._pins[at] += 1
-            buffer = self._file.buffer(where, header.body_bytes, pin)
-            batch = pa.ipc.read_record_batch(buffer, self._schemas[header.schema])
-        found = self._read[at] = Frame(header, batch, at + header.size)
-        return found
+        size = header.body_bytes
+        if not size:
+            return Frame(header, None, at + frames.HEADER_BYTES)
+        pin = _Pin(at, self._released)
+        self._pins[at] = self._pins.get(at, 0) + 1
+        buffer = self._file.buffer(self._ring.where(at) + frames.HEADER_BYTES, size, pin)
+        batch = pa.ipc.read_record_batch(buffer, self._schemas[header.schema])
+        return Frame(header, batch, at + frames.size(size))
 
     def following(self, at: int) -> Header | None:
         """The frame that was put when ``at`` was the front: there, or where the next block begins.
@@ -92,26 +104,33 @@ class Shelf:
         return None
 
     def held_from(self, least: int) -> int:
-        """``least``, or where the first batch before it lies that somebody holds."""
+        """``least``, or where the first batch before it lies that somebody holds.
+
+        What is before ``least`` is not needed.
+        """
+        for at in [at for at in self.kept if at < least]:
+            del self.kept[at]
         while self._released:
             offset = self._released.popleft()
             self._pins[offset] -= 1
             if not self._pins[offset]:
                 del self._pins[offset]
-        return min(least, min(self._pins, default=least))
+        return min((least, *self._pins))
 
     @property
     def held(self) -> bool:
-        """Whether somebody holds a batch."""
+        """Whether somebody holds a batch, of a queue that nobody needs."""
+        self.kept.clear()
         self.held_from(0)
         return bool(self._pins)
 
     def _header(self, at: int) -> Header | None:
         """The header at ``at`` if a frame of this queue begins there."""
-        if not self._ring.begin <= at < self._ring.end:
+        ring = self._ring
+        if not ring.begin <= at < ring.end:
             return None
-        header = frames.read(self._ring.memory(at, frames.HEADER_BYTES))
-        if header is None or header.offset != at or at + header.size > self._ring.end:
+        header = frames.read(ring.memory(at, frames.HEADER_BYTES))
+        if header is None or header.offset != at or at + header.size > ring.end:
             return None
         return header
 

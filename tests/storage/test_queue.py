@@ -399,3 +399,60 @@ def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
     del frame
     storage.tend()
     assert storage.file.owned(1) == []
+
+
+def test_a4_successors_that_keep_pace_share_what_was_decoded(storage: Storage) -> None:
+    """A frame is checked and decoded for the first of them; who comes late does it again."""
+    queue = storage.make("q")
+    for name in ("x", "y", "late"):
+        queue.open(name)
+    for txid in range(1, 201):
+        diffs(queue, txid, [txid])
+        ends(queue, txid, 1)
+        first, second = queue.read("x"), queue.read("y")
+        assert all(one is other for one, other in zip(first, second, strict=True))
+    # Were it known still, this would not be seen.
+    storage.file.memory(HEADER_BYTES, 1)[0] ^= 1
+    with pytest.raises(Damaged):
+        queue.read("late")
+
+
+def test_what_is_passed_is_held_by_nobody(storage: Storage) -> None:
+    """What is kept of frames that were read keeps no block once everybody is beyond them."""
+    queue = storage.make("q")
+    queue.open("s")
+    for txid in range(1, 500):
+        diffs(queue, txid, [txid] * 4000)
+        ends(queue, txid, 1)
+        assert len(queue.read("s")) == 2
+        queue.keep_after("s", txid)
+    assert queue.ring.count == 1
+
+
+def test_queued_rows(storage: Storage) -> None:
+    """Those between base and front; found again after a kill, without what was taken back."""
+    queue = storage.make("q")
+    queue.open("s")
+
+    def fail() -> None:
+        with queue.together():
+            diffs(queue, 9, [0] * 5)
+            raise NoRoom("full")
+
+    for txid, count in ((1, 3), (2, 4), (3, 10)):
+        diffs(queue, txid, [txid] * count)
+        ends(queue, txid, 1)
+    with pytest.raises(NoRoom):
+        fail()
+    assert queue.queued_rows == 17
+    queue.keep_after("s", 2)
+    assert queue.queued_rows == 10
+    diffs(queue, 4, [4])  # killed before its end
+    after = reopened(storage).get("q")
+    assert after is not None
+    assert after.queued_rows == 10
+    after.open("s", 3)
+    after.keep_after("s", 3)
+    ends(after, 4, 1)
+    after.keep_after("s", 4)
+    assert after.queued_rows == 0
