@@ -72,7 +72,8 @@ PLANNER: dict[str, set[str]] = {
 # Inside of the worker: the parts of the engine, and below of the book what runs on other threads, and
 # what is handed on.
 RUNTIME: dict[str, set[str]] = {
-    ".worker": {".engine"},
+    ".worker": {".book", ".engine", ".insight"},
+    ".insight": {".book", "records"},
     ".engine": {
         *(".book", ".commits", ".durability", ".healing", ".intake", ".leaving"),
         *(".lifecycle", ".loading", ".recovery", ".sharing", ".taps", ".ticker"),

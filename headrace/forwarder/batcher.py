@@ -262,6 +262,16 @@ class Batcher:
                 "buffered_bytes": self._buffered,
                 "closed_batches": len(self._closed),
                 "open_transactions": self._open.transactions,
+                "spooled_bytes": sum(
+                    part.bytes
+                    for parts in (
+                        *(b.parts for b in self._closed),
+                        self._open.parts,
+                        self._tx_parts,
+                    )
+                    for part in list(parts)
+                    if isinstance(part, Spool)
+                ),
                 "duplicates": self.duplicates,
             }
 

@@ -201,6 +201,14 @@ class Pipeline:
         with self._changed:
             return self._flights()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the views' rows in flight that the sink has not taken; from any thread."""
+        with self._changed:
+            jobs = {job.txid: job for job in (*self._processed.values(), *self._jobs)}
+            parts = [part for job in jobs.values() for part in job.parts]
+        return sum(part.diffs.nbytes for part in parts if part.diffs is not None)
+
     # --- the sink thread's side
 
     def next_job(self, timeout_s: float) -> CommitJob | None:

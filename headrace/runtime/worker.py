@@ -24,6 +24,8 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, UserError
 from headrace.process import imports, parent, rpc, tasks
 from headrace.process.rpc import Progress
+from headrace.runtime import insight
+from headrace.runtime.book import Book
 from headrace.runtime.engine import Engine
 from headrace.types import format_lsn
 
@@ -75,6 +77,8 @@ class Worker:
                 "untap": self._untap,
                 "fail_batch": self._fail_batch,
                 "status": self._status,
+                "queues": _telling(self._engine, insight.queues),
+                "memory": _telling(self._engine, insight.memory),
                 "stop": self._stop,
             },
         )
@@ -291,6 +295,15 @@ class Worker:
             future.cancel()
             raise
         return future.result()
+
+
+def _telling(engine: Engine, tell: Callable[[Book], Any]) -> rpc.Handler:
+    """Answers what is read beside the engine, which may be inside of a long batch."""
+
+    async def handle(params: dict[str, Any], _: Progress) -> Any:
+        return await asyncio.to_thread(tell, engine.book)
+
+    return handle
 
 
 def _log_failure(future: asyncio.Future[Any]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -22,7 +23,7 @@ from headrace.server.progress import Reporter, ready
 from headrace.server.waits import SessionWaits
 from headrace.sql.verbs import VERBS, CreateView, Request, Verb, ViewRequest, WaitFor
 from headrace.sql.views import Unfinished
-from headrace.types import INT8, TEXT
+from headrace.types import BOOL, INT8, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds a cancelled call waits for the builder to clean up."""
@@ -33,6 +34,15 @@ _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 
 VERIFIED: Final = (("surplus", INT8), ("missing", INT8), ("contents", TEXT))
 """Columns of verify_view; ``sql/verify_view.sql`` has the same."""
+QUEUES: Final = (
+    *(("queue", TEXT), ("reader", TEXT), ("node", TEXT)),
+    *(("queued_rows", INT8), ("queued_bytes", INT8), ("blocks", INT8), ("contiguous", BOOL)),
+    *(("resident_bytes", INT8), ("base_txid", INT8), ("front_txid", INT8)),
+    *(("tail_txid", INT8), ("head_txid", INT8), ("behind_bytes", INT8)),
+)
+"""Columns of queues; ``sql/queues.sql`` has the same."""
+MEMORY: Final = (("part", TEXT), ("view", TEXT), ("bytes", INT8), ("limit_bytes", INT8))
+"""Columns of memory; ``sql/memory.sql`` has the same."""
 
 Report = Callable[[str], None]
 _log = structlog.get_logger(__name__)
@@ -245,6 +255,8 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "explain_view": _explained,
     "check_view": _checked,
     "verify_view": _verified,
+    "queues": partial(ResultSet, QUEUES),
+    "memory": partial(ResultSet, MEMORY),
 }
 """How an answer is shown, of what answers rows."""
 

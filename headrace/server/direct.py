@@ -224,7 +224,7 @@ def _read(command: Taken, column: str) -> Any:
         ) from error
 
 
-def _objects(found: ResultSet | None) -> list[dict[str, str | int]] | None:
+def _objects(found: ResultSet | None) -> list[dict[str, Any]] | None:
     if found is None:
         return None
     names = [name for name, _ in found.columns]

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from headrace.errors import ProtocolError
 from headrace.kernels import wire
-from headrace.types import INT8, TEXT
+from headrace.types import BOOL, INT8, TEXT
 
 HEADER_BYTES: Final = wire.HEADER_BYTES
 STARTUP_BYTES_MIN: Final = 8
@@ -34,6 +34,9 @@ SYNC: Final = b"S\x00\x00\x00\x04"
 FLUSH: Final = b"H\x00\x00\x00\x04"
 
 # Messages that a client sends in the course of a statement, by what they cost to look at.
+_NULL: Final = struct.pack("!i", -1)
+_SIZES: Final = {INT8: 8, BOOL: 1}
+"""Of the types of our own rows that have one."""
 _EMPTY: Final = frozenset(b"SHXc")
 _SMALL: Final = frozenset(b"ECD")
 
@@ -236,10 +239,11 @@ def ready_for_query(status: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ResultSet:
-    """Rows that a call answers; a column is (name, type), of type text or bigint."""
+    """Rows that a call answers; a column is (name, type), of type text, bigint or boolean."""
 
     columns: tuple[tuple[str, int], ...]
-    rows: Sequence[Sequence[str | int]]
+    rows: Sequence[Sequence[str | int | bool | None]]
+    """None is NULL."""
 
     @classmethod
     def of_lines(cls, column: str, lines: Sequence[str]) -> Self:
@@ -251,7 +255,7 @@ def row_description(columns: Sequence[tuple[str, int]]) -> bytes:
     """RowDescription of ``columns``, in text format."""
     out = [struct.pack("!h", len(columns))]
     for name, oid in columns:
-        size = 8 if oid == INT8 else -1
+        size = _SIZES.get(oid, -1)
         out.append(name.encode() + b"\x00" + struct.pack("!ihihih", 0, 0, oid, size, -1, 0))
     return message(b"T", b"".join(out))
 
@@ -264,7 +268,12 @@ def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
     for row in found.rows:
         parts = [struct.pack("!h", count)]
         for value, wish in zip(row, wanted, strict=True):
-            if isinstance(value, int) and wish == 1:
+            if value is None:
+                parts.append(_NULL)
+                continue
+            if isinstance(value, bool):
+                data = (b"\x00\x01" if wish == 1 else b"ft")[value : value + 1]
+            elif isinstance(value, int) and wish == 1:
                 data = struct.pack("!q", value)
             else:
                 data = str(value).encode(encoding, "replace")

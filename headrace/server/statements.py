@@ -1,9 +1,10 @@
 """Recognises the statements that the commander answers itself; everything else is not ours.
 
 ``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)``
-(or ``verify_view``) when they are the only statement of a text.  It need not understand every
-spelling: what it does not recognise is relayed, and the procedures in the database carry it out
-through the command table.  So ``None`` is always a correct answer, and a wrong reading never is.
+(or another verb that is selected from) when they are the only statement of a text.  It need not
+understand every spelling: what it does not recognise is relayed, and the procedures in the
+database carry it out through the command table.  So ``None`` is always a correct answer, and a
+wrong reading never is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from headrace.postgres.tokens import Unreadable, name, pieces, scan
+from headrace.sql.verbs import VERBS
 
 SCHEMA: Final = "headrace"
 
@@ -50,6 +52,7 @@ class Statement:
 
 STEPS_MAX: Final = 500
 """Lexemes, comments and pieces of strings in a text: no call has more, and each takes time."""
+_SELECTED: Final = frozenset(verb.name for verb in VERBS.values() if verb.selected)
 _PARAMETER_MAX: Final = len("$65535")
 _READ: Final = frozenset(("plain", "escape", "dollar"))
 _LEFT: Final = frozenset(("unicode", "national", "bits", "unicode_quoted"))
@@ -131,7 +134,7 @@ def _call(lexemes: list[Lexeme], text: str) -> Statement | None:
 
 
 def _explain(lexemes: list[Lexeme], text: str) -> Statement | None:
-    """``SELECT * FROM headrace.explain_view(…)`` (or ``SELECT plan FROM …``), verify_view."""
+    """``SELECT * FROM headrace.explain_view(…)`` (or ``SELECT plan FROM …``), and its like."""
     words = [(t.kind, t.value) for t in lexemes[:3]]
     if words not in (
         [("word", "select"), ("symbol", "*"), ("word", "from")],
@@ -139,9 +142,8 @@ def _explain(lexemes: list[Lexeme], text: str) -> Statement | None:
     ):
         return None
     found = _invocation("explain", lexemes[3:], text)
-    if found and found.procedure == "verify_view" and words[1][1] == "*":
-        return found
-    return found if found and found.procedure == "explain_view" else None
+    selected = _SELECTED if words[1][1] == "*" else ("explain_view",)
+    return found if found and found.procedure in selected else None
 
 
 def _invocation(kind: str, lexemes: list[Lexeme], text: str) -> Statement | None:

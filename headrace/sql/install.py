@@ -48,6 +48,8 @@ FILES: Final = (
     "await_command.sql",
     "command_result.sql",
     "verify_view.sql",
+    "queues.sql",
+    "memory.sql",
     "view_message.sql",
     "view_states.sql",
     "list_views.sql",

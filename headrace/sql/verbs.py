@@ -247,6 +247,18 @@ _ALL: Final = (
         answer=Inout("differences", "jsonb"),
     ),
     Verb(
+        *("queues", Request, "what stands in queues, and who has not read it"),
+        selected=True,
+        procedure="show_queues",
+        answer=Inout("queues", "jsonb"),
+    ),
+    Verb(
+        *("memory", Request, "what the worker's memory goes to"),
+        selected=True,
+        procedure="show_memory",
+        answer=Inout("memory", "jsonb"),
+    ),
+    Verb(
         *("wait_for", WaitFor),
         "returns once the table covers the position: all that was committed before the call",
         by="commander",

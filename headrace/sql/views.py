@@ -53,6 +53,13 @@ DELETE FROM headrace.views v WHERE v.status = ANY (%s)
 RETURNING v.id, v.schema_name AS schema, v.view_name AS name, v.query, v.canonical,
           (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = v.owner) AS owner,
           v.options, v.settings, v.block"""
+_SEEN: Final = """
+SELECT v.id, quote_ident(v.schema_name) || '.' || quote_ident(v.view_name), m.ours
+  FROM pg_roles r
+ CROSS JOIN LATERAL (SELECT r.rolsuper OR pg_has_role(r.oid, current_user, 'MEMBER') AS ours) m
+  LEFT JOIN headrace.views v ON m.ours OR EXISTS (
+       SELECT FROM pg_roles o WHERE o.oid = v.owner AND pg_has_role(r.oid, o.oid, 'USAGE'))
+ WHERE r.rolname = coalesce(%(caller)s::name, current_user)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,23 @@ def ids(conn: Connection, *, finished: bool = False) -> set[int]:
         (list(UNFINISHED) if finished else [],),
     ).fetchall()
     return {int(row[0]) for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The views that a role may see all of."""
+
+    names: dict[int, str]
+    """Qualified, by id."""
+    everything: bool
+    """Whether it acts for us: it sees all of them, and what is no view's."""
+
+
+def seen(conn: Connection, caller: str | None) -> Seen:
+    """The views whose owner ``caller`` acts for; all, if it acts for us.  None: it is us."""
+    rows = conn.execute(_SEEN, {"caller": caller}).fetchall()
+    names = {int(number): str(name) for number, name, _ in rows if number is not None}
+    return Seen(names, bool(rows and rows[0][2]))
 
 
 def tables(conn: Connection) -> list[tuple[str, str]]:

@@ -49,6 +49,7 @@ class Memory:
     """What RocksDB may use, in bytes; one for all column families."""
 
     cache: Any
+    cache_bytes: int
     memtables: Any
     memtable_bytes: int
 
@@ -59,7 +60,7 @@ class Memory:
         memtables = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
             cache_bytes // 2, allow_stall=False, cache=cache
         )
-        return cls(cache, memtables, min(16 * MIB, max(MIB, cache_bytes // 8)))
+        return cls(cache, cache_bytes, memtables, min(16 * MIB, max(MIB, cache_bytes // 8)))
 
 
 class Family:

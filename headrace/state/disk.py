@@ -71,6 +71,11 @@ class Disk:
             self._families[name] = Family(name, db)
         return db
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes in use of what all families have, and what that may be; from any thread."""
+        return int(self._memory.cache.get_usage()), self._memory.cache_bytes
+
     # --- column families
 
     def family(self, name: str) -> Family:

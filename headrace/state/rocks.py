@@ -127,6 +127,16 @@ class RocksDatabase:
         """Bytes of all states in memory now."""
         return sum(tier.map.live_bytes for tier in self._tiers())
 
+    def memory(self) -> dict[str, tuple[int, int | None]]:
+        """What memory goes to, and how much it may be (None: nothing says); from any thread."""
+        maps = [tier.map for store in list(self._stores.values()) for tier in store.listed()]
+        live = sum(one.live_bytes for one in maps)
+        return {
+            "states": (live, self._regulator.budget_bytes),
+            "gaps between states": (sum(one.mapped_bytes for one in maps) - live, None),
+            "RocksDB": self.disk.memory,
+        }
+
     @property
     def checkpoint_due(self) -> bool:
         """Whether so much has been written since the last one that memory needs a checkpoint."""

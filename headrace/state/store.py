@@ -50,6 +50,15 @@ class RocksStore:
         """See ``StateStore``."""
         return self._state(name, TieredIndex)
 
+    def listed(self) -> list[Tier]:
+        """Its tiers as they are just now; from any thread."""
+        return list(self.tiers.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of its states in memory; from any thread."""
+        return sum(tier.map.live_bytes for tier in self.listed())
+
     # --- txids
 
     def begin(self, txid: int) -> None:

@@ -15,6 +15,7 @@ file's end, where nobody reads or writes.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import errno
 import mmap
 import os
@@ -30,6 +31,8 @@ from headrace.errors import BugError, TransientError
 
 BLOCK_BYTES: Final = 131_072
 """Default size of a block (A-10)."""
+_mincore: Final = ctypes.CDLL(None).mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0)
 _ROWS_STEP: Final = 4096
 """Rows of the table that are allocated at once."""
@@ -244,6 +247,17 @@ class BlockFile:
         at, size = run.start * self.block_bytes, run.size * self.block_bytes
         self._map.madvise(mmap.MADV_WILLNEED, at, size)
         self.reads += 1
+
+    def resident(self, parts: Iterable[Extent]) -> int:
+        """Bytes of ``parts`` that are in memory just now; from any thread."""
+        pages = 0
+        for run in parts:
+            count = run.size * self.block_bytes // mmap.PAGESIZE
+            seen = np.zeros(count, np.uint8)
+            at = self._address + run.start * self.block_bytes
+            if not _mincore(at, count * mmap.PAGESIZE, seen.ctypes.data):
+                pages += int(np.count_nonzero(seen & 1))
+        return pages * mmap.PAGESIZE
 
     def close(self) -> None:
         """Let the files go; the mapping ends when the last batch that lies in it does."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.storage import frames
-from headrace.storage.blocks import BlockFile
+from headrace.storage.blocks import BlockFile, Extent, runs
 from headrace.storage.ends import Ends
 from headrace.storage.frames import Header, Kind
 from headrace.storage.ring import Ring
@@ -31,6 +31,23 @@ from headrace.storage.shelf import Damaged, Frame, Shelf
 
 _NOWHERE: Final = 1 << 62
 """Behind whatever there may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a queue holds at a moment."""
+
+    rows: int
+    bytes: int
+    blocks: tuple[Extent, ...]
+    """All that it has, also those that hold nothing."""
+    base_txid: int
+    """What came up to it is gone."""
+    last_txid: int
+    held_bytes: int
+    """Of what was read and is in use."""
+    behind: dict[Hashable, tuple[int, int]]
+    """Of each successor: the last txid that is durable in it, and the bytes that came later."""
 
 
 @dataclass(slots=True)
@@ -117,6 +134,19 @@ class Queue:
         """Tail and head of each successor."""
         with self._lock:
             return {name: (place.tail, place.head) for name, place in self._successors.items()}
+
+    def contents(self) -> Contents:
+        """What it holds now; for whoever wants to know."""
+        with self._lock:
+            self._pass_by()
+            blocks = self.ring.blocks
+            numbers = self.queued_rows, self.queued_bytes
+            more = self.base_txid, self.last_txid, self._shelf.held_bytes
+            behind = {
+                name: (self._ends.before(place.tail), self.front - place.tail)
+                for name, place in self._successors.items()
+            }
+        return Contents(*numbers, tuple(runs(sorted(blocks))), *more, behind)
 
     # --- successors
 

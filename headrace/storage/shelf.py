@@ -39,14 +39,15 @@ class Frame(msgspec.Struct, frozen=True):
 class _Pin:
     """Held by the batches that lie at ``offset``; when the last goes, it tells ``released``."""
 
-    __slots__ = ("offset", "released")
+    __slots__ = ("offset", "released", "size")
 
-    def __init__(self, offset: int, released: deque[int]) -> None:
+    def __init__(self, offset: int, size: int, released: deque[tuple[int, int]]) -> None:
         self.offset = offset
+        self.size = size
         self.released = released
 
     def __del__(self) -> None:
-        self.released.append(self.offset)
+        self.released.append((self.offset, self.size))
 
 
 class Shelf:
@@ -58,7 +59,10 @@ class Shelf:
         self._schemas: Final = schemas
         self._pins: dict[int, int] = {}
         """How many pins there are of a frame."""
-        self._released: deque[int] = deque()
+        self._released: deque[tuple[int, int]] = deque()
+        """Place and size of batches that are gone."""
+        self.held_bytes = 0
+        """Bytes of batches that somebody holds, or of frames that are kept."""
         self.kept: Final[dict[int, Frame]] = {}
         """The last that were read, by where they were asked for."""
 
@@ -85,8 +89,9 @@ class Shelf:
         size = header.body_bytes
         if not size:
             return Frame(header, None, at + frames.HEADER_BYTES)
-        pin = _Pin(at, self._released)
+        pin = _Pin(at, size, self._released)
         self._pins[at] = self._pins.get(at, 0) + 1
+        self.held_bytes += size
         buffer = self._file.buffer(self._ring.where(at) + frames.HEADER_BYTES, size, pin)
         batch = pa.ipc.read_record_batch(buffer, self._schemas[header.schema])
         return Frame(header, batch, at + frames.size(size))
@@ -111,7 +116,8 @@ class Shelf:
         for at in [at for at in self.kept if at < least]:
             del self.kept[at]
         while self._released:
-            offset = self._released.popleft()
+            offset, size = self._released.popleft()
+            self.held_bytes -= size
             self._pins[offset] -= 1
             if not self._pins[offset]:
                 del self._pins[offset]

@@ -41,6 +41,7 @@ from headrace.views import (
     drop,
     explain,
     indexes,
+    insight,
     owners,
     pause,
     rename,
@@ -74,6 +75,8 @@ DOES: Final[dict[str, Act]] = {
     "set_owner": owners.set_owner,
     "resync_view": resync.resync_view,
     "verify_view": verify.verify_view,
+    "queues": insight.queues,
+    "memory": insight.memory,
 }
 """What carries a verb out, given its request."""
 

@@ -214,3 +214,13 @@ def test_kill_while_a_view_waits_to_be_adopted(engine, source, victim):
     source.execute("CALL headrace.wait_for('slow', timeout => '90 s')")
     assert differs(source, "v", QUERY) == differs(source, "other", QUERY) == []
     assert differs(source, "slow", SLOW) == []
+
+
+def test_what_the_worker_tells_of_itself_is_told_meanwhile(engine, source):
+    with long_batch(engine, source) as holder, psycopg.connect(engine.dsn) as commander:
+        commander.autocommit = True
+        parts = {row[0] for row in commander.execute("SELECT * FROM headrace.memory()")}
+        assert {"process", "states", "queues on disk"} <= parts
+        assert commander.execute("SELECT * FROM headrace.queues()").fetchall() == []
+        assert waiting(source)
+        holder.close()

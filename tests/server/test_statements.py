@@ -201,3 +201,13 @@ def test_verify_view_is_selected_from_and_never_called():
         "SELECT * FROM headrace.verify_view('v') WHERE surplus > 0",
     ):
         assert parse(text) is None
+
+
+@pytest.mark.parametrize("name", ["queues", "memory"])
+def test_what_the_worker_tells_of_itself_is_selected(name):
+    statement = parse(f"SELECT * FROM headrace.{name}()")
+    assert bind(statement, (), "utf-8").procedure == name
+    assert bind(parse(f"CALL headrace.{name}()"), (), "utf-8") is None
+    assert bind(parse(f"SELECT * FROM headrace.{name}('v')"), (), "utf-8") is None
+    for text in (f"SELECT plan FROM headrace.{name}()", f"SELECT count(*) FROM headrace.{name}()"):
+        assert parse(text) is None

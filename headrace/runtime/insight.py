@@ -1,0 +1,156 @@
+"""What the worker tells of itself: its queues, and what its memory goes to.
+
+Everything here is read beside the engine, which goes on, also where it is inside of a long batch:
+each number is that of some moment not long ago.  Units are told by their ids; whoever asks must
+not show what is of views that its own caller may not see.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from headrace.runtime.book import Book
+from headrace.runtime.shared import Shared
+from headrace.runtime.views import Unit
+
+_STATUS: Final = Path("/proc/self/status")
+_RESIDENT: Final = {
+    "VmRSS": "process",
+    "RssAnon": "process: its own",
+    "RssFile": "process: files",
+    "RssShmem": "process: shared",
+}
+"""What the system says of a process's memory, in kB, and what we call it."""
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """A queue, and one who reads it."""
+
+    id: int
+    """Of the unit whose rows it has."""
+    reader: int
+    """The unit that reads it."""
+    nodes: tuple[str, ...]
+    """Those of the reader's plan whose rows they are."""
+    views: tuple[int, ...]
+    """The views that need what the reader reads: itself, if it is one."""
+    rows: int
+    bytes: int
+    blocks: int
+    contiguous: bool
+    resident_bytes: int
+    """Of its blocks, those that are in memory."""
+    base_txid: int
+    front_txid: int
+    tail_txid: int | None
+    """The last txid that is durable in the reader; None: it has no place in the queue."""
+    head_txid: int
+    """The last txid that it has processed."""
+    behind_bytes: int | None
+    """What came after its tail."""
+
+
+class MemoryRow(msgspec.Struct, frozen=True):
+    """What some memory, or disk, is used for."""
+
+    part: str
+    bytes: int
+    limit: int | None = None
+    """How much it may be; None: nothing says, or it is a part of another row."""
+    views: tuple[int, ...] | None = None
+    """The views it is for; None: it is everybody's."""
+
+
+def queues(book: Book) -> list[dict[str, Any]]:
+    """A ``QueueRow`` for each reader of each queue."""
+    out: list[QueueRow] = []
+    for shared in list(book.subplans.values()):
+        out += _queue(book, shared)
+    return [msgspec.structs.asdict(row) for row in out]
+
+
+def _queue(book: Book, shared: Shared) -> list[QueueRow]:
+    queue, storage = shared.queue, book.storage
+    if queue is None or storage is None:
+        return []
+    held = queue.contents()
+    about = (
+        *(held.rows, held.bytes, sum(run.size for run in held.blocks), len(held.blocks) < 2),
+        *(storage.file.resident(held.blocks), held.base_txid, held.last_txid),
+    )
+    out = []
+    for reader in book.readers(shared):
+        nodes = tuple(sorted(node for node, unit in reader.feeds.items() if unit == shared.id))
+        tail, behind = held.behind.get(reader.id, (None, None))
+        out.append(
+            QueueRow(
+                *(shared.id, reader.id, nodes, _views(book, reader), *about),
+                *(tail, reader.processed, behind),
+            )
+        )
+    return out
+
+
+def memory(book: Book) -> list[dict[str, Any]]:
+    """A ``MemoryRow`` for each use there is."""
+    rows = [*_process(), *_states(book), *_changes(book), *_queues(book)]
+    return [msgspec.structs.asdict(row) for row in rows]
+
+
+def _process() -> list[MemoryRow]:
+    """What the system says: all that the process has in memory, and of what kind that is."""
+    out = []
+    for line in _STATUS.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in _RESIDENT:
+            out.append(MemoryRow(_RESIDENT[name], int(value.split()[0]) * 1024))
+    return out
+
+
+def _states(book: Book) -> list[MemoryRow]:
+    database = book.opened
+    if database is None:
+        return []
+    out = [MemoryRow(part, *numbers) for part, numbers in database.memory().items()]
+    for unit in book.units:
+        store = unit.store
+        if store is not None:
+            part = "shared states" if isinstance(unit, Shared) else "states"
+            out.append(MemoryRow(part, store.memory_bytes, views=_views(book, unit)))
+    return out
+
+
+def _changes(book: Book) -> list[MemoryRow]:
+    """Of the stream's changes, and of rows on their way."""
+    out = []
+    stream = book.stream
+    if stream is not None:
+        numbers = stream.batcher.statistics()
+        limit = book.settings.buffer_bytes_max
+        out.append(MemoryRow("changes received", numbers["buffered_bytes"], limit))
+        out.append(MemoryRow("changes on disk", numbers["spooled_bytes"]))
+    out.append(MemoryRow("rows to be written", book.pipeline.waiting_bytes))
+    out.append(MemoryRow("columns (Arrow)", pa.total_allocated_bytes()))
+    return out
+
+
+def _queues(book: Book) -> list[MemoryRow]:
+    storage = book.storage
+    if storage is None:
+        return []
+    held = [queue.contents() for queue in storage.queues]
+    resident = sum(storage.file.resident(each.blocks) for each in held)
+    limit = storage.file.blocks_max * storage.file.block_bytes
+    return [
+        MemoryRow("queues on disk", storage.file.backed * storage.file.block_bytes, limit),
+        MemoryRow("queues in memory", resident),
+        MemoryRow("queues in use", sum(each.held_bytes for each in held)),
+    ]
+
+
+def _views(book: Book, unit: Unit) -> tuple[int, ...]:
+    return tuple(sorted(view.id for view in book.views_of(unit)))

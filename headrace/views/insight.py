@@ -1,0 +1,77 @@
+"""queues and memory: what the worker tells of itself, of views that the caller may see.
+
+The worker says it of all views and by their ids; what is said here is of those whose owner the
+caller acts for, by their names.  What is everybody's (the process, the stream) is told to members
+of our role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from headrace.population.context import JobContext
+from headrace.population.job import Job
+from headrace.sql import views
+from headrace.sql.verbs import Request
+from headrace.sql.views import Seen
+
+Row = list[Any]
+
+
+def queues(context: JobContext, job: Job, request: Request) -> list[Row]:
+    """A row for each queue and each who reads it; the columns of ``sql/queues.sql``.
+
+    Raises:
+        TransientError: the worker is not running.
+    """
+    found = context.worker.call("queues", {}, job)
+    seen = _seen(context, job, request)
+    out = []
+    for row in found:
+        names = _names(seen, row["views"])
+        if names:
+            reader = names if row["reader"] > 0 else f"{_subplan(row['reader'])} of {names}"
+            out.append(
+                [
+                    *(_subplan(row["id"]), reader, ", ".join(row["nodes"])),
+                    *(row["rows"], row["bytes"], row["blocks"], row["contiguous"]),
+                    *(row["resident_bytes"], row["base_txid"], row["front_txid"]),
+                    *(row["tail_txid"], row["head_txid"], row["behind_bytes"]),
+                ]
+            )
+    return sorted(out, key=lambda row: (row[0], row[1]))
+
+
+def memory(context: JobContext, job: Job, request: Request) -> list[Row]:
+    """A row for each use; the columns of ``sql/memory.sql``.
+
+    Raises:
+        TransientError: the worker is not running.
+    """
+    found = context.worker.call("memory", {}, job)
+    seen = _seen(context, job, request)
+    out: list[Row] = []
+    for row in found:
+        if row["views"] is None:
+            if seen.everything:
+                out.append([row["part"], None, row["bytes"], row["limit"]])
+            continue
+        names = _names(seen, row["views"])
+        if names:
+            out.append([row["part"], names, row["bytes"], row["limit"]])
+    return out
+
+
+def _seen(context: JobContext, job: Job, request: Request) -> Seen:
+    with job.connection(context.settings.source, what="builder") as conn:
+        return views.seen(conn, request.caller)
+
+
+def _names(seen: Seen, ids: Collection[int]) -> str:
+    """Those of ``ids`` that may be seen, by name."""
+    return ", ".join(sorted(seen.names[number] for number in ids if number in seen.names))
+
+
+def _subplan(number: int) -> str:
+    return f"subplan {abs(number)}"

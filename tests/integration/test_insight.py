@@ -1,0 +1,154 @@
+"""``headrace.queues()`` and ``headrace.memory()``: what the worker tells of itself, and to whom."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.integration.test_resync import wait
+from tests.security.roles import connect, role
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.shared_engine
+
+JOINED = "FROM items i JOIN sold s ON s.item = i.id"
+QUERIES = {
+    "rows": f"SELECT i.g, s.x {JOINED}",
+    "sums": f"SELECT i.g, sum(s.x) AS total {JOINED} GROUP BY i.g",
+}
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int);
+CREATE TABLE sold (id int PRIMARY KEY, item int, x numeric);
+INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 30) i;
+INSERT INTO sold SELECT i, i % 40, i * 1.50 FROM generate_series(1, 100) i;
+"""
+FUNCTIONS = ("queues", "memory")
+SUBPLAN_STATE = "shared states"
+
+
+def rows(conn: psycopg.Connection, function: str) -> list[dict[str, object]]:
+    """What a function of ours answers, by columns."""
+    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        return cursor.execute(f"SELECT * FROM headrace.{function}()").fetchall()
+
+
+def by_reader(conn: psycopg.Connection) -> dict[object, dict[str, object]]:
+    """The rows of queues."""
+    return {row["reader"]: row for row in rows(conn, "queues")}
+
+
+@pytest.fixture
+def sharing(commander: psycopg.Connection) -> psycopg.Connection:
+    """Two views that share a join."""
+    for name, query in QUERIES.items():
+        commander.execute("CALL headrace.create_view(%s, %s)", (name, query))
+    readers = {f"public.{name}" for name in QUERIES}
+    wait_until(lambda: by_reader(commander).keys() == readers, "both read the join")
+    return commander
+
+
+def test_what_a_paused_view_leaves_in_the_queue(sharing, source):
+    sharing.execute("CALL headrace.pause_view('rows')")
+    # Each matches one item: so many rows of the join, no two alike.
+    source.execute("INSERT INTO sold SELECT i, i - 200, i FROM generate_series(201, 207) i")
+    wait(sharing, "sums")
+    wait_until(lambda: by_reader(sharing)["public.sums"]["behind_bytes"] == 0, "sums has it all")
+    paused, other = (by_reader(sharing)[f"public.{name}"] for name in ("rows", "sums"))
+    # The queue is one, and holds what the paused one lacks.
+    for name in ("queue", "node", "queued_rows", "queued_bytes", "blocks", "front_txid"):
+        assert paused[name] == other[name]
+    # The line that explain_view has for it, with the others who need it.
+    for line in (
+        line for (line,) in sharing.execute("SELECT * FROM headrace.explain_view('rows')")
+    ):
+        assert (line.split()[:1] == [paused["node"]]) == ('"sums"' in line)
+    assert paused["queued_rows"] == 7
+    assert paused["queued_bytes"] == paused["behind_bytes"] > 0
+    assert (paused["blocks"], paused["contiguous"]) == (1, True)
+    assert 0 < paused["resident_bytes"] <= 131_072
+    assert paused["tail_txid"] == paused["head_txid"] == paused["base_txid"]
+    assert paused["base_txid"] < paused["front_txid"] <= other["tail_txid"] <= other["head_txid"]
+    sharing.execute("CALL headrace.resume_view('rows')")
+    wait(sharing, "rows")
+    wait_until(lambda: by_reader(sharing)["public.rows"]["queued_rows"] == 0, "nothing is queued")
+
+
+def test_what_memory_goes_to(sharing, source, engine):
+    source.execute("UPDATE sold SET x = x + 1")
+    for name in QUERIES:
+        wait(sharing, name)
+    found = rows(sharing, "memory")
+    whole = {row["part"]: row for row in found if row["view"] is None}
+    assert whole["states"]["bytes"] == sum(row["bytes"] for row in found if row["view"] is not None)
+    # The join's state is both views', the sums' groups are its own.
+    states = {(row["part"], row["view"]): row["bytes"] for row in found if row["view"]}
+    assert states[SUBPLAN_STATE, "public.rows, public.sums"] > 0
+    assert states["states", "public.sums"] > 0
+    assert 0 < whole["states"]["bytes"] < whole["states"]["limit_bytes"] < 536_870_912
+    assert whole["changes received"]["limit_bytes"] == 67_108_864
+    assert whole["queues on disk"]["bytes"] % 131_072 == 0
+    assert whole["queues on disk"]["bytes"] >= whole["queues in memory"]["bytes"]
+    process = whole["process"]["bytes"]
+    parts = [row["bytes"] for part, row in whole.items() if part.startswith("process: ")]
+    assert process == sum(parts) > whole["states"]["bytes"]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_it_is_the_same_by_every_way(sharing, source, engine, function):
+    declared = source.execute(
+        "SELECT unnest(proargnames), unnest(proallargtypes)::int FROM pg_proc"
+        " WHERE pronamespace = 'headrace'::regnamespace AND proname = %s",
+        (function,),
+    ).fetchall()
+    text = rows(sharing, function)
+    assert text
+    for binary in (False, True):
+        with sharing.cursor(binary=binary) as cursor:
+            cursor.execute(f"SELECT * FROM headrace.{function}()")
+            assert [(c.name, c.type_code) for c in cursor.description] == declared
+            found = cursor.fetchall()
+        assert [row[:1] for row in found] == [tuple(row.values())[:1] for row in text]
+        assert [list(map(type, row)) for row in found] == [
+            list(map(type, row.values())) for row in text
+        ]
+    for conn in (sharing, source):
+        (found,) = conn.execute(f"CALL headrace.show_{function}()").fetchone()
+        assert [row.keys() for row in found] == [row.keys() for row in text]
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="only on the port") as raised:
+        source.execute(f"SELECT * FROM headrace.{function}()")
+    assert f"CALL headrace.show_{function}()" in raised.value.diag.message_hint
+
+
+def test_who_sees_what(engine, source):
+    """Of a queue that views of two owners read, and of memory: only what is of his own views."""
+    source.execute("GRANT SELECT ON items, sold TO PUBLIC")
+    with (
+        role(source, "one") as one,
+        role(source, "two") as two,
+        role(source, "member") as member,
+        role(source, "stranger") as stranger,
+    ):
+        source.execute(f"GRANT {one} TO {member}")
+        for owner, query in ((one, QUERIES["rows"]), (two, QUERIES["sums"])):
+            with connect(engine.dsn, owner) as conn:
+                conn.execute("CALL headrace.create_view('v', %s)", (query,))
+        with psycopg.connect(engine.dsn, autocommit=True) as conn:
+            readers = {f"{one}.v", f"{two}.v"}
+            wait_until(lambda: by_reader(conn).keys() == readers, "both read the join")
+            views = {row["view"] for row in rows(conn, "memory")}
+            assert {None, f"{one}.v, {two}.v"} <= views
+        for person, own in ((one, one), (member, one), (two, two), (stranger, None)):
+            wanted = {f"{own}.v"} if own else set()
+            for dsn in (engine.dsn, engine.source):
+                with connect(dsn, person) as conn:
+                    queues, memory = (
+                        conn.execute(f"CALL headrace.show_{function}()").fetchone()[0]
+                        for function in FUNCTIONS
+                    )
+                    assert {row["reader"] for row in queues} == wanted
+                    assert {row["view"] for row in memory} == wanted
+            with connect(engine.dsn, person) as conn:
+                assert by_reader(conn).keys() == wanted
+                assert {row["view"] for row in rows(conn, "memory")} == wanted
+        for owner in (one, two):
+            source.execute(f"CALL headrace.drop_view('{owner}.v')")
