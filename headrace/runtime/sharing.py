@@ -167,8 +167,8 @@ class Sharing:
 
     # --- who reads what
 
-    def told(self, view: View) -> dict[str, list[str]]:
-        """Nodes whose rows a view shares, each with the views that need them too.
+    def told(self, view: View) -> dict[str, tuple[int, list[str]]]:
+        """Nodes whose rows a view shares: id of the subplan, and the views that need it too.
 
         From any thread.
         """
@@ -177,7 +177,7 @@ class Sharing:
             shared = self._book.subplans.get(feeder)
             if shared is not None:
                 views = self._book.views_of(shared)
-                out[node] = [v.target.shown for v in views if v.id != view.id]
+                out[node] = shared.id, [v.target.shown for v in views if v.id != view.id]
         return out
 
     # --- joining and leaving

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from headrace.errors import HeadraceError, UserError
 from headrace.planner import PlanRequest, plan
@@ -12,6 +15,11 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.sql import views
 from headrace.sql.verbs import ExplainView
+
+Buffered = Mapping[str, tuple[int, Sequence[str]]]
+"""By node whose rows come from a shared subplan: which, and the other views that need it."""
+_NODE: Final = re.compile(r"( *)([a-z]+_[0-9]+) [A-Z]")
+"""A line of a physical plan that a node begins."""
 
 
 def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
@@ -35,8 +43,9 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
             stored = views.stored(conn, view.id)
             stages = stored.explain if stored else None
             if stages is not None and "physical" in stages:
-                found = _shared(context, view.id)
-                stages["physical"] = _with_shared(stages["physical"], found)
+                edges = _buffered(context, view.id)
+                if edges is not None:
+                    stages["physical"] = with_edges(stages["physical"], edges)
         if stages is None:
             stages = plan(conn, PlanRequest(text, caller, request.settings)).explain
     if stage not in stages:
@@ -46,25 +55,44 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
     return stages[stage]
 
 
-def _shared(context: JobContext, view_id: int) -> Mapping[str, Sequence[str]]:
-    """Nodes whose rows the view shares with others just now; none if the worker cannot say."""
+def _buffered(context: JobContext, view_id: int) -> Buffered | None:
+    """The nodes whose rows the view shares with others just now; None: the worker cannot say."""
     with contextlib.suppress(HeadraceError):
         status = context.worker.call("status", {})
         for view in status["views"]:
             if view["id"] == view_id:
-                shares: dict[str, list[str]] = view["shares"]
+                shares: Buffered = view["shares"]
                 return shares
-    return {}
+    return None
 
 
-def _with_shared(text: str, shared: Mapping[str, Sequence[str]]) -> str:
-    """``text`` of a physical plan, in which lines begin with a node's id, with what is shared."""
+def with_edges(text: str, buffered: Buffered) -> str:
+    """``text`` of a physical plan with, for each node but the sink, how its rows go on.
 
-    def told(line: str) -> str:
-        others = shared.get(line.split(maxsplit=1)[0]) if line.strip() else None
-        if others is None:
-            return line
-        names = ", ".join(others) or "no other view now"
-        return f"{line}; kept once, shared with {names}"
+    *Buffered*: the node is kept once for several views, and what it sends stands in a queue until
+    each of them has it.  *Synchronous*: by a call.  What is below a buffered node belongs to the
+    subplan that is shared, and nothing is said of it.
+    """
+    out: list[str] = []
+    inside, told = math.inf, ""
+    for line in text.split("\n"):
+        node = _NODE.match(line)
+        if node is not None:
+            # A node may have several lines: it is said at the end of the last.
+            out[-1:] = [last + told for last in out[-1:]]
+            told = ""
+            if len(node[1]) <= inside:
+                inside = len(node[1]) if node[2] in buffered else math.inf
+                told = _edge(buffered.get(node[2])) if node[1] else ""
+        out.append(line)
+    return "\n".join(out) + told
 
-    return "\n".join(map(told, text.split("\n")))
+
+def _edge(buffered: tuple[int, Sequence[str]] | None) -> str:
+    if buffered is None:
+        return "; edge: synchronous"
+    subplan, others = buffered
+    names = ", ".join(others) or "no other view now"
+    return (
+        f"; edge: buffered in the queue of subplan {abs(subplan)}; kept once, shared with {names}"
+    )

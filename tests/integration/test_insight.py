@@ -58,10 +58,15 @@ def test_what_a_paused_view_leaves_in_the_queue(sharing, source):
     for name in ("queue", "node", "queued_rows", "queued_bytes", "blocks", "front_txid"):
         assert paused[name] == other[name]
     # The line that explain_view has for it, with the others who need it.
-    for line in (
-        line for (line,) in sharing.execute("SELECT * FROM headrace.explain_view('rows')")
-    ):
-        assert (line.split()[:1] == [paused["node"]]) == ('"sums"' in line)
+    plan = sharing.execute("SELECT * FROM headrace.explain_view('rows')").fetchall()
+    told = {line.split()[0]: line.partition("; edge: ")[2] for (line,) in plan}
+    assert told == {
+        **dict.fromkeys(told, ""),
+        paused["node"]: f"buffered in the queue of {paused['queue']};"
+        ' kept once, shared with "public"."sums"',
+    }
+    sums = sharing.execute("SELECT * FROM headrace.explain_view('sums')").fetchall()
+    assert sums[1][0].endswith("; edge: synchronous")
     assert paused["queued_rows"] == 7
     assert paused["queued_bytes"] == paused["behind_bytes"] > 0
     assert (paused["blocks"], paused["contiguous"]) == (1, True)
