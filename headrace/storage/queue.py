@@ -89,7 +89,9 @@ class Queue:
         self.base = 0
         """The oldest tail: what is before it is gone."""
         self._least = _NOWHERE
-        """The oldest tail, when the base was moved last."""
+        """The oldest tail, when the base was moved last ..."""
+        self._oldest = 0
+        """... and how many successors have had it since, at least."""
         self._schema: tuple[pa.Schema, int] | None = None
         """Of the last batch, and its number."""
         self._successors: dict[Hashable, _Successor] = {}
@@ -162,6 +164,8 @@ class Queue:
         with self._lock:
             at = self.front if after_txid is None else self._after(after_txid)
             self._successors[successor] = _Successor(at, at)
+            # Where the oldest is, is looked at again when one of them moves.
+            self._least = _NOWHERE
 
     def leave(self, successor: Hashable) -> None:
         """A successor is gone; nothing is kept for it."""
@@ -181,8 +185,11 @@ class Queue:
             place.tail = at
             if place.head < at:
                 place.head = at
-            if before <= self._least:
-                # It was the oldest, or one of them.
+            if before > self._least:
+                return
+            # It was one of the oldest.
+            self._oldest -= 1
+            if self._oldest <= 0 or before < self._least:
                 self._move_base()
 
     def rewind(self, successor: Hashable, after_txid: int | None = None) -> None:
@@ -328,6 +335,7 @@ class Queue:
     def _move_base(self) -> None:
         tails = [place.tail for place in self._successors.values()]
         self._least = min(tails) if tails else _NOWHERE
+        self._oldest = tails.count(self._least)
         self.base = max(self.base, min(self._least, self.front))
         self._ends.forget(self.base)
         # First, for nobody may take a later base for an earlier one.

@@ -94,7 +94,7 @@ class Shelf:
         self.held_bytes += size
         buffer = self._file.buffer(self._ring.where(at) + frames.HEADER_BYTES, size, pin)
         batch = pa.ipc.read_record_batch(buffer, self._schemas[header.schema])
-        return Frame(header, batch, at + frames.size(size))
+        return Frame(header, batch, at + header.size)
 
     def following(self, at: int) -> Header | None:
         """The frame that was put when ``at`` was the front: there, or where the next block begins.

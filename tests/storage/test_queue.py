@@ -456,3 +456,27 @@ def test_queued_rows(storage: Storage) -> None:
     ends(after, 4, 1)
     after.keep_after("s", 4)
     assert after.queued_rows == 0
+
+
+def test_a7_a_successor_that_opens_again_keeps_nothing_back(storage: Storage) -> None:
+    """The base moves with the oldest tail, whoever has it; not with another one."""
+    queue = storage.make("q")
+    for name in ("a", "b", "c"):
+        queue.open(name)
+    ends(queue, 1, 10)
+    queue.keep_after("a", 4)
+    queue.keep_after("b", 5)
+    assert queue.base_txid == 0
+    queue.keep_after("c", 3)
+    assert queue.base_txid == 3
+    queue.open("c", after_txid=8)
+    queue.keep_after("b", 7)
+    assert queue.base_txid == 4
+    queue.keep_after("a", 7)
+    assert queue.base_txid == 7
+    queue.open("b", after_txid=9)
+    queue.keep_after("a", 8)
+    queue.keep_after("a", 9)
+    assert queue.base_txid == 8
+    queue.leave("c")
+    assert queue.base_txid == 9
