@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from bench.scenario import Figures, Options, Scenario
 from headrace.collections.base import Collection
-from headrace.storage.blocks import Extent
 from headrace.storage.frames import Header, Kind
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
@@ -23,8 +22,6 @@ _FRAME_ROWS: Final = 8_000
 """Of one int64 column: a frame of 64 000 bytes."""
 _BYTES: Final = 1 << 30
 _SMALL: Final = 20_000
-_RUN: Final = 64
-"""Blocks that are written out and read ahead at once."""
 _TRIES: Final = 3
 
 
@@ -124,8 +121,6 @@ def _spilled(storage: Storage, plain: Path) -> list[Figures]:
         _fill(storage, queue)
         wrote.append(time.perf_counter() - begin)
         begin = time.perf_counter()
-        for run in _pieces(queue):
-            storage.file.fetch(run)
         while queue.read("s", 1 << 20):
             pass
         read.append(time.perf_counter() - begin)
@@ -148,16 +143,8 @@ def _fill(storage: Storage, queue: Queue) -> None:
     batch = _rows(_FRAME_ROWS)
     for txid in range(1, _BYTES // (8 * _FRAME_ROWS) + 1):
         queue.put(Header(Kind.DIFFS, txid, 0, _FRAME_ROWS), batch)
-    for run in _pieces(queue):
-        storage.file.evict(run)
-
-
-def _pieces(queue: Queue) -> list[Extent]:
-    return [
-        Extent(at, min(_RUN, sum(run) - at))
-        for run in queue.ring.extents(queue.base, queue.front)
-        for at in range(run.start, sum(run), _RUN)
-    ]
+    storage.sync()
+    queue.spill()
 
 
 def _write(path: Path) -> None:

@@ -113,6 +113,9 @@ class Settings:
     """Bytes of memory for the states of all views, RocksDB's included; the rest is on disk."""
     queue_bytes_max: int = 68_719_476_736
     """Bytes on disk that queues may hold: what one part sends and another has not read yet."""
+    queue_memory_bytes: int = 268_435_456
+    """Bytes of queues that are kept in memory; beyond it what is durable is left to the disk and
+    read again when it is needed; 0: as the system likes."""
     queue_block_bytes: int = 131_072
     """Bytes of the blocks that queues grow by; a multiple of a page of memory."""
     lock_timeout_ms: int = 2_000

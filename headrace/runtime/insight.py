@@ -147,7 +147,7 @@ def _queues(book: Book) -> list[MemoryRow]:
     limit = storage.file.blocks_max * storage.file.block_bytes
     return [
         MemoryRow("queues on disk", storage.file.backed * storage.file.block_bytes, limit),
-        MemoryRow("queues in memory", resident),
+        MemoryRow("queues in memory", resident, book.settings.queue_memory_bytes or None),
         MemoryRow("queues in use", sum(each.held_bytes for each in held)),
     ]
 

@@ -65,6 +65,7 @@ class Recovery:
                 book.settings.queue_dir,
                 book.settings.queue_bytes_max,
                 book.settings.queue_block_bytes,
+                book.settings.queue_memory_bytes,
             )
         book.records = positions.records(book.db)
         book.holds.load(book.db)

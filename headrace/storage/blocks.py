@@ -235,12 +235,13 @@ class BlockFile:
         os.fdatasync(self._rows_file)
 
     def evict(self, run: Extent) -> None:
-        """Write a run out and have it in memory no more; it comes back when it is read."""
+        """Have a run in memory no more; it comes back when it is read.
+
+        What was not synced stays.
+        """
         at, size = run.start * self.block_bytes, run.size * self.block_bytes
-        self._map.flush(at, size)
         self._map.madvise(mmap.MADV_DONTNEED, at, size)
         os.posix_fadvise(self._file, at, size, os.POSIX_FADV_DONTNEED)
-        self.writes += 1
 
     def fetch(self, run: Extent) -> None:
         """Read a run ahead."""

@@ -19,6 +19,8 @@ from headrace.storage.schemas import Schemas
 QUEUES_MAX: Final = 65_536
 """Queues that there may be at a time."""
 
+_SPILL_TO: Final = 0.8
+"""The part of the memory that may be in use after it was too much (A-24)."""
 _SPARE: Final = 64
 """Blocks that nobody has and that keep their space on the disk."""
 _HINTS: Final = np.dtype((np.uint64, 3))
@@ -29,8 +31,14 @@ _names = msgspec.json.Decoder(dict[str, int])
 class Storage:
     """The queues in a folder, by name; those that an earlier process has left are found again."""
 
-    def __init__(self, folder: Path, bytes_max: int, block_bytes: int = BLOCK_BYTES) -> None:
-        """``bytes_max``: what all queues together may hold.
+    def __init__(
+        self,
+        folder: Path,
+        bytes_max: int,
+        block_bytes: int = BLOCK_BYTES,
+        memory_bytes: int = 0,
+    ) -> None:
+        """``bytes_max``: what all queues together may hold; ``memory_bytes``: in memory (0: any).
 
         Raises:
             OSError: the folder cannot be used.
@@ -47,6 +55,7 @@ class Storage:
         self._hints_map: Final = mmap.mmap(self._hints_file, QUEUES_MAX * _HINTS.itemsize)
         self._hints: Final = np.frombuffer(self._hints_map, np.uint64).reshape(QUEUES_MAX, 3)
         self._queues: Final[dict[str, Queue]] = {}
+        self._memory_bytes: Final = memory_bytes
         self._leaving: list[Queue] = []
         """Queues that were dropped while somebody held a batch of theirs."""
         self._recover()
@@ -95,6 +104,20 @@ class Storage:
                 queue.check()
             self._let_go()
             self.file.trim(_SPARE)
+            self._spill()
+
+    def _spill(self) -> None:
+        """Keep to the memory there is: those with the most in it leave theirs to the disk first.
+
+        What is before every successor and behind it, where they read and what is written, stays.
+        """
+        used = sum(queue.resident_bytes for queue in self._queues.values())
+        if not self._memory_bytes or used <= self._memory_bytes:
+            return
+        for queue in sorted(self._queues.values(), key=_resident, reverse=True):
+            if used <= self._memory_bytes * _SPILL_TO:
+                return
+            used -= queue.spill()
 
     def _let_go(self) -> None:
         self._leaving = [queue for queue in self._leaving if not queue.drop()]
@@ -148,3 +171,7 @@ class Storage:
         draft = self.folder / "names.draft"
         draft.write_bytes(msgspec.json.encode({n: q.number for n, q in self._queues.items()}))
         draft.replace(self.folder / "names")
+
+
+def _resident(queue: Queue) -> int:
+    return queue.resident_bytes

@@ -25,6 +25,7 @@ from headrace.storage import frames
 from headrace.storage.blocks import BlockFile, Extent, runs
 from headrace.storage.ends import Ends
 from headrace.storage.frames import Header, Kind
+from headrace.storage.residence import Residence
 from headrace.storage.ring import Ring
 from headrace.storage.schemas import Schemas
 from headrace.storage.shelf import Damaged, Frame, Shelf
@@ -106,6 +107,7 @@ class Queue:
         if found is None:
             hints[:] = 0
         self.ring: Final = Ring(number, file, found, int(hints[0]))
+        self._residence: Final = Residence(self.ring, file)
         self._shelf: Final = Shelf(self.ring, file, schemas)
         self._recover()
 
@@ -125,6 +127,11 @@ class Queue:
     def queued_bytes(self) -> int:
         """Bytes between base and front."""
         return self.front - self.base
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes between base and front that are in memory, or may be."""
+        return self._residence.bytes(self.base, self.front)
 
     @property
     def queued_rows(self) -> int:
@@ -227,6 +234,8 @@ class Queue:
                 return []
             begin, end = (self.base if span[0] is None else span[0]), span[1]
             out = []
+            if begin < self._residence.left:
+                self._residence.fetch(begin)
             while begin < end - frames.HEADER_BYTES:
                 frame = self._shelf.frame(begin)
                 begin = frame.end
@@ -252,7 +261,9 @@ class Queue:
         """
         body, schema, need = None, 0, frames.HEADER_BYTES
         if batch is not None:
-            schema = self._number(batch.schema)
+            if self._schema is None or not batch.schema.equals(self._schema[0], True):
+                self._schema = batch.schema, self._schemas.number(batch.schema)
+            schema = self._schema[1]
             body = memoryview(batch.serialize()).cast("B")
             need = frames.size(len(body))
         with self._lock:
@@ -267,12 +278,6 @@ class Queue:
             else:
                 self.rows += header.rows
         return at
-
-    def _number(self, schema: pa.Schema) -> int:
-        """The number of a schema: most often that of the batch before."""
-        if self._schema is None or not schema.equals(self._schema[0], check_metadata=True):
-            self._schema = schema, self._schemas.number(schema)
-        return self._schema[1]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -294,11 +299,6 @@ class Queue:
 
     # --- reading
 
-    def ahead(self, successor: Hashable) -> int:
-        """Bytes that a successor has not read yet."""
-        with self._lock:
-            return self.front - self._successors[successor].head
-
     def read(
         self, successor: Hashable, bytes_max: int | None = None, txid_max: int | None = None
     ) -> list[Frame]:
@@ -313,7 +313,10 @@ class Queue:
         with self._lock:
             place, taken = self._successors[successor], 0
             head, front, shelf = place.head, self.front, self._shelf
+            on_disk = self._residence.left
             while head < front:
+                if head < on_disk:
+                    self._residence.fetch(head)
                 try:
                     frame = shelf.kept.get(head) or shelf.frame(head)
                 except Damaged:
@@ -329,6 +332,19 @@ class Queue:
                 out.append(frame)
                 head = place.head = frame.end
         return out
+
+    # --- memory and disk
+
+    def spill(self) -> int:
+        """Leave to the disk what nobody is about to use; returns the bytes.
+
+        What is not synced stays, and the block of the base, where the next is read.
+        """
+        with self._lock:
+            before = self.resident_bytes
+            # What somebody holds stays (A-37).  What was only kept is let go, and checked again.
+            self._residence.leave(self.base, self._shelf.held_from(self.synced))
+            return before - self.resident_bytes
 
     # --- giving up
 

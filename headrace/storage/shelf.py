@@ -111,7 +111,7 @@ class Shelf:
     def held_from(self, least: int) -> int:
         """``least``, or where the first batch before it lies that somebody holds.
 
-        What is before ``least`` is not needed.
+        What is only kept before ``least`` is let go.
         """
         for at in [at for at in self.kept if at < least]:
             del self.kept[at]

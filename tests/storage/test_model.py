@@ -17,6 +17,7 @@ from headrace.storage.shelf import Frame
 
 BLOCK = 4096
 BLOCKS_MAX = 64
+MEMORY = 12 * BLOCK
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Play:
 
     def opened(self) -> Storage:
         """The queues, as the next process finds them."""
-        return Storage(self.folder, BLOCKS_MAX * BLOCK, BLOCK)
+        return Storage(self.folder, BLOCKS_MAX * BLOCK, BLOCK, MEMORY)
 
     def pick(self) -> tuple[Queue, Model]:
         """One of the queues."""
@@ -129,6 +130,12 @@ class Play:
         assert queue.base == min(tail for tail, _ in tails.values()) or queue.base == 0
         assert all(queue.base <= t <= h <= queue.front for t, h in tails.values())
 
+    def tend(self) -> None:
+        """What is durable leaves memory where that is too full."""
+        if self.random.random() < 0.8:
+            self.storage.sync()
+        self.storage.tend()
+
     def free(self) -> None:
         """There was no room: everybody reads and settles everything."""
         self.let_go()
@@ -163,7 +170,7 @@ class Play:
     def run(self, steps: int) -> None:
         """Go on for so many steps."""
         verbs = [self.put] * 6 + [self.read] * 6 + [self.settle] * 4
-        verbs += [self.check] * 2 + [self.rewind, self.let_go]
+        verbs += [self.check] * 2 + [self.rewind, self.let_go, self.tend]
         for step in range(steps):
             if step % 400 == 399:
                 self.kill()

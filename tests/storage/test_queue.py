@@ -283,7 +283,7 @@ def test_a_flipped_bit_is_noticed(storage: Storage, where: float) -> None:
     memory = storage.file.memory(run.start * BLOCK_BYTES + at % BLOCK_BYTES, 1)
     memory[0] ^= 4
     good = len(queue.read("s")) if where else 0
-    assert queue.ahead("s")
+    assert queue.successors["s"][1] < queue.front
     with pytest.raises(Damaged):
         queue.read("s")
     after = reopened(storage).get("q")
@@ -480,3 +480,98 @@ def test_a7_a_successor_that_opens_again_keeps_nothing_back(storage: Storage) ->
     assert queue.base_txid == 8
     queue.leave("c")
     assert queue.base_txid == 9
+
+
+MEMORY = 8 * BLOCK_BYTES
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Storage]:
+    """Queues of which eight blocks may be in memory."""
+    made = Storage(tmp_path / "queues", 256 * BLOCK_BYTES, memory_bytes=MEMORY)
+    yield made
+    made.close()
+
+
+def fill(queue: Queue, first: int, count: int) -> None:
+    """Put txids of half a block each."""
+    for txid in range(first, first + count):
+        diffs(queue, txid, [txid] * (BLOCK_BYTES // 16 - 64))
+        ends(queue, txid, 1)
+
+
+def sent(queue: Queue, txid: int) -> list[int]:
+    """The values of a txid."""
+    (frame,) = queue.sent(txid)
+    assert frame.batch is not None
+    return sorted(set(frame.batch.column(0).to_pylist()))
+
+
+def test_a22_what_is_too_much_for_memory_is_on_the_disk(small: Storage) -> None:
+    """What is durable leaves memory, from behind the base on; it is read in large pieces."""
+    queue = small.make("q")
+    queue.open("late")
+    fill(queue, 1, 200)
+    assert queue.ring.count > 90
+    small.tend()
+    assert queue.resident_bytes == queue.queued_bytes  # nothing was durable
+    small.sync()
+    small.tend()
+    assert queue.resident_bytes <= 0.8 * MEMORY
+    used = queue.ring.extents(queue.base, queue.front)
+    assert small.file.resident(used) <= 0.8 * MEMORY + 2 * BLOCK_BYTES
+    reads = small.file.reads
+    assert [sent(queue, txid) for txid in range(1, 201)] == [[txid] for txid in range(1, 201)]
+    assert small.file.reads - reads <= 3
+    # Read by one while another still needs it all: it leaves again.
+    assert queue.resident_bytes > MEMORY
+    small.tend()
+    assert queue.resident_bytes <= 0.8 * MEMORY
+    queue.keep_after("late", 200)
+    assert queue.resident_bytes == 0
+
+
+def test_a24_what_fits_into_memory_stays_there(small: Storage) -> None:
+    """The largest queue leaves it first, and no more than there is too much."""
+    large, other = small.make("large"), small.make("other")
+    for queue in (large, other):
+        queue.open("late")
+    fill(large, 1, 8)
+    fill(other, 1, 6)
+    small.sync()
+    small.tend()
+    assert [q.resident_bytes for q in (large, other)] == [q.queued_bytes for q in (large, other)]
+    fill(large, 9, 8)
+    small.sync()
+    small.tend()
+    assert large.resident_bytes < large.queued_bytes
+    assert other.resident_bytes == other.queued_bytes
+
+
+def test_a37_what_somebody_holds_is_not_left_to_the_disk(small: Storage) -> None:
+    """What comes before it is; it stays in memory until it is let go."""
+    queue = small.make("q")
+    queue.open("late")
+    fill(queue, 1, 60)
+    small.sync()
+    (held,) = queue.sent(41)
+    small.tend()
+    assert queue.front - held.header.offset <= queue.resident_bytes < queue.queued_bytes
+    del held
+    small.tend()
+    assert queue.resident_bytes <= 0.8 * MEMORY
+
+
+def test_what_comes_back_from_the_disk_is_checked(small: Storage) -> None:
+    """Also what had been read before it left memory."""
+    queue = small.make("q")
+    queue.open("late")
+    fill(queue, 1, 60)
+    small.sync()
+    assert sent(queue, 21) == [21]
+    small.tend()
+    (run,) = queue.ring.extents(10 * BLOCK_BYTES, 10 * BLOCK_BYTES + 1)
+    small.file.memory(run.start * BLOCK_BYTES + 4096, 1)[0] ^= 1
+    with pytest.raises(Damaged):
+        sent(queue, 21)
+    assert sent(queue, 20) == [20]
