@@ -117,7 +117,7 @@ class Edge:
             return self._rows < self._rows_max
 
     def statistics(self) -> dict[str, int]:
-        """Numbers for ``queues()``."""
+        """Numbers for whoever looks."""
         with self._lock:
             return {
                 "frames": len(self._frames),

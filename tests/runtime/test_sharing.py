@@ -218,6 +218,32 @@ def test_a_paused_view_is_fed_what_it_missed(source, database, start):
     wait_until(forgotten, "what was kept for it is forgotten")
 
 
+def test_a_paused_view_is_fed_from_the_disk(source, database, start):
+    """What it missed is more than the queues may have in memory."""
+    block = 4096
+    running = start(queue_block_bytes=block, queue_memory_bytes=4 * block)
+    one = create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    [shared] = joined(running)
+    rng = random.Random(7)
+    running.on(lambda: running.engine.lifecycle.pause(one))
+
+    def full() -> bool:
+        change(source, rng, 5)
+        settle(running, source)
+        running.on(running.engine.durability.finish)
+        queue = shared.output
+        return running.on(lambda: queue.queued_bytes - queue.resident_bytes) > 20 * block
+
+    wait_until(full, "most of it is on the disk")
+    assert running.on(lambda: shared.output.resident_bytes) <= 4 * block
+    check(running, source, two=SUMS)
+    running.on(lambda: running.engine.lifecycle.resume(one))
+    change(source, rng, 5)
+    check(running, source, one=ROWS, two=SUMS)
+    assert running.book.queues.file.reads > 0
+
+
 def test_a_view_that_joined_after_a_txid_of_others_is_fed_what_it_missed(source, database, start):
     """The last txid before that need not have brought the subplan anything."""
     source.execute("CREATE TABLE apart (id int PRIMARY KEY)")
