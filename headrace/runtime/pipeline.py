@@ -203,10 +203,9 @@ class Pipeline:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the views' rows in flight that the sink has not taken; from any thread."""
+        """Bytes of the views' rows that are processed and not committed; from any thread."""
         with self._changed:
-            jobs = {job.txid: job for job in (*self._processed.values(), *self._jobs)}
-            parts = [part for job in jobs.values() for part in job.parts]
+            parts = [part for job in self._processed.values() for part in job.parts]
         return sum(part.diffs.nbytes for part in parts if part.diffs is not None)
 
     # --- the sink thread's side

@@ -135,7 +135,11 @@ def test_large_transaction_goes_to_disk_and_back(tmp_path):
     messages = transaction(10, rows=5000, size=50)
     for start in range(0, len(messages), 500):
         assert b.add(messages[start : start + 500])
+    numbers = b.statistics()
+    assert numbers["spooled_bytes"] + numbers["buffered_bytes"] > 5000 * 50
+    assert numbers["spooled_bytes"] > 200_000 > 20_000 > numbers["buffered_bytes"] > 0
     batch = b.take(0)
+    assert b.statistics()["spooled_bytes"] == 0
     assert batch.spooled
     for _ in range(2):  # it may be read again
         assert [m for chunk in batch.chunks() for m in chunk] == messages

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BugError, TransientError
 from headrace.runtime.coordinator import FlightState
-from headrace.runtime.jobs import Answer, CommitJob
+from headrace.runtime.jobs import Answer, CommitJob, ViewPart
 from headrace.runtime.pipeline import Closed, Pipeline
 
 WAIT_S = 90.0
@@ -51,6 +53,18 @@ def test_commits_follow_the_txids_whatever_is_processed_first():
     assert [write(pipeline) for _ in range(4)] == [1, 2, 3, None]
     assert txids(pipeline) == [1, 2, 3]
     assert not pipeline.busy
+
+
+def test_what_is_processed_counts_until_it_is_committed():
+    pipeline = started()
+    diffs = pa.record_batch({"a": pa.array([1, 2, 3], pa.int64())})
+    for txid, batch in ((1, diffs), (2, None)):
+        pipeline.begin(txid)
+        part = ViewPart(1, None, "", None, batch)
+        pipeline.processed(replace(job(txid), parts=(part, part)))
+    assert pipeline.waiting_bytes == 2 * 3 * 8
+    assert write(pipeline) == 1
+    assert pipeline.waiting_bytes == 0
 
 
 def test_the_next_commit_does_not_wait_for_the_engine():
