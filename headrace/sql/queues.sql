@@ -3,8 +3,8 @@
 -- port: a function cannot ask the engine.  On direct connections there is the procedure show_queues.
 -- node: the line of the reader's explain_view whose rows they are.
 -- queued_rows, queued_bytes: what one of its readers still needs.  resident_bytes: of its blocks, those that are
--- in memory.  tail_txid: the last txid that is durable
--- in the reader; head_txid: the last that it has processed; behind_bytes: what came after its tail.
+-- in memory.  tail_txid: the last txid that is durable in the reader; head_txid: the last that it has processed;
+-- behind_bytes: what came after its tail.
 -- Whoever gets here has written something else than the statement that the commander answers.
 CREATE OR REPLACE FUNCTION headrace.queues(
     OUT queue text, OUT reader text, OUT node text, OUT queued_rows bigint, OUT queued_bytes bigint,

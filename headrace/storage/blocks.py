@@ -243,7 +243,7 @@ class BlockFile:
         self._map.madvise(mmap.MADV_DONTNEED, at, size)
         os.posix_fadvise(self._file, at, size, os.POSIX_FADV_DONTNEED)
 
-    def fetch(self, run: Extent) -> None:
+    def read_ahead(self, run: Extent) -> None:
         """Read a run ahead."""
         at, size = run.start * self.block_bytes, run.size * self.block_bytes
         self._map.madvise(mmap.MADV_WILLNEED, at, size)

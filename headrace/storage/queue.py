@@ -235,7 +235,7 @@ class Queue:
             begin, end = (self.base if span[0] is None else span[0]), span[1]
             out = []
             if begin < self._residence.left:
-                self._residence.fetch(begin)
+                self._residence.read_ahead(begin)
             while begin < end - frames.HEADER_BYTES:
                 frame = self._shelf.frame(begin)
                 begin = frame.end
@@ -316,7 +316,7 @@ class Queue:
             on_disk = self._residence.left
             while head < front:
                 if head < on_disk:
-                    self._residence.fetch(head)
+                    self._residence.read_ahead(head)
                 try:
                     frame = shelf.kept.get(head) or shelf.frame(head)
                 except Damaged:

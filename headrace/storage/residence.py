@@ -44,7 +44,7 @@ class Residence:
                 self._file.evict(run)
             self.left, self._back = max(self.left, end), (0, 0)
 
-    def fetch(self, at: int) -> None:
+    def read_ahead(self, at: int) -> None:
         """What comes at ``at`` is read, and was left to the disk: ask for many blocks (A-22)."""
         begin, end = self._back
         # The disk works on while the last half is read.
@@ -52,4 +52,4 @@ class Residence:
             start = max(at, end)
             self._back = (begin if end else at), min(start + _AHEAD_BYTES, self.left)
             for run in self._ring.extents(start, self._back[1]):
-                self._file.fetch(run)
+                self._file.read_ahead(run)
