@@ -56,6 +56,9 @@ class ViewOptions:
     max_recursion_rows: Limit | None = None
     """Rows of one iteration that one transaction may change; None: the setting."""
 
+    history: str | None = None
+    """For how long changes are kept (an interval); None: they are not (sql/history.py)."""
+
     limits: Mapping[str, int] = field(default_factory=dict)
     """What one transaction may cost the view, where it is not as the settings say."""
 
@@ -119,6 +122,7 @@ _WANTED: Final = {
     "commit_group": f"a text of at most {_GROUP_MAX} characters",
     "sharing": "true or false",
     "key": "a list of column names",
+    "history": "an interval, as text",
 }
 
 

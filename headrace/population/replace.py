@@ -24,6 +24,8 @@ from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sink import keys, table
 from headrace.sink.table import ResultTable
+from headrace.sql import history
+from headrace.sql.history import Kept
 from headrace.types import FIRST_USER_OID, Field
 
 _NEW: Final = "headrace_new_contents"
@@ -35,6 +37,8 @@ class Replaced:
 
     removed: int
     added: int
+    noted: bool = False
+    """Whether what differs is kept in the view's history."""
 
 
 def image(qualifier: str, columns: Sequence[str]) -> sql.Composed:
@@ -95,10 +99,12 @@ def replace_rows(
     staging: Staging,
     *,
     fit: bool = False,
+    kept: Kept | None = None,
 ) -> Replaced:
     """Make the rows of ``target`` the staged ones, in the caller's transaction.
 
-    ``fit``: its columns may get other types, those of the query.
+    ``fit``: its columns may get other types, those of the query.  ``kept``: the history that is to
+    have the rows that differ; it gets none where types have changed.
 
     Readers are not held up; they see the old rows until the commit.
 
@@ -118,10 +124,18 @@ def replace_rows(
             table.shape(conn, planned.columns),
         )
     )
-    _fit_columns(conn, target, staged, planned.columns, fit=fit)
+    fitted = _fit_columns(conn, target, staged, planned.columns, fit=fit)
     total = copy_rows(job, conn, staged, staging)
     conn.execute(sql.SQL("ANALYZE {}").format(staged))
     job.phase("comparing")
+    noted = kept is not None and not fitted
+    if kept is not None and not fitted:
+        history.put_difference(
+            conn,
+            kept,
+            (name + sql.SQL(" t"), image("t", columns)),
+            (staged + sql.SQL(" s"), image("s", columns)),
+        )
     if target.key and keys.equality(conn, target.oid):
         replaced = _replace_keyed(conn, target, staged, columns)
     else:
@@ -139,7 +153,7 @@ def replace_rows(
     elif not table.has_hash_index(conn, target.oid):
         table.create_hash_index(conn, target.schema_name, target.table_name)
     conn.execute(sql.SQL("ANALYZE {}").format(name))
-    return replaced
+    return replace(replaced, noted=noted)
 
 
 def _replace_keyed(
@@ -218,10 +232,11 @@ def _fit_columns(
     fields: Sequence[Field],
     *,
     fit: bool,
-) -> None:
+) -> bool:
     """Give columns the types of ``staged`` where they have others, if ``fit``.
 
     Values that do not fit the new type become NULL: their rows are exchanged.
+    Whether there were any.
 
     Raises:
         UserError: 55000, they stay as they are: not ``fit``, or what a user made of the table
@@ -229,11 +244,13 @@ def _fit_columns(
     """
     row: Any = conn.execute("SELECT %s::regclass::oid", (staged.as_string(conn),)).fetchone()
     table.prove_types(conn, int(row[0]), fields)
+    fitted = False
     have = table.attributes(conn, target.oid)
     want = table.attributes(conn, int(row[0]))
     for old, new in zip(have, want, strict=True):
         if (old.name, old.type_name) == (new.name, new.type_name):
             continue
+        fitted = True
         error = None if fit else "the query is to have the same columns"
         if fit:
             error = _retype(conn, target.identifier, old, new)
@@ -245,6 +262,7 @@ def _fit_columns(
                 hint="Drop what depends on the column, or drop the view and create it again.",
                 sqlstate="55000",
             )
+    return fitted
 
 
 def _retype(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Self
 
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
 from headrace.postgres.definitions import Definitions
+from headrace.postgres.pipelined import Sent
 from headrace.postgres.privileges import Right
 from headrace.runtime.views import View
+from headrace.sink import changes
 from headrace.sink.table import ResultTable
+from headrace.sql import history
 from headrace.sql.progress import Progress
 
 
@@ -31,6 +35,8 @@ class ViewPart:
     """What ``diffs`` were computed under, besides tables."""
     rights: Sequence[Right] = ()
     """Without which the view is not written."""
+    kept: bool = False
+    """Whether its changes are kept as well."""
 
     @classmethod
     def of(
@@ -45,12 +51,19 @@ class ViewPart:
         if not part.changes:
             return part
         known, rights = relied_on(view)
-        return replace(part, known=known, rights=rights)
+        return replace(part, known=known, rights=rights, kept=view.kept)
 
     @property
     def changes(self) -> bool:
         """Whether there is something to write."""
         return self.diffs is not None and self.diffs.num_rows > 0
+
+    def noted(self, txid: int, lsn: int, committed_at: datetime | None) -> Iterable[Sent]:
+        """Statements that keep the changes, for the transaction that makes them."""
+        if not self.kept or self.diffs is None:
+            return []
+        parts = changes.parts(self.target, self.diffs)
+        return history.writing(self.view_id, txid, lsn, committed_at, parts)
 
 
 @dataclass(frozen=True, slots=True)

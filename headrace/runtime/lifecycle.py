@@ -122,6 +122,13 @@ class Lifecycle:
         _log.info("view resumed", view=view.id)
         self._rewind_soon()
 
+    def look_for_history(self, view_id: int) -> None:
+        """Write the changes of a view to its history from now on, or no longer."""
+        view = self._book.views.get(view_id)
+        if view is not None and view.owned:
+            self._book.owner.look_for_histories([view])
+            view.story.add("history", kept=view.kept)
+
     def tap(self, view_id: int, job: str) -> Path:
         """Keep aside what is written for a view from now on (taps.py).
 

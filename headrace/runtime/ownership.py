@@ -31,7 +31,7 @@ from headrace.postgres import connect, failures
 from headrace.postgres.pipelined import Pipelined
 from headrace.runtime.views import View
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
-from headrace.sql import meta, progress
+from headrace.sql import history, meta, progress
 
 Connection = psycopg.Connection[Any]
 
@@ -98,7 +98,18 @@ class Owner:
                     detail=f"Its epoch was {at.epoch - 1}; this engine had {view.progress.epoch}.",
                 )
             view.progress = at
+        self.look_for_histories(wanted)
         return gone
+
+    def look_for_histories(self, views: Iterable[View]) -> None:
+        """Learn which of ``views``, which are ours, have their changes kept, from now on.
+
+        REQUIRES: nothing of them is in flight.
+        """
+        owned = {view.id: view for view in views if view.progress is not None}
+        kept = history.begun(self.conn, {i: v.progress for i, v in owned.items() if v.progress})
+        for view in owned.values():
+            view.kept = view.id in kept
 
     def check_caller(self, caller: str | None) -> None:
         """Raise PrivilegeError unless ``caller`` may act for the engine's role."""

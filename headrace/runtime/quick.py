@@ -130,16 +130,19 @@ class QuickWay:
         lacking = privileges.asking(rights) if rights else None
         rows = [statement for write in writes for statement in write.statements]
         at = clock.from_postgres(job.commit_time_us)
+        noted = [statement for part in changing for statement in part.noted(job.txid, job.lsn, at)]
         moved = [part.progress for part in parts]
         moving = progress.advancing(moved, job.txid, job.attempt, job.lsn, at)
         before = [*_BEGIN, *quick.fence(writes)]
         after = [s for s in (_SETTLE, altered, lacking, moving) if s is not None]
         answers = owner.pipelined.exchange(
-            [*before, *rows, *after], lambda: faults.point(faults.PIPELINE_SENT)
+            [*before, *rows, *noted, *after], lambda: faults.point(faults.PIPELINE_SENT)
         )
         found = iter(answers[len(before) :])
         wanted = [count for write in writes for count in write.wanted]
         good = all([next(found).count == count for count in wanted])
+        # A history that has just been taken away is one for the careful way.
+        good = all([next(found).count == 1 for _ in noted]) and good
         next(found)  # constraints
         good = good and (altered is None or _unaltered(known, next(found)))
         good = good and (lacking is None or not next(found).rows)

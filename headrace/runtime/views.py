@@ -207,6 +207,8 @@ class View(Unit):
     """Views of one group are written by one transaction; '': the unnamed one."""
     shares: bool = True
     """Whether its subplans may be kept together with those of other views."""
+    kept: bool = False
+    """Whether its changes are kept (``sql/history.py``); known since we own it."""
     retry_at: float = 0.0
     tries: tuple[int, int] = (0, 0)
     """How often it was interrupted at which mark."""

@@ -71,6 +71,7 @@ class Worker:
                 "pause": self._pause,
                 "resume": self._resume,
                 "suspend": self._suspend,
+                "history": self._history,
                 "wait": self._wait,
                 "tap": self._tap,
                 "tapped": self._tapped,
@@ -159,6 +160,12 @@ class Worker:
     async def _resume(self, params: dict[str, Any], progress: Progress) -> None:
         view_id = int(_need(params, "view_id"))
         await self._on_engine(lambda: self._engine.lifecycle.resume(view_id), progress=progress)
+
+    async def _history(self, params: dict[str, Any], progress: Progress) -> None:
+        view_id = int(_need(params, "view_id"))
+        await self._on_engine(
+            lambda: self._engine.lifecycle.look_for_history(view_id), progress=progress
+        )
 
     async def _suspend(self, params: dict[str, Any], progress: Progress) -> None:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))

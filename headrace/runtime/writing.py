@@ -285,6 +285,7 @@ class _Group:
             conn.execute(_BEFORE_VIEW)
             try:
                 rows = writer.write(part.target, part.diffs)
+                self._note(part)
                 self._settle(part)
             except psycopg.Error:
                 raise  # the connection is lost
@@ -298,6 +299,19 @@ class _Group:
             raise
         self._breaks.forget(part)
         return rows
+
+    def _note(self, part: ViewPart) -> None:
+        """Keep the changes, where they are kept."""
+        job = self._job
+        at = clock.from_postgres(job.commit_time_us)
+        try:
+            for statement in part.noted(job.txid, job.lsn, at):
+                with psycopg.RawCursor(self._conn) as cursor:
+                    cursor.execute(statement.text, statement.values)
+        except psycopg.Error as error:
+            if failures.is_lost(error) or self._conn.closed:
+                raise
+            raise trouble.of_view(part.target, error) from error
 
     def _settle(self, part: ViewPart) -> None:
         """Have what a table puts off until the commit fail here, where it is known whose it is."""

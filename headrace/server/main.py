@@ -119,6 +119,7 @@ class Commander:
             settings, SourceAddress.of(settings.source), database, self._commands.run
         )
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
+        self._purge = janitor.Purge(settings)
         self._status = 0
         self._health = Health(settings, self._supervisor, version(), self._sessions)
         self._again: set[asyncio.Task[None]] = set()
@@ -139,6 +140,7 @@ class Commander:
                 await ready
                 self._direct.start()
                 self._resumer.start()
+                self._purge.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
                     http = HttpServer(self._settings.http, self._health)
@@ -155,6 +157,7 @@ class Commander:
             if http:
                 await http.close()
             await self._listener.close()
+            await self._purge.stop()
             await self._resumer.stop()
             await self._direct.stop()
             await self._waits.close()

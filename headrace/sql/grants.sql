@@ -38,5 +38,7 @@ GRANT SELECT ON headrace.meta, headrace.progress, headrace.view_tables, headrace
 GRANT SELECT (id, schema_name, view_name, query, columns, explain, options, settings, owner, result_oid,
               start_lsn, status, message, detail, hint, culprit, sqlstate, tried, note, block, created_at, canonical, revision)
     ON headrace.views TO PUBLIC;
+GRANT SELECT ON headrace.histories, headrace.history TO PUBLIC;
+GRANT SELECT, INSERT (name, history_id, txid), UPDATE (txid), DELETE ON headrace.feeds TO PUBLIC;
 GRANT SELECT, INSERT (procedure, arguments, settings) ON headrace.commands TO PUBLIC;
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA headrace TO PUBLIC;

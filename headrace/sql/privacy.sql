@@ -1,5 +1,6 @@
 -- Row security of the catalog: rows of a view are its owner's and his members'.  Nobody writes: there
--- is no policy for that, and the engine's role owns the tables.
+-- is no policy for that, and the engine's role owns the tables.  Only feeds are written by those who have
+-- made them.
 ALTER TABLE headrace.views ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.progress ENABLE ROW LEVEL SECURITY;
 ALTER TABLE headrace.view_tables ENABLE ROW LEVEL SECURITY;
@@ -22,3 +23,22 @@ CREATE POLICY own ON headrace.view_uses FOR SELECT
 -- Version, system, names of slot and backends.
 DROP POLICY IF EXISTS public ON headrace.meta;
 CREATE POLICY public ON headrace.meta FOR SELECT USING (true);
+-- A history is read by whoever may read all of the table, and so is how far that has come.
+ALTER TABLE headrace.histories ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.history ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.feeds ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS readers ON headrace.histories;
+CREATE POLICY readers ON headrace.histories FOR SELECT USING (
+    pg_catalog.has_table_privilege(result_oid, 'SELECT') AND NOT pg_catalog.row_security_active(result_oid));
+DROP POLICY IF EXISTS readers ON headrace.history;
+CREATE POLICY readers ON headrace.history FOR SELECT
+    USING (history_id IN (SELECT h.id FROM headrace.histories h));
+DROP POLICY IF EXISTS readers ON headrace.progress;
+CREATE POLICY readers ON headrace.progress FOR SELECT
+    USING (view_id IN (SELECT h.view_id FROM headrace.histories h));
+-- A feed is that of its owner and his members, who is whoever has made it.
+DROP POLICY IF EXISTS own ON headrace.feeds;
+CREATE POLICY own ON headrace.feeds USING (
+    owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')))
+    WITH CHECK (owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE'))
+                AND history_id IN (SELECT h.id FROM headrace.histories h));

@@ -108,6 +108,13 @@ class RenameView(ViewRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class SetHistory(ViewRequest):
+    """For how long a view's changes are kept; None: no longer."""
+
+    keep: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SetOwner(ViewRequest):
     """Another owner for a view."""
 
@@ -226,6 +233,10 @@ _ALL: Final = (
     Verb("resume_view", ViewRequest, "lets a paused view go on", tells=True),
     Verb("alter_view", AlterView, "another query of the same columns", fills=True, tells=True),
     Verb("rename_view", RenameView, "renames view and table, within their schema"),
+    Verb(
+        *("set_history", SetHistory),
+        "keeps a view's changes for so long, from now on; NULL: no longer, and forgets them",
+    ),
     Verb(
         *("set_owner", SetOwner),
         "whose rights count from then on; as ALTER TABLE … OWNER TO",

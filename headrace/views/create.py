@@ -23,7 +23,7 @@ from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys
-from headrace.sql import views
+from headrace.sql import history, views
 from headrace.sql.verbs import CreateView
 from headrace.views import quotas
 
@@ -45,6 +45,8 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
             options,
         )
         keys.check(conn, planned.columns, options.key or ())
+        if options.history is not None:
+            history.interval(conn, options.history)
     # Names may have been looked up long ago: what decides is the row inserted now.
     view = NewView(
         target,
@@ -102,6 +104,9 @@ class _Creation(Population):
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Make the table with its rows, and set the view running."""
         publish(self._job, conn, self._view_id, self._view, staged, facts)
+        if self._options.history is not None:
+            # The worker begins it when it owns the view, before it writes.
+            history.ask(conn, self._view_id, self._options.history)
 
     def _unregister(self) -> None:
         with self._connect() as conn:

@@ -44,10 +44,12 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.fingerprint import Facts
 from headrace.sink import keys, table
 from headrace.sink.kept import KeptOfTable
-from headrace.sql import progress, reads, results, states, views
+from headrace.sql import history, progress, reads, results, states, views
+from headrace.sql.history import Kept
 from headrace.sql.status import Status
 from headrace.sql.verbs import AlterView, ResyncView
 from headrace.sql.views import StoredView, ViewRow
+from headrace.types import format_lsn
 from headrace.views import grants
 from headrace.views.pause import check_not_live
 
@@ -233,6 +235,7 @@ class Resync(Population):
         self._owner = again.owner
         self._because = because
         self._replaced: Replaced | None = None
+        self._kept: Kept | None = None
         self._read_before: list[int] = []
 
     def run(self) -> dict[str, Any]:
@@ -283,7 +286,7 @@ class Resync(Population):
         if held is None:
             raise UndefinedError(f'view "{self._view.name}" was dropped', sqlstate="42P01")
         with _hinting():
-            oid = self._write_rows(conn, held[0], staged)
+            oid = self._write_rows(conn, held[0], staged, facts)
         progress.end(conn, self._view.id)
         moved = self._owner.oid if self._moves else None
         if moved is not None:
@@ -291,27 +294,41 @@ class Resync(Population):
         catalog.renew(
             conn, (self._view.id, self._view_id), self._planned, oid, self._query, owner=moved
         )
+        if self._kept is not None:
+            same = self._replaced is not None and self._replaced.noted
+            history.go_on(conn, self._kept, oid, anew=self._kept.begun and not same)
         start_lsn = put_progress(conn, self._view_id, facts)
         states.become(conn, self._view_id, Status.RUNNING)
         states.begin(conn, self._view_id, start_lsn, because=self._because)
 
-    def _write_rows(self, conn: Connection, oid: int | None, staged: Staging) -> int:
+    def _write_rows(
+        self, conn: Connection, oid: int | None, staged: Staging, facts: dict[str, Any]
+    ) -> int:
         stored, planned = self._stored, self._planned
         publication = self._settings.publication_name
-        if (
-            oid is None
-            or table.fingerprint(conn, oid) is None
-            or not put_right(conn, self._target(oid), publication, self._had())
-        ):
+        there = (
+            oid is not None
+            and table.fingerprint(conn, oid) is not None
+            and put_right(conn, self._target(oid), publication, self._had())
+        )
+        # Nobody writes the table any more: it is locked, or there is none.
+        kept = self._kept = history.find(
+            conn, self._view.id, int(facts["txid"]), format_lsn(int(facts["start_lsn"]))
+        )
+        if oid is None or not there:
             wanted = NewTable(
                 *(ViewName(stored.schema, stored.name), planned.columns),
                 *(planned.physical.sink.key, self._owner.name),
                 KeptOfTable.of(results.kept(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
+        # Changes of one query and one owner, while they have one type: else they begin anew.
+        if kept is not None and not (kept.begun and self._query is None and not self._moves):
+            kept = None
         self._replaced = replace_rows(
-            self._job, conn, self._target(oid), planned, staged, fit=self._query is None
-        )
+            self._job, conn, self._target(oid), planned, staged,
+            fit=self._query is None, kept=kept,
+        )  # fmt: skip
         return oid
 
     def _had(self) -> tuple[str, ...]:

@@ -1,0 +1,23 @@
+-- Remembers a subscriber's place: from now on, or after txid `since`.
+CREATE OR REPLACE PROCEDURE headrace.create_feed(name text, view regclass, since bigint DEFAULT NULL)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
+AS $$
+#variable_conflict use_variable
+DECLARE
+    kept  headrace.histories;
+    last  bigint;
+BEGIN
+    kept := headrace.history_of(view);
+    last := headrace.view_txid(view);
+    IF since NOT BETWEEN kept.first_txid AND last THEN
+        PERFORM headrace.history_lost(view, format('txid %s', since), last);
+    END IF;
+    IF name IS NULL OR length(name) NOT BETWEEN 1 AND 63 THEN
+        RAISE EXCEPTION USING ERRCODE = '42602', MESSAGE = 'the name of a feed has 1 to 63 characters';
+    END IF;
+    INSERT INTO headrace.feeds (name, history_id, txid) VALUES (name, kept.id, coalesce(since, last));
+EXCEPTION WHEN unique_violation THEN
+    RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('feed "%s" already exists', name),
+        HINT = 'Feeds of all roles have different names.';
+END
+$$;

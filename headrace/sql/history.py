@@ -1,0 +1,260 @@
+"""Rows of ``headrace.histories`` and ``headrace.history``: the changes of views that keep them.
+
+* Invariant 1: the changes of a txid are written in the transaction that writes them into the view's
+  table, before its progress moves; so once, and those of a view in the order of its txids.
+* Invariant 2: a history begins where the engine that owns the view by its epoch says so, when nothing
+  of it is in flight.  Whoever owns the view later asks again (``begun``), so none leaves out a change.
+* Invariant 3: a txid, once told, is never told of other changes.  Where a view is set back to an
+  earlier one, its ``shift`` grows, and what follows has later numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headrace.errors import UserError
+from headrace.postgres.pipelined import Sent
+from headrace.sql.progress import Progress
+from headrace.types import format_lsn
+
+Connection = psycopg.Connection[Any]
+
+PART_BYTES: Final = 1 << 20
+"""Of the rows' text in one row of the history, about."""
+
+_BEGUN: Final = """
+WITH owned AS MATERIALIZED (
+    SELECT p.view_id, p.txid, p.lsn FROM headrace.progress p
+      JOIN unnest(%s::bigint[], %s::bigint[]) AS mine (view_id, epoch)
+        ON p.view_id = mine.view_id AND p.epoch = mine.epoch
+     WHERE EXISTS (SELECT FROM headrace.histories h WHERE h.view_id = p.view_id)
+       FOR SHARE OF p),
+begun AS (
+    UPDATE headrace.histories h SET first_txid = o.txid + h.shift, first_lsn = o.lsn,
+           first_at = clock_timestamp()
+      FROM owned o WHERE h.view_id = o.view_id AND h.first_txid IS NULL)
+SELECT h.view_id FROM headrace.histories h JOIN owned o ON o.view_id = h.view_id"""
+# A history that is being taken away is waited for, and then is not there.
+_WRITE: Final = b"""
+WITH kept AS MATERIALIZED (
+    SELECT h.id, $2::bigint + h.shift AS txid, v.view_name
+      FROM headrace.histories h JOIN headrace.views v ON v.id = h.view_id
+     WHERE h.view_id = $1::bigint FOR KEY SHARE OF h),
+put AS (
+    INSERT INTO headrace.history
+           (history_id, txid, part, lsn, commit_at, row_count, weights, data)
+    SELECT k.id, k.txid, $3::int, $4::pg_lsn,
+           coalesce($5::timestamptz, pg_catalog.clock_timestamp()),
+           pg_catalog.cardinality($6::bigint[]), $6::bigint[], $7::text[] FROM kept k)
+SELECT pg_catalog.pg_notify(('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text)
+  FROM kept k"""
+_FOUND: Final = """
+SELECT h.id, h.shift, h.first_txid IS NOT NULL, p.txid, v.view_name, p.lsn::text
+  FROM headrace.histories h JOIN headrace.views v ON v.id = h.view_id
+  LEFT JOIN headrace.progress p ON p.view_id = h.view_id
+ WHERE h.view_id = %s FOR UPDATE OF h"""
+# What of the oldest rows is older than wanted, up to whole txids; no more than can be deleted at once.
+_PURGE: Final = """
+WITH bound AS MATERIALIZED (
+    SELECT h.id, max(o.txid) AS txid
+      FROM headrace.histories h
+     CROSS JOIN LATERAL (
+           SELECT c.txid FROM headrace.history c WHERE c.history_id = h.id
+            ORDER BY c.txid, c.part LIMIT %(most)s) o
+     WHERE o.txid < coalesce((
+           SELECT min(c.txid) FROM headrace.history c
+            WHERE c.history_id = h.id AND c.commit_at >= clock_timestamp() - h.keep),
+           9223372036854775807)
+     GROUP BY h.id),
+gone AS (
+    DELETE FROM headrace.history c USING bound b
+     WHERE c.history_id = b.id AND c.txid <= b.txid
+    RETURNING c.history_id, c.lsn, c.commit_at),
+last AS (
+    SELECT g.history_id, max(g.lsn) AS lsn, max(g.commit_at) AS commit_at
+      FROM gone g GROUP BY g.history_id)
+UPDATE headrace.histories h
+   SET first_txid = greatest(h.first_txid, b.txid),
+       first_lsn = greatest(h.first_lsn, l.lsn), first_at = greatest(h.first_at, l.commit_at)
+  FROM bound b JOIN last l ON l.history_id = b.id
+ WHERE h.id = b.id"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The history of a view that is being filled anew; nobody else changes it."""
+
+    history_id: int
+    txid: int
+    """Of the exchange of its rows."""
+    shift: int
+    """From then on."""
+    begun: bool
+    lsn: str
+    channel_of: str
+    """The view's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Changes of one txid: as many as go into one row."""
+
+    weights: list[int]
+    data: str
+    """The rows, as a literal of text[]."""
+
+
+def interval(conn: Connection, text: str) -> str:
+    """``text`` as an interval, the same to everybody.
+
+    Raises:
+        UserError: 22023, it is none, or not positive.
+    """
+    try:
+        with conn.transaction():
+            row = conn.execute(
+                "SELECT %s::interval::text, %s::interval > '0'"
+                " AND now() - %s::interval IS NOT NULL",
+                (text, text, text),
+            ).fetchone()
+    except psycopg.DataError as error:
+        raise _no_interval(text, error.diag.message_primary) from error
+    if row is None or not row[1]:
+        raise _no_interval(text, "It is not positive.")
+    return str(row[0])
+
+
+def _no_interval(text: str, detail: str | None) -> UserError:
+    return UserError(
+        f'a history cannot be kept for "{text}"',
+        detail=detail,
+        hint="Write an interval, for example '2 hours'.",
+    )
+
+
+def ask(conn: Connection, view_id: int, keep: str) -> None:
+    """Keep the changes of a view for ``keep``; where none are, as soon as its owner begins."""
+    conn.execute(
+        "INSERT INTO headrace.histories (view_id, result_oid, keep)"
+        " SELECT v.id, v.result_oid, %s::interval FROM headrace.views v WHERE v.id = %s"
+        " ON CONFLICT (view_id) DO UPDATE SET keep = EXCLUDED.keep",
+        (keep, view_id),
+    )
+    conn.execute(
+        "UPDATE headrace.views SET options = options"
+        " || pg_catalog.jsonb_build_object('history', %s::text) WHERE id = %s",
+        (keep, view_id),
+    )
+
+
+def end(conn: Connection, view_id: int) -> bool:
+    """Forget the changes of a view, and the feeds of them; False: none were kept."""
+    conn.execute(
+        "UPDATE headrace.views SET options = options - 'history' WHERE id = %s", (view_id,)
+    )
+    gone = conn.execute("DELETE FROM headrace.histories WHERE view_id = %s", (view_id,))
+    return gone.rowcount > 0
+
+
+def begun(conn: Connection, owned: Mapping[int, Progress]) -> set[int]:
+    """Those of ``owned`` whose changes are to be written from now on; begins where one has not.
+
+    REQUIRES: nothing of these views is in flight.
+    """
+    rows = conn.execute(_BEGUN, (list(owned), [p.epoch for p in owned.values()])).fetchall()
+    return {int(row[0]) for row in rows}
+
+
+def writing(
+    view_id: int, txid: int, lsn: int, committed_at: datetime | None, parts: Iterable[Part]
+) -> Iterator[Sent]:
+    """Statements that keep the changes of a txid; each gives a row, or none: none are kept now."""
+    for n, part in enumerate(parts):
+        values = (view_id, txid, n, format_lsn(lsn), committed_at, part.weights, part.data)
+        yield Sent(_WRITE, values, kept=True)
+
+
+def find(conn: Connection, view_id: int, txid: int, lsn: str) -> Kept | None:
+    """The history of a view that is set to ``txid`` and ``lsn`` in the caller's transaction.
+
+    REQUIRES: nothing is written for the view any more, and its progress is still there.
+    """
+    row = conn.execute(_FOUND, (view_id,)).fetchone()
+    if row is None:
+        return None
+    written = txid if row[3] is None else int(row[3]) + 1
+    told = max(written, txid) + int(row[1])
+    return Kept(int(row[0]), told, told - txid, bool(row[2]), lsn, str(row[4]))
+
+
+def put_difference(
+    conn: Connection,
+    kept: Kept,
+    old: tuple[sql.Composable, sql.Composable],
+    new: tuple[sql.Composable, sql.Composable],
+) -> None:
+    """Keep as one txid what makes of the rows of a table those of another.
+
+    ``old``, ``new``: the table with its alias, and the text of a row of it.
+    """
+    conn.execute(
+        sql.SQL(
+            "INSERT INTO headrace.history"
+            " (history_id, txid, part, lsn, commit_at, row_count, weights, data)"
+            " SELECT {id}, {txid}, p.part, {lsn}::pg_lsn, clock_timestamp(), count(*),"
+            "        array_agg(p.weight), array_agg(p.image)"
+            "   FROM (SELECT d.image, d.weight,"
+            "                (sum(length(d.image) + 16) OVER (ROWS UNBOUNDED PRECEDING)"
+            "                 / {bytes}) AS part"
+            "           FROM (SELECT i.image, sum(i.weight)::bigint AS weight"
+            "                   FROM (SELECT {have} AS image, -1 AS weight FROM {old}"
+            "                          UNION ALL SELECT {want}, 1 FROM {new}) i"
+            "                  GROUP BY i.image HAVING sum(i.weight) <> 0) d) p"
+            "  GROUP BY p.part"
+        ).format(
+            id=sql.Literal(kept.history_id),
+            txid=sql.Literal(kept.txid),
+            lsn=sql.Literal(kept.lsn),
+            bytes=sql.Literal(PART_BYTES),
+            have=old[1],
+            old=old[0],
+            want=new[1],
+            new=new[0],
+        )
+    )
+
+
+def go_on(conn: Connection, kept: Kept, result_oid: int, *, anew: bool) -> None:
+    """The history goes on in the view's new life; ``anew``: without what there was before."""
+    if anew:
+        conn.execute("DELETE FROM headrace.history WHERE history_id = %s", (kept.history_id,))
+    conn.execute(
+        "UPDATE headrace.histories SET result_oid = %(oid)s, shift = %(shift)s,"
+        " first_txid = CASE WHEN %(anew)s THEN %(txid)s ELSE first_txid END,"
+        " first_lsn = CASE WHEN %(anew)s THEN %(lsn)s::pg_lsn ELSE first_lsn END,"
+        " first_at = CASE WHEN %(anew)s THEN clock_timestamp() ELSE first_at END"
+        " WHERE id = %(id)s",
+        {
+            **{"oid": result_oid, "shift": kept.shift, "anew": anew, "txid": kept.txid},
+            **{"lsn": kept.lsn, "id": kept.history_id},
+        },
+    )
+    conn.execute(
+        "SELECT pg_catalog.pg_notify(('headrace_' || %s)::name::text, %s)",
+        (kept.channel_of, str(kept.txid)),
+    )
+
+
+async def purge(conn: psycopg.AsyncConnection[Any], most: int) -> int:
+    """Forget changes that are older than wanted, ``most`` rows of each view or a few more.
+
+    Returns for how many views there were some.
+    """
+    cursor = await conn.execute(_PURGE, {"most": most})
+    return cursor.rowcount

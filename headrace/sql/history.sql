@@ -1,0 +1,13 @@
+-- The changes of each txid that has changed a view with a history: one row, or several parts of a
+-- megabyte each, in the transaction that changes the view's table.
+CREATE TABLE IF NOT EXISTS headrace.history (
+    history_id bigint NOT NULL REFERENCES headrace.histories ON DELETE CASCADE,
+    txid       bigint NOT NULL,
+    part       int NOT NULL,
+    lsn        pg_lsn NOT NULL,
+    commit_at  timestamptz NOT NULL,
+    row_count  int NOT NULL,
+    weights    bigint[] NOT NULL,
+    data       text[] NOT NULL,
+    PRIMARY KEY (history_id, txid, part)
+);
