@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Self
 
 import pyarrow as pa
 
+from headrace import clock
 from headrace.errors import HeadraceError
 from headrace.postgres.definitions import Definitions
-from headrace.postgres.pipelined import Sent
 from headrace.postgres.privileges import Right
 from headrace.runtime.views import View
-from headrace.sink import changes
 from headrace.sink.table import ResultTable
-from headrace.sql import history
+from headrace.sql.history import Moment
 from headrace.sql.progress import Progress
 
 
@@ -58,13 +56,6 @@ class ViewPart:
         """Whether there is something to write."""
         return self.diffs is not None and self.diffs.num_rows > 0
 
-    def noted(self, txid: int, lsn: int, committed_at: datetime | None) -> Iterable[Sent]:
-        """Statements that keep the changes, for the transaction that makes them."""
-        if not self.kept or self.diffs is None:
-            return []
-        parts = changes.parts(self.target, self.diffs)
-        return history.writing(self.view_id, txid, lsn, committed_at, parts)
-
 
 @dataclass(frozen=True, slots=True)
 class CommitJob:
@@ -79,6 +70,11 @@ class CommitJob:
     parts: tuple[ViewPart, ...]
     shared: tuple[int, ...] = ()
     """Ids of the shared subplans that have processed it for their readers."""
+
+    @property
+    def moment(self) -> Moment:
+        """When its changes are made, as histories have it."""
+        return Moment(self.txid, self.lsn, clock.from_postgres(self.commit_time_us))
 
 
 @dataclass(slots=True)

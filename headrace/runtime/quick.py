@@ -130,7 +130,12 @@ class QuickWay:
         lacking = privileges.asking(rights) if rights else None
         rows = [statement for write in writes for statement in write.statements]
         at = clock.from_postgres(job.commit_time_us)
-        noted = [statement for part in changing for statement in part.noted(job.txid, job.lsn, at)]
+        noted = [
+            statement
+            for part in changing
+            if part.kept and part.diffs is not None
+            for statement in owner.writer.notes(part.target, part.diffs, job.moment)
+        ]
         moved = [part.progress for part in parts]
         moving = progress.advancing(moved, job.txid, job.attempt, job.lsn, at)
         before = [*_BEGIN, *quick.fence(writes)]

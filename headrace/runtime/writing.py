@@ -302,10 +302,10 @@ class _Group:
 
     def _note(self, part: ViewPart) -> None:
         """Keep the changes, where they are kept."""
-        job = self._job
-        at = clock.from_postgres(job.commit_time_us)
+        if not part.kept or part.diffs is None:
+            return
         try:
-            for statement in part.noted(job.txid, job.lsn, at):
+            for statement in self._owner.writer.notes(part.target, part.diffs, self._job.moment):
                 with psycopg.RawCursor(self._conn) as cursor:
                     cursor.execute(statement.text, statement.values)
         except psycopg.Error as error:

@@ -50,7 +50,7 @@ class Arrays:
     def literals(self, target: ResultTable, diffs: pa.RecordBatch) -> list[str]:
         """The values of the parameters for the rows ``diffs``."""
         if self.by_row:
-            return [copytext.array_literal(_row_literals(texts(target, diffs)))]
+            return [copytext.array_literal(row_literals(texts(target, diffs)))]
         return [
             _few(diffs.column(i))
             if diffs.num_rows <= _FEW and field.oid in _INTEGERS
@@ -79,7 +79,7 @@ def _few(column: pa.Array) -> str:
     return f"{{{','.join('NULL' if n is None else str(n) for n in column.to_pylist())}}}"
 
 
-def _row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
+def row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
     """Rows as literals of a composite type; one without a value between its commas is NULL."""
     fields = []
     for column in columns:

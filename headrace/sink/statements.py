@@ -13,6 +13,7 @@ from headrace.sink import keyed, keys, table
 from headrace.sink import rows as rows_of
 from headrace.sink.rows import Arrays
 from headrace.sink.table import ResultTable
+from headrace.sql import history
 from headrace.types import WEIGHT
 
 Connection = psycopg.Connection[Any]
@@ -33,6 +34,8 @@ class Statements:
     delete: bytes
     update: bytes | None
     """Only of a table with a key."""
+    note: bytes
+    """Keeps changes in the history."""
     arrays: Arrays
     """How update, delete and insert take rows."""
 
@@ -89,6 +92,7 @@ def compose(conn: Connection, target: ResultTable) -> Statements:
         insert=(mark + insert).as_bytes(conn),
         delete=(mark + delete).as_bytes(conn),
         update=(mark + update).as_bytes(conn) if update else None,
+        note=(mark + history.writing(target.identifier)).as_bytes(conn),
         arrays=arrays,
     )
 

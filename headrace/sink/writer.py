@@ -15,6 +15,7 @@ Nothing of a user runs here, where it would have our rights (E16):
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -24,11 +25,14 @@ import pyarrow as pa
 from headrace.errors import RESYNC, SinkTableError
 from headrace.kernels import copytext
 from headrace.postgres import failures
-from headrace.sink import keyed, keys, table, trouble
+from headrace.postgres.pipelined import Sent
+from headrace.sink import changes, keyed, keys, table, trouble
 from headrace.sink import rows as rows_of
 from headrace.sink.quick import QuickWrite, copies
 from headrace.sink.statements import Statements, compose
 from headrace.sink.table import ResultTable
+from headrace.sql import history
+from headrace.sql.history import Moment
 
 Connection = psycopg.Connection[Any]
 
@@ -87,11 +91,11 @@ class SinkWriter:
 
     def _write(self, target: ResultTable, diffs: pa.RecordBatch) -> int:
         statements = self._held(target)
-        weights, changes = keyed.changes(target, diffs)
-        gone, come = changes.gone, changes.come
+        weights, found = keyed.changes(target, diffs)
+        gone, come = found.gone, found.come
         try:
-            if len(changes.old):
-                self._update(target, statements, diffs, changes)
+            if len(found.old):
+                self._update(target, statements, diffs, found)
             # All that goes before all that comes: a key holds at each statement.
             if len(gone):
                 self._delete(target, statements, diffs, weights, gone)
@@ -108,6 +112,15 @@ class SinkWriter:
         """``write`` as statements for a pipeline; None: the table is to be looked at first."""
         made = self._statements.get(target.view_id)
         return None if made is None else QuickWrite.of(target, made, diffs)
+
+    def notes(self, target: ResultTable, diffs: pa.RecordBatch, at: Moment) -> Iterator[Sent]:
+        """Statements that keep ``diffs`` in the view's history, after they were written.
+
+        Each gives a row; or none, if the history has been taken away.
+        """
+        text = self._prepared(target).note
+        for number, part in enumerate(changes.parts(target, diffs)):
+            yield Sent(text, history.values(target.view_id, at, number, part), kept=True)
 
     def explained(self, target: ResultTable, error: SinkTableError) -> SinkTableError:
         """What was done to the table that made ``error``, if that can be seen; else ``error``.
@@ -166,16 +179,16 @@ class SinkWriter:
         target: ResultTable,
         made: Statements,
         diffs: pa.RecordBatch,
-        changes: keyed.KeyedChanges,
+        found: keyed.KeyedChanges,
     ) -> None:
         assert made.update is not None, "the table has a key"
-        for start in range(0, len(changes.old), _ROWS_PER_DELETE):
+        for start in range(0, len(found.old), _ROWS_PER_DELETE):
             part = slice(start, start + _ROWS_PER_DELETE)
             old, new = (
                 made.arrays.literals(target, rows_of.taken(diffs, places[part]))
-                for places in (changes.old, changes.new)
+                for places in (found.old, found.new)
             )
-            count = len(changes.old[part])
+            count = len(found.old[part])
             self._run(target, made.update, [*old, *new], count, "change")
 
     def _run(

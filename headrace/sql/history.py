@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -19,7 +19,6 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import UserError
-from headrace.postgres.pipelined import Sent
 from headrace.sql.progress import Progress
 from headrace.types import format_lsn
 
@@ -41,7 +40,7 @@ begun AS (
       FROM owned o WHERE h.view_id = o.view_id AND h.first_txid IS NULL)
 SELECT h.view_id FROM headrace.histories h JOIN owned o ON o.view_id = h.view_id"""
 # A history that is being taken away is waited for, and then is not there.
-_WRITE: Final = b"""
+_WRITE: Final = """
 WITH kept AS MATERIALIZED (
     SELECT h.id, $2::bigint + h.shift AS txid, v.view_name
       FROM headrace.histories h JOIN headrace.views v ON v.id = h.view_id
@@ -51,7 +50,10 @@ put AS (
            (history_id, txid, part, lsn, commit_at, row_count, weights, data)
     SELECT k.id, k.txid, $3::int, $4::pg_lsn,
            coalesce($5::timestamptz, pg_catalog.clock_timestamp()),
-           pg_catalog.cardinality($6::bigint[]), $6::bigint[], $7::text[] FROM kept k)
+           pg_catalog.cardinality($6::bigint[]), $6::bigint[],
+           ARRAY(SELECT (u.row::{row_type})::text
+                   FROM unnest($7::text[]) WITH ORDINALITY AS u (row, place) ORDER BY u.place)
+      FROM kept k)
 SELECT pg_catalog.pg_notify(('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text)
   FROM kept k"""
 _FOUND: Final = """
@@ -107,7 +109,16 @@ class Part:
 
     weights: list[int]
     data: str
-    """The rows, as a literal of text[]."""
+    """The rows, as a literal of text[]: each a literal of the row type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When changes are made."""
+
+    txid: int
+    lsn: int
+    committed_at: datetime | None
 
 
 def interval(conn: Connection, text: str) -> str:
@@ -171,13 +182,18 @@ def begun(conn: Connection, owned: Mapping[int, Progress]) -> set[int]:
     return {int(row[0]) for row in rows}
 
 
-def writing(
-    view_id: int, txid: int, lsn: int, committed_at: datetime | None, parts: Iterable[Part]
-) -> Iterator[Sent]:
-    """Statements that keep the changes of a txid; each gives a row, or none: none are kept now."""
-    for n, part in enumerate(parts):
-        values = (view_id, txid, n, format_lsn(lsn), committed_at, part.weights, part.data)
-        yield Sent(_WRITE, values, kept=True)
+def writing(row_type: sql.Composable) -> sql.Composed:
+    """The statement that keeps a part; it gives a row, or none: none are kept now.
+
+    REQUIRES: when it is carried out, the table whose rows are of ``row_type`` is locked.
+    """
+    return sql.SQL(_WRITE).format(row_type=row_type)
+
+
+def values(view_id: int, at: Moment, number: int, part: Part) -> tuple[Any, ...]:
+    """The parameters of ``writing`` for a part, of ``number`` in its txid."""
+    lsn = format_lsn(at.lsn)
+    return (view_id, at.txid, number, lsn, at.committed_at, part.weights, part.data)
 
 
 def find(conn: Connection, view_id: int, txid: int, lsn: str) -> Kept | None:

@@ -111,7 +111,7 @@ class RenameView(ViewRequest):
 class SetHistory(ViewRequest):
     """For how long a view's changes are kept; None: no longer."""
 
-    keep: str | None
+    keep: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
