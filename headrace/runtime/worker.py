@@ -69,9 +69,9 @@ class Worker:
                 "adopt": self._adopt,
                 "drop": self._drop,
                 "pause": self._pause,
-                "resume": self._resume,
+                "resume": self._on_view(self._engine.lifecycle.resume),
                 "suspend": self._suspend,
-                "history": self._history,
+                "history": self._on_view(self._engine.lifecycle.look_for_history),
                 "wait": self._wait,
                 "tap": self._tap,
                 "tapped": self._tapped,
@@ -157,15 +157,12 @@ class Worker:
         async with self._interrupting(view_id):
             await self._on_engine(lambda: self._engine.lifecycle.pause(view_id), progress=progress)
 
-    async def _resume(self, params: dict[str, Any], progress: Progress) -> None:
-        view_id = int(_need(params, "view_id"))
-        await self._on_engine(lambda: self._engine.lifecycle.resume(view_id), progress=progress)
+    def _on_view(self, act: Callable[[int], None]) -> rpc.Handler:
+        async def handle(params: dict[str, Any], progress: Progress) -> None:
+            view_id = int(_need(params, "view_id"))
+            await self._on_engine(lambda: act(view_id), progress=progress)
 
-    async def _history(self, params: dict[str, Any], progress: Progress) -> None:
-        view_id = int(_need(params, "view_id"))
-        await self._on_engine(
-            lambda: self._engine.lifecycle.look_for_history(view_id), progress=progress
-        )
+        return handle
 
     async def _suspend(self, params: dict[str, Any], progress: Progress) -> None:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))

@@ -2,8 +2,10 @@
 CREATE OR REPLACE PROCEDURE headrace.drop_feed(name text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$
+DECLARE
+    feed headrace.feeds;
 BEGIN
-    PERFORM headrace.feed_of(drop_feed.name);
-    DELETE FROM headrace.feeds f WHERE f.name = drop_feed.name;
+    feed := headrace.feed_of(drop_feed.name);
+    UPDATE headrace.feeds f SET name = NULL WHERE f.id = feed.id;
 END
 $$;

@@ -13,7 +13,7 @@ BEGIN
     SELECT h.* INTO kept FROM headrace.histories h WHERE h.id = feed.history_id;
     SELECT p.txid + kept.shift INTO last FROM headrace.progress p WHERE p.view_id = kept.view_id;
     IF feed_ack.txid BETWEEN feed.txid AND last THEN
-        UPDATE headrace.feeds f SET txid = feed_ack.txid WHERE f.name = feed_ack.name AND f.txid <= feed_ack.txid;
+        UPDATE headrace.feeds f SET txid = feed_ack.txid WHERE f.id = feed.id AND f.txid <= feed_ack.txid;
         RETURN;
     END IF;
     RAISE EXCEPTION USING ERRCODE = '22023',

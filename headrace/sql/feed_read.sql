@@ -16,7 +16,7 @@ BEGIN
     SELECT h.* INTO kept FROM headrace.histories h WHERE h.id = feed.history_id;
     IF kept.id IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for the view of feed "%s"', feed.name),
-            DETAIL = 'Who may read a whole view may read its changes.';
+            DETAIL = 'Who may read a whole view may read its changes. The view, or its history, may also be gone.';
     END IF;
     IF feed.txid < kept.first_txid THEN
         PERFORM headrace.history_lost(kept.result_oid, format('txid %s, which feed "%s" has acknowledged', feed.txid, feed.name),

@@ -39,6 +39,6 @@ GRANT SELECT (id, schema_name, view_name, query, columns, explain, options, sett
               start_lsn, status, message, detail, hint, culprit, sqlstate, tried, note, block, created_at, canonical, revision)
     ON headrace.views TO PUBLIC;
 GRANT SELECT ON headrace.histories, headrace.history TO PUBLIC;
-GRANT SELECT, INSERT (name, history_id, txid), UPDATE (txid), DELETE ON headrace.feeds TO PUBLIC;
+GRANT SELECT, INSERT (name, history_id, txid), UPDATE (name, txid) ON headrace.feeds TO PUBLIC;
 GRANT SELECT, INSERT (procedure, arguments, settings) ON headrace.commands TO PUBLIC;
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA headrace TO PUBLIC;

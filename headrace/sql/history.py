@@ -1,9 +1,10 @@
 """Rows of ``headrace.histories`` and ``headrace.history``: the changes of views that keep them.
 
-* Invariant 1: the changes of a txid are written in the transaction that writes them into the view's
-  table, before its progress moves; so once, and those of a view in the order of its txids.
-* Invariant 2: a history begins where the engine that owns the view by its epoch says so, when nothing
-  of it is in flight.  Whoever owns the view later asks again (``begun``), so none leaves out a change.
+* Invariant 1: the changes of a txid are written in the transaction that writes them into the
+  view's table, before its progress moves; so once, and those of a view in the order of its txids.
+* Invariant 2: a history begins where the engine that owns the view by its epoch says so, when
+  nothing of it is in flight.  Whoever owns the view later asks again (``begun``), so none leaves
+  out a change.
 * Invariant 3: a txid, once told, is never told of other changes.  Where a view is set back to an
   earlier one, its ``shift`` grows, and what follows has later numbers.
 """
@@ -61,7 +62,7 @@ SELECT h.id, h.shift, h.first_txid IS NOT NULL, p.txid, v.view_name, p.lsn::text
   FROM headrace.histories h JOIN headrace.views v ON v.id = h.view_id
   LEFT JOIN headrace.progress p ON p.view_id = h.view_id
  WHERE h.view_id = %s FOR UPDATE OF h"""
-# What of the oldest rows is older than wanted, up to whole txids; no more than can be deleted at once.
+# What of the oldest rows is older than wanted, up to whole txids; no more than fits one DELETE.
 _PURGE: Final = """
 WITH bound AS MATERIALIZED (
     SELECT h.id, max(o.txid) AS txid
@@ -86,6 +87,14 @@ UPDATE headrace.histories h
        first_lsn = greatest(h.first_lsn, l.lsn), first_at = greatest(h.first_at, l.commit_at)
   FROM bound b JOIN last l ON l.history_id = b.id
  WHERE h.id = b.id"""
+
+# Those that somebody's open transaction has locked are for the next time.
+_PURGE_FEEDS: Final = """
+DELETE FROM headrace.feeds f WHERE f.id IN (
+    SELECT g.id FROM headrace.feeds g
+     WHERE g.name IS NULL
+        OR NOT EXISTS (SELECT FROM headrace.histories h WHERE h.id = g.history_id)
+       FOR UPDATE SKIP LOCKED)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +279,9 @@ def go_on(conn: Connection, kept: Kept, result_oid: int, *, anew: bool) -> None:
 async def purge(conn: psycopg.AsyncConnection[Any], most: int) -> int:
     """Forget changes that are older than wanted, ``most`` rows of each view or a few more.
 
-    Returns for how many views there were some.
+    Feeds that were dropped, or have no history any more, go as well.  Returns for how many views
+    there were changes.
     """
+    await conn.execute(_PURGE_FEEDS)
     cursor = await conn.execute(_PURGE, {"most": most})
     return cursor.rowcount

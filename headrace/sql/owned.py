@@ -16,7 +16,7 @@ import psycopg
 from headrace.errors import PrerequisiteError
 
 TRIGGERS: Final = ("stamp",)
-POLICIES: Final = ("own", "readers", "send", "public")
+POLICIES: Final = ("own", "readers", "made", "moved", "send", "public")
 
 Connection = psycopg.Connection[Any]
 

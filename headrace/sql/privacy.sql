@@ -38,7 +38,12 @@ CREATE POLICY readers ON headrace.progress FOR SELECT
     USING (view_id IN (SELECT h.view_id FROM headrace.histories h));
 -- A feed is that of its owner and his members, who is whoever has made it.
 DROP POLICY IF EXISTS own ON headrace.feeds;
-CREATE POLICY own ON headrace.feeds USING (
-    owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')))
-    WITH CHECK (owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE'))
-                AND history_id IN (SELECT h.id FROM headrace.histories h));
+CREATE POLICY own ON headrace.feeds FOR SELECT USING (
+    owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')));
+DROP POLICY IF EXISTS moved ON headrace.feeds;
+CREATE POLICY moved ON headrace.feeds FOR UPDATE USING (
+    owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE')));
+DROP POLICY IF EXISTS made ON headrace.feeds;
+CREATE POLICY made ON headrace.feeds FOR INSERT WITH CHECK (
+    owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE'))
+    AND history_id IN (SELECT h.id FROM headrace.histories h));

@@ -1,7 +1,7 @@
 """set_history: a running view's changes are kept from now on, for longer or shorter, or no longer.
 
-The catalog says which views have a history.  The worker, which writes it, looks there when it takes a
-view over and when it is told; so one that cannot be told begins it when it is back.
+The catalog says which views have a history.  The worker, which writes it, looks there when it takes
+a view over and when it is told; so one that cannot be told begins it when it is back.
 """
 
 from __future__ import annotations

@@ -364,3 +364,58 @@ def test_what_always_fails_is_not_tried_each_time(conn, owner, sink, careful, mo
         write(sink, owner, txid, a.part(txid))
     assert len(a.rows) == 39
     assert 3 <= len(tried) <= 6
+
+
+def kept(view: View, **rows: int):
+    """As ``changed``, of a view with a history."""
+    return replace(changed(view, **rows), kept=True)
+
+
+def keep(conn, view: View) -> None:
+    conn.execute(
+        "INSERT INTO headrace.histories (view_id, result_oid, keep, first_txid)"
+        " VALUES (%s, %s, '1 day', 0)",
+        (view.id, view.target.oid),
+    )
+
+
+def told(conn, view: View) -> list[tuple]:
+    return conn.execute(
+        "SELECT c.txid, c.weights, c.data FROM headrace.history c JOIN headrace.histories h"
+        " ON h.id = c.history_id WHERE h.view_id = %s ORDER BY c.txid, c.part",
+        (view.id,),
+    ).fetchall()
+
+
+def test_changes_are_kept_by_either_way(conn, owner, sink, careful):
+    a, b, c = View(conn, 1), View(conn, 2), View(conn, 3)
+    keep(conn, a)
+    keep(conn, b)
+    write(sink, owner, 1, kept(a, a1=1, a2=2), kept(b, a1=1), changed(c, a1=1))
+    assert careful == [1]
+    write(sink, owner, 2, kept(a, a1=-1, a3=1), kept(b, a1=-1), changed(c, a2=1))
+    assert careful == [1]
+    assert told(conn, a) == [(1, [1, 2], ["(1)", "(2)"]), (2, [-1, 1], ["(1)", "(3)"])]
+    assert told(conn, b) == [(1, [1], ["(1)"]), (2, [-1], ["(1)"])]
+    assert told(conn, c) == []
+    # What a failing view has written is taken back, with its changes; the others' are kept.
+    conn.execute("DELETE FROM v1 WHERE a = 3")
+    failed = write(sink, owner, 3, kept(a, a3=-1, a9=1), kept(b, a5=1), good=False)
+    assert set(failed) == {1}
+    assert (len(told(conn, a)), told(conn, b)[2:]) == (2, [(3, [1], ["(5)"])])
+    # One that is taken away without a word to us.
+    conn.execute("DELETE FROM headrace.histories")
+    write(sink, owner, 4, kept(b, a6=1))
+    assert b.rows == [5, 6]
+    assert conn.execute("SELECT count(*) FROM headrace.history").fetchone() == (0,)
+
+
+def test_a_txid_that_comes_again_is_not_kept_again(conn, owner, sink):
+    a = View(conn, 1)
+    keep(conn, a)
+    write(sink, owner, 1, kept(a, a1=1))
+    sink.start(owner)  # as after a loss of the connection: what is written is not known
+    a.progress = progress.take_over(owner.conn, [1])[1]
+    write(sink, owner, 1, kept(a, a1=1))
+    write(sink, owner, 2, kept(a, a2=1))
+    assert told(conn, a) == [(1, [1], ["(1)"]), (2, [1], ["(2)"])]

@@ -227,12 +227,17 @@ def test_rights_that_were_given_on_our_tables_are_taken_back(server, low):
         " FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid,"
         " aclexplode(t.attacl) a WHERE c.relnamespace = 'headrace'::regnamespace"
         " AND (c.relname, a.privilege_type) <> ('views', 'SELECT')"
-        " ORDER BY 1"
+        " ORDER BY 1, 2"
     ).fetchall()
     assert rights == [
         ("commands.arguments", "INSERT"),
         ("commands.procedure", "INSERT"),
         ("commands.settings", "INSERT"),
+        ("feeds.history_id", "INSERT"),
+        ("feeds.name", "INSERT"),
+        ("feeds.name", "UPDATE"),
+        ("feeds.txid", "INSERT"),
+        ("feeds.txid", "UPDATE"),
     ]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         low.execute("CREATE TABLE headrace.mine (n int)")
