@@ -57,7 +57,7 @@ class ViewOptions:
     """Rows of one iteration that one transaction may change; None: the setting."""
 
     history: str | None = None
-    """For how long changes are kept (an interval); None: they are not (sql/history.py)."""
+    """For how long changes are kept (an interval); None: they are not (A-26; sql/history.py)."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
     """What one transaction may cost the view, where it is not as the settings say."""

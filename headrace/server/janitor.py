@@ -5,7 +5,7 @@ none.  Its result table cannot exist, for that appears in the same transaction a
 ``running``: what there is are the catalog row, perhaps staged state, and tables that the
 publication need not carry.  Views created without waiting (``block`` false) start again.
 
-And what histories have longer than it was asked for, in ranges of txids.
+And what histories have longer than it was asked for, in ranges of txids (A-30, A-31).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A txid's diffs for the history: in parts of about a megabyte, in the order they stand in.
 
-Rows go there as literals of the table's row type, and Postgres prints them: a row has one text,
-however it has come about (our own kernels write floats in another way than it does).
+In batches, as changes come and go (A-29, A-31).  Rows go there as literals of the table's row type,
+and Postgres prints them: a row has one text, however it has come about (our own kernels write
+floats in another way than it does).
 """
 
 from __future__ import annotations

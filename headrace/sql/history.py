@@ -19,7 +19,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace.errors import UserError
+from headrace.errors import ContinuityLost, SinkTableError, UserError
 from headrace.sql.progress import Progress
 from headrace.types import format_lsn
 
@@ -27,6 +27,8 @@ Connection = psycopg.Connection[Any]
 
 PART_BYTES: Final = 1 << 20
 """Of the rows' text in one row of the history, about."""
+_OTHERWISE: Final = (ContinuityLost.sqlstate, SinkTableError.sqlstate)
+"""What stops a view that had other contents than its history: after a restore, or by a hand."""
 
 _BEGUN: Final = """
 WITH owned AS MATERIALIZED (
@@ -58,7 +60,8 @@ put AS (
 SELECT pg_catalog.pg_notify(('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text)
   FROM kept k"""
 _FOUND: Final = """
-SELECT h.id, h.shift, h.first_txid IS NOT NULL, p.txid, v.view_name, p.lsn::text
+SELECT h.id, h.shift, h.first_txid IS NOT NULL, p.txid, v.view_name,
+       v.status = 'error' AND v.sqlstate = ANY (%s)
   FROM headrace.histories h JOIN headrace.views v ON v.id = h.view_id
   LEFT JOIN headrace.progress p ON p.view_id = h.view_id
  WHERE h.view_id = %s FOR UPDATE OF h"""
@@ -106,7 +109,8 @@ class Kept:
     """Of the exchange of its rows."""
     shift: int
     """From then on."""
-    begun: bool
+    whole: bool
+    """Whether the changes up to now make the contents of the table."""
     lsn: str
     channel_of: str
     """The view's name."""
@@ -210,12 +214,12 @@ def find(conn: Connection, view_id: int, txid: int, lsn: str) -> Kept | None:
 
     REQUIRES: nothing is written for the view any more, and its progress is still there.
     """
-    row = conn.execute(_FOUND, (view_id,)).fetchone()
+    row = conn.execute(_FOUND, (list(_OTHERWISE), view_id)).fetchone()
     if row is None:
         return None
     written = txid if row[3] is None else int(row[3]) + 1
     told = max(written, txid) + int(row[1])
-    return Kept(int(row[0]), told, told - txid, bool(row[2]), lsn, str(row[4]))
+    return Kept(int(row[0]), told, told - txid, bool(row[2] and not row[5]), lsn, str(row[4]))
 
 
 def put_difference(

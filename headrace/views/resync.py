@@ -296,7 +296,7 @@ class Resync(Population):
         )
         if self._kept is not None:
             same = self._replaced is not None and self._replaced.noted
-            history.go_on(conn, self._kept, oid, anew=self._kept.begun and not same)
+            history.go_on(conn, self._kept, oid, anew=not same)
         start_lsn = put_progress(conn, self._view_id, facts)
         states.become(conn, self._view_id, Status.RUNNING)
         states.begin(conn, self._view_id, start_lsn, because=self._because)
@@ -323,7 +323,7 @@ class Resync(Population):
             )
             return make_table(self._job, conn, wanted, staged)
         # Changes of one query and one owner, while they have one type: else they begin anew.
-        if kept is not None and not (kept.begun and self._query is None and not self._moves):
+        if kept is not None and not (kept.whole and self._query is None and not self._moves):
             kept = None
         self._replaced = replace_rows(
             self._job, conn, self._target(oid), planned, staged,

@@ -7,6 +7,8 @@ import collections
 import os
 import random
 import signal
+import subprocess
+import sys
 
 import psycopg
 import pytest
@@ -355,3 +357,114 @@ def test_a_view_without_history_writes_none(commander, source):
         ),
         "only that of v",
     )
+
+
+def began_anew(conn, name, at):
+    """Whether the history does not reach back to ``at``; while it is filled anew nothing is said."""
+    try:
+        changes(conn, name, at)
+    except psycopg.errors.InvalidParameterValue:
+        return True
+    return False
+
+
+def test_a_table_that_was_changed_by_a_hand_has_no_past(commander, source):
+    at, before = snapshot(source, "w")
+    source.execute("DELETE FROM w WHERE t = 'a'")
+    source.execute("DELETE FROM notes WHERE t = 'a'")
+    wait_until(lambda: began_anew(source, "w", at), "it begins anew")
+    caught_up(source, "w")
+    assert differs(source, "w", NOTES) == []
+    at, before = snapshot(source, "w")
+    source.execute("INSERT INTO notes SELECT * FROM notes")
+    caught_up(source, "w")
+    assert added_up(before, changes(source, "w", at)) == rows(source, "w")
+    # One that is lost, and made anew.
+    source.execute("DROP TABLE w")
+    wait_until(
+        lambda: (
+            source.execute("SELECT to_regclass('w')").fetchone()[0] and began_anew(source, "w", at)
+        ),
+        "it is made anew",
+    )
+    caught_up(source, "w")
+    at, before = snapshot(source, "w")
+    source.execute("DELETE FROM notes WHERE t = ''")
+    caught_up(source, "w")
+    assert added_up(before, changes(source, "w", at)) == rows(source, "w")
+
+
+def test_readers_amid_commits_see_whole_txids_only(commander, source, engine):
+    """Each transaction moves the same amount, so a part of one would show."""
+    at, before = snapshot(source, "v")
+    with psycopg.connect(engine.source, autocommit=True) as writer, writer.pipeline():
+        for _ in range(80):
+            writer.execute("UPDATE items SET x = x + 1")
+        last, seen = at, []
+        for _ in range(60):
+            got = changes(source, "v", last)
+            seen += got
+            last = got[-1][0] if got else last
+            contents, upto = (
+                rows(source, "v"),
+                source.execute("SELECT headrace.view_txid('v')").fetchone()[0],
+            )
+            assert upto >= last
+            assert sum(added_up(before, seen).values()) == sum(contents.values()) == 5
+    caught_up(source, "v")
+    seen += changes(source, "v", last)
+    assert seen == changes(source, "v", at)
+    assert added_up(before, seen) == rows(source, "v")
+
+
+SUBSCRIBER = """
+import sys
+import psycopg
+with psycopg.connect(sys.argv[1]) as conn:
+    while True:
+        with conn.transaction():
+            # As after each kill: what is done and how far he is cannot part.
+            row = conn.execute(
+                "WITH got AS MATERIALIZED (SELECT * FROM headrace.feed_read('f', 20000)),"
+                " added AS (INSERT INTO sums SELECT data, sum(weight), sum(abs(weight)) FROM got"
+                "   GROUP BY data ON CONFLICT (data) DO UPDATE"
+                "   SET weight = sums.weight + EXCLUDED.weight, seen = sums.seen + EXCLUDED.seen)"
+                " SELECT max(txid) FROM got").fetchone()
+            if row[0] is not None:
+                conn.execute("CALL headrace.feed_ack('f', %s)", row)
+"""
+
+
+@pytest.mark.slow
+def test_a_million_changes_reach_a_subscriber_that_is_killed(commander, source, engine):
+    rng = random.Random(14)
+    source.execute("CREATE TABLE big (id int PRIMARY KEY, n int)")
+    source.execute("INSERT INTO big SELECT i, 0 FROM generate_series(1, 10000) i")
+    source.execute("CALL headrace.create_view('x', 'SELECT id, n FROM big', %s)", (HISTORY,))
+    source.execute("CREATE TABLE sums (data text PRIMARY KEY, weight bigint, seen bigint)")
+    source.execute("INSERT INTO sums SELECT x::text, 1, 0 FROM x")
+    source.execute("CALL headrace.create_feed('f', 'x')")
+    at = [snapshot(source, "x")]
+    for n in range(50):
+        with subprocess.Popen([sys.executable, "-c", SUBSCRIBER, engine.source]) as subscriber:
+            source.execute("UPDATE big SET n = %s", (n + 1,))
+            if n % 10 == 0:
+                caught_up(source, "x")
+                at.append(snapshot(source, "x"))
+            at_any_moment(rng, 0.1, 1.5)
+            subscriber.kill()
+    caught_up(source, "x")
+    with subprocess.Popen([sys.executable, "-c", SUBSCRIBER, engine.source]) as subscriber:
+        wait_until(lambda: not changes_left(source), "all is read")
+        subscriber.kill()
+    # A transaction may have met another in one batch: then less has changed.
+    told = source.execute(
+        "SELECT sum(row_count) FROM headrace.history c JOIN headrace.histories h"
+        " ON h.id = c.history_id WHERE h.result_oid = 'x'::regclass"
+    ).fetchone()
+    assert source.execute("SELECT sum(seen) FROM sums").fetchone() == told
+    assert told[0] > 500_000
+    got = dict(source.execute("SELECT data, weight FROM sums WHERE weight <> 0").fetchall())
+    assert got == dict(rows(source, "x"))
+    for txid, contents in at:
+        assert as_of(source, "x", txid) == contents
