@@ -134,6 +134,7 @@ def test_changes_add_up_to_the_view_at_every_txid(commander, source):
 
 def test_a_large_transaction_is_in_parts_and_whole(commander, source):
     at, before = snapshot(source, "w")
+    source.execute("CALL headrace.create_feed('f', 'w')")
     source.execute(
         "INSERT INTO notes SELECT i, repeat(md5(i::text), 3) FROM generate_series(10, 30000) i"
     )
@@ -143,6 +144,9 @@ def test_a_large_transaction_is_in_parts_and_whole(commander, source):
     assert source.execute("SELECT count(*) > 1 FROM headrace.history").fetchone() == (True,)
     assert added_up(before, told) == rows(source, "w")
     assert as_of(source, "w", at) == before
+    assert source.execute("SELECT count(*) FROM headrace.feed_read('f', 1)").fetchone() == (
+        len(told),
+    )
 
 
 def test_a_resync_goes_on_with_what_differs(commander, source):

@@ -14,7 +14,7 @@ KEY = 'option "key" must be a list of column names'
 WRITE = 'Write for example {"key": ["country"]}.'
 LIMIT = "must be a number from 1 to 2147483647"
 KNOWN = (
-    "Options are: block, commit_group, key, max_recursion_iterations,"
+    "Options are: block, commit_group, history, key, max_recursion_iterations,"
     " max_recursion_rows, on_change, on_damage, population, sharing, threshold_rows,"
     " view_memory_bytes_max, view_rows_max, view_time_ms_max."
 )
