@@ -24,7 +24,7 @@ BEGIN
     END IF;
     FOR part IN SELECT c.txid, c.row_count FROM headrace.history c
                  WHERE c.history_id = kept.id AND c.txid > feed.txid ORDER BY c.txid, c.part LOOP
-        EXIT WHEN total >= feed_read.max AND part.txid <> bound;
+        EXIT WHEN total >= feed_read.max;  -- of its txid, all is read below
         bound := part.txid;
         total := total + part.row_count;
     END LOOP;
