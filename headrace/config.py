@@ -32,6 +32,10 @@ _TRUE: Final = frozenset(("1", "true", "on", "yes"))
 _FALSE: Final = frozenset(("0", "false", "off", "no"))
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
 """Parts of a DSN that nobody is shown."""
+_VALUES: Final = {
+    "log_level": ("debug", "info", "warning", "error"),
+    "wal_retention": ("source", "local"),
+}
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 
 
@@ -116,6 +120,9 @@ class Settings:
     queue_memory_bytes: int = 268_435_456
     """Bytes of queues that are kept in memory; beyond it what is durable is left to the disk and
     read again when it is needed; 0: as the system likes."""
+    wal_retention: str = "source"
+    """Who keeps what a view that stands still has not read: ``source``, its WAL on the server's
+    disk; ``local``, a queue in the data dir (up to half of ``queue_bytes_max``)."""
     queue_block_bytes: int = 131_072
     """Bytes of the blocks that queues grow by; a multiple of a page of memory."""
     lock_timeout_ms: int = 2_000
@@ -127,7 +134,8 @@ class Settings:
     catalog_poll_ms: int = 1_000
     """Milliseconds between two looks at the catalog for DDL that the stream does not show."""
     wal_budget_bytes: int = 10_737_418_240
-    """Bytes of WAL a blocked view may hold back before it is given up; 0: any number."""
+    """Bytes that may be kept for a blocked or paused view before it is given up, of the source's
+    WAL or here (``wal_retention``); 0: any number."""
     sharing: bool = True
     """Whether the state of a subplan that several views have in common is kept once."""
     max_recursion_iterations: int = 1_000
@@ -215,11 +223,18 @@ class Settings:
             raise UserError('settings "tls_cert" and "tls_key" go together')
         if self.tls_required and not self.tls_cert:
             raise UserError('setting "tls_required" needs "tls_cert" and "tls_key"')
-        if self.log_level not in ("debug", "info", "warning", "error"):
-            raise UserError(f'setting "log_level" cannot be "{self.log_level}"')
+        self._check_words()
         address(self.listen)
         if self.http:
             address(self.http)
+
+    def _check_words(self) -> None:
+        for name, values in _VALUES.items():
+            if getattr(self, name) not in values:
+                raise UserError(
+                    f'setting "{name}" cannot be "{getattr(self, name)}"',
+                    hint=f"It may be {', '.join(values)}.",
+                )
 
     @property
     def spark_cluster(self) -> bool:

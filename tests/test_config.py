@@ -50,6 +50,7 @@ def test_secrets_are_not_shown():
         {"listen": "h:99999"},
         {"tls_cert": "x"},
         {"log_level": "loud"},
+        {"wal_retention": "remote"},
     ],
 )
 def test_wrong_values_are_refused(values):

@@ -107,7 +107,7 @@ RUNTIME: dict[str, set[str]] = {
 THREADS = {"batches", "checkpoints", "ownership", "pipeline", "quick", "writing"}
 RECORDS = {
     *("columns", "coordinator", "culprit", "edges", "holds", "jobs", "positions"),
-    *("shared", "story", "suspects", "views"),
+    *("packing", "retained", "shared", "story", "suspects", "views"),
 }
 
 # What stands over a limit of tests/limits.py, or beside a rule, and why it may; whatever no longer

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from headrace import clock
 from headrace.errors import ContinuityLost, HeadraceError
@@ -44,7 +44,18 @@ _MESSAGE_BYTES: Final = 64
 _CHUNK_MESSAGES: Final = 100_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 
-Part = list[bytes] | Spool
+
+class Stored(Protocol):
+    """Messages that are read from where they are kept, any number of times."""
+
+    def read(self, bytes_max: int) -> Iterator[list[bytes]]:
+        """All of them in order, in pieces of bounded size."""
+
+    def close(self) -> None:
+        """They are not read any more."""
+
+
+Part = list[bytes] | Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +85,7 @@ class Batch:
     def chunks(self) -> Iterator[list[bytes]]:
         """All messages, in pieces of bounded size; may be read again."""
         for part in self.parts:
-            if isinstance(part, Spool):
+            if not isinstance(part, list):
                 yield from part.read(_CHUNK_BYTES)
                 continue
             for start in range(0, len(part), _CHUNK_MESSAGES):
@@ -87,14 +98,28 @@ class Batch:
     @property
     def spooled(self) -> bool:
         """Whether a part of it is on disk."""
-        return any(isinstance(part, Spool) for part in self.parts)
+        return any(not isinstance(part, list) for part in self.parts)
 
     def close(self) -> None:
         """Forget the messages."""
         for part in self.parts:
-            if isinstance(part, Spool):
+            if not isinstance(part, list):
                 part.close()
         self.parts = []
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Recorded batches that come before what a stream sends: somebody has kept them."""
+
+    left: int
+    _batches: Iterator[Batch]
+
+    def take(self) -> Batch:
+        """The next one; REQUIRES: one is left."""
+        batch = next(self._batches)
+        self.left -= 1
+        return batch
 
 
 class Batcher:

@@ -9,6 +9,7 @@ Source: Postgres manual, "Streaming Replication Protocol".
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import struct
@@ -24,7 +25,7 @@ from psycopg import pq, sql
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import BugError, ContinuityLost, HeadraceError, TransientError
-from headrace.forwarder.batcher import Batcher, Cut
+from headrace.forwarder.batcher import Backlog, Batch, Batcher, Cut
 from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
 from headrace.types import format_lsn
@@ -66,8 +67,9 @@ class Stream:
         start_lsn: int,
         cuts: Sequence[Cut] = (),
         expected: Identity | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
-        """Connect and start.
+        """Connect and start; what is kept in ``backlog`` is taken first.
 
         Raises:
             ContinuityLost: it cannot be continued at ``start_lsn`` without loss.
@@ -75,6 +77,7 @@ class Stream:
             PrerequisiteError: the server refuses us.
         """
         self._settings = settings
+        self._backlog = backlog
         self.start_lsn = start_lsn
         self.batcher = Batcher(
             start_lsn=start_lsn,
@@ -102,6 +105,21 @@ class Stream:
         self._thread.start()
 
     # --- for the engine
+
+    def take(self, timeout_s: float, *, rested_at: float = math.inf) -> Batch | None:
+        """The next batch: see ``Batcher.take``.
+
+        Raises:
+            HeadraceError: what ended the stream; what is kept cannot be read.
+        """
+        if self._backlog is not None and self._backlog.left:
+            return self._backlog.take()
+        return self.batcher.take(timeout_s, rested_at=rested_at)
+
+    @property
+    def replaying(self) -> bool:
+        """Whether recorded batches are still to come."""
+        return bool(self._backlog is not None and self._backlog.left) or self.batcher.replaying
 
     def confirm(self, lsn: int) -> None:
         """Everything before ``lsn`` is durable on our side: the source may forget it.

@@ -285,6 +285,13 @@ class Population:
         """The result appears; while its rows are written, so may be the states ``behind``."""
         timeout = f"{self._settings.lock_timeout_ms}ms"
         job = self._job
+        since = facts["start_lsn"]
+        if self._settings.wal_retention == "local":
+            # The slot need not have it: the worker does, as long as it knows the hold.  Should it
+            # lose that from here on, it does not adopt the view.
+            since = 0
+            if self._worker.hold() != {"txid": facts["txid"], "lsn": facts["lsn"]}:
+                raise SnapshotLost("what came after the snapshot of the population is not kept")
         with job.connection(
             self._dsn, what="publish", autocommit=False, settings={"lock_timeout": timeout}
         ) as conn:
@@ -294,7 +301,7 @@ class Population:
                 behind.wait()
                 staged.seal(facts)
                 faults.point(faults.POPULATION_SEALED)
-                check_slot(conn, self._settings, facts["start_lsn"])
+                check_slot(conn, self._settings, since)
             job.check()
             faults.point(faults.BEFORE_PUBLISH)
             self._commit(conn)

@@ -32,6 +32,7 @@ from headrace.runtime.holds import Holds
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.retained import Retained
 from headrace.runtime.shared import Shared
 from headrace.runtime.story import Story
 from headrace.runtime.suspects import Suspects
@@ -80,6 +81,8 @@ class Book:
         """The state database, while the engine runs; see ``db``."""
         self.storage: Storage | None = None
         """The queues, while the engine runs; see ``queues``."""
+        self.retained: Final = Retained(settings)
+        """The batches that are kept on our side."""
         self.connections: Owner | None = None
         """None: there are none now; see ``owner``."""
         self.last_pid: int | None = None
@@ -133,6 +136,25 @@ class Book:
             return self.position.lsn
         following = self.records.get(mark.txid + 1)
         return max(mark.lsn, following.start_lsn) if following else mark.lsn
+
+    def needs(self, at: Position | StateMark) -> int:
+        """The position before which somebody who stands ``at`` does not need the source.
+
+        What is kept on our side need not be kept there.
+        """
+        lsn = self.covered(at) if isinstance(at, StateMark) else at.lsn
+        if at.txid == self.retained.last and not self.retained.taking:
+            return lsn
+        return max(lsn, self.retained_lsn) if self.retained.covers(at.txid) else lsn
+
+    @property
+    def retained_lsn(self) -> int:
+        """Where what comes after the batches that are kept on our side begins."""
+        retained, position = self.retained, self.position
+        if retained.last == position.txid:
+            return max(retained.lsn, position.lsn)  # idle time since the last batch counts
+        following = self.records.get(retained.last + 1) if retained.last < position.txid else None
+        return max(retained.lsn, following.start_lsn) if following else retained.lsn
 
     # --- views, and the subplans that they share
 

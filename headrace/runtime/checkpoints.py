@@ -40,12 +40,18 @@ _NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Durable:
-    """What a checkpoint holds."""
+class Promise:
+    """Where everything stands that a checkpoint is to hold."""
 
     position: Position
     confirmed: int
     """What may be confirmed to the source once it is on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable(Promise):
+    """What a checkpoint holds."""
+
     marks: dict[int, StateMark]
 
 
@@ -125,14 +131,16 @@ class Checkpoints:
         db: RocksDatabase,
         queues: Storage,
         units: Sequence[Unit],
-        position: Position,
-        confirmed: int,
+        promise: Promise,
+        meta: positions.Meta,
     ) -> None:
-        """Begin a checkpoint of ``units`` at their marks.  REQUIRES: none is under way."""
+        """Begin a checkpoint of ``units`` at their marks.  REQUIRES: none is under way.
+
+        ``meta`` is written with it.
+        """
         assert self._underway is None, "one at a time"
-        meta: positions.Meta = {}
-        positions.put_position(meta, position)
-        positions.put_confirmed(meta, confirmed)
+        positions.put_position(meta, promise.position)
+        positions.put_confirmed(meta, promise.confirmed)
         stores = []
         marks = {}
         for unit in units:
@@ -143,7 +151,7 @@ class Checkpoints:
             unit.note(meta)
             stores.append((unit.store, unit.mark.txid))
         checkpoint = db.begin_checkpoint(stores, meta)
-        holds = Durable(position, confirmed, marks)
+        holds = Durable(promise.position, promise.confirmed, marks)
         self._underway = _Underway(checkpoint, queues, holds, self.pending)
         self._last = clock.monotonic()
         self.pending = 0
@@ -205,6 +213,7 @@ class Checkpoints:
                 faults.point(faults.CHECKPOINT_BEGUN)
                 # First what it relies on: queues hold what units at their marks have sent.
                 work.queues.sync()
+                faults.point(faults.QUEUES_SYNCED)
                 work.checkpoint.write(sync=True)
             except Exception as error:  # noqa: BLE001  the engine's thread raises it
                 work.error = error

@@ -13,7 +13,7 @@ from headrace.forwarder.stream import Stream
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.runtime.book import Book
-from headrace.runtime.checkpoints import Durable
+from headrace.runtime.checkpoints import Durable, Promise
 from headrace.runtime.positions import Position
 
 _CHECK_S: Final = 1.0
@@ -66,13 +66,13 @@ class Durability:
 
     def _confirmable(self) -> int:
         """The position before which nobody needs the stream any more, were all durable."""
-        return max(self._book.holds.limit(self._needless()), self._confirmed_soon)
+        return max(self._book.holds.limit(self._needless(), self._book.needs), self._confirmed_soon)
 
     def _promise(self) -> int:
         """That position, which is about to be confirmed: a hold may come too late for it."""
-        return self._book.holds.promise(
-            Position(self._book.position.txid, self._needless()), self._confirmed_soon
-        )
+        book = self._book
+        position = Position(book.position.txid, self._needless())
+        return book.holds.promise(position, self._confirmed_soon, book.needs)
 
     @property
     def _confirmed_soon(self) -> int:
@@ -84,7 +84,7 @@ class Durability:
         book = self._book
         lsns = [book.position.lsn]
         lsns += [
-            book.covered(view.mark)
+            book.needs(view.mark)
             for view in book.views.values()
             if view.owned and view.mark.txid < book.position.txid
         ]
@@ -101,7 +101,10 @@ class Durability:
         book = self._book
         owned = [view for view in book.views.values() if view.owned]
         units = [*owned, *book.subplans.values()]
-        book.checkpoints.begin(book.db, book.queues, units, book.position, self._promise())
+        meta: positions.Meta = {}
+        promise = self._promise()
+        book.retained.note(meta)  # it has all that is promised, and is synced before
+        book.checkpoints.begin(book.db, book.queues, units, Promise(book.position, promise), meta)
 
     def _take(self, what: Durable) -> None:
         book = self._book
@@ -119,7 +122,7 @@ class Durability:
             self._confirm(book.stream)
 
     def _forget(self) -> None:
-        """Forget records that nobody can ask for: all but the last before the least state."""
+        """Forget batches that nobody can ask for, and all records but the last before them."""
         book = self._book
         needed = [view.durable.txid for view in book.views.values() if view.owned]
         needed += book.holds.txids()
@@ -129,6 +132,7 @@ class Durability:
         book.records.trim(meta, least)
         if meta:
             book.db.put_meta(meta, sync=False)
+        book.retained.keep_after(book.db, least)
         book.pipeline.durable(least)
 
     def _confirm_if_due(self, stream: Stream) -> None:

@@ -197,11 +197,9 @@ class Engine:
         if not book.pipeline.room or book.checkpoints.lagging:
             self._commits.take(wait)
             return
-        if not stream.batcher.replaying:
+        if not stream.replaying:
             self._ticker.tick()
-        batch = stream.batcher.take(
-            wait, rested_at=math.inf if book.pipeline.busy else self._rested_at
-        )
+        batch = stream.take(wait, rested_at=math.inf if book.pipeline.busy else self._rested_at)
         if batch is not None:
             try:
                 if batch.txid is None:
@@ -213,7 +211,7 @@ class Engine:
                 self._rested_at = clock.monotonic() + self._worked_s * _REST
             finally:
                 batch.close()
-        elif not stream.batcher.replaying:
+        elif not stream.replaying:
             self._commits.idle(stream.batcher.idle_lsn)
 
     def _commands(self) -> None:

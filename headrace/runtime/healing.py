@@ -25,14 +25,21 @@ class Healing:
         self._tables = ResultTables(book, leaving.fail)
 
     def enforce_budget(self) -> None:
-        """Give up views that stand still, for which more WAL is kept than the budget (P6)."""
+        """Give up views that stand still, for which more is kept than the budget (P6).
+
+        Be it WAL of the source or batches on our side; where there was no room for these,
+        another try is made when there is.
+        """
         book = self._book
+        if book.retained.roomy:
+            self._rewind_soon()
         budget = book.settings.wal_budget_bytes
         for view in list(book.views.values()):
             still = view.status in (Status.SINK_ERROR, Status.PAUSED)
             if not still or view.mark.txid >= book.position.txid:
                 continue
-            behind = book.position.lsn - book.covered(view.mark)
+            here = book.retained.bytes_after(view.mark.txid)
+            behind = here + max(book.position.lsn - book.needs(view.mark), 0)
             if not budget or behind <= budget:
                 continue
             paused = view.status == Status.PAUSED
@@ -41,7 +48,7 @@ class Healing:
                 view,
                 DefiniteFailure(
                     f"the view needs a resync: it was {'paused' if paused else 'blocked'}"
-                    f" while {behind} bytes of WAL were written",
+                    f" while {behind} bytes of {'changes were kept' if here else 'WAL were written'}",
                     detail=f"{why}wal_budget_bytes is {budget}.",
                     hint=RESYNC,
                     sqlstate="53400",

@@ -4,7 +4,8 @@ They are granted from any thread, at once, though the engine's may be inside of 
 whoever wants to confirm something *promises* it here first, and a hold begins where the last
 promise ended.  That may be a while ago, so that more is kept than is needed.
 
-* Invariant 1: after ``grant`` nothing is promised beyond the hold that was not promised before.
+* Invariant 1: after ``grant`` nothing is promised beyond the hold that was not promised before,
+  but what is kept on our side (``retained.py``).
 * Invariant 2: records of the batches after a hold's txid are kept, and all batches up to it are
   before every snapshot taken after ``grant``.
 * Invariant 3: a hold is on disk when ``grant`` returns.
@@ -13,13 +14,16 @@ promise ended.  That may be a while ago, so that more is kept than is needed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from headrace.errors import PrerequisiteError
 from headrace.runtime import positions
 from headrace.runtime.positions import Position
 from headrace.state.rocks import RocksDatabase
+
+Needs = Callable[[Position], int]
+"""The position before which a hold does not need the source."""
 
 
 class Holds:
@@ -95,15 +99,15 @@ class Holds:
         with self._lock:
             self._promised = self._promised or position
 
-    def limit(self, lsn: int) -> int:
-        """As much of ``lsn`` as the holds leave to confirm."""
+    def limit(self, lsn: int, needs: Needs) -> int:
+        """As much of ``lsn`` as the holds leave to confirm; ``needs``: from where on, for each."""
         with self._lock:
-            return self._limit(lsn)
+            return self._limit(lsn, needs)
 
-    def promise(self, position: Position, least: int) -> int:
+    def promise(self, position: Position, least: int, needs: Needs) -> int:
         """What of ``position`` may be confirmed, but ``least`` in any case; holds begin there."""
         with self._lock:
-            lsn = max(self._limit(position.lsn), least)
+            lsn = max(self._limit(position.lsn, needs), least)
             self._promised = Position(position.txid, lsn)
             return lsn
 
@@ -127,5 +131,5 @@ class Holds:
         with self._changing, self._lock:
             self._db = None
 
-    def _limit(self, lsn: int) -> int:
-        return min([lsn, *(hold.lsn for hold in self._jobs.values())])
+    def _limit(self, lsn: int, needs: Needs) -> int:
+        return min([lsn, *map(needs, self._jobs.values())])

@@ -70,6 +70,8 @@ class Intake:
         attempt = book.pipeline.begin(txid)
         record = self._record(txid, attempt, batch)
         faults.point(faults.BATCH_RECORDED)
+        book.retained.put(record, batch)
+        faults.point(faults.BATCH_KEPT)
         behind = self._behind(txid)
         instant = record.commit_time_us
         needed = book.needed(behind)

@@ -190,10 +190,11 @@ class Loading:
             return book.position.txid
         # Without records nothing was processed up to the position: unless it is a new one,
         # because earlier state or the slot was lost.
-        if not book.records and lsn >= book.confirmed:
+        kept = lsn >= book.confirmed or book.retained.follows(held_txid, lsn)
+        if not book.records and kept:
             return book.position.txid
         first = min(book.records, default=0)
-        if held_txid + 1 == first and lsn >= book.confirmed:
+        if held_txid + 1 == first and kept:
             return held_txid
         raise ContinuityLost("the stream has moved on since the view was populated", hint=RESYNC)
 
@@ -221,7 +222,11 @@ class Loading:
                 hint=RESYNC,
             )
         behind = view.mark.txid < book.position.txid
-        if behind and book.covered(view.mark) < book.confirmed:
+        if behind and book.needs(view.mark) < book.confirmed:
+            if book.retained.damaged:
+                return ContinuityLost(
+                    "what was kept of the stream for the view is lost or damaged", hint=RESYNC
+                )
             return ContinuityLost(
                 "the stream has moved on since the view was populated", hint=RESYNC
             )

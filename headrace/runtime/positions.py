@@ -24,10 +24,12 @@ _SOURCE: Final = b"source"
 _BATCH: Final = b"batch/"
 _VIEW: Final = b"view/"
 _HOLD: Final = b"hold/"
+_RETAINED: Final = b"retained"
 _TXID: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">QQ")
 _RECORD: Final = struct.Struct(">QQqI")
 _STATE: Final = struct.Struct(">QQQ")
+_FIVE: Final = struct.Struct(">QQQQQ")
 
 Meta = dict[bytes, bytes | None]
 
@@ -59,6 +61,33 @@ class StateMark:
     txid: int
     lsn: int
     sink_txid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedMark:
+    """What a checkpoint says of the batches that are kept on our side."""
+
+    number: int
+    """Of the queue: each begins anew under another one, less than 2**32."""
+    front: int
+    """Bytes after which it ends, at least."""
+    txid: int
+    """Its last batch."""
+    lsn: int
+    """Where what follows it begins; 0: there is no queue."""
+    begin: int
+    """Where the queue began."""
+
+
+def put_retained(meta: Meta, mark: RetainedMark) -> None:
+    """Add how far batches are kept on our side."""
+    meta[_RETAINED] = _FIVE.pack(*astuple(mark))
+
+
+def get_retained(db: RocksDatabase) -> RetainedMark | None:
+    """How far batches are kept on our side; None: they never were."""
+    value = db.get_meta(_RETAINED)
+    return RetainedMark(*_FIVE.unpack(value)) if value else None
 
 
 def put_position(meta: Meta, position: Position) -> None:

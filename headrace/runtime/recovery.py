@@ -73,6 +73,7 @@ class Recovery:
         book.position = positions.get_position(book.db) or Position(0, 0)
         book.durable = book.position
         self._sharing.read()
+        book.retained.open(book.db, book.queues)
         source = positions.get_source(book.db)
         if source is not None:
             book.identity = source[0]
@@ -89,17 +90,21 @@ class Recovery:
             self._loading.load()
         for unit in book.units:
             unit.reset()
-        cuts, start = replay.plan(book)
+        if book.retained.local:
+            self._durability.still()  # it says how far what is kept reaches
+        book.retained.rewind()
+        plan = replay.plan(book)
         stream = book.stream = Stream(
-            book.settings, book.owner.conn, start.lsn, cuts, book.identity
+            *(book.settings, book.owner.conn, plan.stream_lsn, plan.cuts, book.identity),
+            plan.backlog,
         )
         if book.identity is None:
             book.identity = stream.identity
             meta: positions.Meta = {}
             positions.put_source(meta, stream.identity, book.settings.slot_name)
             book.db.put_meta(meta, sync=True)
-        book.taken = start
-        return start, len(cuts)
+        book.taken = plan.start
+        return plan.start, plan.batches
 
     def _connect(self) -> None:
         book = self._book
@@ -139,6 +144,7 @@ class Recovery:
         setup.drop_slot(conn, book.settings.slot_name)
         state = setup.ensure(conn, book.settings, watched.fed)
         self._durability.still()
+        book.retained.lose(book.db)
         book.position = Position(book.next_txid - 1, state.confirmed)
         book.durable = book.position
         book.confirmed = state.confirmed

@@ -11,20 +11,40 @@ however the way to it was divided.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 
 from headrace.errors import ContinuityLost
-from headrace.forwarder.batcher import Cut
+from headrace.forwarder.batcher import Backlog, Cut
 from headrace.runtime import positions
 from headrace.runtime.book import Book
-from headrace.runtime.positions import BatchRecord, Position
+from headrace.runtime.positions import BatchRecord, Position, StateMark
 from headrace.types import format_lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
 
 
-def plan(book: Book) -> tuple[list[Cut], Position]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the recorded batches come again."""
+
+    start: Position
+    """The first of them comes after this."""
+    backlog: Backlog | None
+    """Those that are kept on our side, which come first."""
+    cuts: list[Cut]
+    """Those that the source sends again."""
+    stream_lsn: int
+    """Where it begins."""
+
+    @property
+    def batches(self) -> int:
+        """How many come again."""
+        return len(self.cuts) + (self.backlog.left if self.backlog is not None else 0)
+
+
+def plan(book: Book) -> Plan:
     """Recorded batches that some live view lacks, and where the stream must start.
 
     The book's position moves over recorded batches that nobody lacks.
@@ -33,6 +53,7 @@ def plan(book: Book) -> tuple[list[Cut], Position]:
         ContinuityLost: the source has not come so far: it was restored.
     """
     _check_age(book)
+    _find(book)
     ends = {txid: record.end_lsn for txid, record in book.records.items()}
     for view in book.views.values():
         progress = view.progress
@@ -47,7 +68,45 @@ def plan(book: Book) -> tuple[list[Cut], Position]:
         lsn = max(book.position.lsn, ends[last])
         book.position = Position(last, lsn)
     start = Position(base, lsn)
-    return _cuts(book, ends, start, last), start
+    _retain(book, base, last)
+    retained = book.retained
+    if not retained.local and not retained.covers(base):
+        return Plan(start, None, _cuts(book, ends, start, last), lsn)
+    if not retained.exists:
+        return Plan(start, None, _cuts(book, ends, start, last), lsn)
+    # The source goes on where the queue ends, be it before what live views have: it is for all.
+    known = Position(retained.last, book.retained_lsn)
+    cuts = _cuts(book, ends, known, last)
+    if base >= known.txid:
+        return Plan(known, None, cuts, known.lsn)
+    return Plan(start, retained.backlog(base), cuts, known.lsn)
+
+
+def _find(book: Book) -> None:
+    """Records that the power of the machine has taken, of batches that are kept."""
+    meta: positions.Meta = {}
+    if book.retained.exists:
+        for record in book.retained.records(book.records.last):
+            book.records.record(meta, record)
+    if meta:
+        book.db.put_meta(meta, sync=False)
+
+
+def _retain(book: Book, base: int, last: int) -> None:
+    """Have batches kept on our side from where somebody may need them on, if they should be."""
+    retained = book.retained
+    if not retained.local:
+        return
+    views = [view for view in book.views.values() if view.owned]
+    # A hold that is in vain (what it needs is gone) keeps nothing.
+    holds = [h for h in book.holds.jobs().values() if book.needs(h) >= book.confirmed]
+    least = min([base, last, *(v.mark.txid for v in views), *(h.txid for h in holds)])
+    durable = min([least, book.durable.txid, *(v.durable.txid for v in views)])
+    if retained.covers(least) or (retained.covers(durable) and retained.last < least):
+        return
+    at = [book.covered(v.mark) for v in views if v.mark.txid == least]
+    at += [h.lsn for h in holds if h.txid == least]
+    retained.begin(book.db, least, min(at, default=book.covered(StateMark(least, 0, 0))))
 
 
 def _check_age(book: Book) -> None:

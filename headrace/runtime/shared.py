@@ -33,6 +33,7 @@ _log = structlog.get_logger(__name__)
 _SUBPLAN: Final = b"subplan/"
 _FEEDS: Final = b"feeds/"
 _FRONT: Final = b"front/"
+_QUEUE: Final = "subplan "
 _OFFSET: Final = struct.Struct(">Q")
 
 
@@ -125,7 +126,7 @@ class Shared(Unit):
     @property
     def queue_name(self) -> str:
         """Of what it sends."""
-        return f"subplan {self.id}"
+        return f"{_QUEUE}{self.id}"
 
 
 class _Record(msgspec.Struct):
@@ -170,7 +171,7 @@ def read(db: RocksDatabase, storage: Storage) -> tuple[dict[int, dict[str, int]]
         ) from error
     kept = {made.queue_name for made in found}
     for queue in storage.queues:
-        if queue.name not in kept:
+        if queue.name.startswith(_QUEUE) and queue.name not in kept:
             storage.drop(queue.name)
     return feeds, found
 

@@ -237,6 +237,7 @@ class Worker:
                 for f in book.pipeline.flights()
             ],
             "checkpoints": book.checkpoints.statistics(),
+            "retained": book.retained.statistics(),
         }
 
     async def _stop(self, params: dict[str, Any], _: Progress) -> None:

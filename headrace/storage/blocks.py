@@ -84,6 +84,10 @@ class BlockFile:
         self._end = int(owned[-1]) + 1 if len(owned) else 0
         """Blocks from here on were never taken since the file was opened."""
         self._free = runs(np.flatnonzero(self.rows["queue"][: self._end] == 0).tolist())
+        # A file that was cut off: nobody may read beyond its end, and zeros are no frame.
+        missing = self._end * block_bytes - os.fstat(self._file).st_size
+        if missing > 0:
+            os.posix_fallocate(self._file, self._end * block_bytes - missing, missing)
         self._backed = set(owned.tolist())
         """Blocks that have space on the disk."""
         self.reads = 0

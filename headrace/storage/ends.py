@@ -58,6 +58,11 @@ class Ends:
         at = bisect.bisect_right(self._offsets, offset)
         return self._txids[at - 1] if at else self.base_txid
 
+    def rows_to(self, txid: int) -> int:
+        """How many rows had come when ``txid`` had ended."""
+        at = bisect.bisect_right(self._txids, txid)
+        return self._rows[at - 1] if at else self.base_rows
+
     def cut(self, front: int) -> None:
         """What is from ``front`` on was never put."""
         at = bisect.bisect_right(self._offsets, front)

@@ -169,8 +169,16 @@ class Storage:
 
     def _write_names(self) -> None:
         draft = self.folder / "names.draft"
-        draft.write_bytes(msgspec.json.encode({n: q.number for n, q in self._queues.items()}))
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode({n: q.number for n, q in self._queues.items()}))
+            file.flush()
+            os.fsync(file.fileno())
         draft.replace(self.folder / "names")
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _resident(queue: Queue) -> int:

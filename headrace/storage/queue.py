@@ -134,11 +134,6 @@ class Queue:
         return self._residence.bytes(self.base, self.front)
 
     @property
-    def queued_rows(self) -> int:
-        """Rows between base and front."""
-        return self.rows - self._ends.base_rows
-
-    @property
     def successors(self) -> dict[Hashable, tuple[int, int]]:
         """Tail and head of each successor."""
         with self._lock:
@@ -149,7 +144,7 @@ class Queue:
         with self._lock:
             self._pass_by()
             blocks = self.ring.blocks
-            numbers = self.queued_rows, self.queued_bytes
+            numbers = self.rows - self._ends.base_rows, self.queued_bytes
             more = self.base_txid, self.last_txid, self._shelf.held_bytes
             behind = {
                 name: (self._ends.before(place.tail), self.front - place.tail)
@@ -214,9 +209,16 @@ class Queue:
             place.head = at
 
     def begin_after(self, txid: int) -> None:
-        """What comes in is after ``txid``, of which nothing is told; REQUIRES: it is empty."""
+        """What comes in is after ``txid``: what stands here of later ones was never put.
+
+        An empty one is told nothing of ``txid``.  REQUIRES: it is empty, or holds ``txid``; nobody
+        has read what goes.
+        """
         with self._lock:
-            self._hints[2] = self._ends.base_txid = txid
+            if txid < self.last_txid:
+                self._cut(self._after(txid), self._ends.rows_to(txid))
+            elif txid > self.last_txid:
+                self._hints[2] = self._ends.base_txid = txid
 
     def sent(self, txid: int) -> list[Frame]:
         """The frames of ``txid`` without its end; none if nothing was put for it.
@@ -290,10 +292,23 @@ class Queue:
                 self._cut(front, rows)
                 raise
 
+    def bytes_after(self, txid: int) -> int:
+        """Bytes that came after ``txid``.
+
+        Raises:
+            LookupError: that is not held any more.
+        """
+        with self._lock:
+            return self.front - self._after(txid)
+
     def _cut(self, front: int, rows: int) -> None:
         """What is from ``front`` on was never put; nobody has read it."""
         self.rows = rows
         self.front = self._hints[1] = front
+        # What comes there is other bytes: not on the disk, not in memory, not known.
+        self.synced = min(self.synced, front)
+        self._residence.cut(front)
+        self._shelf.cut(front)
         self._ends.cut(front)
         self.ring.cut(front)
 

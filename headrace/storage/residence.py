@@ -44,6 +44,12 @@ class Residence:
                 self._file.evict(run)
             self.left, self._back = max(self.left, end), (0, 0)
 
+    def cut(self, front: int) -> None:
+        """What is from ``front`` on was never put."""
+        begin, end = self._back
+        self.left = min(self.left, front)
+        self._back = (begin, min(end, front)) if begin < front else (0, 0)
+
     def read_ahead(self, at: int) -> None:
         """What comes at ``at`` is read, and was left to the disk: ask for many blocks (A-22)."""
         begin, end = self._back

@@ -108,6 +108,11 @@ class Shelf:
                 return header
         return None
 
+    def cut(self, front: int) -> None:
+        """What is from ``front`` on was never put; nobody holds it."""
+        for at in [at for at, frame in self.kept.items() if frame.end > front]:
+            del self.kept[at]
+
     def held_from(self, least: int) -> int:
         """``least``, or where the first batch before it lies that somebody holds.
 

@@ -17,6 +17,8 @@ SEEDS = 38
 """So many as the largest deck has cards; 38 seeds of six faults each are 228."""
 QUICK = 1, 3
 """Seed that `make test` runs, and so many of its faults."""
+KEPT_HERE = 1000
+"""Even, as all with `wal_retention = local`."""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,7 @@ def server():
     ("seed", "cards"),
     [
         pytest.param(*QUICK, id="quick"),
+        pytest.param(KEPT_HERE, None, id="quick-kept-here"),
         *(
             pytest.param(n, None, id=f"seed{n}", marks=pytest.mark.slow)
             for n in range(1, SEEDS + 1)
@@ -39,12 +42,14 @@ def server():
     ],
 )
 def test_nothing_is_lost_or_doubled(seed, cards, server, tmp_path):
-    hand = deck.deal(seed)[:cards]
+    hand = deck.kept_here() if seed == KEPT_HERE else deck.deal(seed)[:cards]
     small_disk = any(card.small_disk for card in hand)
     world = World(server, seed, tmp_path, small_disk=small_disk)
     try:
         world.open()
         world.settle()
+        told = "population starts again"
+        assert not (world.local and told in world.engine.log), "what it needs is kept here"
         for card in hand:
             world.say(f"=== {card.name}")
             card.do(world)

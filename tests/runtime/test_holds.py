@@ -52,7 +52,7 @@ def test_nothing_is_promised_beyond_a_hold_that_was_not_before(database_of_state
         if what == "promise":
             # Positions only move up; what was promised once stays so.
             position = Position(position.txid + value, position.lsn + value)
-            promised = holds.promise(position, promised)
+            promised = holds.promise(position, promised, lambda hold: hold.lsn)
             assert promised <= position.lsn
         elif what == "grant":
             hold = holds.grant(value)

@@ -385,6 +385,30 @@ def test_a_successor_may_be_durable_at_a_txid_that_brought_nothing(storage: Stor
         queue.open("early", 3)
 
 
+def test_what_is_taken_back_is_neither_known_nor_durable(storage: Storage) -> None:
+    """Other bytes come where it stood."""
+    queue = storage.make("q")
+    queue.open("s")
+    for txid in (1, 2, 3):
+        diffs(queue, txid, [txid] * 1000)
+        ends(queue, txid, 1)
+    storage.sync()
+    assert queue.synced == queue.front
+    seen = [f.batch.column(0)[0].as_py() for f in queue.sent(2) if f.batch is not None]
+    assert seen == [2]
+    gc.collect()
+    queue.begin_after(1)
+    left = queue.front
+    assert (queue.last_txid, queue.contents().rows, queue.synced) == (1, 1000, left)
+    diffs(queue, 2, [20] * 1000)
+    ends(queue, 2, 1)
+    assert queue.synced < queue.front
+    (frame,) = queue.sent(2)
+    assert frame.batch is not None
+    assert frame.batch.column(0).to_pylist() == [20] * 1000
+    assert (queue.contents().rows, queue.bytes_after(1)) == (2000, queue.front - left)
+
+
 def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
     """Its blocks are not used again while somebody holds a batch that lies there."""
     queue = storage.make("q")
@@ -444,18 +468,18 @@ def test_queued_rows(storage: Storage) -> None:
         ends(queue, txid, 1)
     with pytest.raises(NoRoom):
         fail()
-    assert queue.queued_rows == 17
+    assert queue.contents().rows == 17
     queue.keep_after("s", 2)
-    assert queue.queued_rows == 10
+    assert queue.contents().rows == 10
     diffs(queue, 4, [4])  # killed before its end
     after = reopened(storage).get("q")
     assert after is not None
-    assert after.queued_rows == 10
+    assert after.contents().rows == 10
     after.open("s", 3)
     after.keep_after("s", 3)
     ends(after, 4, 1)
     after.keep_after("s", 4)
-    assert after.queued_rows == 0
+    assert after.contents().rows == 0
 
 
 def test_a7_a_successor_that_opens_again_keeps_nothing_back(storage: Storage) -> None:

@@ -49,9 +49,10 @@ def at_worker_point(name: str, how: str) -> Card:
 
 
 WORKER_POINTS = (
-    faults.BATCH_RECORDED, faults.COLLECTIONS_DONE, faults.PIPELINE_SENT, faults.ROWS_SENT,
+    faults.BATCH_RECORDED, faults.BATCH_KEPT, faults.COLLECTIONS_DONE, faults.PIPELINE_SENT, faults.ROWS_SENT,
     faults.COMMIT_SENT, faults.COMMIT_ANSWERED, faults.BEFORE_CHECKPOINT,
-    faults.CHECKPOINT_BEGUN, faults.CHECKPOINT_WRITTEN, faults.FEEDBACK_SENT,
+    faults.CHECKPOINT_BEGUN, faults.QUEUES_SYNCED, faults.CHECKPOINT_WRITTEN,
+    faults.FEEDBACK_SENT,
 )  # fmt: skip
 
 
@@ -453,6 +454,27 @@ def paused(world: World) -> None:
         wait_until(resumed, "the view is resumed", PATIENCE_S)
 
 
+def paused_for_long(world: World) -> None:
+    """A view is paused while others go on; what it lacks holds up the source, or is kept here."""
+    name = world.rng.choice([n for n in world.views if n not in ("seen", "entries")])
+    with connect(world.dsn) as conn:
+        world.settle()
+        error = world.call(f"CALL headrace.pause_view('{name}')")
+        assert error is None, error
+        at_any_moment(world.rng, 0.3, 0.6)
+        if world.local:
+            last = wal_end(conn)
+            wait_until(lambda: slot(conn, world.slot_name)[0] >= last, "the WAL may go", PATIENCE_S)
+        kill(world, world.rng.choice(("worker", "engine")))
+        at_any_moment(world.rng, 0.1, 0.4)
+
+    def resumed() -> bool:
+        error = world.call(f"CALL headrace.resume_view('{name}')")
+        return error is None
+
+    wait_until(resumed, "the view is resumed", PATIENCE_S)
+
+
 def resync_killed(world: World) -> None:
     """A view is repopulated while it runs; somebody is killed meanwhile."""
     # Of a view that may step back to the snapshot of its resync for a moment.
@@ -579,6 +601,7 @@ def special_cards(rng: random.Random) -> list[Card]:
         Card("resync, then a kill", resync_killed),
         Card("a new view, killed before its first checkpoint", first_checkpoint),
         Card("paused, then a kill", paused),
+        Card("paused for long, then a kill", paused_for_long),
         Card("killed by a view's row", killed_by_a_row),
         Card("an evaluator that never returns", never_returns),
         Card("a publication for all tables", published_for_all),
@@ -614,6 +637,15 @@ def deal(seed: int) -> list[Card]:
         hand.append(cards[(seed + number * (seed // len(cards))) % len(cards)])
     random.Random(seed).shuffle(hand)
     return hand
+
+
+def kept_here() -> list[Card]:
+    """What a quick seed with ``wal_retention = local`` meets."""
+    return [
+        Card("paused for long, then a kill", paused_for_long),
+        at_worker_point(faults.BATCH_KEPT, "kill:3"),
+        at_worker_point(faults.QUEUES_SYNCED, "alarm:2:1"),
+    ]
 
 
 def second_blow(world: World) -> None:

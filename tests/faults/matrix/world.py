@@ -48,6 +48,8 @@ class World:
         self, server: EmbeddedPostgres, seed: int, folder: Path, *, small_disk: bool
     ) -> None:
         self.rng = random.Random(seed)
+        self.local = seed % 2 == 0
+        """Whether the engine keeps itself what a view has not read (wal_retention)."""
         self.server = server
         self.folder = folder
         self.name = f"m_{seed}_{os.getpid()}"
@@ -115,6 +117,7 @@ class World:
             "HEADRACE_CHECKPOINT_TXIDS": str(rng.choice((1, 5, 20))),
             "HEADRACE_CHECKPOINT_INTERVAL_MS": str(rng.choice((30, 1000))),
             "HEADRACE_STATE_MEMORY_BYTES": str(rng.choice((100_000, 268_435_456))),
+            "HEADRACE_WAL_RETENTION": "local" if self.local else "source",
             faults.ENV_DIR: str(self.traps),
         }
         return EmbeddedEngine(source, self.folder / "engine", env=env)

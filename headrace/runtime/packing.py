@@ -1,0 +1,125 @@
+"""How a batch stands in a queue, so that it can be decoded again without any other.
+
+    | record, number of descriptions | descriptions | messages … |     as pieces of bounded size
+
+The stream describes a table once per connection.  So a batch begins with those descriptions that it
+relies on and does not have itself; to a reader who has had one it is not given again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from headrace.forwarder.batcher import Batch
+from headrace.runtime.positions import BatchRecord
+from headrace.storage.shelf import Frame
+
+NAME: Final = "message"
+"""Of the only column of a frame."""
+_INFO: Final = struct.Struct("<QQqQQII")
+"""Record (start, end, instant), transactions, messages, descriptions, whether it was spooled."""
+_PIECE_BYTES: Final = 1 << 20
+_BEGIN, _RELATION, _TRUNCATE = b"BRT"
+_ROWS: Final = frozenset(b"IUD")
+
+
+class _Stored:
+    """A large batch that is read from its queue, piece by piece; see ``batcher.Stored``."""
+
+    def __init__(self, frames: Sequence[Frame], first: list[bytes]) -> None:
+        self._frames = frames
+        self._first = first
+
+    def read(self, bytes_max: int) -> Iterator[list[bytes]]:
+        """All messages in order; pieces are those that were put."""
+        del bytes_max
+        yield self._first
+        for frame in self._frames:
+            yield messages(frame)
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        self._frames, self._first = (), []
+
+
+class Descriptions:
+    """The last description of each table on one connection."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def relied_on(self, batch: Batch) -> list[bytes]:
+        """Those that ``batch``, the next one, needs besides its own, which are known then."""
+        own: dict[bytes, bytes] = {}
+        needed: dict[bytes, None] = {}
+        for chunk in batch.chunks():
+            for message in chunk:
+                kind = message[0]
+                if kind in _ROWS:
+                    tables = [message[1:5]]
+                elif kind == _TRUNCATE:
+                    tables = [message[at : at + 4] for at in range(6, len(message), 4)]
+                else:
+                    if kind == _RELATION:
+                        own[message[1:5]] = message
+                    continue
+                for table in tables:
+                    if table not in own and table not in needed:
+                        needed[table] = None
+        found = [self._known[table] for table in needed if table in self._known]
+        self._known |= own
+        return found
+
+
+def pack(record: BatchRecord, batch: Batch, described: list[bytes]) -> Iterator[list[bytes]]:
+    """What is to be put for a batch, in pieces."""
+    info = _INFO.pack(
+        *(record.start_lsn, record.end_lsn, record.commit_time_us),
+        *(batch.transactions, batch.messages, len(described), int(batch.spooled)),
+    )
+    out, size = [info, *described], 0
+    for chunk in batch.chunks():
+        for message in chunk:
+            if size >= _PIECE_BYTES:
+                yield out
+                out, size = [], 0
+            out.append(message)
+            size += len(message)
+    yield out
+
+
+def messages(frame: Frame) -> list[bytes]:
+    """What a frame has."""
+    assert frame.batch is not None, "every frame of a batch has a body"
+    out: list[bytes] = frame.batch.column(0).to_pylist()
+    return out
+
+
+def record(txid: int, frames: Sequence[Frame]) -> BatchRecord:
+    """How a batch was cut."""
+    start, end, instant, *_ = _INFO.unpack(messages(frames[0])[0])
+    return BatchRecord(txid, start, end, instant)
+
+
+def unpack(txid: int, frames: Sequence[Frame], told: dict[bytes, bytes]) -> Batch:
+    """A batch as it was; ``told``: the descriptions that its reader has had, by table."""
+    first = messages(frames[0])
+    _, end_lsn, instant, transactions, count, described, spooled = _INFO.unpack(first[0])
+    new = [m for m in first[1 : 1 + described] if told.get(m[1:5]) != m]
+    told |= {m[1:5]: m for m in new}
+    found = first[1 + described :]
+    # Within a transaction: who hears of a table asks which one it was.
+    at = 1 if found and found[0][0] == _BEGIN else 0
+    found[at:at] = new
+    batch = Batch(end_lsn, instant, transactions, count, sum(map(len, found)), txid=txid)
+    if spooled:
+        told.clear()  # what else it describes is not looked at
+        batch.parts = [_Stored(frames[1:], found)]
+        return batch
+    for frame in frames[1:]:
+        found += messages(frame)
+    told |= {m[1:5]: m for m in found if m[0] == _RELATION}
+    batch.parts = [found] if found else []
+    return batch
