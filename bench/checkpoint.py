@@ -64,6 +64,7 @@ def _measure(unit: Unit, messages: list[bytes]) -> dict[str, float]:
     took, spent = time.perf_counter() - begin, time.process_time() - spent
     written = cpu.written_bytes(os.getpid()) - written
     rows = rows_in(messages)
+    assert written > rows, "what has changed is written here, and not before"
     return {
         "changed_rows": rows,
         "ms": round(took * 1e3, 3),

@@ -192,9 +192,6 @@ class Unit:
             begin = time.thread_time()
             self._database.regulate(worked_s)
             spent.timed("regulate", begin)
-        begin = time.thread_time()
-        self.checkpoint(sync=False)
-        spent.timed("checkpoint", begin)
         return spent
 
     def checkpoint(self, *, sync: bool) -> None:
