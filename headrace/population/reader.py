@@ -194,7 +194,8 @@ def _copy(conn: Connection, statement: bytes) -> Generator[bytes, None, None]:
                     yield data
         finally:
             if not ahead.done():  # nobody wants it any more
-                conn.cancel_safe(timeout=_CANCEL_S)
+                with contextlib.suppress(psycopg.Error):  # it ends with its piece, then
+                    conn.cancel_safe(timeout=_CANCEL_S)
     done = pgconn.get_result()
     if length == FAILED or done is None or done.status != ExecStatus.COMMAND_OK:
         raise _failed(conn, done)

@@ -85,6 +85,36 @@ def test_a_reader_that_is_left_amid_a_table_leaves_nobody_behind(bench, monkeypa
             assert count(conn, source) == 90_050
 
 
+def test_why_a_reader_was_left_is_told_though_it_cannot_be_cancelled(bench, monkeypatch):
+    source = plans.copy(bench.conn).plan.sources[0]
+    asked, read = threading.Event(), reader.copydata.read
+    pieces: list[int] = []
+
+    def slowly(*words):
+        pieces.append(1)
+        assert len(pieces) == 1 or asked.wait(PATIENCE_S)
+        return read(*words)
+
+    def cancel(**_):
+        asked.set()
+        raise psycopg.OperationalError("nobody listens")
+
+    def leave(ref):
+        with (
+            reader.joined(bench.dsn, ref) as conn,
+            contextlib.closing(reader.read(conn, source)) as batches,
+        ):
+            monkeypatch.setattr(conn, "cancel_safe", cancel)
+            next(batches)
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(reader, "ROWS_PER_BATCH", 10)
+    monkeypatch.setattr(reader.copydata, "read", slowly)
+    with export(bench) as snapshot, pytest.raises(ZeroDivisionError):
+        leave(snapshot.ref)
+    assert asked.is_set()
+
+
 def test_a_table_of_somebody_else_is_read_whole(bench):
     """Nothing is planned over it: neither blocks nor predicates."""
     source = plans.filtered(bench.conn).plan.sources[0]
