@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,7 +24,6 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.logical import uniquekeys
 from headrace.population import choice, local, reader, rights, staging, tables, uses
-from headrace.population.behind import Behind
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.handover import Handover
@@ -44,6 +44,9 @@ from headrace.types import format_lsn
 _log = structlog.get_logger(__name__)
 _ATTEMPTS: Final = 3
 _RETRY_S: Final = 0.2
+
+Loaded = tuple[int, Callable[[], None]]
+"""How many result rows there are, and what writes the states."""
 
 
 @contextlib.contextmanager
@@ -167,17 +170,18 @@ class Population:
         staged.make()
         self.close()  # whoever waits needs no connection
         with contextlib.ExitStack() as place:
-            behind = place.enter_context(Behind())
             with context.snapshots.join(job, self._settings) as snapshot:
-                rows, taken = self._load_at(snapshot, staged, place, behind)
+                loaded, taken = self._load_at(snapshot, staged, place)
+            rows, write_states = loaded
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
-            self._publish(staged, facts, taken, behind)
+            with ThreadPoolExecutor(1, "headrace-states") as behind:
+                self._publish(staged, facts, taken, behind.submit(write_states))
         return rows
 
     def _load_at(
-        self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack, behind: Behind
-    ) -> tuple[int, Facts]:
-        """Load what ``snapshot`` shows, in a ``place``; the rows, and what the view relies on."""
+        self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack
+    ) -> tuple[Loaded, Facts]:
+        """Load what ``snapshot`` shows, in a ``place``; and what the view relies on."""
         job = self._job
         taken = self._facts_of(snapshot)
         sources = self._rename()
@@ -191,7 +195,7 @@ class Population:
         job.phase("reading", total=tables.expected(sources, sizes))
         faults.point(faults.POPULATION_BEGINS)
         try:
-            rows = self._load(chosen.mode, snapshot, sizes, staged, behind)
+            loaded = self._load(chosen.mode, snapshot, sizes, staged)
         except HeadraceError:
             # What went wrong may be a consequence of one of these, which say more.
             job.check()
@@ -205,7 +209,7 @@ class Population:
         with self._connect() as conn:
             tables.check_same(before, tables.shape(conn, sources))
             uses.check_kept(taken, self._facts_now(conn, taken))
-        return rows, taken
+        return loaded, taken
 
     def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
         """Wait for the turn to load; the states of a large one in-process are in memory."""
@@ -249,18 +253,14 @@ class Population:
             self._job.say(str(chosen))
 
     def _load(
-        self,
-        mode: str,
-        snapshot: Snapshot,
-        sizes: dict[str, TableSize],
-        staged: Staging,
-        behind: Behind,
-    ) -> int:
+        self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
+    ) -> Loaded:
         planned = self._planned
         if mode == choice.SPARK:
-            return self._context.spark.populate(
+            rows = self._context.spark.populate(
                 self._job, planned.physical, snapshot, sizes, planned.settings, staged
             )
+            return rows, _nothing  # the executors have
         limits = bounds.of_filling(self._settings, self._options.limits)
         bound = Bound(limits, "a step of its population")
         remote = RemoteEvaluator(
@@ -271,18 +271,16 @@ class Population:
         )
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
-                rows, write = local.populate(
+                return local.populate(
                     self._job, self._dsn, planned.physical, snapshot.ref, remote, staged, sizes
                 )
         finally:
             remote.close()
-        behind.begin(write)
-        return rows
 
     def _publish(
-        self, staged: Staging, facts: dict[str, Any], taken: Facts, behind: Behind
+        self, staged: Staging, facts: dict[str, Any], taken: Facts, states: Future[None]
     ) -> None:
-        """The result appears; while its rows are written, so may be the states ``behind``."""
+        """The result appears; while its rows are written, so may be the ``states``."""
         timeout = f"{self._settings.lock_timeout_ms}ms"
         job = self._job
         since = facts["start_lsn"]
@@ -298,7 +296,7 @@ class Population:
             with job.translating():
                 self.appear(conn, staged, facts)
                 watched.put(conn, self._view_id, taken)
-                behind.wait()
+                states.result()
                 staged.seal(facts)
                 faults.point(faults.POPULATION_SEALED)
                 check_slot(conn, self._settings, since)
@@ -378,6 +376,10 @@ class Population:
         if self._idle is not None:
             self._idle.close()
             self._idle = None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _answers(conn: Connection) -> bool:
