@@ -28,8 +28,6 @@ class Schemas:
         self._lock = threading.Lock()
         self._schemas: list[pa.Schema] = []
         self._numbers: dict[bytes, int] = {}
-        self._known: dict[int, tuple[pa.Schema, int]] = {}
-        """By identity: a schema that was asked for before (kept, so that it stays the one)."""
         self._read(path)
 
     def __getitem__(self, number: int) -> pa.Schema:
@@ -46,9 +44,6 @@ class Schemas:
         Raises:
             OSError: it cannot be written.
         """
-        known = self._known.get(id(schema))
-        if known is not None and known[0] is schema:
-            return known[1]
         data = schema.serialize().to_pybytes()
         with self._lock:
             number = self._numbers.get(data)
@@ -60,9 +55,6 @@ class Schemas:
                     message = "the schema of a queue cannot be written"
                     raise OSError(message)
                 number = self._add(data)
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            self._known[id(schema)] = (schema, number)
         return number
 
     def sync(self) -> None:
@@ -91,6 +83,3 @@ class Schemas:
             self._add(body)
             at += _HEAD.size + count
         os.ftruncate(self._file, at)
-
-
-_KNOWN_MAX: Final = 4096
