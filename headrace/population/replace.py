@@ -128,11 +128,11 @@ def replace_rows(
     total = copy_rows(job, conn, staged, staging)
     conn.execute(sql.SQL("ANALYZE {}").format(staged))
     job.phase("comparing")
-    noted = kept is not None and not fitted
-    if kept is not None and not fitted:
+    noted = None if fitted else kept
+    if noted is not None:
         history.put_difference(
             conn,
-            kept,
+            noted,
             (name + sql.SQL(" t"), image("t", columns)),
             (staged + sql.SQL(" s"), image("s", columns)),
         )
@@ -153,7 +153,7 @@ def replace_rows(
     elif not table.has_hash_index(conn, target.oid):
         table.create_hash_index(conn, target.schema_name, target.table_name)
     conn.execute(sql.SQL("ANALYZE {}").format(name))
-    return replace(replaced, noted=noted)
+    return replace(replaced, noted=noted is not None)
 
 
 def _replace_keyed(

@@ -70,9 +70,7 @@ def plan(book: Book) -> Plan:
     start = Position(base, lsn)
     _retain(book, base, last)
     retained = book.retained
-    if not retained.local and not retained.covers(base):
-        return Plan(start, None, _cuts(book, ends, start, last), lsn)
-    if not retained.exists:
+    if not retained.exists or not (retained.local or retained.covers(base)):
         return Plan(start, None, _cuts(book, ends, start, last), lsn)
     # The source goes on where the queue ends, be it before what live views have: it is for all.
     known = Position(retained.last, book.retained_lsn)
