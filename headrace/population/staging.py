@@ -27,6 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import BugError
+from headrace.process import durable
 from headrace.state import layout
 from headrace.state.loaded import Pieces
 from headrace.state.rocks import write_run
@@ -123,12 +124,12 @@ class Staging:
         """Write the manifest: ``facts`` and the runs; everything is on disk when it is there."""
         runs = self.runs()
         for path in runs:
-            _sync(path)
+            durable.sync(path)
         relative = [str(path.relative_to(self.path)) for path in runs]
         self.write_json(MANIFEST, {**facts, "runs": relative, "format": layout.FORMAT})
-        _sync(self.path / "state")
-        _sync(self.path)
-        _sync(self.path.parent)
+        durable.sync(self.path / "state")
+        durable.sync(self.path)
+        durable.sync(self.path.parent)
 
     @contextlib.contextmanager
     def _renamed(self, path: Path) -> Iterator[Path]:
@@ -173,11 +174,3 @@ def remove_orphans(staging_dir: Path, keep: set[int]) -> list[str]:
             Staging(folder).remove()
             removed.append(folder.name)
     return removed
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -31,7 +31,8 @@ import pyarrow.compute as pc
 from headrace import clock
 from headrace.errors import BugError, HeadraceError, StateDamaged, TransientError
 from headrace.kernels import buffers
-from headrace.state import columns, files
+from headrace.process import durable
+from headrace.state import columns
 from headrace.state.columns import Family, Section
 from headrace.state.disk import Changed, Disk, Meta
 from headrace.state.map import keygroups
@@ -122,8 +123,8 @@ class RocksCheckpoint:
                 for family, path in _files(self._disk, folder, changes, self.pace)
             ]
             for _, name in made:
-                files.sync(folder / name)
-            files.sync(folder)
+                durable.sync(folder / name)
+            durable.sync(folder)
         return made
 
 

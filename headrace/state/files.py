@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ import rocksdict
 
 from headrace.errors import StateDamaged
 from headrace.kernels import buffers
+from headrace.process import durable
 from headrace.state import columns, layout
 from headrace.state.loaded import Pieces
 from headrace.state.map import keygroups
@@ -34,7 +34,7 @@ def check_format(path: Path) -> None:
     """
     file = path / _FORMAT
     if not (path / "CURRENT").exists() and not file.exists():
-        replace(file, f"{layout.FORMAT}\n".encode())
+        durable.replace(file, f"{layout.FORMAT}\n".encode())
         return
     found = file.read_bytes() if file.exists() else b"1"
     if found.strip() != str(layout.FORMAT).encode():
@@ -61,8 +61,8 @@ def note_manifest(path: Path, noted: tuple[str, int] | None) -> tuple[str, int]:
     now = _manifest(path)
     if now != noted:
         # What is noted must not outlive what it speaks of.
-        sync(path / now[0])
-        replace(path / _NOTE, f"{now[0]} {now[1]}\n".encode())
+        durable.sync(path / now[0])
+        durable.replace(path / _NOTE, f"{now[0]} {now[1]}\n".encode())
     return now
 
 
@@ -94,15 +94,6 @@ def check_manifest(path: Path) -> tuple[str, int] | None:
     return noted
 
 
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on disk; other threads go on meanwhile."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def sync_log(path: Path) -> list[int]:
     """Wait until everything RocksDB has been told is on disk; the numbers of its log's files.
 
@@ -112,22 +103,12 @@ def sync_log(path: Path) -> list[int]:
     numbers = []
     for file in sorted(path.glob("*.log")):
         try:
-            sync(file)
+            durable.sync(file)
         except FileNotFoundError:
             continue  # its pairs have become sorted files, which RocksDB has synced
         numbers.append(int(file.stem))
-    sync(path)
+    durable.sync(path)
     return sorted(numbers)
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Give a file new content: after a crash it has the old or the new one."""
-    draft = path.with_name(f"{path.name}.new")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
 
 
 def write_run(path: Path, states: Mapping[str, Pieces]) -> int:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import BugError, TransientError
+from headrace.process import durable
 from headrace.storage.blocks import BLOCK_BYTES, BlockFile
 from headrace.storage.queue import Queue
 from headrace.storage.schemas import Schemas
@@ -168,17 +169,9 @@ class Storage:
             self._queues[name] = self._queue(number, name, found.get(number))
 
     def _write_names(self) -> None:
-        draft = self.folder / "names.draft"
-        with draft.open("wb") as file:
-            file.write(msgspec.json.encode({n: q.number for n, q in self._queues.items()}))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.folder / "names")
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        names = {name: queue.number for name, queue in self._queues.items()}
+        durable.replace(self.folder / "names", msgspec.json.encode(names))
+        durable.sync(self.folder)
 
 
 def _resident(queue: Queue) -> int:

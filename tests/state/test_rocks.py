@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import BugError, StateDamaged
+from headrace.process import durable
 from headrace.state import checkpoint as state_checkpoint
-from headrace.state import files
 from headrace.state.columns import Family
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
@@ -262,7 +262,7 @@ def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
             patch.setattr(database.disk, "write", dying(database.disk.write))
             patch.setattr(Family, "ingest", dying(Family.ingest))
             patch.setattr(Family, "flush_soon", dying(Family.flush_soon))
-            patch.setattr(files, "sync", dying(files.sync))
+            patch.setattr(durable, "sync", dying(durable.sync))
             patch.setattr("shutil.rmtree", dying(shutil.rmtree))
             patch.setattr("os.link", dying(os.link))
             try:

@@ -1,0 +1,28 @@
+"""Files that are on the disk when a call returns, so that not even the machine's end takes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on disk; other threads go on meanwhile."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Give a file new content: after a crash it has the old or the new one.
+
+    Which of them, is for certain when its folder has been synced.
+    """
+    draft = path.with_name(f"{path.name}.new")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
