@@ -50,11 +50,12 @@ class Staging:
 
     def remove(self) -> None:
         """Remove it with all that is in it."""
-        # The manifest goes first: what is left of a half-removed directory is no population.
+        # The name goes first: what is left of a half-removed directory is no population, and
+        # tasks of a cancelled one that still run find nothing to write to.
+        gone = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):
-            (self.path / MANIFEST).unlink()
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.path)
+            self.path.rename(gone)
+            shutil.rmtree(gone)
 
     # --- what tasks write
 

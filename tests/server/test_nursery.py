@@ -89,6 +89,11 @@ def test_engine_goes_on_without_its_nursery(database, start_engine):
             wait_until(lambda: source.execute(count).fetchone() == (1,), "the row")
             assert [engine.child(name) for name in PROCESSES] == before
             os.kill(engine.child("nursery"), signal.SIGKILL)
+            # They hear of it a moment later: a call in between would die with them, as it may.
+            wait_until(
+                lambda: not {engine.child(name) for name in PROCESSES} & {*before, None},
+                "new children",
+            )
             source.execute("INSERT INTO t VALUES (2)")
             wait_until(lambda: source.execute(count).fetchone() == (2,), "the row")
             conn.execute("CALL headrace.create_view('w', 'SELECT id FROM t')")
