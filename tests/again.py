@@ -22,9 +22,14 @@ def known(node: str) -> bool:
     return node.partition("[")[0] in FLAKY
 
 
+def plain(node: str) -> str:
+    """The node id without the group that pytest-xdist has put behind it."""
+    return node.rpartition("@")[0] if node.rfind("@") > node.rfind("]") else node
+
+
 def main(path: Path = Path(".pytest_cache/v/cache/lastfailed")) -> int:
     """0 when everything that failed is known to be flaky, and passes now."""
-    failed = sorted(json.loads(path.read_text())) if path.exists() else []
+    failed = sorted(map(plain, json.loads(path.read_text()))) if path.exists() else []
     if not failed or not all(known(node) for node in failed):
         return 1
     print("\nFAILED ONCE, run again alone:", *failed, sep="\n  ")

@@ -84,6 +84,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(name))
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-xdist has put the groups into the names
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """End the run where pytest-xdist does not understand this pytest.
+
+    Files would be torn apart in silence: fixtures of modules made twice, tests without those
+    that come before them.
+    """
+    grouped = session.config.getoption("loadgroup", False)
+    if grouped and session.items and "@" not in session.items[0].nodeid:
+        raise pytest.UsageError("pytest-xdist gives groups to no test of this pytest")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

@@ -23,12 +23,13 @@ def test_flaky_tests_exist_and_say_why():
 @pytest.mark.parametrize("others", [[], ["tests/b.py::test_y"]])
 def test_any_other_failure_stands(tmp_path, monkeypatch, others):
     path = tmp_path / "lastfailed"
-    path.write_text(json.dumps(dict.fromkeys(["tests/a.py::test_x[1]", *others], True)))
+    failed = ["tests/a.py::test_x[1]@tests/a.py", *others]
+    path.write_text(json.dumps(dict.fromkeys(failed, True)))
     monkeypatch.setattr(again, "FLAKY", {"tests/a.py::test_x": "a reason of some words"})
     ran = []
     monkeypatch.setattr(pytest, "main", lambda args: ran.append(args) or 0)
     assert again.main(path) == (1 if others else 0)
-    assert bool(ran) == (not others)
+    assert ran == ([] if others else [["-q", "-n0", "tests/a.py::test_x[1]"]])
 
 
 def test_nothing_failed_that_is_known(tmp_path):
