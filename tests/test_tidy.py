@@ -75,7 +75,7 @@ RUNTIME: dict[str, set[str]] = {
     ".worker": {".book", ".engine", ".insight"},
     ".insight": {".book", "records"},
     ".engine": {
-        *(".book", ".commits", ".durability", ".healing", ".intake", ".leaving"),
+        *(".ahead", ".book", ".commits", ".durability", ".healing", ".intake", ".leaving"),
         *(".lifecycle", ".loading", ".recovery", ".sharing", ".taps", ".ticker"),
         *(".waits", ".watch", "threads"),
     },
@@ -84,6 +84,7 @@ RUNTIME: dict[str, set[str]] = {
         *("records", "threads"),
     },
     ".lifecycle": {".book", ".leaving", ".loading", ".taps", ".waits", "records"},
+    ".ahead": {".book", "records"},
     ".intake": {".book", ".commits", ".leaving", ".watch", "records", "threads"},
     ".commits": {".book", ".leaving", ".taps", ".waits", "records"},
     ".healing": {".book", ".leaving", ".result_tables", "records"},

@@ -26,7 +26,7 @@ import math
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -185,7 +185,8 @@ class Batcher:
             self._tx_bytes += len(message) + _MESSAGE_BYTES
             if self._tx_bytes > self._spool_bytes_min and self._spool_dir is not None:
                 self._spill()
-        return not self._full()
+        with self._lock:
+            return not self._full()
 
     def keepalive(self, lsn: int) -> None:
         """The server has sent everything before ``lsn`` that it will ever send."""
@@ -201,7 +202,7 @@ class Batcher:
     def wait_for_room(self, timeout_s: float) -> bool:
         """Whether there is room again, after waiting for at most ``timeout_s``."""
         with self._lock:
-            return self._lock.wait_for(lambda: not self._full_locked(), timeout_s)
+            return self._lock.wait_for(lambda: not self._full(), timeout_s)
 
     def fail(self, error: HeadraceError) -> None:
         """The stream has ended; ``take`` raises ``error`` once the rest is taken."""
@@ -239,6 +240,28 @@ class Batcher:
                 if self._open.transactions and not self._cuts:
                     wait = min(wait, self._open.due(self._interval_s, rested_at) - now)
                 self._lock.wait(max(wait, 0.0))
+
+    def relieve(self, keep: Callable[[Batch], bool]) -> bool:
+        """Have the next batch kept elsewhere, if half of what may wait here does.
+
+        ``keep`` has it recorded, and tells whether it stands elsewhere; if not, it is taken next,
+        with the txid that it has got.  Returns whether it was relieved.
+        """
+        with self._lock:
+            waiting = self._buffered + _spooled((*self._closed, self._open))
+            if self._cuts or waiting <= self._bytes_max // 2:
+                return False
+            if not self._closed:
+                self._close_open()
+            batch = self._closed[0]  # others only append
+        if batch.txid is not None or not keep(batch):
+            return False
+        with self._lock:
+            self._closed.popleft()
+            self._buffered -= batch.size
+            self._lock.notify_all()
+        batch.close()
+        return True
 
     def hurry(self, lsn: int) -> None:
         """Somebody waits for everything before ``lsn``; 0: nobody waits any more."""
@@ -287,15 +310,8 @@ class Batcher:
                 "buffered_bytes": self._buffered,
                 "closed_batches": len(self._closed),
                 "open_transactions": self._open.transactions,
-                "spooled_bytes": sum(
-                    part.bytes
-                    for parts in (
-                        *(b.parts for b in self._closed),
-                        self._open.parts,
-                        self._tx_parts,
-                    )
-                    for part in list(parts)
-                    if isinstance(part, Spool)
+                "spooled_bytes": _spooled(
+                    (*self._closed, self._open, Batch(parts=list(self._tx_parts)))
                 ),
                 "duplicates": self.duplicates,
             }
@@ -409,10 +425,6 @@ class Batcher:
                 self._poked = True
 
     def _full(self) -> bool:
-        with self._lock:
-            return self._full_locked()
-
-    def _full_locked(self) -> bool:
         # An open recorded batch cannot be taken before it is complete: it must get room.
         takeable = bool(self._closed) or (self._open.transactions > 0 and not self._cuts)
         return takeable and self._buffered > self._bytes_max
@@ -427,3 +439,7 @@ class Batcher:
         self._tx_messages += len(self._tx)
         self._tx.clear()
         self._tx_bytes = 0
+
+
+def _spooled(batches: Iterable[Batch]) -> int:
+    return sum(part.bytes for b in batches for part in b.parts if isinstance(part, Spool))

@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -115,6 +115,24 @@ class Stream:
         if self._backlog is not None and self._backlog.left:
             return self._backlog.take()
         return self.batcher.take(timeout_s, rested_at=rested_at)
+
+    def relieve(self, keep: Callable[[Batch], Backlog | None]) -> bool:
+        """Have a batch that waits kept elsewhere: see ``Batcher.relieve``.
+
+        ``keep`` says where it is to be taken, should nothing before it be left there.
+        """
+
+        def kept(batch: Batch) -> bool:
+            at = keep(batch)
+            if at is None:
+                return False
+            if self._backlog is not None and self._backlog.left:
+                self._backlog.left += at.left
+            else:
+                self._backlog = at
+            return True
+
+        return self.batcher.relieve(kept)
 
     @property
     def replaying(self) -> bool:

@@ -120,7 +120,10 @@ class Book:
 
     @property
     def start_lsn(self) -> int:
-        """Where the next batch begins."""
+        """Where the next batch that is not recorded begins."""
+        last = self.records.get(self.records.last)
+        if last is not None and last.txid > self.taken.txid:
+            return last.end_lsn
         if self.taken.txid == self.position.txid:
             # Idle time before a replay counts, the replay has not seen it.
             return max(self.taken.lsn, self.position.lsn)

@@ -82,7 +82,8 @@ class Durability:
     def _needless(self) -> int:
         """The position before which no view needs the stream any more."""
         book = self._book
-        lsns = [book.position.lsn]
+        # What is kept here may reach further than what is committed.
+        lsns = [book.needs(book.position)]
         lsns += [
             book.needs(view.mark)
             for view in book.views.values()

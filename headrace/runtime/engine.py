@@ -33,6 +33,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
 from headrace.postgres import failures
+from headrace.runtime.ahead import Ahead
 from headrace.runtime.book import Book
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
@@ -90,6 +91,7 @@ class Engine:
         self._healing: Final = Healing(book, self.leaving, rewind_soon)
         self._commits: Final = Commits(book, self.leaving, self.waits, self.taps)
         self._intake: Final = Intake(book, self.watch, self.leaving, self._commits, drain)
+        self._ahead: Final = Ahead(book, self._intake.record)
         self._ticker: Final = Ticker(book, self._intake.pass_time)
         self._recovery: Final = Recovery(book, self.durability, self.sharing, loading, self.leaving)
         self.lifecycle: Final = Lifecycle(
@@ -193,6 +195,7 @@ class Engine:
         worked_s, self._worked_s = self._worked_s, 0.0
         if book.db.regulate(worked_s):
             due = min(due, clock.monotonic() + _REGULATE_S)
+        self._ahead.step(stream)
         wait = max(due - clock.monotonic(), 0.0)
         if not book.pipeline.room or book.checkpoints.lagging:
             self._commits.take(wait)

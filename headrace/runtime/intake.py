@@ -68,7 +68,7 @@ class Intake:
         if careful:
             self._drain()
         attempt = book.pipeline.begin(txid)
-        record = self._record(txid, attempt, batch)
+        record = self.record(txid, attempt, batch)
         faults.point(faults.BATCH_RECORDED)
         book.retained.put(record, batch)
         faults.point(faults.BATCH_KEPT)
@@ -107,7 +107,8 @@ class Intake:
             self._commits.take(_ROOM_S)
         self.process(Batch(end_lsn=self._book.start_lsn, commit_time_us=instant))
 
-    def _record(self, txid: int, attempt: int, batch: Batch) -> BatchRecord:
+    def record(self, txid: int, attempt: int, batch: Batch) -> BatchRecord:
+        """Have it on record how a batch was cut, before anything is done with it."""
         book = self._book
         meta: positions.Meta = {}
         start = book.start_lsn

@@ -16,6 +16,7 @@ How a batch stands there is in ``packing.py``: it can be decoded without any bat
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 from collections.abc import Iterator
 from typing import Final
@@ -232,14 +233,14 @@ class Retained:
         self._descriptions = Descriptions()
         self._full_at = None
 
-    def put(self, record: BatchRecord, batch: Batch) -> None:
-        """Keep a batch; after a replay it stands here already.
+    def put(self, record: BatchRecord, batch: Batch) -> bool:
+        """Keep a batch; after a replay it stands here already.  Returns whether it does.
 
         What there is no room for is left to the source, with all that follows.
         """
         queue = self._queue
         if queue is None or not self.taking or record.txid <= queue.last_txid:
-            return
+            return queue is not None and record.txid <= queue.last_txid
         if record.txid != queue.last_txid + 1:
             raise BugError(f"batch {record.txid} cannot be kept: the last is {queue.last_txid}")
         described = self._descriptions.relied_on(batch)
@@ -254,8 +255,9 @@ class Retained:
                 queue.put(Header(Kind.TIME_END, record.txid, self._mark.number, 0))
         except (NoRoom, OSError) as error:
             self._fill(record.txid, str(error))
-            return
+            return False
         self._lsn = max(self._lsn, record.end_lsn)
+        return True
 
     def _fill(self, txid: int, reason: str) -> None:
         self._full_at = clock.monotonic()
@@ -268,12 +270,15 @@ class Retained:
         return [self._record(txid) for txid in range(after + 1, self.last + 1)]
 
     def backlog(self, after: int) -> Backlog:
-        """The batches after ``after``, to be taken in order.  REQUIRES: ``covers(after)``."""
-        return Backlog(self.last - after, self._batches(after, self.last))
+        """The batches after ``after``, to be taken in order.  REQUIRES: ``covers(after)``.
 
-    def _batches(self, after: int, last: int) -> Iterator[Batch]:
+        More of them may be taken when more have been put.
+        """
+        return Backlog(self.last - after, self._batches(after))
+
+    def _batches(self, after: int) -> Iterator[Batch]:
         told: dict[bytes, bytes] = {}
-        for txid in range(after + 1, last + 1):
+        for txid in itertools.count(after + 1):
             yield packing.unpack(txid, self._read(txid), told)
 
     def _record(self, txid: int) -> BatchRecord:

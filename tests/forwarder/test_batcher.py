@@ -59,6 +59,43 @@ def test_nothing_is_gathered_while_nothing_is_under_way():
     assert b.take(0, rested_at=0) is None
 
 
+def test_what_waits_is_kept_elsewhere_from_half_of_the_room_on():
+    b = batcher(bytes_max=1000, rows_max=1)
+    kept = []
+
+    def keep(batch) -> bool:
+        if len(kept) == 2:
+            batch.txid = 9
+            return False
+        kept.append(batch.end_lsn)
+        return True
+
+    b.add(transaction(10))
+    assert not b.relieve(keep)
+    b.add(transaction(20) + transaction(30) + transaction(40) + transaction(50))
+    assert b.relieve(keep)
+    assert b.relieve(keep)
+    assert kept == [10, 20]
+    assert b.statistics()["buffered_bytes"] < 1000
+    b.add(transaction(60))
+    assert not b.relieve(keep), "there is no room"
+    assert b.replaying, "it is on record"
+    assert not b.relieve(kept.append), "nothing may pass it"
+    assert [(batch.txid, batch.end_lsn) for batch in iter(lambda: b.take(0), None)] == [
+        (9, 30), (None, 40), (None, 50), (None, 60)
+    ]  # fmt: skip
+    assert kept == [10, 20]
+
+
+def test_an_open_batch_is_kept_elsewhere_but_none_that_is_still_to_be_cut():
+    for cuts, relieved in ([], True), ([Cut(7, 90)], False):
+        b = batcher(bytes_max=100, interval_s=600.0, cuts=cuts)
+        b.add(transaction(10) + transaction(20))
+        ends = []
+        assert b.relieve(lambda batch, ends=ends: ends.append(batch.end_lsn) or True) == relieved
+        assert ends == [20] * relieved
+
+
 def test_poke_returns_at_once():
     b = batcher()
     thread = threading.Timer(0.02, b.poke)

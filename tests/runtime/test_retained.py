@@ -28,6 +28,9 @@ INSERT INTO others VALUES (1, 'one');
 """
 LOCAL = {"wal_retention": "local", "feedback_interval_ms": 20}
 SOURCE = {"wal_retention": "source", "feedback_interval_ms": 20}
+AHEAD = LOCAL | {"buffer_bytes_max": 400}
+"""Hardly a transaction may wait anywhere but in the queue."""
+both = pytest.mark.parametrize("local", [LOCAL, AHEAD], ids=["local", "ahead"])
 
 
 def views(running, database, source) -> dict[str, int]:
@@ -111,8 +114,9 @@ def stays(running, source, before: int) -> None:
     assert slot(source, running.settings.slot_name)[0] <= before
 
 
-def test_a_paused_view_keeps_no_wal(source, database, start):
-    running = start(**LOCAL)
+@both
+def test_a_paused_view_keeps_no_wal(source, database, start, local):
+    running = start(**local)
     ids = views(running, database, source)
     rng = random.Random(3)
     change(source, rng, 5)
@@ -149,20 +153,21 @@ def test_with_source_it_does(source, database, start):
     equal(running, source, "a", "b", "c")
 
 
-def test_over_restarts_and_switches(source, database, start):
+@both
+def test_over_restarts_and_switches(source, database, start, local):
     """Between source and local, both ways, with a view that is paused all the while."""
     running = start(**SOURCE)
     ids = views(running, database, source)
     pause(running, ids["a"])
     rng = random.Random(5)
-    for mode in (SOURCE, LOCAL, LOCAL, SOURCE, SOURCE, LOCAL, SOURCE):
+    for mode in (SOURCE, local, local, SOURCE, SOURCE, local, SOURCE):
         change(source, rng, 8)
         equal(running, source, "b", "c")
         running.stop()
         change(source, rng, 8)
         running = start(**mode)
         equal(running, source, "b", "c")
-        if mode is LOCAL:
+        if mode is local:
             moves_on(running, source, end(source))
     assert running.book.retained.exists
     at = end(source)
@@ -189,9 +194,13 @@ POINTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_kill_9_at_every_point(source, database, start, point):
-    running = start(**LOCAL)
+@pytest.mark.parametrize(
+    ("point", "local"),
+    [*((p, LOCAL) for p in POINTS), *((p, AHEAD) for p in (*POINTS, faults.BATCH_AHEAD))],
+    ids=lambda value: value if isinstance(value, str) else "ahead" * (value is AHEAD),
+)
+def test_kill_9_at_every_point(source, database, start, point, local):
+    running = start(**local)
     ids = views(running, database, source)
     pause(running, ids["a"])
     change(source, random.Random(12), 5)
@@ -207,7 +216,7 @@ def test_kill_9_at_every_point(source, database, start, point):
             assert worker.wait(0) == -signal.SIGKILL
         finally:
             worker.close()
-    running = start(**LOCAL)
+    running = start(**local)
     rng = random.Random(13)
     change(source, rng, 5)
     equal(running, source, "b", "c")
@@ -218,12 +227,13 @@ def test_kill_9_at_every_point(source, database, start, point):
     assert_consistent(running, source)
 
 
-def test_a_failure_at_every_point(source, database, start):
-    running = start(**LOCAL)
+@both
+def test_a_failure_at_every_point(source, database, start, local):
+    running = start(**local)
     ids = views(running, database, source)
     rng = random.Random(8)
     pause(running, ids["a"])
-    for point in POINTS:
+    for point in (*POINTS, faults.BATCH_AHEAD) if local is AHEAD else POINTS:
         faults.arm(f"{point}:raise:2")
         change(source, rng, 5)
         equal(running, source, "b", "c")
@@ -232,9 +242,10 @@ def test_a_failure_at_every_point(source, database, start):
     assert_consistent(running, source)
 
 
-def test_a_locked_table_and_changes_between(source, database, start):
+@both
+def test_a_locked_table_and_changes_between(source, database, start, local):
     """A view that is blocked, and one that is populated, need nothing of the source either."""
-    running = start(**LOCAL)
+    running = start(**local)
     views(running, database, source)
     rng = random.Random(9)
     with psycopg.connect(database) as blocker:
@@ -256,8 +267,9 @@ def test_a_locked_table_and_changes_between(source, database, start):
     assert running.book.holds.jobs() == {}
 
 
-def test_large_transactions_truncates_and_ddl(source, database, start):
-    running = start(**LOCAL, spool_bytes_min=200_000)
+@both
+def test_large_transactions_truncates_and_ddl(source, database, start, local):
+    running = start(**local, spool_bytes_min=200_000)
     ids = views(running, database, source)
     pause(running, ids["a"])
     pause(running, ids["c"])
@@ -270,7 +282,7 @@ def test_large_transactions_truncates_and_ddl(source, database, start):
     settle(running, source)
     moves_on(running, source, end(source))
     running.stop()
-    running = start(**LOCAL, spool_bytes_min=200_000)
+    running = start(**local, spool_bytes_min=200_000)
     for name in ("a", "c"):
         resume(running, ids[name])
     settle(running, source)

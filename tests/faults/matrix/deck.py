@@ -644,6 +644,7 @@ def kept_here() -> list[Card]:
     return [
         Card("paused for long, then a kill", paused_for_long),
         at_worker_point(faults.BATCH_KEPT, "kill:3"),
+        at_worker_point(faults.BATCH_AHEAD, "kill:3"),
         at_worker_point(faults.QUEUES_SYNCED, "alarm:2:1"),
     ]
 

@@ -50,6 +50,8 @@ class World:
         self.rng = random.Random(seed)
         self.local = seed % 2 == 0
         """Whether the engine keeps itself what a view has not read (wal_retention)."""
+        self.ahead = seed % 4 == 0
+        """Whether hardly a transaction may wait anywhere but there."""
         self.server = server
         self.folder = folder
         self.name = f"m_{seed}_{os.getpid()}"
@@ -120,6 +122,8 @@ class World:
             "HEADRACE_WAL_RETENTION": "local" if self.local else "source",
             faults.ENV_DIR: str(self.traps),
         }
+        if self.ahead:
+            env["HEADRACE_BUFFER_BYTES_MAX"] = "400"
         return EmbeddedEngine(source, self.folder / "engine", env=env)
 
     def _mount(self) -> None:

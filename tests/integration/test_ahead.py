@@ -1,0 +1,54 @@
+"""With ``wal_retention: local`` a view that is merely slow keeps no WAL on the source either."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.views import differs
+from tests.waiting import wait_until
+
+SLOW = 4242
+"""While somebody holds this advisory lock, a row takes a second."""
+ROWS = 100
+TABLES = f"""
+CREATE FUNCTION slowly(v int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+  IF EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = {SLOW}) THEN
+    PERFORM pg_sleep(1);
+  END IF;
+  RETURN v + 1;
+END $$;
+CREATE TABLE items (id int PRIMARY KEY);
+"""
+QUERY = "SELECT id, slowly(id) AS next FROM items"
+VIEWS = {"v": QUERY}
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["goes on", "kill -9"])
+@pytest.mark.engine_with(
+    HEADRACE_WAL_RETENTION="local",
+    HEADRACE_BUFFER_BYTES_MAX="2000",
+    HEADRACE_BATCH_ROWS_MAX="1",
+)
+def test_a_slow_view_keeps_no_wal(engine, source, commander, killed):
+    with psycopg.connect(engine.source, autocommit=True) as slow:
+        slow.execute("SELECT pg_advisory_lock(%s)", (SLOW,))
+        for i in range(ROWS):
+            source.execute("INSERT INTO items VALUES (%s)", (i,))
+            if i == ROWS // 2:
+                half = source.execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0]
+        wait_until(
+            lambda: source.execute(
+                "SELECT bool_and(confirmed_flush_lsn >= %s::pg_lsn) FROM pg_replication_slots"
+                " WHERE database = current_database()",
+                (half,),
+            ).fetchone()[0],
+            "the source may forget half of it",
+        )
+        assert source.execute("SELECT count(*) < %s FROM v", (ROWS // 2,)).fetchone()[0]
+        if killed:
+            engine.kill9()
+    if killed:
+        engine.start()
+    wait_until(lambda: differs(source, "v", QUERY) == [], "the view has them all")
