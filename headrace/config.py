@@ -104,7 +104,8 @@ class Settings:
     batch_rows_max: int = 100_000
     """Rows after which a batch closes early."""
     buffer_bytes_max: int = 67_108_864
-    """Bytes of decoded changes waiting in memory before the stream is held back."""
+    """Bytes of changes waiting in memory before the stream is held back, and of rows waiting to be
+    written before no more batches are taken."""
     spool_bytes_min: int = 33_554_432
     """Bytes of one transaction beyond which its changes go to a file in the data dir."""
     max_inflight_batches: int = 4

@@ -73,7 +73,7 @@ class Book:
         self.stream: Stream | None = None
         self.stopping = False
         """Whether the engine is to end."""
-        self.pipeline: Final = Pipeline(settings.max_inflight_batches)
+        self.pipeline: Final = Pipeline(settings.max_inflight_batches, settings.buffer_bytes_max)
         self.checkpoints: Final = checkpoints
         self.suspects: Final = Suspects(settings.run_dir)
         self.evaluators: Final = Pool(settings.eval_connections_max)

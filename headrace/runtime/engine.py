@@ -197,7 +197,7 @@ class Engine:
             due = min(due, clock.monotonic() + _REGULATE_S)
         self._ahead.step(stream)
         wait = max(due - clock.monotonic(), 0.0)
-        if not book.pipeline.room or book.checkpoints.lagging:
+        if not book.pipeline.room or book.checkpoints.lagging or book.db.crowded:
             self._commits.take(wait)
             return
         if not stream.replaying:

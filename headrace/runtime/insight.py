@@ -127,13 +127,13 @@ def _states(book: Book) -> list[MemoryRow]:
 def _changes(book: Book) -> list[MemoryRow]:
     """Of the stream's changes, and of rows on their way."""
     out = []
+    limit = book.settings.buffer_bytes_max
     stream = book.stream
     if stream is not None:
         numbers = stream.batcher.statistics()
-        limit = book.settings.buffer_bytes_max
         out.append(MemoryRow("changes received", numbers["buffered_bytes"], limit))
         out.append(MemoryRow("changes on disk", numbers["spooled_bytes"]))
-    out.append(MemoryRow("rows to be written", book.pipeline.waiting_bytes))
+    out.append(MemoryRow("rows to be written", book.pipeline.waiting_bytes, limit))
     out.append(MemoryRow("columns (Arrow)", pa.total_allocated_bytes()))
     return out
 

@@ -96,6 +96,7 @@ class Intake:
                 txid, attempt, batch.end_lsn, batch.transactions,
                 instant, tuple(parts),
                 tuple(shared.id for shared in needed if shared.processed == txid),
+                sum(diffs.nbytes for diffs in outcome.diffs.values()),
             )
         )  # fmt: skip
         if careful:

@@ -70,6 +70,8 @@ class CommitJob:
     parts: tuple[ViewPart, ...]
     shared: tuple[int, ...] = ()
     """Ids of the shared subplans that have processed it for their readers."""
+    size: int = 0
+    """Bytes of the rows to be written."""
 
     @property
     def moment(self) -> Moment:

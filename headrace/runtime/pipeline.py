@@ -14,6 +14,7 @@ wait until the engine has time.  No connection and no dataflow here: jobs in, an
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,8 +33,10 @@ class Closed(Exception):
 class Pipeline:
     """Up to ``inflight_max`` txids of one source in flight; safe between the two threads."""
 
-    def __init__(self, inflight_max: int) -> None:
+    def __init__(self, inflight_max: int, bytes_max: int = sys.maxsize) -> None:
+        """``bytes_max``: no further batch is taken while more than that waits to be written."""
         self.inflight_max: Final = max(inflight_max, 1)
+        self._bytes_max: Final = bytes_max
         self._changed = threading.Condition()
         # Guarded by the condition's lock.
         self._coordinator: Coordinator | None = None
@@ -96,6 +99,8 @@ class Pipeline:
         """Whether one more batch may be taken."""
         with self._changed:
             made = self._made()
+            if self._waiting() > self._bytes_max:
+                return False
             return bool(self._emitted) or made.in_flight < self.inflight_max
 
     @property
@@ -205,8 +210,7 @@ class Pipeline:
     def waiting_bytes(self) -> int:
         """Bytes of the views' rows that are processed and not committed; from any thread."""
         with self._changed:
-            parts = [part for job in self._processed.values() for part in job.parts]
-        return sum(part.diffs.nbytes for part in parts if part.diffs is not None)
+            return self._waiting()
 
     # --- the sink thread's side
 
@@ -270,6 +274,9 @@ class Pipeline:
             else:
                 self._jobs.append(self._processed[emission.txid])
         self._changed.notify_all()
+
+    def _waiting(self) -> int:
+        return sum(job.size for job in self._processed.values())
 
     def _flights(self) -> list[Flight]:
         made = self._coordinator

@@ -17,6 +17,9 @@ load     less than 60 %, groups asked    greatest load weight first, up to 80 %;
 The gap between 80 % (after spilling, after loading) and both thresholds keeps it from flapping;
 so does a second between two decisions (a load may follow a load at once, behind a long batch).
 What was decided is done between batches, in slices of a few milliseconds or as long as the batch.
+
+What no checkpoint holds cannot be spilled.  So beyond 100 % the one under way hurries, and beyond
+125 % no batch is taken until it is written and what it holds has been spilled.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ SPILL_RATIO: Final = 0.2
 LOAD_BELOW: Final = 0.6
 LOAD_UP_TO: Final = 0.8
 FILL_UP_TO: Final = 0.5
+CROWDED: Final = 1.25
+"""Beyond it, what is being made durable is waited for: only then can it be spilled."""
 _STEP_S: Final = 0.003
 _STEP_S_MAX: Final = 0.25
 _LONG_S: Final = 0.05
@@ -183,6 +188,8 @@ class Regulator:
     def __init__(self, budget_bytes: int, monotonic: Callable[[], float] = clock.monotonic) -> None:
         """``budget_bytes`` is the share of the maps."""
         self.budget_bytes: Final = budget_bytes
+        self.full = 0.0
+        """The maps' part of the budget, as of the last step."""
         self.spilled_groups = 0
         self.loaded_groups = 0
         self._monotonic = monotonic
@@ -196,24 +203,34 @@ class Regulator:
         Up to ``worked_s`` after a batch that took so long: what it has asked RocksDB for costs a
         third when it is loaded, and the next one finds it.
         """
-        until = clock.monotonic() + max(_STEP_S, min(worked_s, _STEP_S_MAX))
+        long = _STEP_S_MAX if self.crowded else min(worked_s, _STEP_S_MAX)
+        until = clock.monotonic() + max(_STEP_S, long)
         for tier in tiers:
             while tier.cleaning and clock.monotonic() < until:
                 tier.clean(_CLEAN_NODES)
         if not self._work:
             self._decide(tiers, long=worked_s > _LONG_S)
         while self._work and clock.monotonic() < until:
-            full = _bytes(tiers) / self.budget_bytes
-            if full > FILL_UP_TO:
-                self._stop_loading(unasked_only=full <= LOAD_UP_TO)
+            self._weigh(tiers)
+            if self.full > FILL_UP_TO:
+                self._stop_loading(unasked_only=self.full <= LOAD_UP_TO)
             if self._work:
                 self._do()
         return self.busy or any(tier.cleaning for tier in tiers)
 
     @property
+    def crowded(self) -> bool:
+        """Whether the maps were so far beyond the budget that more may have to wait."""
+        return self.full > CROWDED
+
+    @property
     def busy(self) -> bool:
         """Whether something that was decided is not done yet."""
         return bool(self._work)
+
+    def reconsider(self) -> None:
+        """What could not be spilled may be now: decide at once."""
+        self._next_at = self._monotonic()
 
     def add(self, job: Spill | Load) -> None:
         """Do this, too."""
@@ -223,6 +240,11 @@ class Regulator:
         """Tiers are going away."""
         gone = set(map(id, tiers))
         self._work = deque(job for job in self._work if id(job.tier) not in gone)
+
+    def _weigh(self, tiers: list[Tier]) -> int:
+        total = sum(tier.map.live_bytes for tier in tiers)
+        self.full = total / self.budget_bytes
+        return total
 
     def _do(self) -> None:
         job = self._work[0]
@@ -256,7 +278,7 @@ class Regulator:
             self._work.extend(job.give_up())
 
     def _decide(self, tiers: list[Tier], *, long: bool) -> None:
-        total = _bytes(tiers)
+        total = self._weigh(tiers)
         now = self._monotonic()
         if total < LOAD_BELOW * self.budget_bytes:
             for tier in (tier for tier in tiers if tier.fresh):
@@ -295,10 +317,6 @@ class Regulator:
                 job.last = group
             else:
                 self._work.append(Load(tiers[tier], group))
-
-
-def _bytes(tiers: list[Tier]) -> int:
-    return sum(tier.map.live_bytes for tier in tiers)
 
 
 def _numbers(tiers: list[Tier]) -> tuple[Any, Any, Any]:

@@ -56,6 +56,8 @@ class RocksDatabase:
         self._regulator = Regulator(int(budget * _MAPS_SHARE))
         self._stores: dict[str, RocksStore] = {}
         self._checkpoint: RocksCheckpoint | None = None
+        self._more = False
+        """Whether the regulator has not done all that it has decided."""
         self.disk: Final = Disk(path, int(budget * _CACHE_SHARE))
         checkpoint.finish(self.disk)
 
@@ -120,7 +122,15 @@ class RocksDatabase:
         Or as long as the last batch took (``worked_s``).  Returns whether it should be called
         again soon, though nothing else is to be done.
         """
-        return self._regulator.step(self._tiers(), worked_s)
+        self._more = self._regulator.step(self._tiers(), worked_s)
+        if self._checkpoint is not None and self._regulator.full > 1:
+            self._checkpoint.pace.hurried = True
+        return self._more
+
+    @property
+    def crowded(self) -> bool:
+        """Whether memory is so full that nothing more should come, and is about to become less."""
+        return self._regulator.crowded and (self._more or self._checkpoint is not None)
 
     @property
     def memory_bytes(self) -> int:
@@ -189,6 +199,9 @@ class RocksDatabase:
         if done.written:
             for store, txid in done.stores:
                 store.durable = txid
+            if self._regulator.crowded:
+                self._regulator.reconsider()
+                self._more = True
         for tier, snapshot in done.parts:
             if done.written:
                 tier.retire(snapshot)

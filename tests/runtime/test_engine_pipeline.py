@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BugError, TransientError
 from headrace.runtime.coordinator import FlightState
-from headrace.runtime.jobs import Answer, CommitJob, ViewPart
+from headrace.runtime.jobs import Answer, CommitJob
 from headrace.runtime.pipeline import Closed, Pipeline
 
 WAIT_S = 90.0
@@ -56,15 +55,17 @@ def test_commits_follow_the_txids_whatever_is_processed_first():
 
 
 def test_what_is_processed_counts_until_it_is_committed():
-    pipeline = started()
-    diffs = pa.record_batch({"a": pa.array([1, 2, 3], pa.int64())})
-    for txid, batch in ((1, diffs), (2, None)):
+    pipeline = Pipeline(4, bytes_max=100)
+    pipeline.rewind(1, 0, {})
+    for txid, size in ((1, 60), (2, 0), (3, 50)):
+        assert pipeline.room
         pipeline.begin(txid)
-        part = ViewPart(1, None, "", None, batch)
-        pipeline.processed(replace(job(txid), parts=(part, part)))
-    assert pipeline.waiting_bytes == 2 * 3 * 8
+        pipeline.processed(replace(job(txid), size=size))
+    assert pipeline.waiting_bytes == 110
+    assert not pipeline.room, "they have to be written first"
     assert write(pipeline) == 1
-    assert pipeline.waiting_bytes == 0
+    assert pipeline.waiting_bytes == 50
+    assert pipeline.room
 
 
 def test_the_next_commit_does_not_wait_for_the_engine():

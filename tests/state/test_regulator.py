@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace import clock
 from headrace.errors import TransientError
 from headrace.state import columns, regulator
 from headrace.state.regulator import Load, Regulator, Spill
 from headrace.state.rocks import RocksDatabase
 from tests.runs import write_run
+from tests.waiting import PATIENCE_S
 
 MIB = 1024 * 1024
 
@@ -325,6 +327,32 @@ def test_a_state_that_leaves_takes_its_work_with_it(made) -> None:
     state.regulator.add(Spill(state.tier, 0))
     state.regulator.forget([state.tier])
     assert not state.regulator.busy
+
+
+def test_beyond_the_budget_what_becomes_durable_is_waited_for(tmp_path) -> None:
+    database = RocksDatabase(tmp_path / "db", memory_bytes=4 * MIB)
+    store = database.view(1)
+    state = store.map("m")
+    keys = [b"%010d" % i for i in range(20_000)]
+    store.begin(1)
+    state.put_many(keys, [bytes(200)] * len(keys))
+    store.prepare()
+    store.commit(1)
+    database.regulate()
+    assert not database.crowded, "nothing is on its way that could make room"
+    checkpoint = database.begin_checkpoint([(store, 1)], {})
+    database.regulate()
+    assert database.crowded
+    assert checkpoint.pace.hurried
+    checkpoint.write(sync=False)
+    database.end_checkpoint(checkpoint)
+    assert database.crowded, "it can be spilled now, and is not yet"
+    until = clock.monotonic() + PATIENCE_S
+    while database.regulate() or database.crowded:
+        assert clock.monotonic() < until
+    assert database.memory_bytes < 4 * MIB
+    assert state.get_many(keys[:100]) == [bytes(200)] * 100
+    database.close()
 
 
 _TEN_TIMES = """

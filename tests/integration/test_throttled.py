@@ -1,0 +1,128 @@
+"""Bursts of many rows behind a sink that hardly moves: memory is bounded, nothing is lost.
+
+The sink is throttled by stopping its backends again and again (SIGSTOP); meanwhile its worker is
+killed now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Self
+
+import psycopg
+import pytest
+
+from headrace import clock
+from headrace.embedded.engine import EmbeddedEngine
+from tests.views import differs
+from tests.waiting import at_any_moment, wait_until
+
+MB = 1_048_576
+ROWS = 25_000
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int NOT NULL, x int NOT NULL, filler text NOT NULL);
+CREATE TABLE groups (g int PRIMARY KEY, name text NOT NULL);
+INSERT INTO groups SELECT i, 'group ' || i FROM generate_series(0, 999) i;
+"""
+JOINED = "SELECT i.id, i.x, g.name FROM items i JOIN groups g USING (g)"
+VIEWS = {
+    "wide": f"SELECT id, name, x * 2 AS y FROM ({JOINED}) j",
+    "narrow": f"SELECT name, count(*), sum(x) FROM ({JOINED}) j GROUP BY name",
+}
+BOUNDS = {
+    "HEADRACE_WAL_RETENTION": "local",
+    "HEADRACE_BUFFER_BYTES_MAX": str(8 * MB),
+    "HEADRACE_SPOOL_BYTES_MIN": str(4 * MB),
+    "HEADRACE_QUEUE_MEMORY_BYTES": str(8 * MB),
+    "HEADRACE_STATE_MEMORY_BYTES": str(32 * MB),
+    "HEADRACE_VIEW_ROWS_MAX": "10000000",
+}
+
+
+class Watched(threading.Thread):
+    """Looks, all the while, at what the worker has of its own, and throttles the sink."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        super().__init__()
+        self.peak = 0
+        """The most that there was, bytes (RssAnon)."""
+        self.throttled = True
+        self._engine = engine
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        with psycopg.connect(self._engine.source, autocommit=True) as conn:
+            while not self._over.is_set():
+                pids = self._sinks(conn) if self.throttled else []
+                for how, seconds in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.05)):
+                    for pid in pids:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, how)
+                    until = clock.monotonic() + seconds
+                    while clock.monotonic() < until:
+                        self._look()
+                        self._over.wait(0.02)
+
+    def _sinks(self, conn: psycopg.Connection) -> list[int]:
+        rows = conn.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE 'headrace sink%'"
+        )
+        return [pid for (pid,) in rows]
+
+    def _look(self) -> None:
+        pid = self._engine.child("headrace.runtime.worker")
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("RssAnon:"):
+                    self.peak = max(self.peak, int(line.split()[1]) * 1024)
+
+
+def parts(commander: psycopg.Connection) -> dict[str, tuple[int, int | None]]:
+    """What memory is used for, and how much it may be."""
+    rows = commander.execute("SELECT * FROM headrace.memory()").fetchall()
+    return {part: (used, limit) for part, views, used, limit in rows if views is None}
+
+
+@pytest.mark.parametrize(
+    "bursts", [4, pytest.param(40, marks=(pytest.mark.slow, pytest.mark.timeout(900)))]
+)
+@pytest.mark.engine_with(**BOUNDS)
+def test_memory_is_bounded_and_all_arrives(engine, source, commander, bursts):
+    rng = random.Random(bursts)
+    with Watched(engine) as watched:
+        wait_until(lambda: watched.peak, "it is looked at")
+        idle = watched.peak
+        for n in range(bursts):
+            source.execute(
+                "INSERT INTO items SELECT i, i %% 1000, i %% 77, repeat('f', 100)"
+                " FROM generate_series(%s::int, %s::int) i",
+                (n * ROWS, (n + 1) * ROWS - 1),
+            )
+            source.execute("UPDATE items SET x = x + 1 WHERE id %% 40 = %s", (n,))
+            if n % 10 == 3:
+                at_any_moment(rng, 0.0, 0.5)
+                os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
+        watched.throttled = False
+        for name, query in VIEWS.items():
+            wait_until(lambda n=name, q=query: differs(source, n, q) == [], f"{name} is right", 600)
+        assert watched.peak - idle < 300 * MB
+
+    def holds() -> bool:
+        now = parts(commander)
+        return all(now[part][0] <= now[part][1] for part in ("states", "queues in memory"))
+
+    wait_until(holds, lambda: f"what was let go is gone: {parts(commander)}")
