@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from headrace import clock
 from headrace.errors import HeadraceError, LimitExceeded
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Bound:
         """A new transaction: nothing is used up, and nobody has cancelled it."""
         self._ended = None
         self._own_s = 0.0
-        self._own_from = time.thread_time()
+        self._begin_own()
         self._own_ms_max = float(self.limits.time_ms)
         self._asked_s = 0.0
         self._asked_ms_max = float(self.limits.time_ms)
@@ -129,7 +130,7 @@ class Bound:
     def progress(self) -> None:
         """It gets on: the time until now does not count."""
         self._own_s = self._asked_s = 0.0
-        self._own_from = time.thread_time()
+        self._begin_own()
 
     @property
     def inside(self) -> bool:
@@ -149,13 +150,18 @@ class Bound:
     def applied(self) -> Iterator[None]:
         """Inside, this thread works under the bound."""
         before, _here.bound = current(), self
-        self._own_from, self._inside = time.thread_time(), True
+        self._begin_own()
+        self._inside = True
         try:
             yield
         finally:
             self._own_s += time.thread_time() - self._own_from
             self._inside = False
             _here.bound = before
+
+    def _begin_own(self) -> None:
+        self._since = clock.monotonic()
+        self._own_from = time.thread_time()
 
     # --- what it takes in
 
@@ -176,6 +182,9 @@ class Bound:
         if self._ended is not None:
             raise self._ended
         if not self.limits.time_ms:
+            return
+        # What a thread has taken is never more than what has passed, which costs no system call.
+        if (self._own_s + clock.monotonic() - self._since) * 1000 <= self._own_ms_max:
             return
         own_s = self._own_s + time.thread_time() - self._own_from
         if own_s * 1000 > self._own_ms_max:
@@ -282,16 +291,21 @@ def room(part: Described) -> int | None:
 def made(part: Described, batches: Sequence[pa.RecordBatch]) -> None:
     """``Bound.made`` of this thread's bound, if there is one."""
     if _here.bound is not None and batches:
-        rows = sum(batch.num_rows for batch in batches)
-        _here.bound.made(part, rows, sum(batch.nbytes for batch in batches))
+        _here.bound.made(part, *_measured(batches))
 
 
 def admit(batches: Sequence[pa.RecordBatch]) -> None:
     """``Bound.admit`` of this thread's bound, if there is one; raises as ``check`` does."""
     if _here.bound is not None and batches:
-        rows = sum(batch.num_rows for batch in batches)
-        _here.bound.admit(rows, sum(batch.nbytes for batch in batches))
+        _here.bound.admit(*_measured(batches))
         _here.bound.check()
+
+
+def _measured(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:
+    """Rows and bytes."""
+    if len(batches) == 1:  # as a rule
+        return batches[0].num_rows, batches[0].nbytes
+    return sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
 
 
 def expect(part: Described, rows: int) -> None:

@@ -248,8 +248,9 @@ class Processor:
                 sent += frame.diffs.batch.num_rows
             outcome.rows = sent
             self._enter(busy, outcome)
+            taken = {unit.id for unit in busy}
             for unit in units:
-                if unit not in busy and unit.id not in outcome.failed:
+                if unit.id not in taken and unit.id not in outcome.failed:
                     self.edge.pull(unit.id)
             for unit_id in outcome.failed:
                 self.edge.leave(unit_id)
