@@ -23,6 +23,8 @@ class Healing:
         self._leaving = leaving
         self._rewind_soon = rewind_soon
         self._tables = ResultTables(book, leaving.fail)
+        self._full: bool | None = None
+        """Whether it is said that there is no room for changes on our side; None: not known."""
 
     def enforce_budget(self) -> None:
         """Give up views that stand still, for which more is kept than the budget (P6).
@@ -33,6 +35,9 @@ class Healing:
         book = self._book
         if book.retained.roomy:
             self._rewind_soon()
+        if book.retained.full != self._full:
+            self._full = book.retained.full
+            states.note_kept(book.owner.conn, by_source=self._full)
         budget = book.settings.wal_budget_bytes
         for view in list(book.views.values()):
             still = view.status in (Status.SINK_ERROR, Status.PAUSED)

@@ -110,6 +110,11 @@ class Retained:
         return self._queue.bytes_after(txid)
 
     @property
+    def full(self) -> bool:
+        """Whether there was no room here for what should be kept."""
+        return self.local and self._full_at is not None
+
+    @property
     def roomy(self) -> bool:
         """Whether it was full and another try is worth it."""
         if self._full_at is None or clock.monotonic() < self._full_at + _RETRY_S:

@@ -53,6 +53,17 @@ UPDATE headrace.views SET tried = %s, note = NULL
 _NOTE: Final = """
 UPDATE headrace.views SET note = %s
  WHERE id = ANY (%s) AND status = 'error' AND note IS DISTINCT FROM %s"""
+_KEPT_BY_SOURCE: Final = (
+    "no more changes are kept here: what it has not read is WAL of your server again"
+    " (the queue has reached half of queue_bytes_max, or the disk is full)"
+)
+_SAY_KEPT: Final = """
+UPDATE headrace.views SET note = pg_catalog.concat_ws('; ', note, %(text)s::text)
+ WHERE status <> 'error' AND pg_catalog.strpos(coalesce(note, ''), %(text)s) = 0"""
+_UNSAY_KEPT: Final = """
+UPDATE headrace.views SET note = nullif(pg_catalog.replace(pg_catalog.replace(
+         note, '; ' || %(text)s, ''), %(text)s, ''), '')
+ WHERE pg_catalog.strpos(note, %(text)s) > 0"""
 # A wait's view, and where the source is now, in one look.
 _LOOK_UP: Final = """
 SELECT v.id, v.status, headrace.view_message(v.id) AS message,
@@ -188,6 +199,11 @@ async def stopped(
 async def tell(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
     """Say what was tried with a stopped view, instead of a note, unless it was stopped anew."""
     await conn.execute(_TELL, (tried, view.id, view.tried, view.message))
+
+
+def note_kept(conn: Connection, *, by_source: bool) -> None:
+    """Say of each view, or not any more, that there is no room for its changes on our side."""
+    conn.execute(_SAY_KEPT if by_source else _UNSAY_KEPT, {"text": _KEPT_BY_SOURCE})
 
 
 async def note(conn: AsyncConnection, views: Collection[int], text: str) -> None:

@@ -237,6 +237,9 @@ def test_a_failure_at_every_point(source, database, start, local):
         faults.arm(f"{point}:raise:2")
         change(source, rng, 5)
         equal(running, source, "b", "c")
+    faults.arm("")
+    change(source, rng)
+    equal(running, source, "b", "c")  # what the last fault has interrupted goes on again
     resume(running, ids["a"])
     equal(running, source, "a", "b", "c")
     assert_consistent(running, source)
@@ -374,6 +377,8 @@ def test_when_it_is_full_the_source_keeps_all_again(source, database, start):
     settle(running, source)
     assert not running.book.retained.taking
     stays(running, source, at)
+    notes = source.execute("SELECT message ~ 'queue_bytes_max' FROM headrace.list_views()")
+    assert notes.fetchall() == [(True,)] * 3
     running.stop()
     running = start(**LOCAL, queue_bytes_max=2_000_000)
     change(source, rng, 5)
@@ -386,6 +391,8 @@ def test_when_it_is_full_the_source_keeps_all_again(source, database, start):
     equal(running, source, "a", "b", "c")
     assert running.book.retained.taking
     moves_on(running, source, end(source))
+    notes = source.execute("SELECT message FROM headrace.list_views()")
+    assert notes.fetchall() == [(None,)] * 3
 
 
 def test_a_view_is_given_up_when_more_is_kept_than_the_budget(source, database, start):
