@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import tempfile
 import time
@@ -18,6 +19,8 @@ from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up
 from headrace.embedded import shop
 
 _RATES: Final = (0.0, 20.0, 200.0, 1_000.0)
+_LATE_MS: Final = 1_000
+_LATE_RATE: Final = 200.0
 _CLIENTS: Final = 4
 _SETTLE_S: Final = 1.0
 """After which the writers have their rate."""
@@ -53,10 +56,19 @@ class Freshness(Scenario):
     """Probe a join-and-aggregate view, one of three, while writers work on its tables."""
 
     name: ClassVar[str] = "freshness"
-    about: ClassVar[str] = "ms from commit to visible, 3 views, at steady rates of transactions"
+    about: ClassVar[str] = (
+        "ms from commit to visible, 3 views, at steady rates of transactions;"
+        " latency_ms: how late the views may be"
+    )
 
     def run(self, options: Options) -> list[Figures]:
-        """Idle, 20, 200 and 1 000 transactions/s, or at ``options.rate`` alone."""
+        """Idle, 20, 200 and 1 000 transactions/s, or at ``options.rate`` alone; and late views."""
+        rates = (options.rate,) if options.rate else _RATES
+        lines = self._lines(options, rates, 0)
+        return lines + self._lines(options, (options.rate or _LATE_RATE,), _LATE_MS)
+
+    def _lines(self, options: Options, rates: tuple[float, ...], latency_ms: int) -> list[Figures]:
+        given = json.dumps({"population": "local", "latency_ms": latency_ms})
         orders = options.rows or 90_000
         seconds = options.seconds or 20.0
         lines: list[Figures] = []
@@ -64,9 +76,9 @@ class Freshness(Scenario):
             shop.load(on.source, orders)
             on.engine.start()
             for view in _VIEWS:
-                on.create_view(view.name, view.query, '{"population": "local"}')
+                on.create_view(view.name, view.query, given)
             sent = 0
-            for rate in (options.rate,) if options.rate else _RATES:
+            for rate in rates:
                 probe = shop.Probe(dsn=on.source, pause_s=0.05, sent=sent)
                 measured = _measure(on, scripts, probe, rate, seconds)
                 sent = probe.sent
@@ -74,7 +86,8 @@ class Freshness(Scenario):
                     behind_s = caught_up(conn, *(view.name for view in _VIEWS))
                 for view in _VIEWS:
                     on.check(view.name, view.query)
-                lines.append({"rate": rate, **measured, "behind_ms": round(behind_s * 1e3)})
+                line = {"rate": rate, "latency_ms": latency_ms, **measured}
+                lines.append({**line, "behind_ms": round(behind_s * 1e3)})
         return lines
 
 

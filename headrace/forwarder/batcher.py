@@ -4,7 +4,8 @@
 
 The engine says from when on it takes what there is: at once if it has rested, not while
 something is under way.  Until then a batch gathers transactions, for at most the interval since
-the first of them, or up to ``rows_max``: so batches grow by themselves with the load.
+the first of them, or up to ``rows_max``: so batches grow by themselves with the load.  Where all
+views may be late by more than that, it gathers for longer.
 During replay (``cuts``) batches end exactly at the recorded end LSNs instead.
 
 * Invariant 1: a batch ends at the end of a source transaction.
@@ -91,9 +92,9 @@ class Batch:
             for start in range(0, len(part), _CHUNK_MESSAGES):
                 yield part[start : start + _CHUNK_MESSAGES]
 
-    def due(self, interval_s: float, rested_at: float) -> float:
+    def due(self, interval_s: float, rested_at: float, gather_s: float) -> float:
         """When it need not gather any more (see ``Batcher.take``)."""
-        return min(self.opened_at + interval_s, rested_at)
+        return max(self.opened_at + gather_s, min(self.opened_at + interval_s, rested_at))
 
     @property
     def spooled(self) -> bool:
@@ -212,10 +213,13 @@ class Batcher:
 
     # --- the engine's side
 
-    def take(self, timeout_s: float, *, rested_at: float = math.inf) -> Batch | None:
+    def take(
+        self, timeout_s: float, *, rested_at: float = math.inf, gather_s: float = 0.0
+    ) -> Batch | None:
         """The next batch; None when poked or when ``timeout_s`` has passed.
 
-        ``rested_at``: from this moment (``clock.monotonic``) on nothing is gathered any more.
+        ``rested_at``: from this moment (``clock.monotonic``) on nothing is gathered any more;
+        ``gather_s``: but for so long since the first transaction, as long as nobody is in a hurry.
 
         Raises:
             HeadraceError: what ended the stream.
@@ -223,7 +227,7 @@ class Batcher:
         until = clock.monotonic() + timeout_s
         with self._lock:
             while True:
-                batch = self._ready(rested_at)
+                batch = self._ready(rested_at, gather_s)
                 if batch is not None:
                     self._buffered -= batch.size
                     self._lock.notify_all()
@@ -238,7 +242,8 @@ class Batcher:
                 if wait <= 0:
                     return None
                 if self._open.transactions and not self._cuts:
-                    wait = min(wait, self._open.due(self._interval_s, rested_at) - now)
+                    due = self._open.due(self._interval_s, rested_at, gather_s)
+                    wait = min(wait, due - now)
                 self._lock.wait(max(wait, 0.0))
 
     def relieve(self, keep: Callable[[Batch], bool]) -> bool:
@@ -392,7 +397,7 @@ class Batcher:
         self._closed.append(self._open)
         self._open = Batch()
 
-    def _ready(self, rested_at: float) -> Batch | None:
+    def _ready(self, rested_at: float, gather_s: float) -> Batch | None:
         if self._closed:
             batch = self._closed.popleft()
             self._note_idle()
@@ -402,8 +407,9 @@ class Batcher:
             return None
         # A stream that has ended sends no more: what is complete need not wait.
         if (
-            clock.monotonic() < batch.due(self._interval_s, rested_at)
+            clock.monotonic() < batch.due(self._interval_s, rested_at, gather_s)
             and self._error is None
+            and not self._full()
             and not 0 < self._urgent <= self._seen()
         ):
             return None

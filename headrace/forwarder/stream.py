@@ -106,7 +106,9 @@ class Stream:
 
     # --- for the engine
 
-    def take(self, timeout_s: float, *, rested_at: float = math.inf) -> Batch | None:
+    def take(
+        self, timeout_s: float, *, rested_at: float = math.inf, gather_s: float = 0.0
+    ) -> Batch | None:
         """The next batch: see ``Batcher.take``.
 
         Raises:
@@ -114,7 +116,7 @@ class Stream:
         """
         if self._backlog is not None and self._backlog.left:
             return self._backlog.take()
-        return self.batcher.take(timeout_s, rested_at=rested_at)
+        return self.batcher.take(timeout_s, rested_at=rested_at, gather_s=gather_s)
 
     def relieve(self, keep: Callable[[Batch], Backlog | None]) -> bool:
         """Have a batch that waits kept elsewhere: see ``Batcher.relieve``.

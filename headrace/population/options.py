@@ -18,6 +18,9 @@ _GROUP_MAX: Final = 63
 _LIMIT_MAX: Final = 2**31 - 1
 """The number of an iteration is an integer."""
 
+_LATENCY_MS_MAX: Final = 3_600_000
+
+Late = Annotated[int, Meta(ge=0, le=_LATENCY_MS_MAX)]
 Count = Annotated[int, Meta(ge=0)]
 Limit = Annotated[int, Meta(ge=1, le=_LIMIT_MAX)]
 
@@ -55,6 +58,10 @@ class ViewOptions:
 
     max_recursion_rows: Limit | None = None
     """Rows of one iteration that one transaction may change; None: the setting."""
+
+    latency_ms: Late = 0
+    """How late after a commit the table may show it; 0: as early as can be.  The least of all
+    views counts, since what is committed is worked on once for all (A-41, A-44)."""
 
     history: str | None = None
     """For how long changes are kept (an interval); None: they are not (A-26; sql/history.py)."""
@@ -123,6 +130,7 @@ _WANTED: Final = {
     "sharing": "true or false",
     "key": "a list of column names",
     "history": "an interval, as text",
+    "latency_ms": f"a number of milliseconds up to {_LATENCY_MS_MAX}",
 }
 
 

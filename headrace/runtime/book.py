@@ -119,6 +119,11 @@ class Book:
         return max(self.position.txid, self.records.last) + 1
 
     @property
+    def latency_s(self) -> float:
+        """How late all views may be; 0: at least one wants to be as early as can be."""
+        return min((v.latency_ms for v in self.views.values() if v.live), default=0) / 1000
+
+    @property
     def start_lsn(self) -> int:
         """Where the next batch that is not recorded begins."""
         last = self.records.get(self.records.last)

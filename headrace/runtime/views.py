@@ -205,6 +205,8 @@ class View(Unit):
     """Its result table, and the epoch that makes us its owner."""
     commit_group: str = ""
     """Views of one group are written by one transaction; '': the unnamed one."""
+    latency_ms: int = 0
+    """How late after a commit its table may show it, milliseconds; 0: as early as can be."""
     shares: bool = True
     """Whether its subplans may be kept together with those of other views."""
     kept: bool = False
@@ -331,6 +333,7 @@ def _view(row: WorkedView) -> View:
         Status(row.status),
         row.owner or "",
         commit_group=options.get("commit_group") or "",
+        latency_ms=int(options.get("latency_ms") or 0),
         shares=options.get("sharing") is not False,
         limits={k: int(v) for k, v in options.items() if k in bounds.NAMES},
     )

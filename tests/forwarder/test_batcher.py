@@ -96,6 +96,26 @@ def test_an_open_batch_is_kept_elsewhere_but_none_that_is_still_to_be_cut():
         assert ends == [20] * relieved
 
 
+def test_what_may_be_late_is_gathered_for_longer():
+    b = batcher(interval_s=0.0, bytes_max=1000)
+    b.add(transaction(10))
+    assert b.take(0, rested_at=0, gather_s=600) is None
+    b.add(transaction(20))
+    b.hurry(15)
+    assert b.take(0, rested_at=0, gather_s=600).end_lsn == 20, "somebody waits"
+    b.hurry(0)
+    b.add(transaction(30))
+    assert b.take(0, rested_at=0, gather_s=600) is None
+    b.add(transaction(40, size=2000))
+    assert b.take(0, rested_at=0, gather_s=600).end_lsn == 40, "there is no room for more"
+    b.add(transaction(50))
+    assert b.take(600, rested_at=0, gather_s=0.01).end_lsn == 50
+    b.add(transaction(60))
+    assert b.take(0, gather_s=600) is None
+    b.fail(TransientError("gone"))
+    assert b.take(0, gather_s=600).end_lsn == 60
+
+
 def test_poke_returns_at_once():
     b = batcher()
     thread = threading.Timer(0.02, b.poke)

@@ -12,9 +12,10 @@ ROWS = 'option "threshold_rows" must be a number of rows'
 GROUP = 'option "commit_group" must be a text of at most 63 characters'
 KEY = 'option "key" must be a list of column names'
 WRITE = 'Write for example {"key": ["country"]}.'
+LATE = 'option "latency_ms" must be a number of milliseconds up to 3600000'
 LIMIT = "must be a number from 1 to 2147483647"
 KNOWN = (
-    "Options are: block, commit_group, history, key, max_recursion_iterations,"
+    "Options are: block, commit_group, history, key, latency_ms, max_recursion_iterations,"
     " max_recursion_rows, on_change, on_damage, population, sharing, threshold_rows,"
     " view_memory_bytes_max, view_rows_max, view_time_ms_max."
 )
@@ -31,6 +32,11 @@ KNOWN = (
         ({"on_change": 1}, 'invalid value for option "on_change": "1"', "Values are: follow, stop, resync."),
         ({"on_damage": "follow"}, 'invalid value for option "on_damage": "follow"', "Values are: resync, stop."),
         ({"threshold_rows": -1}, ROWS, None),
+        ({"latency_ms": -1}, LATE, None),
+        ({"latency_ms": 3_600_001}, LATE, None),
+        ({"latency_ms": 1.5}, LATE, None),
+        ({"latency_ms": "soon"}, LATE, None),
+        ({"latency_ms": None}, LATE, None),
         ({"threshold_rows": True}, ROWS, None),
         ({"threshold_rows": 5.0}, ROWS, None),
         ({"threshold_rows": "5"}, ROWS, None),

@@ -1,0 +1,62 @@
+"""Option ``latency_ms``: views that may be late cost less (A-41, A-44: freshness is shed, no rows)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.views import differs
+from tests.waiting import wait_until
+
+TABLES = "CREATE TABLE items (id int PRIMARY KEY, n int NOT NULL)"
+QUERY = "SELECT id, n FROM items"
+SUM = "SELECT sum(n) AS s FROM items"
+LATE = json.dumps({"latency_ms": 3_600_000})
+
+pytestmark = pytest.mark.shared_engine
+
+
+def txid(commander) -> int:
+    return max(r[0] for r in commander.execute("SELECT txid FROM headrace.list_views()").fetchall())
+
+
+def change(source, times: int) -> None:
+    for _ in range(times):
+        source.execute("INSERT INTO items SELECT coalesce(max(id), 0) + 1, 1 FROM items")
+
+
+def test_A_41_what_may_be_late_is_done_at_once_for_whoever_waits(commander, source):
+    change(source, 3)
+    commander.execute("CALL headrace.create_view('v', %s, %s)", (QUERY, LATE))
+    before = txid(commander)
+    change(source, 50)
+    commander.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", QUERY) == []
+    assert txid(commander) == before + 1, "50 transactions are one batch"
+
+
+def test_A_44_a_view_that_comes_or_stops_finds_all(commander, source):
+    commander.execute("CALL headrace.create_view('v', %s, %s)", (QUERY, LATE))
+    change(source, 5)
+    commander.execute("CALL headrace.create_view('w', %s, %s)", (SUM, LATE))
+    change(source, 5)
+    commander.execute("CALL headrace.pause_view('v')")
+    change(source, 5)
+    commander.execute("CALL headrace.resume_view('v')")
+    assert commander.execute("SELECT * FROM headrace.verify_view('w')").fetchall() == []
+    change(source, 5)
+    for name, query in (("v", QUERY), ("w", SUM)):
+        commander.execute("CALL headrace.wait_for(%s)", (name,))
+        assert differs(source, name, query) == []
+
+
+def test_the_least_of_all_views_counts(commander, source):
+    commander.execute("CALL headrace.create_view('v', %s, %s)", (QUERY, LATE))
+    commander.execute("CALL headrace.create_view('w', %s, '{\"latency_ms\": 20}')", (SUM,))
+    change(source, 5)
+    wait_until(lambda: differs(source, "v", QUERY) == [], "nobody waits, and it is shown")
+    commander.execute("CALL headrace.drop_view('w')")
+    commander.execute("CALL headrace.create_view('w', %s)", (SUM,))
+    change(source, 5)
+    wait_until(lambda: differs(source, "v", QUERY) == [], "nobody waits, and it is shown")
