@@ -19,6 +19,7 @@ from headrace.runtime.taps import Taps
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.sql import states
+from headrace.sql import views as catalog
 from headrace.sql.status import Status
 
 _log = structlog.get_logger(__name__)
@@ -122,12 +123,13 @@ class Lifecycle:
         _log.info("view resumed", view=view.id)
         self._rewind_soon()
 
-    def look_for_history(self, view_id: int) -> None:
-        """Write the changes of a view to its history from now on, or no longer."""
+    def look_again(self, view_id: int) -> None:
+        """Go by what the catalog says now: whether changes are kept, how late the view may be."""
         view = self._book.views.get(view_id)
         if view is not None and view.owned:
             self._book.owner.look_for_histories([view])
-            view.story.add("history", kept=view.kept)
+            view.latency_ms = catalog.latency_ms(self._book.owner.conn, view_id)
+            view.story.add("options", kept=view.kept, latency_ms=view.latency_ms)
 
     def tap(self, view_id: int, job: str) -> Path:
         """Keep aside what is written for a view from now on (taps.py).

@@ -71,7 +71,7 @@ class Worker:
                 "pause": self._pause,
                 "resume": self._on_view(self._engine.lifecycle.resume),
                 "suspend": self._suspend,
-                "history": self._on_view(self._engine.lifecycle.look_for_history),
+                "options": self._on_view(self._engine.lifecycle.look_again),
                 "wait": self._wait,
                 "tap": self._tap,
                 "tapped": self._tapped,

@@ -19,13 +19,14 @@ from headrace.sql.verbs import VERBS, Parameter
 
 _UNTYPED: Final = (0, t.UNKNOWN)
 """Parameters and literals that take the type that is wanted."""
-_OIDS: Final = {
+READ: Final = {
     "text": frozenset((*_UNTYPED, t.TEXT, t.VARCHAR, t.NAME)),
     "bool": frozenset((*_UNTYPED, t.BOOL)),
     "jsonb": frozenset((*_UNTYPED, t.JSONB)),
     "pg_lsn": frozenset((*_UNTYPED, t.PG_LSN)),
     "interval": frozenset((*_UNTYPED, t.INTERVAL)),
 }
+"""Kinds of arguments that are read here, and which parameters may be one."""
 _TRUE: Final = frozenset(("t", "true", "on", "yes", "1"))
 _FALSE: Final = frozenset(("f", "false", "off", "no", "0"))
 
@@ -180,7 +181,7 @@ def _value(
         return False, None
     if item.data is None:
         return True, None
-    if item.oid not in _OIDS[kind]:
+    if item.oid not in READ[kind]:
         return False, None
     data = item.data
     if item.format == 1 and kind == "bool":

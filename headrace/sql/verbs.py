@@ -115,6 +115,13 @@ class SetHistory(ViewRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class SetLatency(ViewRequest):
+    """How late after a commit a view may show it, milliseconds; 0: as early as can be."""
+
+    latency_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SetOwner(ViewRequest):
     """Another owner for a view."""
 
@@ -236,6 +243,11 @@ _ALL: Final = (
     Verb(
         *("set_history", SetHistory),
         "keeps a view's changes for so long, from now on; NULL: no longer, and forgets them",
+    ),
+    Verb(
+        *("set_latency", SetLatency),
+        "how late a view may be; the least of all views counts; 0: as early as can be",
+        relayed=True,
     ),
     Verb(
         *("set_owner", SetOwner),

@@ -302,6 +302,24 @@ def rename(conn: Connection, view_id: int, name: str) -> bool:
     return conn.execute(renamed, (name, view_id)).rowcount == 1
 
 
+def set_latency(conn: Connection, view_id: int, latency_ms: int) -> None:
+    """Say how late a view's table may be."""
+    conn.execute(
+        "UPDATE headrace.views SET options = options"
+        " || pg_catalog.jsonb_build_object('latency_ms', %s::int) WHERE id = %s",
+        (latency_ms, view_id),
+    )
+
+
+def latency_ms(conn: Connection, view_id: int) -> int:
+    """How late its table may be; 0: as early as can be."""
+    row = conn.execute(
+        "SELECT coalesce((options ->> 'latency_ms')::int, 0) FROM headrace.views WHERE id = %s",
+        (view_id,),
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
 def lock(conn: Connection, view_id: int) -> bool:
     """Nobody else may change the row, or read the view; False: it was dropped."""
     row = conn.execute("SELECT FROM headrace.views WHERE id = %s FOR UPDATE", (view_id,))

@@ -45,5 +45,5 @@ def set_history(context: JobContext, job: Job, request: SetHistory) -> dict[str,
                 said = {"notice": f"the history of view {view.shown} was forgotten"}
             else:
                 said = {}
-    context.worker.call("history", {"view_id": view.id}, job)
+    context.worker.call("options", {"view_id": view.id}, job)
     return said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import psycopg
 import pytest
 
 from tests.views import differs
@@ -56,7 +57,29 @@ def test_the_least_of_all_views_counts(commander, source):
     commander.execute("CALL headrace.create_view('w', %s, '{\"latency_ms\": 20}')", (SUM,))
     change(source, 5)
     wait_until(lambda: differs(source, "v", QUERY) == [], "nobody waits, and it is shown")
-    commander.execute("CALL headrace.drop_view('w')")
-    commander.execute("CALL headrace.create_view('w', %s)", (SUM,))
+    commander.execute("CALL headrace.set_latency('w', 3600000)")
+    before = txid(commander)
+    change(source, 50)
+    commander.execute("CALL headrace.wait_for('w')")
+    assert txid(commander) == before + 1, "both may be late"
     change(source, 5)
+    commander.execute("CALL headrace.set_latency('v', 0)")
     wait_until(lambda: differs(source, "v", QUERY) == [], "nobody waits, and it is shown")
+
+
+def test_who_may_say_so_and_what(commander, source):
+    commander.execute("CALL headrace.create_view('v', %s)", (QUERY,))
+    for value, state in ((-1, "22023"), (3_600_001, "22023")):
+        with pytest.raises(psycopg.Error, match="milliseconds up to 3600000") as refused:
+            commander.execute("CALL headrace.set_latency('v', %s)", (value,))
+        assert refused.value.sqlstate == state
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        commander.execute("CALL headrace.set_latency('none', 5)")
+    source.execute("CREATE ROLE latecomer")
+    try:
+        commander.execute("SET ROLE latecomer")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="must be owner of view v"):
+            commander.execute("CALL headrace.set_latency('public.v', 5)")
+    finally:
+        commander.execute("RESET ROLE")
+        source.execute("DROP ROLE latecomer")

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from headrace.errors import UserError
+from headrace.server import procedures
 from headrace.server.procedures import bind, invocation_of
 from headrace.server.statements import parse
 from headrace.sql import calls, install
@@ -46,6 +47,12 @@ def test_what_the_server_adds_is_said_by_nobody_else(verb, added):
         assert statement is None or bind(statement, (), "utf-8") is None
     with pytest.raises(UserError, match="has no argument"):
         invocation_of(verb.name, {added: None})
+
+
+def test_what_is_bound_on_our_port_is_of_types_that_are_read_there():
+    for verb in VERBS.values():
+        if not verb.relayed:
+            assert {p.kind for p in verb.parameters} <= procedures.READ.keys(), verb.name
 
 
 FEEDS = ("create_feed", "drop_feed", "feed_ack")

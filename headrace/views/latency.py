@@ -1,0 +1,33 @@
+"""set_latency: how late a running view may be.
+
+The worker looks into the catalog when it takes a view over and when it is told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.population import names
+from headrace.population.context import JobContext
+from headrace.population.job import Job
+from headrace.population.options import ViewOptions
+from headrace.sql import views
+from headrace.sql.verbs import SetLatency
+from headrace.views.pause import check_not_live
+
+
+def set_latency(context: JobContext, job: Job, request: SetLatency) -> dict[str, Any]:
+    """Say it in the catalog, and to the worker.
+
+    Raises:
+        UndefinedError: 42P01, no such view.
+        PrivilegeError: the caller is not its owner.
+        UserError: 22023, not a number of milliseconds; 55006, the view is being populated.
+    """
+    options = ViewOptions.of({"latency_ms": request.latency_ms})
+    with job.connection(context.settings.source, what="builder") as conn, job.translating():
+        view = names.find_owned(conn, request.name, request.caller, request.settings)
+        check_not_live(context, view)
+        views.set_latency(conn, view.id, options.latency_ms)
+    context.worker.call("options", {"view_id": view.id}, job)
+    return {}
