@@ -3,12 +3,20 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace.state import rocks
+from headrace.state import packs, rocks
 
 
-def write_run(path: Path, states: Mapping[str, Sequence[tuple[bytes, bytes]]]) -> int:
-    """Write a run of the pairs of ``states``, each in ascending order; returns how many."""
-    return rocks.write_run(
-        path,
-        {name: iter([([k for k, _ in p], [v for _, v in p])]) for name, p in states.items() if p},
-    )
+def write_run(
+    path: Path, states: Mapping[str, Sequence[tuple[bytes, bytes]]], *, pack: bool = False
+) -> int:
+    """Write a run of the pairs of ``states``, each in ascending order; returns how many.
+
+    And its ``pack``, if it shall go into memory at once.
+    """
+    pieces = {
+        name: iter([([k for k, _ in p], [v for _, v in p])]) for name, p in states.items() if p
+    }
+    if not pack:
+        return rocks.write_run(path, pieces)
+    with packs.PackWriter(packs.of_run(path)) as writer:
+        return rocks.write_run(path, pieces, writer)

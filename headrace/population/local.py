@@ -58,7 +58,7 @@ def populate(
     job.check()
     runs = {name: _while_wanted(job, pieces) for name, pieces in store.runs().items()}
     count = staging.write_rows(_PART, rows.render(plan.sink.schema, result))
-    return count, partial(staging.write_state, _PART, runs)
+    return count, partial(staging.write_states, _PART, runs)
 
 
 def instant(dsn: str, ref: SnapshotRef) -> int:

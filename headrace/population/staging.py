@@ -3,6 +3,7 @@
     STAGING_DIR/<view id>/
         manifest.json          written last: the population is whole
         state/<n>.sst          sorted runs of the states, no key of a state in two of them
+        state/<n>.pack         the pairs of a run for memory, if one process has built them all
         rows/<n>.copy          result rows in COPY text format
         rows/<n>.count         how many they are
         progress/<n>           rows read by task n
@@ -28,8 +29,9 @@ import msgspec
 
 from headrace.errors import BugError
 from headrace.process import durable
-from headrace.state import layout
+from headrace.state import layout, packs
 from headrace.state.loaded import Pieces
+from headrace.state.packs import PackWriter
 from headrace.state.rocks import write_run
 
 MANIFEST: Final = "manifest.json"
@@ -63,11 +65,26 @@ class Staging:
         """Sorted runs of the ``states`` that task ``part`` has built."""
         if not states:
             return
-        # Tasks with other states may call their parts the same.
-        name = f"{min(states)}.{part}.sst"
-        with self._renamed(self.path / "state" / name) as draft:
+        with self._renamed(self._run(part, states)) as draft:
             if not write_run(draft, states):
                 draft.touch()
+
+    def write_states(self, part: str, states: Mapping[str, Pieces]) -> None:
+        """All ``states`` of the view as one run, which may go into the worker's memory at once."""
+        if not states:
+            return
+        path = self._run(part, states)
+        with (
+            self._renamed(path) as draft,
+            self._renamed(packs.of_run(path)) as beside,
+            PackWriter(beside) as pack,
+        ):
+            if not write_run(draft, states, pack):
+                draft.touch()
+
+    def _run(self, part: str, states: Mapping[str, Pieces]) -> Path:
+        # Tasks with other states may call their parts the same.
+        return self.path / "state" / f"{min(states)}.{part}.sst"
 
     def write_rows(self, part: str, pieces: Iterable[tuple[int, bytes]]) -> int:
         """Result rows of task ``part``: (rows, COPY text) pieces; returns the row count."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import structlog
@@ -33,6 +33,10 @@ from headrace.sql import views as catalog
 from headrace.sql.status import Status
 
 _log = structlog.get_logger(__name__)
+
+_FILL_S: Final = 0.1
+"""How long the other views may wait while a new one's state goes into memory; half a million
+entries, and the rest comes between batches."""
 
 
 @dataclass(slots=True)
@@ -113,6 +117,7 @@ class Loading:
                 book.views[view.id] = known
             raise
         self._sharing.look()
+        book.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
     def _own(self, view: View, *, new: bool) -> None:

@@ -39,6 +39,8 @@ NODE_BYTES: Final = 64
 """About what an entry takes in memory besides key and value."""
 _PAIRS_PER_READ: Final = 4096
 _BYTES_PER_READ: Final = MIB
+_PAIRS_PER_FILL: Final = 512
+_BYTES_PER_FILL: Final = 256 * 1024
 _DAMAGED: Final = ("Corruption: ", "IO error: No such file or directory", "Invalid argument: ")
 """RocksDB's status codes, which its Python binding gives as the text's beginning only."""
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "File too large")
@@ -210,6 +212,18 @@ class Groups:
                 if iterator.key()[0] > self._last:
                     return [], []
                 self._items = None
+
+    def fill(self, into: Any) -> bytes | None:
+        """Load the next pairs into a state map; returns their last key, None at the end."""
+        keys, values = self.read(_PAIRS_PER_FILL, _BYTES_PER_FILL)
+        if not keys:
+            return None
+        into.load(keys, values)
+        return keys[-1]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._items = None
 
 
 def close(database: Any) -> None:

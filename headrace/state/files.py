@@ -21,6 +21,7 @@ from headrace.process import durable
 from headrace.state import columns, layout
 from headrace.state.loaded import Pieces
 from headrace.state.map import keygroups
+from headrace.state.packs import PackWriter
 
 _NOTE: Final = "MANIFEST.length"
 _FORMAT: Final = "FORMAT"
@@ -111,10 +112,11 @@ def sync_log(path: Path) -> list[int]:
     return sorted(numbers)
 
 
-def write_run(path: Path, states: Mapping[str, Pieces]) -> int:
+def write_run(path: Path, states: Mapping[str, Pieces], pack: PackWriter | None = None) -> int:
     """Write an SST file of states, the pairs of each in ascending key order; returns how many.
 
-    Without pairs no file is written (RocksDB knows no empty one) and the answer is 0.
+    Without pairs no file is written (RocksDB knows no empty one) and the answer is 0.  They go
+    into ``pack``, too.
     """
     writer: Any = None
     count = 0
@@ -127,6 +129,8 @@ def write_run(path: Path, states: Mapping[str, Pieces]) -> int:
                 writer.open(str(path))
             valid = buffers.view(np.ones(len(keys), np.uint8))
             last = keygroups.write_file(writer, prefix, keys, values, valid, last)
+            if pack is not None:
+                pack.add(state, keys, values)
             count += len(keys)
     if writer is not None:
         writer.finish()

@@ -37,6 +37,7 @@ from headrace import clock
 from headrace.errors import HeadraceError
 from headrace.state import layout
 from headrace.state.columns import Groups
+from headrace.state.packs import PackedPairs
 from headrace.state.tiers import Tier
 
 INTERVAL_S: Final = 1.0
@@ -53,8 +54,6 @@ _LONG_S: Final = 0.05
 """A batch that took so long may be followed by a decision at once: a decision takes far less."""
 _CLEAN_NODES: Final = 4096
 _SPILL_NODES: Final = 4096
-_LOAD_PAIRS: Final = 512
-_LOAD_BYTES: Final = 256 * 1024
 
 Floats = npt.NDArray[np.float64]
 Numbers = Sequence[float] | npt.NDArray[Any]
@@ -140,10 +139,20 @@ class Load:
     group: int
     last: int = -1
     unasked: bool = False
-    pairs: Groups | None = None
+    pairs: Groups | PackedPairs | None = None
 
     def __post_init__(self) -> None:
         self.last = max(self.group, self.last)
+
+    @classmethod
+    def packed(cls, tier: Tier, pairs: PackedPairs) -> Load:
+        """All groups of a new state, out of its pack.  REQUIRES: nothing was written yet."""
+        job = cls(tier, 0, layout.GROUPS - 1, unasked=True, pairs=pairs)
+        tier.fresh = False
+        for group in job.groups:
+            # From now on: the pack does not know what checkpoints will.
+            tier.map.begin_load(group)
+        return job
 
     @property
     def groups(self) -> range:
@@ -158,23 +167,29 @@ class Load:
                 tier.map.begin_load(group)
             # Only now: it must show whatever the map does not keep.
             self.pairs = tier.section.groups(self.group, self.last)
-        keys, values = self.pairs.read(_LOAD_PAIRS, _LOAD_BYTES)
-        if keys:
-            tier.map.load(keys, values)
+        key = self.pairs.fill(tier.map)
         # They come in order: all before the last one's are complete.
-        reached = keys[-1][0] if keys else self.last + 1
+        reached = key[0] if key is not None else self.last + 1
         if reached > self.group:
             sizes = tier.map.group_bytes()
             for group in range(self.group, reached):
                 tier.learn(group, sizes[group])
                 tier.make_resident(group)
             self.group = reached
-        return not keys
+        if key is None:
+            self.pairs.close()
+        return key is None
+
+    def close(self) -> None:
+        """Let go of files; the tier is going away."""
+        if self.pairs is not None:
+            self.pairs.close()
 
     def give_up(self) -> list[Spill]:
         """Stop; what was loaded has to go again, but for whole groups."""
         if self.pairs is None:
             return []
+        self.pairs.close()
         self.pairs = None
         tier = self.tier
         for group in self.groups:
@@ -239,7 +254,12 @@ class Regulator:
     def forget(self, tiers: Iterable[Tier]) -> None:
         """Tiers are going away."""
         gone = set(map(id, tiers))
-        self._work = deque(job for job in self._work if id(job.tier) not in gone)
+        work, self._work = self._work, deque[Spill | Load]()
+        for job in work:
+            if id(job.tier) not in gone:
+                self._work.append(job)
+            elif isinstance(job, Load):
+                job.close()
 
     def _weigh(self, tiers: list[Tier]) -> int:
         total = sum(tier.map.live_bytes for tier in tiers)
@@ -255,8 +275,10 @@ class Regulator:
             # Nobody has asked for this group just now: who reads it will meet the error himself.
             assert isinstance(job, Load), "only loading reads files"
             self._work.popleft()
+            job.tier.fresh = isinstance(job.pairs, PackedPairs)
             self._work.extendleft(job.give_up())
-            job.tier.forbid(job.group)
+            if not job.tier.fresh:
+                job.tier.forbid(job.group)
             return
         if isinstance(job, Load):
             self.loaded_groups += spilled - job.tier.spilled

@@ -12,16 +12,18 @@ last checkpoint whole (the write-ahead log is always on).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import HeadraceError
-from headrace.state import checkpoint, columns
+from headrace.errors import HeadraceError, StateDamaged
+from headrace.state import checkpoint, columns, packs
 from headrace.state.checkpoint import RocksCheckpoint
 from headrace.state.disk import Disk, Meta
 from headrace.state.files import write_run
-from headrace.state.regulator import Regulator
+from headrace.state.packs import Pack
+from headrace.state.regulator import Load, Regulator
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
@@ -55,6 +57,8 @@ class RocksDatabase:
         budget = max(memory_bytes, _BUDGET_BYTES_MIN)
         self._regulator = Regulator(int(budget * _MAPS_SHARE))
         self._stores: dict[str, RocksStore] = {}
+        self._packs: dict[str, Pack] = {}
+        """By store: of what was just ingested, until it is given out."""
         self._checkpoint: RocksCheckpoint | None = None
         self._more = False
         """Whether the regulator has not done all that it has decided."""
@@ -73,6 +77,10 @@ class RocksDatabase:
         name = f"v{view_id}"
         self._retract(name)
         store = self._stores[name] = RocksStore(self, name, txid)
+        pack = self._packs.pop(name, None)
+        if pack is not None:
+            for tier, pairs in store.unpack(pack):
+                self._regulator.add(Load.packed(tier, pairs))
         return store
 
     def views(self) -> set[int]:
@@ -85,6 +93,7 @@ class RocksDatabase:
         checkpoint.finish(self.disk)
         name = f"v{view_id}"
         self._retract(name)
+        self._packs.pop(name, None)
         self.disk.drop(name)
 
     def drop_states(self, view_id: int | str, keep: Callable[[str], bool], meta: Meta) -> None:
@@ -108,13 +117,18 @@ class RocksDatabase:
 
         States the view had before are dropped first, so a repetition after a crash is harmless.
         The files are linked or copied and stay.  REQUIRES: no key of a state is in two runs.
+        The pack of an only run goes into memory when the store is given out, which must be next.
         """
         self.drop_view(view_id)
         name = f"v{view_id}"
-        for path in runs:
+        listed = list(runs)
+        for path in listed:
             self.disk.family(name).ingest(path, move=False)
         if keep is not None:
             self.disk.clear(name, keep, {})
+        if len(listed) == 1:
+            with contextlib.suppress(OSError, StateDamaged):  # the run has it all
+                self._packs[name] = Pack(packs.of_run(listed[0]))
 
     def regulate(self, worked_s: float = 0.0) -> bool:
         """Keep memory within the budget, and fill it: a few milliseconds of work between batches.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Final, Protocol, TypeVar
 
 from headrace.errors import BugError
 from headrace.state import layout
 from headrace.state.columns import Section
 from headrace.state.disk import Disk
+from headrace.state.packs import Pack, PackedPairs
 from headrace.state.tiers import Tier, TieredIndex, TieredMap
 
 
@@ -59,6 +61,19 @@ class RocksStore:
         """Bytes of its states in memory; from any thread."""
         return sum(tier.map.live_bytes for tier in self.listed())
 
+    def unpack(self, pack: Pack) -> Iterator[tuple[Tier, PackedPairs]]:
+        """The states of a pack that are on disk, with what they have there.
+
+        REQUIRES: it was just made, of what was just ingested.
+        """
+        for name in pack.states:
+            section = self._section(name)
+            if not section.empty():
+                with contextlib.suppress(OSError):  # it is read like any other
+                    pairs = pack.pairs(name)
+                    self.tiers[name] = self._tier(section)
+                    yield self.tiers[name], pairs
+
     # --- txids
 
     def begin(self, txid: int) -> None:
@@ -107,11 +122,12 @@ class RocksStore:
         self._database.demand_rest()
         self._in_flight = []
         self.txid = self.durable
-        for name, state in self._states.items():
-            old = self.tiers[name]
+        for name, old in self.tiers.items():
             self._database.forget([old])
             old.close()
-            state.tier = self.tiers[name] = self._tier(old.section)
+            self.tiers[name] = self._tier(old.section)
+            if name in self._states:
+                self._states[name].tier = self.tiers[name]
 
     # --- checkpoints
 
@@ -158,12 +174,15 @@ class RocksStore:
             raise BugError(f'state "{self.name}/{name}" of a view that is gone')
         state = self._states.get(name)
         if state is None:
-            tier = self._tier(Section(self._database.disk.family(self.name), name))
-            self.tiers[name] = tier
-            state = self._states[name] = kind(tier)
+            if name not in self.tiers:
+                self.tiers[name] = self._tier(self._section(name))
+            state = self._states[name] = kind(self.tiers[name])
         if not isinstance(state, kind):
             raise BugError(f'state "{name}" is used both as a map and as an index')
         return state
+
+    def _section(self, name: str) -> Section:
+        return Section(self._database.disk.family(self.name), name)
 
     def _tier(self, section: Section) -> Tier:
         tier = Tier(section, self.txid)

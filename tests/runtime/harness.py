@@ -174,7 +174,7 @@ def create_view(
     between()
     folder = settings.staging_dir / str(view_id)
     folder.mkdir(parents=True)
-    runs = ["0.sst"] if write_run(folder / "0.sst", store.dump()) else []
+    runs = ["0.sst"] if write_run(folder / "0.sst", store.dump(), pack=True) else []
     facts = {"view_id": view_id, "txid": hold.txid, "lsn": hold.lsn, "start_lsn": lsn}
     (folder / "manifest.json").write_text(
         json.dumps({**facts, "runs": runs, "format": layout.FORMAT})

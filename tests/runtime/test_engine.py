@@ -19,6 +19,7 @@ from headrace.errors import ContinuityLost, FencedError, PrerequisiteError, Sink
 from headrace.expressions import ir
 from headrace.process import faults, rpc
 from headrace.runtime import ownership, positions
+from headrace.state import columns, packs
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
 from tests.databases import drop_slots
@@ -143,6 +144,39 @@ def test_kill_9_at_every_point(source, database, tmp_path, start, point):
     settle(running, source)
     assert differs(source, "v", QUERY) == []
     assert_consistent(running, source)
+
+
+@pytest.mark.parametrize(
+    "point", [faults.STATES_TAKEN, faults.BEFORE_CHECKPOINT, faults.CHECKPOINT_BEGUN]
+)
+def test_resident_population_killed_before_its_first_checkpoint(source, database, start, point):
+    """What was populated is in memory, and yet nothing of it is lost."""
+    running = start()
+    view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY, adopt=False)
+    running.stop()
+    run = running.settings.staging_dir / str(view_id) / "0.sst"
+    assert packs.of_run(run).exists()
+    worker = WorkerProcess(running.settings, HEADRACE_FAULT=f"{point}:kill:1")
+    source.execute("UPDATE items SET price = price + 1 WHERE id % 2 = 0")
+    source.execute("DELETE FROM items WHERE id % 3 = 0")
+    assert worker.wait(PATIENCE_S) == -signal.SIGKILL, "the fault must have landed"
+    worker.close()
+    source.execute("UPDATE items SET price = price + 1 WHERE id % 5 = 0")
+    running = start()
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
+    assert_consistent(running, source)
+
+
+def test_new_view_begins_in_memory(source, database, start, monkeypatch):
+    monkeypatch.setattr(columns.Groups, "read", None)
+    running = start()
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    (view,) = running.book.views.values()
+    assert [tier.spilled for tier in view.store.listed()] == [0] * len(view.store.tiers) != []
+    source.execute("UPDATE items SET price = price + 1 WHERE id % 2 = 0")
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
 
 
 class WorkerProcess:

@@ -7,6 +7,7 @@ holds there too.  Nothing is fast: what the kernel walks, this one sorts.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -453,6 +454,16 @@ class ReferenceSkipList:
             # Under values in flight, for a rollback; a committed one makes it useless.
             if not node.chain or node.chain[-1][0] > self.committed:
                 node.chain.append((0, value))
+
+    def load_packed(
+        self, keys: memoryview, key_bounds: memoryview, values: memoryview, value_bounds: memoryview
+    ) -> None:
+        """``load`` of strings that stand one behind the other: number i between bounds i, i + 1."""
+
+        def cut(data: memoryview, bounds: memoryview) -> list[bytes]:
+            return [bytes(data[a:b]) for a, b in itertools.pairwise(bounds)]
+
+        self.load(cut(keys, key_bounds), cut(values, value_bounds))
 
     def spill(
         self, group: int, start: bytes | None = None, limit: int = 1 << 60

@@ -207,11 +207,12 @@ def test_a_group_that_cannot_be_read_stays_spilled(made, monkeypatch) -> None:
     state.check(500)
 
 
-def test_what_was_populated_and_loaded_is_lost_with_no_crash(tmp_path) -> None:
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_was_populated_and_loaded_is_lost_with_no_crash(tmp_path, pack) -> None:
     """Killed before the first checkpoint: the files were taken in before anything was loaded."""
     run, pairs = tmp_path / "0.sst", [(b"%c%d" % (i % 256, i), b"v%d" % i) for i in range(5000)]
     pairs.sort()
-    write_run(run, {"m": pairs})
+    write_run(run, {"m": pairs}, pack=pack)
     path = tmp_path / "db"
     database = RocksDatabase(path)
     database.ingest(1, [run])
@@ -282,7 +283,7 @@ def test_a_long_batch_is_followed_by_what_it_asked_for(made) -> None:
 @pytest.mark.parametrize("how", ["state", "view", "again"])
 def test_what_goes_while_it_is_loaded_leaves_nothing(tmp_path, monkeypatch, how) -> None:
     """Half of it is in memory, and an iterator over its files is open."""
-    monkeypatch.setattr(regulator, "_LOAD_PAIRS", 64)
+    monkeypatch.setattr(columns, "_PAIRS_PER_FILL", 64)
     path, pairs = tmp_path / "db", [(b"%c%d" % (i % 256, i), b"v" * 100) for i in range(5000)]
     pairs.sort()
     write_run(tmp_path / "0.sst", {"m": pairs, "n": pairs[:500]})

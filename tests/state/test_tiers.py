@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BugError
-from headrace.state import regulator
+from headrace.state import columns, packs, regulator, rocks
 from headrace.state.map import keygroups
+from headrace.state.memory import MemoryStore
 from headrace.state.regulator import Load, Regulator, Spill
 from headrace.state.rocks import RocksDatabase
 from tests.amounts import examples
@@ -33,6 +34,25 @@ class Pair:
         self.durable: tuple[int, Model] = (0, ({}, {}))
         self.committed = self.durable
         self.open()
+
+    def populate(self, puts, adds) -> None:
+        """In place of what is there: as a population has left it, each pair in a piece of its own."""
+        values, weights = dict(puts), {(key, row): weight for key, row, weight in adds}
+        made = MemoryStore()
+        made.map("m").put_many([*values], [*values.values()])
+        made.index("i").add_many(
+            [key for key, _ in weights], [row for _, row in weights], [*weights.values()]
+        )
+        run = self.path.with_suffix(".sst")
+        alone = {n: iter([([k], [v]) for k, v in p]) for n, p in made.dump().items() if p}
+        with packs.PackWriter(packs.of_run(run)) as pack:
+            rocks.write_run(run, alone, pack)
+        self.database.ingest(1, [run])
+        self.durable = (0, (values, weights))
+        self.open()
+        for job in self.database._regulator._work:
+            self.regulator.add(job)
+        assert self.regulator.busy
 
     def open(self) -> None:
         txid = self.durable[0]
@@ -250,12 +270,23 @@ def test_any_budget_and_any_restart_equal_dictionaries(tmp_path_factory, todo) -
         play(tmp_path_factory, todo)
 
 
-def play(tmp_path_factory, todo) -> None:
+@settings(
+    examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(todo=regulated)
+def test_a_population_that_goes_into_memory_equals_dictionaries(tmp_path_factory, todo) -> None:
+    """While it goes there it is written, checkpointed, given up for lack of room, lost."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regulator, "clock", Ticks())
+        play(tmp_path_factory, todo, [("populate", *full), ("regulate", 1 << 20)])
+
+
+def play(tmp_path_factory, todo, begin=stopped) -> None:
     pair = Pair(tmp_path_factory.mktemp("tiers") / "db")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(regulator, "_LOAD_PAIRS", 1)
+        patch.setattr(columns, "_PAIRS_PER_FILL", 1)
         try:
-            for name, *arguments in [*stopped, *todo]:
+            for name, *arguments in [*begin, *todo]:
                 getattr(pair, name)(*arguments)
                 pair.check()
             pair.crash()

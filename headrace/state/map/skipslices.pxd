@@ -9,6 +9,11 @@ cdef class Batch:
     cdef size_t count
 
 
+cdef class Run:
+    cdef Slice *slices
+    cdef size_t count
+
+
 cdef class Found:
     cdef unsigned int *handles
     cdef Node **nodes

@@ -85,6 +85,33 @@ class Batch:
 
 
 @cython.cclass
+class Run:
+    """Where the strings are that stand one behind the other in a buffer of the caller's."""
+
+    def __cinit__(self, data: cython.const_uchar[::1], bounds: cython.const_longlong[::1]) -> None:
+        i: cython.size_t
+        begin: cython.longlong
+        end: cython.longlong
+        size: cython.longlong = data.shape[0]
+        if bounds.shape[0] == 0:
+            raise ValueError("bounds of packed strings are one more than the strings")
+        self.count = bounds.shape[0] - 1
+        self.slices = cython.cast(SliceRef, malloc((self.count + 1) * cython.sizeof(Slice)))
+        if not self.slices:
+            raise MemoryError
+        for i in range(self.count):
+            begin = bounds[i]
+            end = bounds[i + 1]
+            if begin < 0 or end < begin or end > size or end - begin > BYTES_MAX:
+                raise ValueError("bounds of packed strings do not fit them")
+            self.slices[i].data = cython.address(data[0]) + begin
+            self.slices[i].length = end - begin
+
+    def __dealloc__(self) -> None:
+        free(self.slices)
+
+
+@cython.cclass
 class Flight:
     """A txid in flight, and the nodes it wrote in the order of their first write."""
 

@@ -13,6 +13,7 @@ cdef class Writes(Ends):
     cdef int _add(self, Slice *keys, long long *deltas, Slice *bases, size_t count) noexcept nogil
     cdef void _seek_block(self, Slice *keys, size_t count, unsigned int *handles) noexcept nogil
     cdef int _add_one(self, Path *path, unsigned int handle, Slice key, long long delta, Slice base) noexcept nogil
+    cdef int _load_all(self, Slice *keys, Slice *values, size_t count) except -1
     cdef int _load(self, Slice *keys, Slice *values, size_t count) noexcept nogil
     cdef unsigned int _spill(self, Slice start, unsigned int group, size_t limit) noexcept nogil
 

@@ -16,7 +16,7 @@ from cython.cimports.headrace.state.map.skipends import Ends
 from cython.cimports.headrace.state.map.skipnodes import reserve
 from cython.cimports.headrace.state.map.skipreads import is_open
 from cython.cimports.headrace.state.map.skipseek import seek_many
-from cython.cimports.headrace.state.map.skipslices import Batch, key_bytes
+from cython.cimports.headrace.state.map.skipslices import Batch, Run, key_bytes
 from cython.cimports.headrace.state.map.skiptypes import (
     BLOCK_KEYS,
     DONE,
@@ -244,23 +244,37 @@ class Writes(Ends):
 
     def load(self, keys: list[bytes], values: list[bytes | None]) -> None:
         """Entries of the base for loading groups; what is here is newer and stays."""
-        is_open(self)
         batch: Batch = Batch(keys)
         stored: Batch = Batch(values)
-        slices: SliceRef = batch.slices
-        value_slices: SliceRef = stored.slices
-        count: cython.size_t = batch.count
+        if batch.count != stored.count:
+            raise ValueError("keys and values differ in length")
+        self._load_all(batch.slices, stored.slices, batch.count)
+
+    def load_packed(
+        self,
+        keys: memoryview,
+        key_bounds: memoryview,
+        values: memoryview,
+        value_bounds: memoryview,
+    ) -> None:
+        """``load`` of strings that stand one behind the other: number i between bounds i, i + 1."""
+        batch: Run = Run(keys, key_bounds)
+        stored: Run = Run(values, value_bounds)
+        if batch.count != stored.count:
+            raise ValueError("keys and values differ in length")
+        self._load_all(batch.slices, stored.slices, batch.count)
+
+    def _load_all(self, keys: SliceRef, values: SliceRef, count: cython.size_t) -> cython.int:
+        is_open(self)
         i: cython.size_t
         result: cython.int
-        if count != stored.count:
-            raise ValueError("keys and values differ in length")
         for i in range(count):
-            group = group_of(slices[i])
+            group = group_of(keys[i])
             if self.where[group] != LOADING:
                 raise BugError(f"group {group} is not being loaded")
         with cython.nogil:
-            result = self._load(slices, value_slices, count)
-        check(result)
+            result = self._load(keys, values, count)
+        return check(result)
 
     def _load(self, keys: SliceRef, values: SliceRef, count: cython.size_t) -> cython.int:
         path = cython.declare(Path)
