@@ -18,7 +18,6 @@ if need be; their pairs are absolute, so that changes nothing.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,10 +175,7 @@ def _take_in(family: Family | None, path: Path, pace: Pace) -> None:
             if clock.monotonic() > until:
                 raise TransientError("the state cannot be written to disk", sqlstate="58030")
             clock.sleep(_FLUSH_POLL_S)
-    link = path.with_suffix(".link")
-    link.unlink(missing_ok=True)
-    os.link(path, link)
-    family.ingest(link, move=True)
+    family.ingest(path)
     pace.rest()
 
 

@@ -7,6 +7,7 @@ whoever meets the end of an iterator asks for its status.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,12 +95,22 @@ class Family:
         size = self.rows.property_int_value("rocksdb.estimate-live-data-size") or 0
         return 2 * int(size) + NODE_BYTES * int(count)
 
-    def ingest(self, path: Path, *, move: bool) -> None:
-        """Add the pairs of a sorted file."""
+    def ingest(self, path: Path) -> None:
+        """Add the pairs of a sorted file, which stays.
+
+        By a link of it where that can be: RocksDB reads all of what it copies, under the
+        interpreter lock.
+        """
+        link = path.with_suffix(".link")
+        try:
+            link.unlink(missing_ok=True)
+            os.link(path, link)
+        except OSError:
+            link = path
         options = rocksdict.IngestExternalFileOptions()
-        options.set_move_files(move)
+        options.set_move_files(link != path)
         with writing():
-            self.rows.ingest_external_file([str(path)], options)
+            self.rows.ingest_external_file([str(link)], options)
 
     def flush_soon(self) -> None:
         """Begin to write the memtable into a file, in the background."""

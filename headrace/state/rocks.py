@@ -123,7 +123,7 @@ class RocksDatabase:
         name = f"v{view_id}"
         listed = list(runs)
         for path in listed:
-            self.disk.family(name).ingest(path, move=False)
+            self.disk.family(name).ingest(path)
         if keep is not None:
             self.disk.clear(name, keep, {})
         if len(listed) == 1:

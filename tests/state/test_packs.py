@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -222,3 +224,27 @@ def test_packed_strings_load_as_lists_do(kind) -> None:
     maps[1].set_resident(keys[0][0], True)
     with pytest.raises(BugError):
         maps[1].load_packed(*buffered)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_run_is_not_copied_where_it_can_be_linked(
+    database, tmp_path, monkeypatch, linked
+) -> None:
+    run, pairs = tmp_path / "0.sst", entries(500)
+    written(run, {"m": pairs})
+    run.with_suffix(".link").write_bytes(b"what a crash has left")
+    if not linked:
+
+        def another_disk(*_) -> None:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+        monkeypatch.setattr(os, "link", another_disk)
+    content = run.read_bytes()
+    for _ in range(2):
+        database.ingest(1, [run])
+        assert run.stat().st_nlink == 1 + linked
+        assert [file.suffix for file in sorted(tmp_path.glob("0.*"))] == [".pack", ".sst"]
+        assert found(database.view(1).map("m")) == logical(pairs)
+    # Over what is there it gets a number of its own in RocksDB, which must not stand in the file.
+    database.disk.family("v1").ingest(run)
+    assert run.read_bytes() == content
