@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace import clock
 from headrace.errors import ContinuityLost, TransientError
 from headrace.forwarder.batcher import Batcher, Cut
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def transaction(end: int, rows: int = 1, size: int = 10) -> list[bytes]:
@@ -122,6 +123,37 @@ def test_poke_returns_at_once():
     thread.start()
     assert b.take(20) is None
     thread.join()
+
+
+def test_who_waits_is_woken_by_what_concerns_him_only():
+    b = batcher(interval_s=600.0)
+    told = []
+
+    class Counted(threading.Condition):
+        def notify_all(self):
+            told.append(len(self._waiters))
+            super().notify_all()
+
+    b._lock = lock = Counted()
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(b.take(600)))
+    thread.start()
+    wait_until(lambda: lock._waiters, "he waits")
+    b.keepalive(5)
+    assert told == []
+    b.add(transaction(10))
+    assert told == [1], "a batch is opened: he need not wait for as long"
+    for number in range(2, 100):
+        b.add(transaction(10 * number))
+        b.keepalive(10 * number)
+    assert told == [1]
+    b.hurry(2000)
+    b.add(transaction(1990))
+    assert len(told) == 2
+    b.keepalive(2000)
+    thread.join(PATIENCE_S)
+    assert [batch.end_lsn for batch in taken] == [1990]
+    assert len(told) == 4, "there is what somebody is in a hurry for; it was taken"
 
 
 def test_row_limit_closes_at_a_transaction_end():
