@@ -195,7 +195,7 @@ class Batcher:
             return
         with self._lock:
             while self._cuts and self._cuts[0].end_lsn <= lsn:
-                self._close_cut()
+                self._close_open(self._cuts.popleft())
             self._kept_alive = max(self._kept_alive, lsn)
             self._note_idle()
             self._tell(opens=False)
@@ -367,7 +367,7 @@ class Batcher:
 
     def _accept(self, end_lsn: int, time_us: int) -> None:
         while self._cuts and self._cuts[0].end_lsn < end_lsn:
-            self._close_cut()
+            self._close_open(self._cuts.popleft())
         batch = self._open
         if batch.transactions == 0:
             batch.opened_at = clock.monotonic()
@@ -385,16 +385,13 @@ class Batcher:
         self._tx_bytes = self._tx_messages = 0
         if self._cuts:
             if self._cuts[0].end_lsn == end_lsn:
-                self._close_cut()
+                self._close_open(self._cuts.popleft())
         elif batch.messages >= self._rows_max or batch.spooled or self._single:
             self._close_open()
 
-    def _close_cut(self) -> None:
-        cut = self._cuts.popleft()
-        self._open.txid, self._open.end_lsn = cut.txid, cut.end_lsn
-        self._close_open()
-
-    def _close_open(self) -> None:
+    def _close_open(self, cut: Cut | None = None) -> None:
+        if cut is not None:
+            self._open.txid, self._open.end_lsn = cut.txid, cut.end_lsn
         self._closed.append(self._open)
         self._open = Batch()
 
@@ -424,7 +421,7 @@ class Batcher:
         Under load there are a thousand commits and keepalives a second, of which few matter.
         """
         hurried = 0 < self._urgent <= self._seen()
-        if opens or self._closed or self._poked or hurried:
+        if opens or self._closed or self._poked or hurried or self._full():
             self._lock.notify_all()
 
     def _seen(self) -> int:

@@ -156,6 +156,21 @@ def test_who_waits_is_woken_by_what_concerns_him_only():
     assert len(told) == 4, "there is what somebody is in a hurry for; it was taken"
 
 
+def test_who_waits_is_woken_when_there_is_no_more_room():
+    b = batcher(interval_s=600.0, bytes_max=2000)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(b.take(600)))
+    thread.start()
+    wait_until(lambda: b._lock._waiters, "he waits")
+    b.add(transaction(10))
+    wait_until(lambda: b._lock._waiters, "he waits again, for as long as a batch gathers")
+    numbers = iter(range(2, 100))
+    while b.add(transaction(10 * next(numbers))):
+        pass
+    thread.join(PATIENCE_S)
+    assert [batch.transactions for batch in taken] == [next(numbers) - 1]
+
+
 def test_row_limit_closes_at_a_transaction_end():
     b = batcher(rows_max=5, interval_s=30.0)
     b.add(transaction(10) + transaction(20) + transaction(30))
