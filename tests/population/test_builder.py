@@ -228,7 +228,7 @@ def test_states_that_cannot_be_written_leave_no_view(bench, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(staging.Staging, "write_state", full)
+        patched.setattr(staging.Staging, "write_states", full)
         with pytest.raises(OSError, match="No space left"):
             bench.create("v", QUERY)
     left = "SELECT to_regclass('v'), (SELECT count(*) FROM headrace.views)"
