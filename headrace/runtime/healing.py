@@ -37,7 +37,7 @@ class Healing:
             self._rewind_soon()
         if book.retained.full != self._full:
             self._full = book.retained.full
-            states.note_kept(book.owner.conn, by_source=self._full)
+            states.tell_who_keeps(book.owner.conn, by_source=self._full)
         budget = book.settings.wal_budget_bytes
         for view in list(book.views.values()):
             still = view.status in (Status.SINK_ERROR, Status.PAUSED)

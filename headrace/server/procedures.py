@@ -73,7 +73,6 @@ ALONE_HINT: Final = (
 
 PLANNED: Final = frozenset(
     (
-        "create_connection_point", "drop_connection_point",
         "add_worker", "add_link", "add_source", "set_placement",
     )
 )  # fmt: skip

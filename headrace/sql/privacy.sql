@@ -20,6 +20,10 @@ CREATE POLICY own ON headrace.view_tables FOR SELECT
 DROP POLICY IF EXISTS own ON headrace.view_uses;
 CREATE POLICY own ON headrace.view_uses FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));
+ALTER TABLE headrace.points ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON headrace.points;
+CREATE POLICY own ON headrace.points FOR SELECT
+    USING (view_id IN (SELECT v.id FROM headrace.views v));
 -- Version, system, names of slot and backends.
 DROP POLICY IF EXISTS public ON headrace.meta;
 CREATE POLICY public ON headrace.meta FOR SELECT USING (true);

@@ -201,7 +201,7 @@ async def tell(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
     await conn.execute(_TELL, (tried, view.id, view.tried, view.message))
 
 
-def note_kept(conn: Connection, *, by_source: bool) -> None:
+def tell_who_keeps(conn: Connection, *, by_source: bool) -> None:
     """Say of each view, or not any more, that there is no room for its changes on our side."""
     conn.execute(_SAY_KEPT if by_source else _UNSAY_KEPT, {"text": _KEPT_BY_SOURCE})
 

@@ -122,6 +122,24 @@ class SetLatency(ViewRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class CreatePoint(Request):
+    """A name for the output of ``view``; ``history`` is an interval, ``storage_key`` a column."""
+
+    name: str
+    view: str
+    at: str | None = None
+    history: str | None = None
+    storage_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropPoint(Request):
+    """The end of a connection point."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetOwner(ViewRequest):
     """Another owner for a view."""
 
@@ -248,6 +266,14 @@ _ALL: Final = (
         *("set_latency", SetLatency),
         "how late a view may be; the least of all views counts; 0: as early as can be",
         relayed=True,
+    ),
+    Verb(
+        *("create_connection_point", CreatePoint),
+        "names a view's output, keeps its history and indexes its table by a key",
+    ),
+    Verb(
+        *("drop_connection_point", DropPoint),
+        "forgets a connection point; history and index stay",
     ),
     Verb(
         *("set_owner", SetOwner),

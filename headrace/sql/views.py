@@ -23,6 +23,7 @@ _FIND: Final = f"""
 SELECT {_ROW} FROM headrace.views v
  WHERE v.view_name = %s AND v.schema_name = ANY(%s::name[])
  ORDER BY array_position(%s::text[], v.schema_name::text) LIMIT 1"""  # noqa: S608  constants
+_OF_ID: Final = f"SELECT {_ROW} FROM headrace.views v WHERE v.id = %s"  # noqa: S608  constants
 _OF_INDEX: Final = f"""
 SELECT {_ROW}, c.oid::bigint AS index_oid, n.nspname AS index_schema, i.indisprimary AS primary_key
   FROM headrace.views v JOIN pg_index i ON i.indrelid = v.result_oid
@@ -231,6 +232,12 @@ def find(conn: Connection, name: str, path: Sequence[str]) -> ViewRow | None:
     """The view of that name in the first schema of ``path`` that has one."""
     with conn.cursor(row_factory=class_row(ViewRow)) as cursor:
         return cursor.execute(_FIND, (name, path, path)).fetchone()
+
+
+def of_id(conn: Connection, view_id: int) -> ViewRow | None:
+    """The view with that id."""
+    with conn.cursor(row_factory=class_row(ViewRow)) as cursor:
+        return cursor.execute(_OF_ID, (view_id,)).fetchone()
 
 
 def find_index(conn: Connection, name: str, path: Sequence[str]) -> IndexRow | None:

@@ -12,8 +12,10 @@ from headrace.errors import UserError
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.sql import history
+from headrace.postgres.connect import Connection
+from headrace.sql import history, points, views
 from headrace.sql.verbs import SetHistory
+from headrace.sql.views import ViewRow
 from headrace.views.pause import check_not_live
 
 
@@ -23,7 +25,8 @@ def set_history(context: JobContext, job: Job, request: SetHistory) -> dict[str,
     Raises:
         UndefinedError: 42P01, no such view.
         PrivilegeError: the caller is not its owner.
-        UserError: 22023, not a positive interval; 55006, the view is being populated.
+        UserError: 22023, not a positive interval; 55006, the view is being populated, or a
+            connection point needs more.
     """
     with (
         job.connection(
@@ -37,9 +40,12 @@ def set_history(context: JobContext, job: Job, request: SetHistory) -> dict[str,
         check_not_live(context, view)
         if view.result_oid is None:
             raise UserError(f'view "{view.name}" is not populated yet', sqlstate="55006")
+        keep = None if request.keep is None else history.interval(conn, request.keep)
         with conn.transaction():
-            if request.keep is not None:
-                history.ask(conn, view.id, history.interval(conn, request.keep))
+            views.lock(conn, view.id)
+            _check_enough(conn, view, keep)
+            if keep is not None:
+                history.ask(conn, view.id, keep)
                 said = {}
             elif history.end(conn, view.id):
                 said = {"notice": f"the history of view {view.shown} was forgotten"}
@@ -47,3 +53,14 @@ def set_history(context: JobContext, job: Job, request: SetHistory) -> dict[str,
                 said = {}
     context.worker.call("options", {"view_id": view.id}, job)
     return said
+
+
+def _check_enough(conn: Connection, view: ViewRow, keep: str | None) -> None:
+    """Raise UserError if a connection point of the view needs more than ``keep``."""
+    point = points.needing_more(conn, view.id, keep)
+    if point is not None:
+        raise UserError(
+            f'connection point "{point.name}" needs the last {point.keep} of view {view.shown}',
+            hint="Keep at least that, or CALL headrace.drop_connection_point first.",
+            sqlstate="55006",
+        )

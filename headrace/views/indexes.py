@@ -33,7 +33,7 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.postgres.tokens import Unreadable, scan
 from headrace.sink import table
-from headrace.sql import views
+from headrace.sql import points, results, views
 from headrace.sql.verbs import CreateIndex, DropIndex
 from headrace.sql.views import ViewRow
 from headrace.types import FIRST_USER_OID
@@ -55,7 +55,7 @@ def create_index(context: JobContext, job: Job, request: CreateIndex) -> dict[st
         try:
             view = names.find_owned(conn, request.view, request.caller, request.settings)
             with conn.transaction():
-                return {"name": _create(conn, view, request.definition)}
+                return {"name": add(conn, view, request.definition)}
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
@@ -87,10 +87,24 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
                     )
                 identifier = sql.Identifier(found.index_schema, name)
                 conn.execute(sql.SQL("DROP INDEX {}").format(identifier))
+                _check_unneeded(conn, found, name)
+                results.note_kept(conn, [found.id])
                 return {"oid": found.index_oid}
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
+
+
+def _check_unneeded(conn: Connection, view: ViewRow, name: str) -> None:
+    """Raise UserError if a connection point misses the index ``name``, which is dropped now."""
+    views.lock(conn, view.id)
+    point = points.unserved(conn, view.id)
+    if point is not None:
+        raise UserError(
+            f'index "{name}" is needed by connection point "{point}"',
+            hint="CALL headrace.drop_connection_point(name) first.",
+            sqlstate="2BP01",
+        )
 
 
 def check_definition(definition: str) -> None:
@@ -144,7 +158,11 @@ def _connection(context: JobContext, job: Job) -> Any:
     )
 
 
-def _create(conn: Connection, view: ViewRow, definition: str) -> str:
+def add(conn: Connection, view: ViewRow, definition: str) -> str:
+    """Index the table of ``view``; the name of the index.
+
+    REQUIRES: ``check_definition`` has passed the definition, or we have written it.
+    """
     row: Any = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n"
         " ON n.oid = c.relnamespace WHERE c.oid = %s",
@@ -165,6 +183,8 @@ def _create(conn: Connection, view: ViewRow, definition: str) -> str:
     conn.execute(sql.SQL("DROP TABLE {}").format(probe))
     oid, name = _make(conn, target, int(view.result_oid or 0), definition)
     _check_built_in(conn, oid)
+    # Else a table that is dropped before the worker looks again would come back without it.
+    results.note_kept(conn, [view.id])
     return name
 
 

@@ -1,0 +1,116 @@
+"""Rows of ``headrace.points``: the connection points of views (A-25, A-26).
+
+A point is known by a name of its own and follows its view, whatever id or name that gets.
+
+* Invariant 1: a view with a point that needs a history keeps one at least that long.
+* Invariant 2: while a point has a storage key, some index of the view's table begins with it.
+
+Who writes either side of them holds the row of the view (``views.lock``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+Connection = psycopg.Connection[Any]
+
+# Valid for every query: whole, ordered, and known to the planner.
+_SERVING: Final = """
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+WHERE i.indrelid = {table} AND a.attname = {column}
+  AND m.amname = 'btree' AND i.indisvalid AND i.indpred IS NULL"""
+_SERVES: Final = f"SELECT EXISTS (SELECT {_SERVING.format(table='%s', column='%s')})"
+_OF_POINT: Final = _SERVING.format(table="v.result_oid", column="p.storage_key")
+_UNSERVED: Final = f"""
+SELECT p.name FROM headrace.points p JOIN headrace.views v ON v.id = p.view_id
+ WHERE v.id = %s AND p.storage_key IS NOT NULL AND NOT EXISTS (SELECT {_OF_POINT})
+ ORDER BY 1 LIMIT 1"""  # noqa: S608  constants
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A connection point."""
+
+    name: str
+    view_id: int
+    keep: str | None
+    """For how long it needs changes, an interval; None: it needs none."""
+    storage_key: str | None
+    """A column of the view."""
+
+
+def insert(conn: Connection, point: Point) -> bool:
+    """Enter a point; False: the name is taken."""
+    return (
+        conn.execute(
+            "INSERT INTO headrace.points (name, view_id, keep, storage_key)"
+            " VALUES (%s, %s, %s::interval, %s) ON CONFLICT (name) DO NOTHING",
+            (point.name, point.view_id, point.keep, point.storage_key),
+        ).rowcount
+        > 0
+    )
+
+
+def find(conn: Connection, name: str) -> Point | None:
+    """The point called ``name``."""
+    row = conn.execute(
+        "SELECT p.name, p.view_id, p.keep::text, p.storage_key::text"
+        " FROM headrace.points p WHERE p.name = %s",
+        (name,),
+    ).fetchone()
+    return None if row is None else Point(*row)
+
+
+def delete(conn: Connection, name: str) -> bool:
+    """Forget a point; False: there was none."""
+    return conn.execute("DELETE FROM headrace.points WHERE name = %s", (name,)).rowcount > 0
+
+
+def needing_more(conn: Connection, view_id: int, keep: str | None) -> Point | None:
+    """The point that needs most of the view's history, if that is longer than ``keep``.
+
+    ``keep``: an interval; None: no history at all.
+    """
+    row = conn.execute(
+        "SELECT p.name, p.view_id, p.keep::text, p.storage_key::text FROM headrace.points p"
+        " WHERE p.view_id = %s AND p.keep > coalesce(%s::interval, '0')"
+        " ORDER BY p.keep DESC, p.name LIMIT 1",
+        (view_id, keep),
+    ).fetchone()
+    return None if row is None else Point(*row)
+
+
+def keeps(conn: Connection, view_id: int, keep: str) -> bool:
+    """Whether the view's history is kept for ``keep`` or longer."""
+    row = conn.execute(
+        "SELECT EXISTS (SELECT FROM headrace.histories h"
+        " WHERE h.view_id = %s AND h.keep >= %s::interval)",
+        (view_id, keep),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def has_column(conn: Connection, result_oid: int, column: str) -> bool:
+    """Whether a result table has a column of that name."""
+    row = conn.execute(
+        "SELECT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = %s AND a.attname::text = %s"
+        " AND a.attnum > 0 AND NOT a.attisdropped)",
+        (result_oid, column),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def has_index(conn: Connection, result_oid: int, column: str) -> bool:
+    """Whether an ordered index of all rows of a result table begins with ``column``."""
+    row = conn.execute(_SERVES, (result_oid, column)).fetchone()
+    return bool(row and row[0])
+
+
+def unserved(conn: Connection, view_id: int) -> str | None:
+    """The name of a point of the view whose storage key has no index."""
+    row = conn.execute(_UNSERVED, (view_id,)).fetchone()
+    return None if row is None else str(row[0])

@@ -1,0 +1,153 @@
+"""create_connection_point and drop_connection_point: named outputs of views (A-25, A-26).
+
+What a point keeps is what a view can have anyway: a history (``sql/history.py``), which is its
+store by txid, and an index of the result table, which is its store by key and comes back with it.
+A point sees to it that neither ends before it does; it leaves both behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headrace.errors import DuplicateError, UndefinedError, UnsupportedError, UserError
+from headrace.population import names
+from headrace.population.context import JobContext
+from headrace.population.job import Job
+from headrace.postgres.connect import Connection
+from headrace.sql import history, points, views
+from headrace.sql.points import Point
+from headrace.sql.verbs import CreatePoint, DropPoint
+from headrace.sql.views import ViewRow
+from headrace.views import indexes
+from headrace.views.pause import check_not_live
+
+_NAME_MAX: Final = 63
+
+
+def create_connection_point(context: JobContext, job: Job, request: CreatePoint) -> dict[str, Any]:
+    """Name the output of a view, and keep what the point needs.
+
+    Raises:
+        UndefinedError: 42P01, no such view; 42703, it has no column ``storage_key``.
+        DuplicateError: 42710, there is a point of that name.
+        PrivilegeError: the caller does not own the view.
+        UnsupportedError: ``at`` is given, or the key cannot be indexed.
+        UserError: 42602, a bad name; 22023, no positive interval; 55006, the view is being
+            populated.
+    """
+    if not 1 <= len(request.name) <= _NAME_MAX or "\x00" in request.name:
+        raise UserError(
+            f"the name of a connection point has 1 to {_NAME_MAX} characters", sqlstate="42602"
+        )
+    if request.at is not None:
+        raise UnsupportedError(
+            "a connection point inside of a view's plan is not supported",
+            hint="Make a view of that part of the query and put the point on it: what both"
+            " compute alike is kept once.",
+        )
+    with (
+        _connection(context, job) as conn,
+        contextlib.ExitStack() as ending,
+        job.translating(),
+    ):
+        view = names.find_owned(conn, request.view, request.caller, request.settings)
+        check_not_live(context, view)
+        if view.result_oid is None:
+            raise UserError(f'view "{view.name}" is not populated yet', sqlstate="55006")
+        # Nobody fills it anew meanwhile: that locks row and table the other way round.
+        context.live[view.id] = job
+        ending.callback(context.live.pop, view.id, None)
+        keep = None if request.history is None else history.interval(conn, request.history)
+        point = Point(request.name, view.id, keep, request.storage_key)
+        with conn.transaction():
+            said = _index(conn, view, point.storage_key)
+            _enter(conn, view, point)
+    if keep is not None:
+        context.worker.call("options", {"view_id": view.id}, job)
+    return said
+
+
+def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> dict[str, Any]:
+    """Forget a point; its history and index stay with the view.
+
+    Raises:
+        UndefinedError: 42704, there is none of that name.
+        PrivilegeError: the caller does not own its view.
+    """
+    with _connection(context, job) as conn, job.translating(), conn.transaction():
+        point = points.find(conn, request.name)
+        view = None if point is None else views.of_id(conn, point.view_id)
+        if point is None or view is None:
+            raise _unknown(request.name)
+        names.check_owner(conn, view, request.caller)
+        if not points.delete(conn, request.name):
+            raise _unknown(request.name)
+    kept = [
+        *(["its history (set_history)"] if point.keep is not None else []),
+        *(["its index (drop_index)"] if point.storage_key is not None else []),
+    ]
+    return {"notice": f"view {view.shown} keeps {' and '.join(kept)}"} if kept else {}
+
+
+def _index(conn: Connection, view: ViewRow, column: str | None) -> dict[str, Any]:
+    """Have an index of the view's table begin with ``column``; what there is to answer."""
+    oid = int(view.result_oid or 0)
+    if column is None:
+        return {}
+    if not points.has_column(conn, oid, column):
+        raise UndefinedError(
+            f'column "{column}" of view {view.shown} does not exist', sqlstate="42703"
+        )
+    if points.has_index(conn, oid, column):
+        return {}
+    definition = sql.SQL("({})").format(sql.Identifier(column)).as_string(conn)
+    try:
+        name = indexes.add(conn, view, definition)
+    except (psycopg.errors.UndefinedObject, UnsupportedError) as error:
+        why = error.message if isinstance(error, UnsupportedError) else error.diag.message_primary
+        raise UnsupportedError(
+            f'column "{column}" cannot be a storage key',
+            detail=why,
+            hint="A storage key is a column of a built-in type that has an order.",
+        ) from error
+    return {"notice": f'index "{name}" was made'}
+
+
+def _enter(conn: Connection, view: ViewRow, point: Point) -> None:
+    """Enter the point and begin its history.
+
+    The row of the view is locked last, and not while an index is made: the worker writes it.
+    """
+    if not views.lock(conn, view.id):
+        raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    if not points.insert(conn, point):
+        raise DuplicateError(
+            f'connection point "{point.name}" already exists',
+            hint="See headrace.connection_points().",
+        )
+    if points.unserved(conn, view.id) is not None:
+        raise UserError(
+            f'an index of view "{view.name}" is being dropped',
+            hint="Create the connection point again.",
+            sqlstate="55006",
+        )
+    if point.keep is not None and not points.keeps(conn, view.id, point.keep):
+        history.ask(conn, view.id, point.keep)
+
+
+def _unknown(name: str) -> UndefinedError:
+    return UndefinedError(
+        f'connection point "{name}" does not exist', hint="See headrace.connection_points()."
+    )
+
+
+def _connection(context: JobContext, job: Job) -> Any:
+    return job.connection(
+        context.settings.source,
+        what="builder",
+        settings={"lock_timeout": f"{context.settings.lock_timeout_ms}ms"},
+    )

@@ -1,0 +1,166 @@
+"""Connection points: named outputs of views, whose history and index last (A-25, A-26, A-28)."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.integration.conftest import ITEMS
+from tests.views import differs
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.shared_engine
+
+TABLES = ITEMS + "ALTER TABLE items ADD COLUMN doc json DEFAULT '{}';"
+QUERY = "SELECT id, g, x, doc FROM items"
+VIEWS = {"v": QUERY}
+POINTS = "SELECT name, view, history::text, storage_key, attached FROM headrace.connection_points()"
+
+
+def refused(conn, call: str) -> psycopg.errors.Diagnostic:
+    with pytest.raises(psycopg.Error) as caught:
+        conn.execute(call)
+    return caught.value.diag
+
+
+def indexed(conn, column: str) -> list[str]:
+    """Indexes of the table of ``v`` that begin with ``column``."""
+    return [
+        row[0]
+        for row in conn.execute(
+            "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+            " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]"
+            " WHERE i.indrelid = 'v'::regclass AND a.attname = %s",
+            (column,),
+        )
+    ]
+
+
+def keep(conn) -> str | None:
+    row = conn.execute("SELECT keep::text FROM headrace.histories").fetchone()
+    return row and row[0]
+
+
+def test_a_26_a_point_keeps_history_and_index(commander, source):
+    commander.execute(
+        "CALL headrace.create_connection_point('p', 'v', history => '2 hours', storage_key => 'g')"
+    )
+    assert source.execute(POINTS).fetchall() == [("p", "public.v", "02:00:00", "g", [])]
+    wait_until(
+        lambda: source.execute("SELECT since FROM headrace.connection_points()").fetchone()[0],
+        "the history begins",
+    )
+    since = source.execute("SELECT headrace.view_txid('v')").fetchone()[0]
+    source.execute("UPDATE items SET x = x + 1 WHERE g = 3")
+    commander.execute("CALL headrace.wait_for('v')")
+    told = source.execute(
+        "SELECT weight, (data::v).g FROM headrace.view_changes('v', since => %s)", (since,)
+    ).fetchall()
+    assert sorted(told) == sorted([(-1, 3)] * 20 + [(1, 3)] * 20)
+    assert differs(source, "v", QUERY) == []
+
+    [index] = indexed(source, "g")
+    why = refused(commander, f"CALL headrace.drop_index('{index}')")
+    assert (why.sqlstate, '"p"' in why.message_primary) == ("2BP01", True)
+    for less in ("NULL", "'119 minutes'"):
+        why = refused(commander, f"CALL headrace.set_history('v', {less})")
+        assert (why.sqlstate, '"p"' in why.message_primary) == ("55006", True)
+    assert (keep(source), indexed(source, "g")) == ("02:00:00", [index])
+    commander.execute("CALL headrace.set_history('v', '3 hours')")
+
+    commander.execute("CALL headrace.drop_connection_point('p')")
+    assert source.execute(POINTS).fetchall() == []
+    assert (keep(source), indexed(source, "g")) == ("03:00:00", [index])
+    commander.execute("CALL headrace.set_history('v', NULL)")
+    commander.execute(f"CALL headrace.drop_index('{index}')")
+
+
+def test_a_28_a_lookup_by_the_storage_key_uses_its_index(commander, source):
+    source.execute("INSERT INTO items SELECT i, i % 5000, i FROM generate_series(101, 20000) i")
+    commander.execute("CALL headrace.wait_for('v')")
+    commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'g')")
+    [index] = indexed(source, "g")
+    source.execute("ANALYZE v")
+    plan = "\n".join(r[0] for r in source.execute("EXPLAIN SELECT * FROM v WHERE g = 4242"))
+    assert index in plan
+    # Another point shares the index: it goes when neither needs it.
+    commander.execute("CALL headrace.create_connection_point('q', 'v', storage_key => 'g')")
+    assert indexed(source, "g") == [index]
+    commander.execute("CALL headrace.drop_connection_point('p')")
+    assert refused(commander, f"CALL headrace.drop_index('{index}')").sqlstate == "2BP01"
+
+
+def test_a_point_needs_no_more_than_there_is(commander, source):
+    commander.execute("CALL headrace.set_history('v', '1 day')")
+    commander.execute("CALL headrace.create_connection_point('p', 'v', history => '1 hour')")
+    assert keep(source) == "1 day"
+    commander.execute("CALL headrace.create_connection_point('q', 'v', history => '2 days')")
+    assert keep(source) == "2 days"
+
+
+def test_a_25_views_that_read_it_are_attached_and_keep_it(commander, source):
+    commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'g')")
+    commander.execute("CALL headrace.create_view('w', 'SELECT g, sum(x) AS s FROM v GROUP BY g')")
+    assert source.execute(POINTS).fetchone()[4] == ["public.w"]
+    assert refused(commander, "CALL headrace.drop_view('v')").sqlstate == "2BP01"
+    assert len(source.execute(POINTS).fetchall()) == 1
+    commander.execute("CALL headrace.drop_view('w')")
+    commander.execute("CALL headrace.drop_view('v')")
+    assert source.execute(POINTS).fetchall() == []
+    assert refused(commander, "CALL headrace.drop_connection_point('p')").sqlstate == "42704"
+
+
+def test_a_point_follows_its_view(commander, source):
+    commander.execute(
+        "CALL headrace.create_connection_point('p', 'v', history => '2 hours', storage_key => 'g')"
+    )
+    commander.execute("CALL headrace.resync_view('v')")
+    commander.execute("CALL headrace.rename_view('v', 'u')")
+    source.execute("DROP TABLE u")
+    wait_until(
+        lambda: source.execute("SELECT to_regclass('u') IS NOT NULL").fetchone()[0],
+        "the table is made again",
+    )
+    commander.execute("CALL headrace.rename_view('u', 'v')")
+    assert source.execute(POINTS).fetchall() == [("p", "public.v", "02:00:00", "g", [])]
+    assert len(indexed(source, "g")) == 1
+    assert refused(commander, "CALL headrace.set_history('v', NULL)").sqlstate == "55006"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sqlstate"),
+    [
+        ("'p', 'v'", "42710"),
+        ("'', 'v'", "42602"),
+        ("repeat('x', 64), 'v'", "42602"),
+        ("'q', 'nobodys'", "42P01"),
+        ("'q', 'v', at => 'join_1'", "0A000"),
+        ("'q', 'v', storage_key => 'z'", "42703"),
+        ("'q', 'v', storage_key => 'doc'", "0A000"),
+        ("'q', 'v', history => '-1 s'", "22023"),
+        ("'q', 'v', history => 'long'", "22023"),
+        ("'p', 'v', history => '1 s', storage_key => 'x'", "42710"),
+    ],
+)
+def test_what_is_no_point_leaves_nothing(commander, source, arguments, sqlstate):
+    source.execute("CALL headrace.create_connection_point('p', 'v')")
+    why = refused(source, f"CALL headrace.create_connection_point({arguments})")
+    assert why.sqlstate == sqlstate, why.message_primary
+    assert source.execute(POINTS).fetchall() == [("p", "public.v", None, None, [])]
+    assert (keep(source), indexed(source, "x")) == (None, [])
+
+
+def test_a_strangers_points_are_nobodys_business(commander, source):
+    commander.execute("CALL headrace.create_connection_point('p', 'v')")
+    name = f"stranger_{source.info.backend_pid}"
+    source.execute(f"CREATE ROLE {name}")
+    try:
+        source.execute(f"SET ROLE {name}")
+        assert source.execute(POINTS).fetchall() == []
+        for call in ("create_connection_point('q', 'public.v')", "drop_connection_point('p')"):
+            assert refused(source, f"CALL headrace.{call}").sqlstate == "42501"
+        assert refused(source, "DELETE FROM headrace.points").sqlstate == "42501"
+    finally:
+        source.execute("RESET ROLE")
+        source.execute(f"DROP ROLE {name}")
+    assert len(source.execute(POINTS).fetchall()) == 1
