@@ -49,7 +49,7 @@ def told(messages: list[Message]) -> list[str]:
     ]
 
 
-def test_a_txid_ends_when_it_has_ended_on_all_ports() -> None:
+def test_e22_a_txid_ends_when_it_has_ended_on_all_ports() -> None:
     echo = Echo(2)
     assert told(echo.receive(0, row(1, 7))) == ["+ 7"]
     assert told(echo.receive(0, end(1, 1))) == []
@@ -90,7 +90,7 @@ def test_a_held_port_may_not_go_back_either() -> None:
 
 @pytest.mark.parametrize("sent", [0, 1, 3])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_an_end_counts_only_with_all_that_was_sent(sent: int, ahead: bool) -> None:
+def test_e20_an_end_counts_only_with_all_that_was_sent(sent: int, ahead: bool) -> None:
     echo = Echo(2)
     txid = 1
     if ahead:
@@ -131,7 +131,7 @@ def test_a_later_attempt_may_not_meet_the_rows_of_an_earlier() -> None:
 
 
 @given(st.data())
-def test_any_interleaving_gives_every_txid_its_own_diffs(data: st.DataObject) -> None:
+def test_e21_any_interleaving_gives_every_txid_its_own_diffs(data: st.DataObject) -> None:
     ports, last = 3, 4
     queues = [
         [m for txid in range(1, last + 1) for m in (row(txid, txid), end(txid, 1))]

@@ -14,7 +14,7 @@ def make() -> Sink:
     return Sink(plan.SinkSpec("s", "i", SCHEMA))
 
 
-def test_only_what_a_whole_txid_changed() -> None:
+def test_e23_only_what_a_whole_txid_changed() -> None:
     made = make()
     assert made.apply(0, diffs(SCHEMA, "+3 1 1", "+4 2 2")) == []
     assert made.apply(0, diffs(SCHEMA, "-2 1 1")) == []

@@ -36,6 +36,43 @@ def test_takes_what_is_complete_and_nothing_else():
     assert b.take(0).end_lsn == 30
 
 
+def test_e19_commits_within_the_interval_are_one_batch(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    b = batcher(interval_s=0.050)
+    ends = []
+
+    def look(at_ms: int) -> None:
+        now[0] = 100.0 + at_ms / 1000
+        batch = b.take(0)
+        ends.append((at_ms, batch and (batch.transactions, batch.end_lsn)))
+
+    for at_ms, end in ((0, 10), (10, 20), (49, 30)):
+        look(at_ms)
+        b.add(transaction(end, rows=3))
+    look(49)
+    look(50)
+    now[0] = 100.051
+    b.add(transaction(40)[:2])
+    look(51)
+    b.add(transaction(40)[2:])
+    look(100)
+    look(102)
+    look(200)
+    assert ends == [
+        (0, None), (10, None), (49, None), (49, None), (50, (3, 30)),
+        (51, None), (100, None), (102, (1, 40)), (200, None),
+    ]  # fmt: skip
+
+
+def test_e19_with_no_interval_each_transaction_is_a_batch():
+    b = batcher(interval_s=0.0)
+    for end in (10, 20, 30):
+        b.add(transaction(end))
+        assert b.take(0).end_lsn == end
+    assert b.take(0) is None
+
+
 def test_waits_for_the_interval_since_the_first():
     b = batcher(interval_s=30.0)
     b.add(transaction(10))

@@ -133,7 +133,7 @@ def test_changes_add_up_to_the_view_at_every_txid(commander, source):
             )
 
 
-def test_a_large_transaction_is_in_parts_and_whole(commander, source):
+def test_a29_a_large_transaction_is_in_parts_and_whole(commander, source):
     at, before = snapshot(source, "w")
     source.execute("CALL headrace.create_feed('f', 'w')")
     source.execute(
@@ -214,7 +214,7 @@ def test_a_history_is_given_and_taken(commander, source):
     ).fetchone() == (0,)
 
 
-def test_what_is_too_old_is_purged_and_said(commander, source, engine):
+def test_a30_a31_what_is_too_old_is_purged_and_said(commander, source, engine):
     at, _ = snapshot(source, "v")
     source.execute("UPDATE items SET x = 0 WHERE id = 1")
     caught_up(source)

@@ -47,6 +47,18 @@ def sharing(commander: psycopg.Connection) -> psycopg.Connection:
     return commander
 
 
+def test_a40_what_one_reader_takes_is_handed_over_without_a_queue(commander, source):
+    for number, (name, query) in enumerate(QUERIES.items()):
+        # Alike but for the condition: nothing is kept once for both.
+        other = query.replace(JOINED, f"{JOINED} AND i.g <> {number}")
+        commander.execute("CALL headrace.create_view(%s, %s)", (name, other))
+    source.execute("UPDATE sold SET x = x + 1")
+    commander.execute("CALL headrace.wait_for('sums')")
+    assert rows(commander, "queues") == []
+    plan = commander.execute("SELECT * FROM headrace.explain_view('sums')").fetchone()
+    assert "edge: buffered" not in str(plan)
+
+
 def test_what_a_paused_view_leaves_in_the_queue(sharing, source):
     sharing.execute("CALL headrace.pause_view('rows')")
     # Each matches one item: so many rows of the join, no two alike.

@@ -27,7 +27,7 @@ def change(source, times: int) -> None:
         source.execute("INSERT INTO items SELECT coalesce(max(id), 0) + 1, 1 FROM items")
 
 
-def test_A_41_what_may_be_late_is_done_at_once_for_whoever_waits(commander, source):
+def test_a41_what_may_be_late_is_done_at_once_for_whoever_waits(commander, source):
     change(source, 3)
     commander.execute("CALL headrace.create_view('v', %s, %s)", (QUERY, LATE))
     before = txid(commander)
@@ -37,7 +37,7 @@ def test_A_41_what_may_be_late_is_done_at_once_for_whoever_waits(commander, sour
     assert txid(commander) == before + 1, "50 transactions are one batch"
 
 
-def test_A_44_a_view_that_comes_or_stops_finds_all(commander, source):
+def test_a44_a_view_that_comes_or_stops_finds_all(commander, source):
     commander.execute("CALL headrace.create_view('v', %s, %s)", (QUERY, LATE))
     change(source, 5)
     commander.execute("CALL headrace.create_view('w', %s, %s)", (SUM, LATE))

@@ -41,7 +41,7 @@ def keep(conn) -> str | None:
     return row and row[0]
 
 
-def test_a_26_a_point_keeps_history_and_index(commander, source):
+def test_a26_a_point_keeps_history_and_index(commander, source):
     commander.execute(
         "CALL headrace.create_connection_point('p', 'v', history => '2 hours', storage_key => 'g')"
     )
@@ -75,7 +75,7 @@ def test_a_26_a_point_keeps_history_and_index(commander, source):
     commander.execute(f"CALL headrace.drop_index('{index}')")
 
 
-def test_a_28_a_lookup_by_the_storage_key_uses_its_index(commander, source):
+def test_a28_a_lookup_by_the_storage_key_uses_its_index(commander, source):
     source.execute("INSERT INTO items SELECT i, i % 5000, i FROM generate_series(101, 20000) i")
     commander.execute("CALL headrace.wait_for('v')")
     commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'g')")
@@ -90,7 +90,7 @@ def test_a_28_a_lookup_by_the_storage_key_uses_its_index(commander, source):
     assert refused(commander, f"CALL headrace.drop_index('{index}')").sqlstate == "2BP01"
 
 
-def test_a_point_needs_no_more_than_there_is(commander, source):
+def test_a27_a_point_needs_no_more_than_there_is(commander, source):
     commander.execute("CALL headrace.set_history('v', '1 day')")
     commander.execute("CALL headrace.create_connection_point('p', 'v', history => '1 hour')")
     assert keep(source) == "1 day"
@@ -98,7 +98,7 @@ def test_a_point_needs_no_more_than_there_is(commander, source):
     assert keep(source) == "2 days"
 
 
-def test_a_25_views_that_read_it_are_attached_and_keep_it(commander, source):
+def test_a25_views_that_read_it_are_attached_and_keep_it(commander, source):
     commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'g')")
     commander.execute("CALL headrace.create_view('w', 'SELECT g, sum(x) AS s FROM v GROUP BY g')")
     assert source.execute(POINTS).fetchone()[4] == ["public.w"]

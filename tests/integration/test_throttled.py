@@ -101,7 +101,7 @@ def parts(commander: psycopg.Connection) -> dict[str, tuple[int, int | None]]:
     "bursts", [4, pytest.param(40, marks=(pytest.mark.slow, pytest.mark.timeout(900)))]
 )
 @pytest.mark.engine_with(**BOUNDS)
-def test_memory_is_bounded_and_all_arrives(engine, source, commander, bursts):
+def test_e24_memory_is_bounded_and_all_arrives(engine, source, commander, bursts):
     rng = random.Random(bursts)
     with Watched(engine) as watched:
         wait_until(lambda: watched.peak, "it is looked at")

@@ -546,7 +546,7 @@ def test_never_confirms_what_is_not_durable(source, database, tmp_path, start, f
     assert all(seen)
 
 
-def test_reader_never_sees_half_a_batch_of_two_views(source, start, database):
+def test_e18_reader_never_sees_half_a_batch_of_two_views(source, start, database):
     running = start()
     physical = source_plan(source, "items")
     create_view(running, database, "a", physical, QUERY)

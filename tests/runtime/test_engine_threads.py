@@ -19,7 +19,7 @@ def threads(pid: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_fifty_views_need_the_threads_of_one(engine):  # E-15
+def test_e15_fifty_views_need_the_threads_of_one(engine):
     with (
         psycopg.connect(engine.source, autocommit=True) as source,
         psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as commander,
