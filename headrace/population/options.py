@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from headrace.config import Settings
-from headrace.errors import UserError
+from headrace.errors import UnsupportedError, UserError
 from headrace.process import bounds
 
 _GROUP_MAX: Final = 63
@@ -95,7 +95,14 @@ class ViewOptions:
 
         Raises:
             UserError: 22023, an option is unknown or has no fitting value.
+            UnsupportedError: ``from``: first contents come from the sources of the query.
         """
+        if "from" in given:
+            raise UnsupportedError(
+                'option "from" is not supported',
+                hint="Query the view of the connection point: what both compute alike is kept"
+                " once, and they change together.",
+            )
         for name in given:
             if name not in _TYPES:
                 raise UserError(

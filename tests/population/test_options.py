@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import UserError
+from headrace.errors import UnsupportedError, UserError
 from headrace.population.options import ViewOptions
 
 MODES = "Values are: auto, local, spark."
@@ -84,3 +84,10 @@ def test_what_does_not_fit_is_refused(given, message, hint):
 )  # fmt: skip
 def test_what_fits(given, made):
     assert ViewOptions.of(given) == made
+
+
+def test_first_contents_come_from_no_connection_point():
+    with pytest.raises(UnsupportedError, match='option "from" is not supported') as caught:
+        ViewOptions.of({"from": "p"})
+    assert caught.value.code == "0A000"
+    assert "kept once" in (caught.value.hint or "")
