@@ -21,7 +21,7 @@ from psycopg import sql
 
 from headrace.kernels import rows
 from headrace.sink import table
-from headrace.sink.rows import Arrays
+from headrace.sink.rows import Arrays, taken
 from headrace.sink.table import ResultTable
 from headrace.types import (
     BOOL,
@@ -53,6 +53,10 @@ _CANONICAL: Final = frozenset(
     }
 )
 """Types of which ``encode_keys`` tells equal values; of no collation fewer than Postgres does."""
+
+
+_VARIANTS_MAX: Final = 4
+"""Sets of columns that a table has statements for; with others all are set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,31 +135,75 @@ def _first(ids: Places, places: Places, count: int) -> Places:
     return found
 
 
-def update(
-    target: ResultTable,
-    found: Sequence[table.ResultColumn],
-    arrays: Arrays,
-    equal: Sequence[sql.Composable],
-) -> sql.Composed:
-    """A statement that takes old rows and new ones, and makes of the one the other."""
-    names = [a.name for a in found]
-    fresh: list[str] = []
-    for place in range(len(names)):
-        name = f"new{place}"
-        while name in names:
-            name += "_"
-        fresh.append(name)
-    return sql.SQL(
-        "UPDATE ONLY {table} t SET {values} FROM (SELECT * FROM unnest({old}, {new})"
-        " AS u({names}) OFFSET 0) g WHERE {equal}"
-    ).format(
-        table=target.identifier,
-        values=sql.SQL(", ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(n), sql.Identifier("g", f))
-            for n, f in zip(names, fresh, strict=True)
-        ),
-        old=arrays.parameters(),
-        new=arrays.parameters(len(arrays.kinds) + 1),
-        names=sql.SQL(", ").join(map(sql.Identifier, [*names, *fresh])),
-        equal=sql.SQL(" AND ").join(equal),
-    )
+class Update:
+    """Statements that make new rows of old ones, by which columns get other values.
+
+    Columns that stay as they are in all rows are not set: what is stored apart of a wide value need
+    not be stored again, and fewer values travel.  The old row is compared whole all the same.
+    """
+
+    def __init__(
+        self,
+        mark: sql.Composed,
+        target: ResultTable,
+        found: Sequence[table.ResultColumn],
+        arrays: Arrays,
+        equal: Sequence[sql.Composable],
+    ) -> None:
+        """``mark``: what each statement begins with; ``equal``: that row ``t`` is the old ``g``."""
+        self._mark = mark
+        self._target = target
+        self._names = [a.name for a in found]
+        self._arrays = arrays
+        self._equal = sql.SQL(" AND ").join(equal)
+        self._made: dict[tuple[int, ...], bytes] = {}
+
+    def of(self, diffs: pa.RecordBatch, old: Places, new: Places) -> tuple[bytes, list[str]]:
+        """The statement that makes the rows ``new`` of those at ``old``, and its parameters."""
+        before, after = taken(diffs, old), taken(diffs, new)
+        every = tuple(range(len(self._names)))
+        chosen = every
+        if not self._arrays.by_row:
+            chosen = tuple(i for i in every if not _identical(before.column(i), after.column(i)))
+            if chosen not in self._made and len(self._made) >= _VARIANTS_MAX:
+                chosen = every
+        text = self._made.get(chosen)
+        if text is None:
+            text = self._made[chosen] = self._compose(chosen).as_bytes(None)
+        arrays, target = self._arrays, self._target
+        return text, [
+            *arrays.literals(target, before),
+            *arrays.literals(target, after, chosen),
+        ]
+
+    def _compose(self, chosen: tuple[int, ...]) -> sql.Composed:
+        names = self._names
+        fresh: list[str] = []
+        for place in chosen:
+            name = f"new{place}"
+            while name in names:
+                name += "_"
+            fresh.append(name)
+        arrays = self._arrays
+        return self._mark + sql.SQL(
+            "UPDATE ONLY {table} t SET {values} FROM (SELECT * FROM unnest({old}, {new})"
+            " AS u({names}) OFFSET 0) g WHERE {equal}"
+        ).format(
+            table=self._target.identifier,
+            values=sql.SQL(", ").join(
+                sql.SQL("{} = {}").format(sql.Identifier(names[i]), sql.Identifier("g", f))
+                for i, f in zip(chosen, fresh, strict=True)
+            ),
+            old=arrays.parameters(),
+            new=arrays.parameters(len(arrays.kinds) + 1, chosen),
+            names=sql.SQL(", ").join(map(sql.Identifier, [*names, *fresh])),
+            equal=self._equal,
+        )
+
+
+def _identical(one: pa.Array, other: pa.Array) -> bool:
+    """Whether all values are the very same: 0 and -0 are not, NaN and NaN are."""
+    if pa.types.is_floating(one.type):
+        whole = pa.int64() if one.type == pa.float64() else pa.int32()
+        one, other = one.view(whole), other.view(whole)
+    return bool(one.equals(other))

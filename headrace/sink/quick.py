@@ -46,25 +46,23 @@ class QuickWrite:
         statements: list[Sent] = []
         wanted: list[int] = []
 
-        def add(text: bytes, count: int, *more: list[int], rows: Sequence[Places]) -> None:
-            values = [
-                literal
-                for places in rows
-                for literal in made.arrays.literals(target, rows_of.taken(diffs, places))
-            ]
-            statements.append(Sent(text, [*values, *more], kept=True))
+        def add(text: bytes, values: Sequence[str | list[int]], count: int) -> None:
+            statements.append(Sent(text, values, kept=True))
             wanted.append(count)
+
+        def literals(places: Places) -> list[str]:
+            return made.arrays.literals(target, rows_of.taken(diffs, places))
 
         weights, changes = keyed.changes(target, diffs)
         if len(changes.old):
             assert made.update is not None, "the table has a key"
-            add(made.update, len(changes.old), rows=(changes.old, changes.new))
+            add(*made.update.of(diffs, changes.old, changes.new), len(changes.old))
         if len(changes.gone):
             times = (-weights[changes.gone]).tolist()
-            add(made.delete, sum(times), times, rows=(changes.gone,))
+            add(made.delete, [*literals(changes.gone), times], sum(times))
         if len(changes.come):
             take = copies(changes.come, weights)
-            add(made.insert, len(take), rows=(take,))
+            add(made.insert, literals(take), len(take))
         return cls(target, made, statements, wanted)
 
 

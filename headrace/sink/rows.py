@@ -41,21 +41,26 @@ class Arrays:
             return cls((target.identifier + sql.SQL("[]"),), by_row=True)
         return cls(tuple(sql.SQL(a.array_name or "") for a in found), by_row=False)
 
-    def parameters(self, first: int = 1) -> sql.Composed:
-        """The arrays as parameters, numbered from ``first``."""
+    def parameters(self, first: int = 1, columns: Sequence[int] | None = None) -> sql.Composed:
+        """The arrays as parameters, numbered from ``first``; by column only those of ``columns``."""
+        kinds = self.kinds
+        if columns is not None and not self.by_row:
+            kinds = tuple(kinds[i] for i in columns)
         return sql.SQL(", ").join(
-            sql.SQL("${}::{}").format(n, kind) for n, kind in enumerate(self.kinds, first)
+            sql.SQL("${}::{}").format(n, kind) for n, kind in enumerate(kinds, first)
         )
 
-    def literals(self, target: ResultTable, diffs: pa.RecordBatch) -> list[str]:
-        """The values of the parameters for the rows ``diffs``."""
+    def literals(
+        self, target: ResultTable, diffs: pa.RecordBatch, columns: Sequence[int] | None = None
+    ) -> list[str]:
+        """The values of the same ``parameters`` for the rows ``diffs``."""
         if self.by_row:
             return [copytext.array_literal(row_literals(texts(target, diffs)))]
         return [
             _few(diffs.column(i))
-            if diffs.num_rows <= _FEW and field.oid in _INTEGERS
-            else copytext.array_literal(text.render(diffs.column(i), field.oid))
-            for i, field in enumerate(target.schema)
+            if diffs.num_rows <= _FEW and target.schema[i].oid in _INTEGERS
+            else copytext.array_literal(text.render(diffs.column(i), target.schema[i].oid))
+            for i in (range(len(target.schema)) if columns is None else columns)
         ]
 
 

@@ -32,7 +32,7 @@ class Statements:
     copy: sql.Composed
     insert: bytes
     delete: bytes
-    update: bytes | None
+    update: keyed.Update | None
     """Only of a table with a key."""
     note: bytes
     """Keeps changes in the history."""
@@ -83,7 +83,7 @@ def compose(conn: Connection, target: ResultTable) -> Statements:
     )
     hold = lock + sql.SQL("; ")
     mark = _mark(target, found)
-    update = keyed.update(target, found, arrays, equal) if target.key else None
+    update = keyed.Update(mark, target, found, arrays, equal) if target.key else None
     return Statements(
         name=target.identifier.as_string(conn),
         hold=hold + ask,
@@ -91,7 +91,7 @@ def compose(conn: Connection, target: ResultTable) -> Statements:
         copy=copy,
         insert=(mark + insert).as_bytes(conn),
         delete=(mark + delete).as_bytes(conn),
-        update=(mark + update).as_bytes(conn) if update else None,
+        update=update,
         note=(mark + history.writing(target.identifier)).as_bytes(conn),
         arrays=arrays,
     )

@@ -184,12 +184,8 @@ class SinkWriter:
         assert made.update is not None, "the table has a key"
         for start in range(0, len(found.old), _ROWS_PER_DELETE):
             part = slice(start, start + _ROWS_PER_DELETE)
-            old, new = (
-                made.arrays.literals(target, rows_of.taken(diffs, places[part]))
-                for places in (found.old, found.new)
-            )
-            count = len(found.old[part])
-            self._run(target, made.update, [*old, *new], count, "change")
+            text, values = made.update.of(diffs, found.old[part], found.new[part])
+            self._run(target, text, values, len(found.old[part]), "change")
 
     def _run(
         self,

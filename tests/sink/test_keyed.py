@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import psycopg
@@ -9,7 +10,7 @@ import pytest
 
 from headrace.errors import SinkBlocked, SinkTableError, UserError
 from headrace.postgres import connect
-from headrace.sink import keys, table
+from headrace.sink import keyed, keys, table
 from headrace.sink.table import ResultTable
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 from headrace.sql import install
@@ -121,6 +122,80 @@ def test_pages_have_room_for_updates_from_the_start(conn):
             {"t": target.oid},
         ).fetchone()
     assert done == (len(some), len(some))
+
+
+def test_only_columns_that_change_are_set(conn):
+    """What is stored apart of a wide value stays; one that changes is stored anew."""
+    target = make(conn, {"k": "integer", "n": "integer", "wide": "text"}, ("k",))
+    conn.execute("ALTER TABLE public.r ALTER wide SET STORAGE EXTERNAL")
+    long = ["x" * 10_000, "y" * 10_000]
+    write(conn, target, *(((str(k), "0", long[0]), 1) for k in range(3)))
+    stored = (
+        "SELECT pg_stat_get_xact_tuples_inserted(reltoastrelid) FROM pg_class WHERE oid = %s",
+        (target.oid,),
+    )
+
+    def apart(*rows) -> int:
+        with conn.transaction():
+            [before] = conn.execute(*stored).fetchone()
+            SinkWriter(conn).write(target, diffs(target, list(rows)))
+            [after] = conn.execute(*stored).fetchone()
+        return after - before
+
+    some = [((str(k), n, long[0]), w) for k in range(3) for n, w in (("0", -1), ("1", 1))]
+    assert apart(*some) == 0
+    chunks = apart((("0", "1", long[0]), -1), (("0", "1", long[1]), 1))
+    assert chunks > 0
+    # Of two rows one has another wide value: all columns that change in any are set in both.
+    both = apart(
+        *((("0", "1", long[1]), -1), (("0", "1", long[0]), 1)),
+        *((("1", "1", long[0]), -1), (("1", "2", long[0]), 1)),
+    )
+    assert both == 2 * chunks
+    assert contents(conn, target) == [
+        ("0", "1", long[0]), ("1", "2", long[0]), ("2", "1", long[0])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("double precision", ["0", "-0", "NaN", "1", None, "Infinity"]),
+        ("real", ["-0", "0", None, "NaN"]),
+        ("numeric", ["1.0", "1.00", "NaN", "0"]),
+        ("text", ["", "a", None]),
+        ("bytea", ["\\x00", "\\x", None]),
+    ],
+)
+def test_values_that_are_only_equal_change(conn, kind, values):
+    """So a column that keeps one in all rows is left alone, and no other."""
+    target = make(conn, {"k": "integer", "v": kind, "w": kind}, ("k",))
+    write(conn, target, (("1", values[0], values[0]), 1))
+    for old, new in itertools.pairwise([*values, values[0]]):
+        row, with_v, with_both = ("1", old, old), ("1", new, old), ("1", new, new)
+        write(conn, target, (row, -1), (with_v, 1))
+        assert contents(conn, target) == [with_v]
+        write(conn, target, (with_v, -1), (with_both, 1))
+        assert contents(conn, target) == [with_both]
+
+
+def test_many_sets_of_columns(conn):
+    """Beyond some of them all columns are set, with the same outcome."""
+    target = make(conn, {"k": "integer", **{f"c{i}": "integer" for i in range(4)}}, ("k",))
+    rows = {k: [str(k), "0", "0", "0", "0"] for k in range(2)}
+    write(conn, target, *((tuple(row), 1) for row in rows.values()))
+    writer = SinkWriter(conn)
+    for chosen in itertools.product((0, 1), repeat=4):
+        changed = []
+        for row in rows.values():
+            changed.append((tuple(row), -1))
+            row[1:] = [str(int(v) + c) for v, c in zip(row[1:], chosen, strict=True)]
+            changed.append((tuple(row), 1))
+        if any(chosen):
+            with conn.transaction():
+                writer.write(target, diffs(target, changed))
+        assert contents(conn, target) == sorted(tuple(row) for row in rows.values())
+    assert len(writer._statements[1].update._made) == keyed._VARIANTS_MAX + 1
 
 
 def test_a_foreign_key_holds_where_the_key_only_looks_otherwise(conn):
