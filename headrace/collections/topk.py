@@ -18,6 +18,8 @@ from headrace.kernels import order, rows
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_schema, arrow_type
 
+HEAD: Final = "head"
+"""Of the state with the first rows, where the order is not native."""
 _PAGE_ROWS: Final = 256
 """Rows read at once beyond the first ones, where ties may go on."""
 
@@ -247,7 +249,7 @@ class _Ranked:
     def open(self, store: StateStore) -> None:
         """See ``_Front``."""
         self._state = store.index(self._id)
-        self._head = store.index(f"{self._id}.head")
+        self._head = store.index(f"{self._id}.{HEAD}")
 
     def add(
         self,

@@ -4,7 +4,9 @@ Equal rows stay together; of the other port each task has all rows.  That is rig
 
 * for a join where all rows meet: what a row is paired with, and whether with any, follows from the
   rows of the other side alone; but of a full join both sides ask that;
-* for what reads the clock, which looks at each row by itself.
+* for what reads the clock, which looks at each row by itself;
+* for the first rows of all: they are among the first ones of each part (``share``), and what comes
+  together is only those (``front``).  A part has the rows in its state that nobody else has.
 
 It is worth it where the larger side is the one to be divided.
 """
@@ -12,9 +14,27 @@ It is worth it where the larger side is the one to be divided.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
+
+import msgspec
 
 from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan
+from headrace.collections.topk import HEAD
+
+_FRONTS_PER_PART: Final = 10
+"""There must be so many times the rows that a part sends on, for parts to be worth it."""
+
+
+def share(node: plan.TopKSpec) -> plan.TopKSpec:
+    """What looks for those of a part that may be the first ones of all."""
+    assert node.limit is not None, "without a limit nothing is divided"
+    return msgspec.structs.replace(node, limit=node.limit + node.offset, offset=0)
+
+
+def kept(node: plan.TopKSpec, state: str, *, front: bool) -> bool:
+    """Whether ``state`` is that of the view: all rows of a part; or the first of all, together."""
+    return (state == f"{node.id}.{HEAD}") == front
 
 
 def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]:
@@ -26,6 +46,8 @@ def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]
         rows[node.id] = _rows(node, inputs, tables)
         if isinstance(node, plan.TemporalSpec):
             out[node.id] = 0
+        if isinstance(node, plan.TopKSpec) and _in_two_steps(node, inputs[0]):
+            out[node.id] = 0
         if isinstance(node, plan.JoinSpec) and not node.left_keys:
             left, right = inputs
             if node.op != "full" and left >= right:
@@ -33,6 +55,12 @@ def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]
             elif node.op == "inner":
                 out[node.id] = 1
     return out
+
+
+def _in_two_steps(node: plan.TopKSpec, rows: int) -> bool:
+    if node.keys or node.limit is None:
+        return False
+    return rows > _FRONTS_PER_PART * (node.limit + node.offset)
 
 
 def _rows(node: plan.Node, inputs: list[int], tables: Mapping[str, int]) -> int:

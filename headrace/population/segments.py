@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +30,7 @@ from headrace.collections.source import load_batch, load_columns
 from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.population import edges, merging, rows
+from headrace.population import division, edges, merging, rows
 from headrace.population.edges import Arrivals
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
@@ -47,6 +47,10 @@ RESULT: Final = "result"
 KEYED: Final = "keyed"
 
 FIRST_PART: Final = "k0"
+
+WHOLE: Final = "whole"
+SHARE: Final = "share"
+FRONT: Final = "front"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +70,12 @@ class Segment:
     head: str
     tail: tuple[str, ...] = ()
     schema_of: str = ""
+    step: str = WHOLE
+    """What the head does: all; or in two steps (``division``) SHARE, then FRONT."""
 
     def then(self, node_id: str) -> Segment:
         """The segment with one more stateless collection."""
-        return Segment(self.head, (*self.tail, node_id), self.schema_of)
+        return replace(self, tail=(*self.tail, node_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +205,8 @@ def _drive(
     remote = RemoteEvaluator(spec.dsn, spec.settings, spec.eval_dsn)
     try:
         chain = [
-            build.make(spec.plan.node(name), spec.plan, store, remote, int(spec.ref.start_lsn))
-            for name in (segment.head, *segment.tail)
-            if name
+            build.make(node, spec.plan, store, remote, int(spec.ref.start_lsn))
+            for node in _nodes(spec.plan, segment)
         ]
         for collection in chain:
             collection.insert_only = True
@@ -223,6 +228,16 @@ def _drive(
         remote.close()
 
 
+def _nodes(whole: PhysicalPlan, segment: Segment) -> list[Node]:
+    """What ``segment`` runs."""
+    nodes = [whole.node(name) for name in (segment.head, *segment.tail) if name]
+    if segment.step == SHARE:
+        head = nodes[0]
+        assert isinstance(head, plan.TopKSpec), "only that has two steps"
+        nodes[0] = division.share(head)
+    return nodes
+
+
 def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pieces]) -> None:
     """Stage what task ``part`` has built; of what all tasks have the same, the first one does."""
     own, parts = dict(states), {}
@@ -231,6 +246,9 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
         divided = spec.divided.get(head.id)
         if isinstance(head, plan.JoinSpec) and divided is not None and part != FIRST_PART:
             own.pop(f"{head.id}.{'left' if divided else 'right'}", None)
+        if isinstance(head, plan.TopKSpec) and segment.step != WHOLE:
+            front = segment.step == FRONT
+            own = {n: s for n, s in own.items() if division.kept(head, n, front=front)}
         parts = {name: own.pop(name) for name in merging.shared(head) if name in own}
     merging.leave(spec.staging, part, parts)
     spec.staging.write_state(part, own)
@@ -309,7 +327,9 @@ def single(spec: Spec, node: Node) -> bool:
         case plan.ReduceSpec():
             # Each task makes the groups that are always there.
             return not node.keys or bool(node.always)
-        case plan.TopKSpec() | plan.WindowSpec():
+        case plan.TopKSpec():
+            return not node.keys and node.id not in spec.divided
+        case plan.WindowSpec():
             return not node.keys
         case plan.RecursiveSpec():
             return True

@@ -316,6 +316,11 @@ class _Graph:
             ):
                 flow = self._flow(node.input)
                 return _Flow(flow.segment.then(node.id), flow.frame)
+            case plan.TopKSpec() if node.id in self._spec.divided:
+                share = _Flow(Segment(node.id, step=segments.SHARE), self._met(node))
+                front = self._emit(share, Exit(segments.KEYED, node.id))
+                front = front.repartitionById(1, "part")
+                return _Flow(Segment(node.id, step=segments.FRONT), front)
             case (
                 plan.JoinSpec()
                 | plan.ReduceSpec()
@@ -326,13 +331,7 @@ class _Graph:
                 | plan.RecursiveSpec()
                 | plan.TemporalSpec()
             ):
-                frames = [
-                    self._emit(
-                        self._flow(name), Exit(segments.KEYED, node.id, port, self._parts(node))
-                    )
-                    for port, name in enumerate(plan.inputs(node))
-                ]
-                return _Flow(Segment(node.id), self._meeting(node, frames))
+                return _Flow(Segment(node.id), self._met(node))
             case plan.UnionSpec():
                 frames = [
                     self._emit(self._flow(name), Exit(segments.PLAIN)) for name in node.inputs
@@ -344,6 +343,16 @@ class _Graph:
                 raise BugError("the sink is no input")
             case plan.FeedSpec():
                 raise BugError("a view is populated whole")
+
+    def _met(self, node: plan.Node) -> Any:
+        """The inputs of ``node``, so that each task has one part."""
+        return self._meeting(
+            node,
+            [
+                self._emit(self._flow(name), Exit(segments.KEYED, node.id, port, self._parts(node)))
+                for port, name in enumerate(plan.inputs(node))
+            ],
+        )
 
     def _meeting(self, node: plan.Node, frames: list[Any]) -> Any:
         """``frames``, whose rows left keyed for ``node``, so that each task has one part."""

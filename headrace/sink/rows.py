@@ -42,7 +42,7 @@ class Arrays:
         return cls(tuple(sql.SQL(a.array_name or "") for a in found), by_row=False)
 
     def parameters(self, first: int = 1, columns: Sequence[int] | None = None) -> sql.Composed:
-        """The arrays as parameters, numbered from ``first``; by column only those of ``columns``."""
+        """The arrays as parameters, numbered from ``first``; by column those of ``columns``."""
         kinds = self.kinds
         if columns is not None and not self.by_row:
             kinds = tuple(kinds[i] for i in columns)

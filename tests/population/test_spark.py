@@ -14,7 +14,7 @@ import pytest
 from headrace.errors import HeadraceError, QueryCancelled, TransientError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import PlanRequest, plan
-from headrace.population import local, tables
+from headrace.population import division, local, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.spark import split_blocks
 from headrace.population.staging import Staging
@@ -85,6 +85,35 @@ def test_empty_tables(spark_bench, tmp_path, make):
     (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
     assert spark_rows == local_rows == empty.get(make, [])
     assert spark_state == local_state
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id, amount FROM orders ORDER BY amount DESC, id LIMIT 10",
+        # Many rows have the amount of the last: more of them than a part has.
+        "SELECT id FROM orders ORDER BY amount::int / 20 OFFSET 5 FETCH FIRST 7 ROWS WITH TIES",
+        # Equal rows, of which the last shown has only some.
+        "SELECT tag FROM tags ORDER BY tag OFFSET 3 LIMIT 4",
+        # Postgres ranks them.
+        "SELECT id, customer FROM orders ORDER BY amount::money DESC, id OFFSET 1 LIMIT 4",
+        "SELECT count(*), sum(x.f) FROM"
+        " (SELECT f, id FROM orders ORDER BY id DESC LIMIT 11) x JOIN customers c ON c.id > x.id",
+        "SELECT id FROM orders ORDER BY id LIMIT 0",
+    ],
+)
+def test_the_first_rows_of_all_are_looked_for_side_by_side(spark_bench, tmp_path, query):
+    spark_bench.conn.execute("ANALYZE")
+    case = plans.Case(query, plan(spark_bench.conn, PlanRequest(query)).physical)
+    sizes = {s.id: tables.size(spark_bench.conn, s).rows for s in case.plan.sources}
+    assert "topk" in "".join(division.divided(case.plan, sizes))
+    (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
+    assert spark_rows == local_rows
+    assert spark_state == local_state
+    [[count]] = spark_bench.conn.execute(f"SELECT count(*) FROM ({case.sql}) x").fetchall()
+    assert len(local_rows) == count
+    runs = (tmp_path / "spark" / "state").glob("topk*.sst")
+    assert sum(run.stat().st_size > 0 for run in runs) > 1, "one task had all"
 
 
 EVENTS = """
