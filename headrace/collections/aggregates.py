@@ -32,6 +32,10 @@ from headrace.state.contract import StateStore
 Int64s = npt.NDArray[np.int64]
 
 
+_SPECIAL: Final = 4
+"""Of what ``NumericSum`` gathers, integers before those of its scales."""
+
+
 class Accumulator(ABC):
     """Integers per group, kept in the group's state value."""
 
@@ -45,6 +49,14 @@ class Accumulator(ABC):
     @abstractmethod
     def gather(self, slot_count: int) -> None:
         """The txid is over: make ready what it brought, per slot."""
+
+    @abstractmethod
+    def gathered(self) -> Numbers:
+        """What was gathered of the only slot, for ``join``."""
+
+    @abstractmethod
+    def join(self, numbers: Numbers) -> None:
+        """Add to the only slot what another one has ``gathered``."""
 
     @abstractmethod
     def advance(
@@ -61,13 +73,30 @@ class Accumulator(ABC):
         """
 
 
-class Count(Accumulator):
+class _Added(Accumulator):
+    """Of each slot a few integers, which are added up."""
+
+    def __init__(self, result: types.Field) -> None:
+        super().__init__(result)
+        self._gathered: list[list[int]] = []
+        """By integer, of each slot."""
+
+    def gathered(self) -> Numbers:
+        """See ``Accumulator``."""
+        return [column[0] for column in self._gathered]
+
+    def join(self, numbers: Numbers) -> None:
+        """See ``Accumulator``."""
+        for column, number in zip(self._gathered, numbers, strict=True):
+            column[0] += number
+
+
+class Count(_Added):
     """``count``."""
 
     def __init__(self, result: types.Field) -> None:
         super().__init__(result)
         self._sums = aggregate.IntSums()
-        self._gathered: list[int] = []
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
@@ -75,24 +104,24 @@ class Count(Accumulator):
 
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
-        self._gathered, self._sums = self._sums.take(slot_count), aggregate.IntSums()
+        self._gathered, self._sums = [self._sums.take(slot_count)], aggregate.IntSums()
 
     def advance(
         self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
     ) -> list[Any]:
         """See ``Accumulator``."""
-        out: list[Any] = aggregate.advance_counts(olds, at, self._gathered[slots], news)
+        [counts] = self._gathered
+        out: list[Any] = aggregate.advance_counts(olds, at, counts[slots], news)
         return out
 
 
-class Truth(Accumulator):
+class Truth(_Added):
     """``bool_and`` and ``bool_or``: how many are true of how many."""
 
     def __init__(self, result: types.Field, *, every: bool) -> None:
         super().__init__(result)
         self._every = every
         self._counts, self._trues = aggregate.IntSums(), aggregate.IntSums()
-        self._gathered: tuple[list[int], list[int]] = ([], [])
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
@@ -102,7 +131,7 @@ class Truth(Accumulator):
 
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
-        self._gathered = (self._counts.take(slot_count), self._trues.take(slot_count))
+        self._gathered = [self._counts.take(slot_count), self._trues.take(slot_count)]
         self._counts, self._trues = aggregate.IntSums(), aggregate.IntSums()
 
     def advance(
@@ -120,14 +149,13 @@ class Truth(Accumulator):
         ]
 
 
-class IntSum(Accumulator):
+class IntSum(_Added):
     """``sum`` and ``avg`` of integers."""
 
     def __init__(self, result: types.Field, *, average: bool) -> None:
         super().__init__(result)
         self._kind = 2 if average else int(result.oid == types.NUMERIC)
         self._counts, self._sums = aggregate.IntSums(), aggregate.IntSums()
-        self._gathered: tuple[list[int], list[int]] = ([], [])
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
@@ -137,7 +165,7 @@ class IntSum(Accumulator):
 
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
-        self._gathered = (self._counts.take(slot_count), self._sums.take(slot_count))
+        self._gathered = [self._counts.take(slot_count), self._sums.take(slot_count)]
         self._counts, self._sums = aggregate.IntSums(), aggregate.IntSums()
 
     def advance(
@@ -208,6 +236,26 @@ class NumericSum(Accumulator):
         self._gathered = out
         self._reset()
 
+    def gathered(self) -> Numbers:
+        """See ``Accumulator``."""
+        return self._gathered[0]
+
+    def join(self, numbers: Numbers) -> None:
+        """See ``Accumulator``."""
+        own = self._gathered[0]
+        _, *special = numbers[:_SPECIAL]
+        for place, count in enumerate(special, 1):
+            own[place] += count
+        found = {own[i]: i for i in range(_SPECIAL, len(own), 3)}
+        for i in range(_SPECIAL, len(numbers), 3):
+            scale, count, total = numbers[i : i + 3]
+            place = found.get(scale, 0)
+            if place:
+                own[place + 1] += count
+                own[place + 2] += total
+            else:
+                own += (scale, count, total)
+
     def advance(
         self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
     ) -> list[Any]:
@@ -218,13 +266,12 @@ class NumericSum(Accumulator):
         return out
 
 
-class FloatSum(Accumulator):
+class FloatSum(_Added):
     """``sum`` and ``avg`` of floats: exact, rounded once when shown."""
 
     def __init__(self, result: types.Field, *, average: bool) -> None:
         super().__init__(result)
         self._average = average
-        self._gathered: tuple[list[list[int]], list[int]] = ([], [])
         self._reset()
 
     def _reset(self) -> None:
@@ -248,14 +295,14 @@ class FloatSum(Accumulator):
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
         counts = [one.take(slot_count) for one in self._counts]
-        self._gathered = (counts, self._sums.take(slot_count))
+        self._gathered = [*counts, self._sums.take(slot_count)]
         self._reset()
 
     def advance(
         self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
     ) -> list[Any]:
         """See ``Accumulator``."""
-        counts, sums = self._gathered
+        *counts, sums = self._gathered
         parts = [one[slots] for one in counts]
         found = aggregate.advance_floats(olds, at, parts, sums[slots], news, self._average)
         return _narrowed(found) if self.result.oid == types.FLOAT4 else found

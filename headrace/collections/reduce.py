@@ -132,15 +132,30 @@ class Reduce(Collection):
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
         """See ``Collection``."""
+        size = self._groups()
+        if size == 0:
+            return []
+        counts = self._gather(size)
+        keys = list(self._slots)
+        out: list[pa.RecordBatch] = []
+        for low in range(0, size, _GROUPS_PER_STEP):
+            step = slice(low, min(low + _GROUPS_PER_STEP, size))
+            out.extend(self._advance(keys[step], step, counts[step]))
+        self._clear()
+        return out
+
+    def _groups(self) -> int:
+        """How many groups the txid has touched; those that are always there, in the first one."""
         if not self._started:
             for key, row in self._always.items():
                 if key not in self._slots:
                     self._slots[key] = len(self._slots)
                     self._key_rows.append(row)
             self._started = True
-        size = len(self._slots)
-        if size == 0:
-            return []
+        return len(self._slots)
+
+    def _gather(self, size: int) -> list[int]:
+        """Have all parts make ready what the txid brought; the rows of each group."""
         for feed in self._feeds:
             if isinstance(feed.part, Unique):
                 feed.part.settle(size)
@@ -150,13 +165,7 @@ class Reduce(Collection):
         for accumulator in self._accumulators:
             if accumulator is not None:
                 accumulator.gather(size)
-        keys = list(self._slots)
-        out: list[pa.RecordBatch] = []
-        for low in range(0, size, _GROUPS_PER_STEP):
-            step = slice(low, min(low + _GROUPS_PER_STEP, size))
-            out.extend(self._advance(keys[step], step, counts[step]))
-        self._clear()
-        return out
+        return counts
 
     def _advance(self, keys: list[bytes], step: slice, counts: list[int]) -> list[pa.RecordBatch]:
         """Bring the groups of slots ``step`` forward; the diffs of their rows."""

@@ -179,7 +179,8 @@ def _schemas(whole: PhysicalPlan, segment: Segment) -> list[Schema]:
     node = whole.node(segment.head)
     if isinstance(node, SourceSpec):
         return [load_schema(node)]
-    return [whole.node(name).schema for name in plan.inputs(node)]
+    schemas = [whole.node(name).schema for name in plan.inputs(node)]
+    return [division.shared_schema(node, schemas[0])] if segment.step == FRONT else schemas
 
 
 def _loads(
@@ -204,14 +205,7 @@ def _drive(
     store = MemoryStore(undo=False)
     remote = RemoteEvaluator(spec.dsn, spec.settings, spec.eval_dsn)
     try:
-        chain = [
-            build.make(node, spec.plan, store, remote, int(spec.ref.start_lsn))
-            for node in _nodes(spec.plan, segment)
-        ]
-        for collection in chain:
-            collection.insert_only = True
-            if isinstance(collection, Temporal):
-                collection.instant = spec.instant
+        chain = _chain(spec, segment, store, remote)
         sent: Counter[int] = Counter()
         limits = Limits(time_ms=spec.idle_ms, time_name=bounds.IDLE)
         bound = Bound(limits, "a step of its population")
@@ -228,14 +222,27 @@ def _drive(
         remote.close()
 
 
-def _nodes(whole: PhysicalPlan, segment: Segment) -> list[Node]:
-    """What ``segment`` runs."""
-    nodes = [whole.node(name) for name in (segment.head, *segment.tail) if name]
-    if segment.step == SHARE:
-        head = nodes[0]
-        assert isinstance(head, plan.TopKSpec), "only that has two steps"
-        nodes[0] = division.share(head)
-    return nodes
+def _chain(
+    spec: Spec, segment: Segment, store: MemoryStore, remote: RemoteEvaluator
+) -> list[Collection]:
+    """The collections of ``segment``."""
+    whole, lsn = spec.plan, int(spec.ref.start_lsn)
+    names = (segment.head, *segment.tail)
+    chain = []
+    if segment.step != WHOLE:
+        head = whole.node(segment.head)
+        [schema] = (whole.node(name).schema for name in plan.inputs(head))
+        half = division.share if segment.step == SHARE else division.front
+        made = half(head, schema, remote)
+        made.open(store)
+        chain.append(made)
+        names = segment.tail
+    chain += [build.make(whole.node(name), whole, store, remote, lsn) for name in names if name]
+    for collection in chain:
+        collection.insert_only = True
+        if isinstance(collection, Temporal):
+            collection.instant = spec.instant
+    return chain
 
 
 def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pieces]) -> None:
@@ -246,7 +253,7 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
         divided = spec.divided.get(head.id)
         if isinstance(head, plan.JoinSpec) and divided is not None and part != FIRST_PART:
             own.pop(f"{head.id}.{'left' if divided else 'right'}", None)
-        if isinstance(head, plan.TopKSpec) and segment.step != WHOLE:
+        if segment.step != WHOLE:
             front = segment.step == FRONT
             own = {n: s for n, s in own.items() if division.kept(head, n, front=front)}
         parts = {name: own.pop(name) for name in merging.shared(head) if name in own}
@@ -290,10 +297,11 @@ def _leave(
         if divided not in (None, exit_.port):
             yield edges.to_all(batch, exit_.port, exit_.parts)
             continue
-        if divided is not None:
+        places = keys_of(node, exit_.port) if divided is None else division.columns(node)
+        if divided is not None and not places:
             keys = edges.identities(batch)
         else:
-            keys = edges.keys_for(node, exit_.port, keys_of(node, exit_.port), schema, batch)
+            keys = edges.keys_for(node, exit_.port, places, schema, batch)
         yield edges.spread(batch, exit_.port, keys, exit_.parts)
 
 
@@ -326,7 +334,7 @@ def single(spec: Spec, node: Node) -> bool:
             return not node.left_keys and node.id not in spec.divided
         case plan.ReduceSpec():
             # Each task makes the groups that are always there.
-            return not node.keys or bool(node.always)
+            return bool(node.always) or (not node.keys and node.id not in spec.divided)
         case plan.TopKSpec():
             return not node.keys and node.id not in spec.divided
         case plan.WindowSpec():

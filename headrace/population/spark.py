@@ -316,11 +316,10 @@ class _Graph:
             ):
                 flow = self._flow(node.input)
                 return _Flow(flow.segment.then(node.id), flow.frame)
-            case plan.TopKSpec() if node.id in self._spec.divided:
+            case plan.TopKSpec() | plan.ReduceSpec() if node.id in self._spec.divided:
                 share = _Flow(Segment(node.id, step=segments.SHARE), self._met(node))
-                front = self._emit(share, Exit(segments.KEYED, node.id))
-                front = front.repartitionById(1, "part")
-                return _Flow(Segment(node.id, step=segments.FRONT), front)
+                said = self._emit(share, Exit(segments.PLAIN)).repartitionById(1, "part")
+                return _Flow(Segment(node.id, step=segments.FRONT), said)
             case (
                 plan.JoinSpec()
                 | plan.ReduceSpec()

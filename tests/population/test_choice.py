@@ -71,10 +71,10 @@ def test_what_reads_the_clock_may_use_spark(bench):
 @pytest.mark.parametrize(
     ("make", "tags", "want"),
     [
-        (plans.threshold, 10, {"left": 0, "anti": 0, "semi": 0}),
+        (plans.threshold, 10, {"reduce": 0, "left": 0, "anti": 0, "semi": 0}),
         # A full join asks of both sides whether they are lone; of an outer one the left is small.
-        (plans.threshold, 1000, {"left": 0}),
-        (plans.total_first, 10, {"join": 1}),
+        (plans.threshold, 1000, {"reduce": 0, "left": 0}),
+        (plans.total_first, 10, {"reduce": 0, "join": 1}),
         (plans.cross, 10, {"join": 0}),
         (plans.joined, 10, {}),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,11 @@ from headrace.views.clocks import at
 from tests.population import plans
 
 _numbers = itertools.count()
+
+
+def slow(*values):
+    """A case for who has time."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def both(bench, case, path, partition_rows: int = 100):
@@ -90,16 +96,18 @@ def test_empty_tables(spark_bench, tmp_path, make):
 @pytest.mark.parametrize(
     "query",
     [
-        "SELECT id, amount FROM orders ORDER BY amount DESC, id LIMIT 10",
+        slow("SELECT id, amount FROM orders ORDER BY amount DESC, id LIMIT 10"),
         # Many rows have the amount of the last: more of them than a part has.
         "SELECT id FROM orders ORDER BY amount::int / 20 OFFSET 5 FETCH FIRST 7 ROWS WITH TIES",
         # Equal rows, of which the last shown has only some.
         "SELECT tag FROM tags ORDER BY tag OFFSET 3 LIMIT 4",
         # Postgres ranks them.
         "SELECT id, customer FROM orders ORDER BY amount::money DESC, id OFFSET 1 LIMIT 4",
-        "SELECT count(*), sum(x.f) FROM"
-        " (SELECT f, id FROM orders ORDER BY id DESC LIMIT 11) x JOIN customers c ON c.id > x.id",
-        "SELECT id FROM orders ORDER BY id LIMIT 0",
+        slow(
+            "SELECT count(*), sum(x.f) FROM (SELECT f, id FROM orders ORDER BY id DESC LIMIT 11) x"
+            " JOIN customers c ON c.id > x.id"
+        ),
+        slow("SELECT id FROM orders ORDER BY id LIMIT 0"),
     ],
 )
 def test_the_first_rows_of_all_are_looked_for_side_by_side(spark_bench, tmp_path, query):
@@ -114,6 +122,85 @@ def test_the_first_rows_of_all_are_looked_for_side_by_side(spark_bench, tmp_path
     assert len(local_rows) == count
     runs = (tmp_path / "spark" / "state").glob("topk*.sst")
     assert sum(run.stat().st_size > 0 for run in runs) > 1, "one task had all"
+
+
+@pytest.mark.parametrize(
+    ("calls", "rows", "kept"),
+    [
+        (
+            "count(*), count(customer), sum(customer), avg(customer), sum(amount), avg(amount),"
+            " sum(f), avg(f), bool_and(id > 0), bool_or(customer > 40),"
+            " sum(f) FILTER (WHERE id < 3), sum(amount * 0.001), sum(id::int8)",
+            "orders",
+            0,
+        ),
+        slow("sum(amount), sum(f), count(*)", "orders WHERE id % 10 = 2 AND amount > 5", 0),
+        slow("sum(x)", "(SELECT 'NaN'::numeric AS x FROM orders) y", 0),
+        slow("count(*), avg(id)", "orders WHERE id < 0", 0),
+        (
+            "count(*), min(customer), max(customer), count(DISTINCT customer),"
+            " sum(DISTINCT customer), sum(amount), sum(id)",
+            "orders",
+            2,
+        ),
+        # Equal values of two forms, of which the least counts.
+        ("count(DISTINCT x), sum(DISTINCT x)", "(SELECT f::numeric AS x FROM spelt) y", 2),
+        slow("min(x), max(x) FILTER (WHERE id > 9)", "(SELECT id, f::float8 AS x FROM spelt) y", 2),
+        # Of several columns no value could be in one share only.
+        slow("min(customer), max(amount)", "orders", 1),
+        slow("string_agg(customer::text, ',' ORDER BY id)", "orders", 1),
+    ],
+)
+def test_aggregates_without_keys_are_computed_side_by_side(
+    spark_bench, tmp_path, calls, rows, kept
+):
+    """``kept``: how many shares keep values; 2: several, and 1: all are in one place."""
+    listed = [f"{call} AS c{i}" for i, call in enumerate(re.split(r", (?![^(]*\))", calls))]
+    query = f"SELECT {', '.join(listed)} FROM {rows}"
+    conn = spark_bench.conn
+    conn.execute(
+        "CREATE TABLE spelt (id int PRIMARY KEY, f text); INSERT INTO spelt SELECT i,"
+        " (ARRAY['1', '1.0', '1.00', '2.0', '2', '3.00', '3.0'])[i % 7 + 1]"
+        " FROM generate_series(1, 90) i"
+    )
+    conn.execute("ANALYZE")
+    case = plans.Case(query, plan(conn, PlanRequest(query)).physical)
+    sizes = {s.id: tables.size(conn, s).rows for s in case.plan.sources}
+    assert ("reduce" in "".join(division.divided(case.plan, sizes))) == (kept != 1)
+    (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
+    assert spark_rows == local_rows
+    assert spark_state == local_state
+    with conn.cursor().copy(f"COPY ({query}) TO STDOUT") as copy:
+        want = sorted(b"".join(copy).splitlines())
+    assert local_rows == want
+    runs = list((tmp_path / "spark" / "state").glob("reduce*.values.*.sst"))
+    assert (sum(run.stat().st_size > 0 for run in runs) > 1) == (kept == 2)
+
+
+def test_what_meets_an_aggregate_of_shares(spark_bench, tmp_path):
+    conn = spark_bench.conn
+    conn.execute("ANALYZE")
+    query = "SELECT x.n, o.id FROM (SELECT max(customer) n FROM orders) x JOIN orders o ON id < n"
+    case = plans.Case(query, plan(conn, PlanRequest(query)).physical)
+    (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
+    assert spark_rows == local_rows
+    assert len(spark_rows) == len(conn.execute(query).fetchall()) > 0
+    assert spark_state == local_state
+
+
+def test_shares_that_are_out_of_range_alone(spark_bench, tmp_path):
+    """Only what all of them come to is shown, and may fail."""
+    conn = spark_bench.conn
+    conn.execute(
+        "CREATE TABLE big (id int PRIMARY KEY, f float8);"
+        "INSERT INTO big SELECT i, CASE i % 2 WHEN 0 THEN 1.7e308 ELSE -1.7e308 END"
+        " FROM generate_series(1, 400) i; ANALYZE big"
+    )
+    query = "SELECT sum(f), count(*) FROM big"
+    case = plans.Case(query, plan(conn, PlanRequest(query)).physical)
+    (local_rows, local_state), (spark_rows, spark_state) = both(spark_bench, case, tmp_path)
+    assert spark_rows == local_rows == [b"0\t400"]
+    assert spark_state == local_state
 
 
 EVENTS = """
