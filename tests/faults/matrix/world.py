@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
-from tests.faults.helpers import slot, wal_end
+from tests.faults.helpers import WORKER, slot, wal_end
 from tests.faults.matrix import load
 from tests.proxy import Proxy
 from tests.views import differs
@@ -33,6 +34,13 @@ BUILDER = "headrace.views.builder"
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE_S", "90"))
 """How long anything may take; only a failing test needs it."""
 DISK_MB = 96
+_STACKS_S = 0.5
+"""For how long a process that is told to die writes what its threads do."""
+_WAITING = """
+SELECT pid, application_name, state, wait_event_type, wait_event, pg_blocking_pids(pid),
+       round(extract(epoch FROM clock_timestamp() - state_change)) AS s, left(query, 200)
+  FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type <> 'checkpointer'
+"""
 FAMILY = re.compile(r"v-?\d+")
 """A column family of a view, or (below 0) of a shared subplan."""
 
@@ -332,7 +340,18 @@ class World:
     # --- for messages
 
     def logs(self) -> str:
-        """What the load met, and the ends of the logs."""
+        """What the load met, who waits for whom, and the ends of the logs.
+
+        The worker and the builder tell what their threads do, and die of it.
+        """
+        waiting = ["it cannot be asked"]
+        with contextlib.suppress(psycopg.Error), connect(self.dsn) as conn:
+            waiting = [str(row) for row in conn.execute(_WAITING).fetchall()]
+        for module in (WORKER, BUILDER):
+            pid = self.child(module)
+            if pid is not None:
+                os.kill(pid, signal.SIGABRT)
+                time.sleep(_STACKS_S)
         if self.load is not None:
             self.say(f"load: {self.load.written} transactions, {self.load.errors}")
         self.say(f"witness: {self.witness.reads} reads, {self.witness.torn}")
@@ -342,4 +361,4 @@ class World:
             for line in self.server.log.read_text(errors="replace").splitlines()
             if not any(word in line for word in ("decoding", "DETAIL", "STATEMENT"))
         ][-60:]
-        return "\n".join(["--- engine", *ours, "--- server", *theirs])
+        return "\n".join(["--- sessions", *waiting, "--- engine", *ours, "--- server", *theirs])
