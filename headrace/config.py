@@ -28,6 +28,8 @@ from headrace.errors import PrerequisiteError, UserError
 ENV_PREFIX: Final = "HEADRACE_"
 ENV_SETTINGS: Final = "HEADRACE_SETTINGS"
 
+MEMORY_BYTES_MIN: Final = 64 << 20
+"""With less, nothing else would be done than moving states between memory and disk."""
 _TRUE: Final = frozenset(("1", "true", "on", "yes"))
 _FALSE: Final = frozenset(("0", "false", "off", "no"))
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
@@ -60,6 +62,19 @@ def has_secret(dsn: str) -> bool:
     except psycopg.ProgrammingError:
         return True
     return any(parts.get(name) for name in _SECRETS)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """What ``memory_bytes`` is given out to, each in bytes."""
+
+    states: int
+    queues: int
+    batches: int
+    changes: int
+    """That wait, in memory; as much again for rows to be written."""
+    transaction: int
+    """Of one transaction's changes; what is more goes to a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,24 +118,33 @@ class Settings:
     """Milliseconds between looks whether rows of a view that reads now() have their time."""
     batch_rows_max: int = 100_000
     """Rows after which a batch closes early."""
-    buffer_bytes_max: int = 67_108_864
+    memory_bytes: int = 1_073_741_824
+    """Bytes of memory for what the worker keeps and works on: a half of it states, a quarter
+    queues, an eighth batches at work, a sixteenth each changes that wait and rows to be written.
+    Five other settings say what one of them may have in place of that."""
+    buffer_bytes_max: int = 0
     """Bytes of changes waiting in memory before the stream is held back, and of rows waiting to be
-    written before no more batches are taken."""
-    spool_bytes_min: int = 33_554_432
-    """Bytes of one transaction beyond which its changes go to a file in the data dir."""
+    written before no more batches are taken; 0: a sixteenth of ``memory_bytes`` each."""
+    spool_bytes_min: int = 0
+    """Bytes of one transaction beyond which its changes go to a file in the data dir; 0: half of
+    what may wait."""
+    batch_memory_bytes: int = 0
+    """Bytes that views at work side by side may make of the rows they take up at a time; 0: an
+    eighth of ``memory_bytes``."""
     max_inflight_batches: int = 4
     """Batches between taken and committed: the next are processed while one is written."""
     checkpoint_txids: int = 20
     """Batches after which state is checkpointed; as many may have to be replayed."""
     checkpoint_interval_ms: int = 1_000
     """Milliseconds after which state is checkpointed even if there were fewer batches."""
-    state_memory_bytes: int = 536_870_912
-    """Bytes of memory for the states of all views, RocksDB's included; the rest is on disk."""
+    state_memory_bytes: int = 0
+    """Bytes of memory for the states of all views, RocksDB's included, the rest is on disk; 0: half
+    of ``memory_bytes``."""
     queue_bytes_max: int = 68_719_476_736
     """Bytes on disk that queues may hold: what one part sends and another has not read yet."""
-    queue_memory_bytes: int = 268_435_456
+    queue_memory_bytes: int = 0
     """Bytes of queues that are kept in memory; beyond it what is durable is left to the disk and
-    read again when it is needed; 0: as the system likes."""
+    read again when it is needed; 0: a quarter of ``memory_bytes``."""
     wal_retention: str = "source"
     """Who keeps what a view that stands still has not read: ``source``, its WAL on the server's
     disk; ``local``, a queue in the data dir (up to half of ``queue_bytes_max``)."""
@@ -206,6 +230,8 @@ class Settings:
             value = getattr(self, f.name)
             if f.type == "int" and value < 0:
                 raise UserError(f'setting "{f.name}" must not be negative')
+        if self.memory_bytes < MEMORY_BYTES_MIN:
+            raise UserError(f'setting "memory_bytes" must be {MEMORY_BYTES_MIN} or more')
         if not self.queue_block_bytes or self.queue_block_bytes % mmap.PAGESIZE:
             raise UserError(
                 f'setting "queue_block_bytes" must be a multiple of {mmap.PAGESIZE}, a page of memory'
@@ -236,6 +262,19 @@ class Settings:
                     f'setting "{name}" cannot be "{getattr(self, name)}"',
                     hint=f"It may be {', '.join(values)}.",
                 )
+
+    @property
+    def memory(self) -> MemoryParts:
+        """What each part of the worker may have."""
+        total = self.memory_bytes
+        changes = self.buffer_bytes_max or total // 16
+        return MemoryParts(
+            states=self.state_memory_bytes or total // 2,
+            queues=self.queue_memory_bytes or total // 4,
+            batches=self.batch_memory_bytes or total // 8,
+            changes=changes,
+            transaction=self.spool_bytes_min or changes // 2,
+        )
 
     @property
     def spark_cluster(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import Settings, address, redact
+from headrace.config import MemoryParts, Settings, address, redact
 from headrace.errors import HeadraceError
 
 
@@ -51,6 +51,7 @@ def test_secrets_are_not_shown():
         {"tls_cert": "x"},
         {"log_level": "loud"},
         {"wal_retention": "remote"},
+        {"memory_bytes": 1_000_000},
     ],
 )
 def test_wrong_values_are_refused(values):
@@ -68,3 +69,18 @@ def test_missing_file_and_environment(tmp_path):
 def test_address():
     assert address("127.0.0.1:0") == ("127.0.0.1", 0)
     assert address("[::1]:6432") == ("::1", 6432)
+
+
+def test_one_budget_is_given_out():
+    """What one part is given by name leaves the others as they are."""
+    assert Settings().memory == MemoryParts(
+        states=512 << 20,
+        queues=256 << 20,
+        batches=128 << 20,
+        changes=64 << 20,
+        transaction=32 << 20,
+    )
+    small = Settings(memory_bytes=64 << 20, state_memory_bytes=48 << 20, buffer_bytes_max=100)
+    assert small.memory == MemoryParts(
+        states=48 << 20, queues=16 << 20, batches=8 << 20, changes=100, transaction=50
+    )

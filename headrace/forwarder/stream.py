@@ -84,8 +84,8 @@ class Stream:
             cuts=cuts,
             interval_s=settings.batch_interval_ms / 1000,
             rows_max=settings.batch_rows_max,
-            bytes_max=settings.buffer_bytes_max,
-            spool_bytes_min=settings.spool_bytes_min,
+            bytes_max=settings.memory.changes,
+            spool_bytes_min=settings.memory.transaction,
             spool_dir=settings.spool_dir,
         )
         self._confirmed = 0

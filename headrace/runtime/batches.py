@@ -15,6 +15,7 @@ import structlog
 
 from headrace import clock
 from headrace.collections.changes import TableChanges
+from headrace.collections.dataflow import Dataflow
 from headrace.config import Settings
 from headrace.errors import (
     BugError,
@@ -30,8 +31,9 @@ from headrace.errors import (
 from headrace.expressions.pool import Pool
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
-from headrace.process import faults
+from headrace.process import bounds, faults
 from headrace.process.bounds import Bound
+from headrace.process.grants import Grants
 from headrace.runtime import culprit
 from headrace.runtime.columns import Description, Types, typed
 from headrace.runtime.edges import Edge, TableDiffs
@@ -47,6 +49,10 @@ _LOOK_ROWS_MAX: Final = 1000
 """Rows for which it is asked whether a unit need take them: of more, some will concern it."""
 _BRIEF_S: Final = 0.005
 """A unit whose last transaction took less is not worth another thread for a small one."""
+_FREE_BYTES: Final = 1 << 20
+"""What a batch that is no larger is made into is not asked memory for."""
+_BYTES_PER_BYTE: Final = 4
+"""What taking up rows takes for a while: they, their keys, and what the state is given."""
 LOST_MAX: Final = 3
 """Attempts of a batch that may lose rows on an edge; then it is no accident."""
 
@@ -161,9 +167,15 @@ class Processor:
     """Runs dataflows on a pool of threads whose number does not depend on the views."""
 
     def __init__(
-        self, settings: Settings, suspects: Suspects, altered: Altered, evaluators: Pool
+        self,
+        settings: Settings,
+        suspects: Suspects,
+        altered: Altered,
+        evaluators: Pool,
+        grants: Grants,
     ) -> None:
         """``altered`` is asked before and after a batch touches units."""
+        self._grants = grants
         self._settings = settings
         self._evaluators = evaluators
         self._suspects = suspects
@@ -320,9 +332,20 @@ class Processor:
         for frame in self.edge.pull(unit.id):
             if isinstance(frame, TableDiffs):
                 faults.rows(unit.id, frame.diffs.batch)
-                batch = frame.diffs.batch
-                made = next((look for look in self._looks if look.batch is batch), None)
-                flow.ingest(frame.table_oid, batch, made)
+                self._take_up(flow, frame.table_oid, frame.diffs.batch)
+
+    def _take_up(self, flow: Dataflow, table_oid: int, batch: pa.RecordBatch) -> None:
+        """Have ``flow`` ingest a batch; a large one in pieces for which there is memory (E-24)."""
+        if batch.nbytes <= _FREE_BYTES:
+            made = next((look for look in self._looks if look.batch is batch), None)
+            flow.ingest(table_oid, batch, made)
+            return
+        done, rows, row_bytes = 0, batch.num_rows, batch.nbytes * _BYTES_PER_BYTE // batch.num_rows
+        while done < rows:
+            with self._grants.ask((rows - done) * row_bytes, bounds.check) as granted:
+                piece = batch.slice(done, max(granted // row_bytes, 1))
+                flow.ingest(table_oid, piece)
+            done += piece.num_rows
 
     def _each(self, units: Sequence[Unit], work: Callable[[Unit], None], outcome: Outcome) -> None:
         """``work`` on every unit: side by side what takes long, in turn what does not.

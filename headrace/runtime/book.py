@@ -7,8 +7,9 @@ Threads.  The engine's thread owns every field: it alone writes them.  Other thr
 values, which are those of some moment not long ago (status, ``doing``), and copy what they
 go through.  Besides,
 
-* ``holds``, ``pipeline`` and ``evaluators`` have locks of their own, and ``suspects`` marks of each
-  thread: they are for any thread (those of the sink, the dataflows and the control socket);
+* ``holds``, ``pipeline``, ``grants`` and ``evaluators`` have locks of their own, and ``suspects``
+  marks of each thread: they are for any thread (those of the sink, the dataflows and the control
+  socket);
 * ``checkpoints`` are begun and ended by the engine's thread, and written by the thread inside it;
 * of ``owner`` the catalog connection is the engine's, the other one the sink thread's;
 * a view's or subplan's store and dataflow are worked with by one thread of the dataflows at a time,
@@ -26,6 +27,7 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.expressions.pool import Pool
 from headrace.forwarder.stream import Identity, Stream
+from headrace.process.grants import Grants
 from headrace.runtime import positions
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.holds import Holds
@@ -39,6 +41,9 @@ from headrace.runtime.suspects import Suspects
 from headrace.runtime.views import Unit, View
 from headrace.state.rocks import RocksDatabase
 from headrace.storage.manager import Storage
+
+GRANT_BYTES_MIN: Final = 4 << 20
+"""A grant of less is not worth the calls that its rows take."""
 
 
 class Book:
@@ -73,10 +78,12 @@ class Book:
         self.stream: Stream | None = None
         self.stopping = False
         """Whether the engine is to end."""
-        self.pipeline: Final = Pipeline(settings.max_inflight_batches, settings.buffer_bytes_max)
+        self.pipeline: Final = Pipeline(settings.max_inflight_batches, settings.memory.changes)
         self.checkpoints: Final = checkpoints
         self.suspects: Final = Suspects(settings.run_dir)
         self.evaluators: Final = Pool(settings.eval_connections_max)
+        self.grants: Final = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
+        """Memory for what views make of the rows they take up."""
         self.opened: RocksDatabase | None = None
         """The state database, while the engine runs; see ``db``."""
         self.storage: Storage | None = None

@@ -127,13 +127,15 @@ def _states(book: Book) -> list[MemoryRow]:
 def _changes(book: Book) -> list[MemoryRow]:
     """Of the stream's changes, and of rows on their way."""
     out = []
-    limit = book.settings.buffer_bytes_max
+    limit = book.settings.memory.changes
     stream = book.stream
     if stream is not None:
         numbers = stream.batcher.statistics()
         out.append(MemoryRow("changes received", numbers["buffered_bytes"], limit))
         out.append(MemoryRow("changes on disk", numbers["spooled_bytes"]))
     out.append(MemoryRow("rows to be written", book.pipeline.waiting_bytes, limit))
+    grants = book.grants
+    out.append(MemoryRow("batches at work", grants.granted_bytes, grants.budget_bytes))
     out.append(MemoryRow("columns (Arrow)", pa.total_allocated_bytes()))
     return out
 
@@ -147,7 +149,7 @@ def _queues(book: Book) -> list[MemoryRow]:
     limit = storage.file.blocks_max * storage.file.block_bytes
     return [
         MemoryRow("queues on disk", storage.file.backed * storage.file.block_bytes, limit),
-        MemoryRow("queues in memory", resident, book.settings.queue_memory_bytes or None),
+        MemoryRow("queues in memory", resident, book.settings.memory.queues),
         MemoryRow("queues in use", sum(each.held_bytes for each in held)),
     ]
 

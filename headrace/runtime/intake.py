@@ -47,7 +47,7 @@ class Intake:
         self._types: Types = {}
         """Of what the plans read: how the columns of changes are parsed."""
         self._processor = batches.Processor(
-            book.settings, book.suspects, watch.altered, book.evaluators
+            book.settings, book.suspects, watch.altered, book.evaluators, book.grants
         )
         self.at_work: Final = self._processor.at_work
         """See there; for any thread."""

@@ -58,14 +58,14 @@ class Recovery:
     def _read_state(self) -> None:
         book = self._book
         book.opened = RocksDatabase(
-            book.settings.state_dir, memory_bytes=book.settings.state_memory_bytes
+            book.settings.state_dir, memory_bytes=book.settings.memory.states
         )
         if book.storage is None:
             book.storage = Storage(
                 book.settings.queue_dir,
                 book.settings.queue_bytes_max,
                 book.settings.queue_block_bytes,
-                book.settings.queue_memory_bytes,
+                book.settings.memory.queues,
             )
         book.records = positions.records(book.db)
         book.holds.load(book.db)

@@ -1,7 +1,7 @@
 """The memory regulator: which key groups are in memory (F-22), for all states of all views.
 
 Source: Flink's spillable state backend.  There the heap's garbage collector says when to spill;
-here the bytes of all maps against their share of ``state_memory_bytes``:
+here the bytes of all maps against their share of ``Settings.memory.states``:
 
 =======  ==============================  ===================================================
 action   when the maps take more / less  what

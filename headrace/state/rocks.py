@@ -30,7 +30,7 @@ from headrace.state.tiers import Tier
 __all__ = ["BUDGET_BYTES", "RocksCheckpoint", "RocksDatabase", "RocksStore", "write_run"]
 
 BUDGET_BYTES: Final = 512 * columns.MIB
-"""Memory when the caller does not say otherwise (``Settings.state_memory_bytes``)."""
+"""Memory when the caller does not say otherwise (``Settings.memory.states``)."""
 _CACHE_SHARE: Final = 0.25
 _MAPS_SHARE: Final = 0.625
 """The rest is for a checkpoint at work and for gaps in the maps' memory."""

@@ -15,10 +15,13 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from headrace.collections.dataflow import Dataflow
 from headrace.errors import ContinuityLost, FencedError, PrerequisiteError, SinkTableError
 from headrace.expressions import ir
+from headrace.planner import PlanRequest, plan
 from headrace.process import faults, rpc
 from headrace.runtime import ownership, positions
+from headrace.runtime.book import GRANT_BYTES_MIN
 from headrace.state import columns, packs
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
@@ -470,6 +473,31 @@ def test_million_row_transaction_is_spooled(source, start, database):
     source.execute("UPDATE items SET price = price + 1 WHERE id > 39000")
     settle(running, source, 60)
     assert differs(source, "v", QUERY) == []
+
+
+def test_e24_large_batches_are_taken_up_as_memory_allows(source, start, database, monkeypatch):
+    """In pieces, of two views side by side never more than the budget."""
+    running = start(batch_memory_bytes=GRANT_BYTES_MIN)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    query = "SELECT id % 7 AS p, count(*) AS n, min(name) AS least FROM items GROUP BY 1"
+    create_view(running, database, "w", plan(source, PlanRequest(query)).physical, query)
+    ingest, pieces, most = Dataflow.ingest, [], []
+
+    def seen(flow, table, batch, made=None):
+        pieces.append(batch.num_rows)
+        most.append(running.book.grants.granted_bytes)
+        return ingest(flow, table, batch, made)
+
+    monkeypatch.setattr(Dataflow, "ingest", seen)
+    wide = "'n' || repeat('x', 100) || i"
+    source.execute(f"INSERT INTO items SELECT i, {wide}, i FROM generate_series(1000, 30000) i")
+    settle(running, source, 60)
+    assert differs(source, "v", QUERY) == []
+    assert differs(source, "w", query) == []
+    assert sum(pieces) == 2 * 29_001
+    assert 2 < len(pieces) < 200, "one for each view was too large"
+    assert 0 < max(most) <= GRANT_BYTES_MIN
+    assert running.book.grants.granted_bytes == 0
 
 
 def test_full_identity_duplicates(source, start, database):

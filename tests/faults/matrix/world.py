@@ -28,7 +28,7 @@ from tests.faults.helpers import WORKER, slot, wal_end
 from tests.faults.matrix import load
 from tests.proxy import Proxy
 from tests.views import differs
-from tests.waiting import wait_until
+from tests.waiting import time_passes, wait_until
 
 BUILDER = "headrace.views.builder"
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE_S", "90"))
@@ -351,7 +351,7 @@ class World:
             pid = self.child(module)
             if pid is not None:
                 os.kill(pid, signal.SIGABRT)
-                time.sleep(_STACKS_S)
+                time_passes(_STACKS_S)
         if self.load is not None:
             self.say(f"load: {self.load.written} transactions, {self.load.errors}")
         self.say(f"witness: {self.witness.reads} reads, {self.witness.torn}")
