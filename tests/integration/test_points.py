@@ -90,6 +90,26 @@ def test_a28_a_lookup_by_the_storage_key_uses_its_index(commander, source):
     assert refused(commander, f"CALL headrace.drop_index('{index}')").sqlstate == "2BP01"
 
 
+def test_a26_months_are_as_long_as_they_are(commander, source):
+    """'1 month' and '30 days' are equal to Postgres, and neither is enough for the other."""
+    make = "CALL headrace.create_connection_point({}, 'v', history => {})"
+    commander.execute(make.format("'p'", "'30 days'"))
+    # Since 1 February there are 28 days on 1 March, since 1 December 31 on 1 January.
+    why = refused(commander, "CALL headrace.set_history('v', '1 month')")
+    assert (why.sqlstate, '"p"' in why.message_primary) == ("55006", True)
+    assert keep(source) == "30 days"
+    commander.execute(make.format("'q'", "'1 month'"))
+    assert keep(source) == "31 days"
+    for enough in ("31 days", "1 year", "2 mons"):
+        commander.execute(f"CALL headrace.set_history('v', '{enough}')")
+    for less in ("30 days 23:59:59", "28 days", "1 month"):
+        assert refused(commander, f"CALL headrace.set_history('v', '{less}')").sqlstate == "55006"
+    commander.execute("CALL headrace.drop_connection_point('p')")
+    commander.execute("CALL headrace.set_history('v', '1 month')")
+    commander.execute("CALL headrace.drop_connection_point('q')")
+    commander.execute("CALL headrace.set_history('v', NULL)")
+
+
 def test_a27_a_point_needs_no_more_than_there_is(commander, source):
     commander.execute("CALL headrace.set_history('v', '1 day')")
     commander.execute("CALL headrace.create_connection_point('p', 'v', history => '1 hour')")

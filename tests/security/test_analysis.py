@@ -264,3 +264,24 @@ def test_an_index_evaluates_nothing_of_others(server, low):
             code = ask(conn, f"CALL headrace.create_index('{name}.v', %s)", definition)
             assert code, definition
             assert not caught(server, low), definition
+
+
+def test_views_over_views_whose_literals_are_looked_at(shared_engine, low):
+    """Each query is rehearsed apart, also while that of the reader is being analysed."""
+    name = low.info.user
+    query = f"SELECT id, '{{}}'::json AS j, '[1]'::jsonb AS b, '{{1}}'::int[] AS a FROM {name}.t"
+    over = f"SELECT id, j, '{{2}}'::int[] || a AS a FROM {name}.v WHERE b @> '1'::jsonb"
+    with connect(shared_engine.dsn, name) as conn:
+        conn.execute(f"SET search_path = {name}")
+        low.execute("INSERT INTO t VALUES (1)")
+        conn.execute("CALL headrace.create_view('v', %s)", (query,))
+        conn.execute("CALL headrace.create_view('w', %s)", (over,))
+        conn.execute("INSERT INTO t VALUES (2)")
+        conn.execute("CALL headrace.wait_for('w')")
+        shown = "SELECT id, j::text, a FROM {} ORDER BY id"
+        assert (
+            conn.execute(shown.format("w")).fetchall()
+            == conn.execute(shown.format(f"({over}) x")).fetchall()
+            == [(1, "{}", [2, 1]), (2, "{}", [2, 1])]
+        )
+        conn.execute("CALL headrace.drop_view('w')")
