@@ -33,6 +33,10 @@ BLOCK_BYTES: Final = 131_072
 """Default size of a block (A-10)."""
 _mincore: Final = ctypes.CDLL(None).mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_madvise: Final = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_POPULATE_READ: Final = 22
+"""Of madvise since Linux 5.14; an older one says that it does not know it."""
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0)
 _ROWS_STEP: Final = 4096
 """Rows of the table that are allocated at once."""
@@ -252,6 +256,12 @@ class BlockFile:
         at, size = run.start * self.block_bytes, run.size * self.block_bytes
         self._map.madvise(mmap.MADV_WILLNEED, at, size)
         self.reads += 1
+
+    def map_in(self, run: Extent) -> None:
+        """Map the pages of a run at once, which costs less than one by one; waits for the disk."""
+        at, size = run.start * self.block_bytes, run.size * self.block_bytes
+        # Not mmap's own, which would keep the interpreter lock.
+        _madvise(self._address + at, size, _POPULATE_READ)
 
     def resident(self, parts: Iterable[Extent]) -> int:
         """Bytes of ``parts`` that are in memory just now; from any thread."""

@@ -11,7 +11,7 @@ from typing import Final
 from headrace.storage.blocks import BlockFile
 from headrace.storage.ring import Ring
 
-_AHEAD_BYTES: Final = 8 << 20
+_AHEAD_BYTES: Final = 16 << 20
 """What is asked back from the disk at once."""
 
 
@@ -53,8 +53,12 @@ class Residence:
     def read_ahead(self, at: int) -> None:
         """What comes at ``at`` is read, and was left to the disk: ask for many blocks (A-22)."""
         begin, end = self._back
+        size = self._file.block_bytes
         # The disk works on while the last half is read.
         if end < self.left and at + _AHEAD_BYTES // 2 >= end:
+            for run in self._ring.extents(at // size * size, end // size * size):
+                # It was asked back when what is before it was read.
+                self._file.map_in(run)
             start = max(at, end)
             self._back = (begin if end else at), min(start + _AHEAD_BYTES, self.left)
             for run in self._ring.extents(start, self._back[1]):
