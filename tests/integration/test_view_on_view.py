@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.views import differs
 from tests.waiting import bump, wait_for, wait_until
 
 pytestmark = pytest.mark.shared_engine
@@ -52,6 +53,20 @@ def test_a_view_that_is_read_cannot_be_dropped(commander, source):
     commander.execute("CALL headrace.drop_view('mid')")
     commander.execute("CALL headrace.drop_view('lower')")
     assert source.execute("SELECT count(*) FROM headrace.view_uses").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("columns", ["id", "id, j::text AS j"])
+def test_a_literal_in_a_view_that_is_read_is_analysed_once_more(commander, source, columns):
+    """A literal of a type with code of its own, below the query that is being bound."""
+    create = "CALL headrace.create_view('{}', $q${}$q$)"
+    commander.execute(create.format("low", """SELECT id, '{"a": 1}'::json AS j FROM t"""))
+    commander.execute(create.format("mid", "SELECT id, j, '[2]'::json AS k FROM low"))
+    for below in ("low", "mid"):
+        query = f"SELECT {columns} FROM {below}"
+        commander.execute(create.format(f"on_{below}", query))
+        source.execute("DELETE FROM t WHERE id = (SELECT max(id) FROM t)")
+        wait_for(source, bump(source))
+        assert differs(source, f"on_{below}", query) == []
 
 
 def test_an_altered_view_stops_those_that_read_it(commander, source):

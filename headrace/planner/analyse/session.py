@@ -42,6 +42,8 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.settings import CAPTURED, EVALUATION, FUNCTION_PATH, PINNED_SETTINGS
 
 _VIEW: Final = "headrace_bind"
+_REHEARSED: Final = "headrace_rehearsal"
+"""Not what a query is bound under: those that it reads are rehearsed while its own is there."""
 _LITERAL: Final = r"((?:E)?'(?:[^']|'')*')::([a-z][\w .]*)"
 _MARKS: Final = re.compile(f"( SET \\S+ TO ){_LITERAL}( DEFAULT ){_LITERAL}( USING )")
 _PREFIX: Final = f"CREATE TEMPORARY VIEW pg_temp.{_VIEW} AS "
@@ -210,9 +212,9 @@ def refuse_others_code(conn: Connection, query: str, analyst: str = _ANALYST) ->
 
     def analysed(copy: str) -> Node:
         with conn.transaction(force_rollback=True):
-            _make(conn, _VIEW, copy, analyst)
+            _make(conn, _REHEARSED, copy, analyst)
             with acting.own_names(conn):
-                return _tree(conn, _VIEW)
+                return _tree(conn, _REHEARSED)
 
     literals.Rehearsal(conn, query, found).run(analysed, mentioned)
 
