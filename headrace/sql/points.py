@@ -30,6 +30,24 @@ SELECT p.name FROM headrace.points p JOIN headrace.views v ON v.id = p.view_id
  WHERE v.id = %s AND p.storage_key IS NOT NULL AND NOT EXISTS (SELECT {_OF_POINT})
  ORDER BY 1 LIMIT 1"""  # noqa: S608  constants
 
+# By what they reach back to, as the purge computes it: to compare intervals takes a month for 30
+# days, and February has 28.  The days of all years that there are: they repeat after 400 years;
+# those that lie ahead, since a moment before Postgres' first cannot be named.
+_DAYS: Final = "generate_series(timestamp '2800-01-01', '3199-12-31', '1 day') d"
+_LESS: Final = f"EXISTS (SELECT FROM {_DAYS} WHERE d - {{keep}} > d - {{need}})"
+_NEEDING_MORE: Final = f"""
+SELECT p.name, p.view_id, p.keep::text, p.storage_key::text FROM headrace.points p
+ WHERE p.view_id = %(view)s AND p.keep IS NOT NULL
+   AND {_LESS.format(keep="coalesce(%(keep)s::interval, '0')", need="p.keep")}
+ ORDER BY p.keep DESC, p.name LIMIT 1"""  # noqa: S608  constants
+_ENOUGH: Final = f"""
+SELECT CASE WHEN h.keep IS NULL THEN n.keep
+            WHEN NOT {_LESS.format(keep="h.keep", need="n.keep")} THEN h.keep
+            WHEN NOT {_LESS.format(keep="n.keep", need="h.keep")} THEN n.keep
+            ELSE (SELECT max(d - least(d - h.keep, d - n.keep)) FROM {_DAYS}) END::text
+  FROM (SELECT %(need)s::interval AS keep) n
+  LEFT JOIN headrace.histories h ON h.view_id = %(view)s"""  # noqa: S608  constants
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -71,27 +89,22 @@ def delete(conn: Connection, name: str) -> bool:
 
 
 def needing_more(conn: Connection, view_id: int, keep: str | None) -> Point | None:
-    """The point that needs most of the view's history, if that is longer than ``keep``.
+    """The point that needs most of the view's history, of those that ``keep`` may fall short of.
 
     ``keep``: an interval; None: no history at all.
     """
-    row = conn.execute(
-        "SELECT p.name, p.view_id, p.keep::text, p.storage_key::text FROM headrace.points p"
-        " WHERE p.view_id = %s AND p.keep > coalesce(%s::interval, '0')"
-        " ORDER BY p.keep DESC, p.name LIMIT 1",
-        (view_id, keep),
-    ).fetchone()
+    row = conn.execute(_NEEDING_MORE, {"view": view_id, "keep": keep}).fetchone()
     return None if row is None else Point(*row)
 
 
-def keeps(conn: Connection, view_id: int, keep: str) -> bool:
-    """Whether the view's history is kept for ``keep`` or longer."""
-    row = conn.execute(
-        "SELECT EXISTS (SELECT FROM headrace.histories h"
-        " WHERE h.view_id = %s AND h.keep >= %s::interval)",
-        (view_id, keep),
-    ).fetchone()
-    return bool(row and row[0])
+def enough(conn: Connection, view_id: int, need: str) -> str:
+    """The interval that reaches back as far as ``need`` does, and as the view's history does.
+
+    One of the two, where it does so at any time of the year.
+    """
+    row = conn.execute(_ENOUGH, {"view": view_id, "need": need}).fetchone()
+    assert row is not None, "what is needed is there, with a history or without"
+    return str(row[0])
 
 
 def has_column(conn: Connection, result_oid: int, column: str) -> bool:

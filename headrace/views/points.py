@@ -135,8 +135,8 @@ def _enter(conn: Connection, view: ViewRow, point: Point) -> None:
             hint="Create the connection point again.",
             sqlstate="55006",
         )
-    if point.keep is not None and not points.keeps(conn, view.id, point.keep):
-        history.ask(conn, view.id, point.keep)
+    if point.keep is not None:
+        history.ask(conn, view.id, points.enough(conn, view.id, point.keep))
 
 
 def _unknown(name: str) -> UndefinedError:
