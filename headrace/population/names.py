@@ -134,6 +134,24 @@ def find_owned(
     return view
 
 
+def lock(conn: Connection, view: ViewRow) -> None:
+    """Let nobody else change the row of a view that was found before.
+
+    Raises:
+        UndefinedError: 42P01, it was dropped since.
+        UserError: 55006, it has another id since, of a resync or because it was created again.
+    """
+    if views.lock(conn, view.id):
+        return
+    if views.find(conn, view.name, [view.schema]) is None:
+        raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    raise UserError(
+        f'view "{view.name}" was filled anew meanwhile',
+        hint="Call this once more.",
+        sqlstate="55006",
+    )
+
+
 def check_owner(conn: Connection, view: ViewRow, caller: str | None) -> None:
     """Raise PrivilegeError unless ``caller`` acts for the owner of ``view``, or for us."""
     if not acts_for_owner(conn, view, caller):

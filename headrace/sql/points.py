@@ -35,11 +35,12 @@ SELECT p.name FROM headrace.points p JOIN headrace.views v ON v.id = p.view_id
 # those that lie ahead, since a moment before Postgres' first cannot be named.
 _DAYS: Final = "generate_series(timestamp '2800-01-01', '3199-12-31', '1 day') d"
 _LESS: Final = f"EXISTS (SELECT FROM {_DAYS} WHERE d - {{keep}} > d - {{need}})"
-_NEEDING_MORE: Final = f"""
-SELECT p.name, p.view_id, p.keep::text, p.storage_key::text FROM headrace.points p
+_POINTS: Final = """
+SELECT p.name, p.view_id, p.keep::text, p.storage_key::text FROM headrace.points p"""
+_NEEDING_MORE: Final = f"""{_POINTS}
  WHERE p.view_id = %(view)s AND p.keep IS NOT NULL
    AND {_LESS.format(keep="coalesce(%(keep)s::interval, '0')", need="p.keep")}
- ORDER BY p.keep DESC, p.name LIMIT 1"""  # noqa: S608  constants
+ ORDER BY p.keep DESC, p.name LIMIT 1"""
 _ENOUGH: Final = f"""
 SELECT CASE WHEN h.keep IS NULL THEN n.keep
             WHEN NOT {_LESS.format(keep="h.keep", need="n.keep")} THEN h.keep
@@ -75,12 +76,25 @@ def insert(conn: Connection, point: Point) -> bool:
 
 def find(conn: Connection, name: str) -> Point | None:
     """The point called ``name``."""
-    row = conn.execute(
-        "SELECT p.name, p.view_id, p.keep::text, p.storage_key::text"
-        " FROM headrace.points p WHERE p.name = %s",
-        (name,),
-    ).fetchone()
+    row = conn.execute(f"{_POINTS} WHERE p.name = %s", (name,)).fetchone()
     return None if row is None else Point(*row)
+
+
+def of_view(conn: Connection, view_id: int) -> list[Point]:
+    """The points of a view, by name."""
+    rows = conn.execute(f"{_POINTS} WHERE p.view_id = %s ORDER BY p.name", (view_id,))
+    return [Point(*row) for row in rows]
+
+
+def read_by(conn: Connection, view_id: int) -> list[Point]:
+    """The points of the views that a view reads, by name."""
+    rows = conn.execute(
+        f"{_POINTS} WHERE EXISTS (SELECT FROM headrace.view_uses u JOIN headrace.views v"
+        " ON v.result_oid = u.result_oid WHERE u.view_id = %s AND v.id = p.view_id)"
+        " ORDER BY p.name",
+        (view_id,),
+    )
+    return [Point(*row) for row in rows]
 
 
 def delete(conn: Connection, name: str) -> bool:

@@ -125,11 +125,11 @@ def _lock_row(conn: Connection, view: ViewRow) -> None:
     """Keep others from reading the view, which nobody may do already.
 
     Raises:
-        UndefinedError: somebody dropped it, or gave it another id (a resync).
+        UndefinedError: somebody dropped it.
+        UserError: 55006, somebody gave it another id (a resync).
         UserError: 2BP01, other views of Headrace read it.
     """
-    if not views.lock(conn, view.id):
-        raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    names.lock(conn, view)
     users = reads.users(conn, view.result_oid)
     if users:
         raise UserError(

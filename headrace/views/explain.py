@@ -13,8 +13,11 @@ from headrace.planner import PlanRequest, plan
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.sql import views
+from headrace.postgres.connect import Connection
+from headrace.sql import points, views
+from headrace.sql.points import Point
 from headrace.sql.verbs import ExplainView
+from headrace.sql.views import ViewRow
 
 Buffered = Mapping[str, tuple[int, Sequence[str]]]
 """By node whose rows come from a shared subplan: which, and the other views that need it."""
@@ -46,6 +49,8 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
                 edges = _buffered(context, view.id)
                 if edges is not None:
                     stages["physical"] = with_edges(stages["physical"], edges)
+                told = _points(conn, view, caller)
+                stages["physical"] = "\n".join([stages["physical"], *told])
         if stages is None:
             stages = plan(conn, PlanRequest(text, caller, request.settings)).explain
     if stage not in stages:
@@ -53,6 +58,25 @@ def explain_view(context: JobContext, job: Job, request: ExplainView) -> str:
             f'there is no plan of stage "{stage}"', hint=f"Stages: {', '.join(stages)}."
         )
     return stages[stage]
+
+
+def _points(conn: Connection, view: ViewRow, caller: str | None) -> list[str]:
+    """A line for each connection point that the view has, or reads and ``caller`` may know of."""
+    lines = [f'is connection point "{p.name}"{_kept(p)}' for p in points.of_view(conn, view.id)]
+    for point in points.read_by(conn, view.id):
+        read = views.of_id(conn, point.view_id)
+        if read is not None and names.acts_for_owner(conn, read, caller):
+            told = f'reads connection point "{point.name}" of view {read.shown}'
+            lines.append(told + _kept(point))
+    return lines
+
+
+def _kept(point: Point) -> str:
+    kept = [
+        *([f"history {point.keep}"] if point.keep is not None else []),
+        *([f'storage key "{point.storage_key}"'] if point.storage_key is not None else []),
+    ]
+    return ": " + ", ".join(kept) if kept else ""
 
 
 def _buffered(context: JobContext, view_id: int) -> Buffered | None:

@@ -13,7 +13,7 @@ from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
-from headrace.sql import history, points, views
+from headrace.sql import history, points
 from headrace.sql.verbs import SetHistory
 from headrace.sql.views import ViewRow
 from headrace.views.pause import check_not_live
@@ -42,7 +42,7 @@ def set_history(context: JobContext, job: Job, request: SetHistory) -> dict[str,
             raise UserError(f'view "{view.name}" is not populated yet', sqlstate="55006")
         keep = None if request.keep is None else history.interval(conn, request.keep)
         with conn.transaction():
-            views.lock(conn, view.id)
+            names.lock(conn, view)
             _check_enough(conn, view, keep)
             if keep is not None:
                 history.ask(conn, view.id, keep)

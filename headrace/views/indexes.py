@@ -97,7 +97,7 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
 
 def _check_unneeded(conn: Connection, view: ViewRow, name: str) -> None:
     """Raise UserError if a connection point misses the index ``name``, which is dropped now."""
-    views.lock(conn, view.id)
+    names.lock(conn, view)
     point = points.unserved(conn, view.id)
     if point is not None:
         raise UserError(

@@ -122,8 +122,7 @@ def _enter(conn: Connection, view: ViewRow, point: Point) -> None:
 
     The row of the view is locked last, and not while an index is made: the worker writes it.
     """
-    if not views.lock(conn, view.id):
-        raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    names.lock(conn, view)
     if not points.insert(conn, point):
         raise DuplicateError(
             f'connection point "{point.name}" already exists',

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
+from headrace.errors import UndefinedError, UserError
+from headrace.population import names
 from tests.integration.conftest import ITEMS
 from tests.views import differs
 from tests.waiting import wait_until
@@ -145,6 +149,121 @@ def test_a_point_follows_its_view(commander, source):
     assert source.execute(POINTS).fetchall() == [("p", "public.v", "02:00:00", "g", [])]
     assert len(indexed(source, "g")) == 1
     assert refused(commander, "CALL headrace.set_history('v', NULL)").sqlstate == "55006"
+
+
+def test_a26_a_view_that_changes_its_owner_keeps_its_point(commander, source):
+    """And whose point it is: its history begins anew, for what was before was the other's."""
+    commander.execute(
+        "CALL headrace.create_connection_point('p', 'v', history => '2 hours', storage_key => 'g')"
+    )
+    wait_until(
+        lambda: source.execute("SELECT since FROM headrace.connection_points()").fetchone()[0],
+        "the history begins",
+    )
+    before = source.execute("SELECT headrace.view_txid('v')").fetchone()[0]
+    heir = f"heir_{source.info.backend_pid}"
+    source.execute(f"CREATE ROLE {heir}; GRANT SELECT ON items TO {heir}")
+    source.execute(f"GRANT CREATE ON SCHEMA public TO {heir}")
+    try:
+        commander.execute(f"CALL headrace.set_owner('v', '{heir}')")
+        source.execute("UPDATE items SET x = x - 1 WHERE g = 2")
+        commander.execute("CALL headrace.wait_for('v')")
+        assert differs(source, "v", QUERY) == []
+        assert len(indexed(source, "g")) == 1
+        source.execute(f"SET ROLE {heir}")
+        assert source.execute(POINTS).fetchall() == [("p", "public.v", "02:00:00", "g", [])]
+        with pytest.raises(psycopg.errors.InvalidParameterValue):
+            source.execute("SELECT * FROM headrace.view_changes('v', since => %s)", (before,))
+        why = refused(source, "CALL headrace.set_history('v', '1 hour')")
+        assert (why.sqlstate, '"p"' in why.message_primary) == ("55006", True)
+        source.execute("CALL headrace.drop_connection_point('p')")
+        assert source.execute(POINTS).fetchall() == []
+    finally:
+        source.execute("RESET ROLE")
+        commander.execute("CALL headrace.drop_view('v')")
+        source.execute(f"DROP OWNED BY {heir}; DROP ROLE {heir}")
+
+
+def test_a_view_that_was_filled_anew_was_not_dropped(commander, source):
+    """What is said to who has found it before, and locks it now."""
+    found = names.find(source, "v", None, {})
+    assert found is not None
+    commander.execute("CALL headrace.resync_view('v')")
+    with pytest.raises(UserError, match='view "v" was filled anew meanwhile') as again:
+        names.lock(source, found)
+    assert (again.value.code, again.value.hint) == ("55006", "Call this once more.")
+    found = names.find(source, "v", None, {})
+    assert found is not None
+    names.lock(source, found)
+    commander.execute("CALL headrace.drop_view('v')")
+    with pytest.raises(UndefinedError, match='view "v" was dropped'):
+        names.lock(source, found)
+
+
+def test_a26_no_index_goes_behind_a_resync(engine, commander, source):
+    """It is looked up, waits for the table, and the view has another id when it goes on."""
+    commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'g')")
+    [index] = indexed(source, "g")
+
+    def call(text: str) -> str | None:
+        with psycopg.connect(engine.dsn, autocommit=True) as conn:
+            try:
+                conn.execute(f"CALL headrace.{text}")
+            except psycopg.Error as error:
+                return error.sqlstate
+        return None
+
+    def waiting() -> int:
+        row = source.execute(
+            "SELECT count(*) FROM pg_locks WHERE relation = 'v'::regclass AND NOT granted"
+        ).fetchone()
+        return int(row[0])
+
+    with psycopg.connect(engine.source) as holder, ThreadPoolExecutor() as threads:
+        holder.execute("LOCK TABLE v IN ROW EXCLUSIVE MODE")
+        resync = threads.submit(call, "resync_view('v')")
+        wait_until(lambda: waiting() == 1, "the resync waits for the table", every_s=0.001)
+        drop = threads.submit(call, f"drop_index('{index}')")
+        wait_until(lambda: waiting() == 2, "and behind it who drops the index", every_s=0.001)
+        holder.rollback()
+        assert (resync.result(), drop.result()) == (None, "55006")
+    assert indexed(source, "g") == [index]
+    assert refused(commander, f"CALL headrace.drop_index('{index}')").sqlstate == "2BP01"
+
+
+def explained(conn, name: str) -> list[str]:
+    """What explain_view says of connection points."""
+    rows = conn.execute("SELECT * FROM headrace.explain_view(%s)", (name,)).fetchall()
+    return [str(line) for (line,) in rows if "connection point" in str(line)]
+
+
+def test_a25_explain_view_tells_of_points(commander, source):
+    commander.execute("CALL headrace.create_view('w', 'SELECT g, sum(x) AS s FROM v GROUP BY g')")
+    assert explained(commander, "v") == explained(commander, "w") == []
+    commander.execute(
+        "CALL headrace.create_connection_point('p', 'v', history => '2 hours', storage_key => 'g')"
+    )
+    commander.execute("CALL headrace.create_connection_point('q', 'v')")
+    assert explained(commander, "v") == [
+        'is connection point "p": history 02:00:00, storage key "g"',
+        'is connection point "q"',
+    ]
+    assert explained(commander, "w") == [
+        'reads connection point "p" of view "public"."v": history 02:00:00, storage key "g"',
+        'reads connection point "q" of view "public"."v"',
+    ]
+    # Points of somebody else are not told of.
+    name = f"reader_{source.info.backend_pid}"
+    source.execute(f"CREATE ROLE {name}; GRANT SELECT ON v TO {name}")
+    source.execute(f"GRANT CREATE ON SCHEMA public TO {name}")
+    try:
+        source.execute(f"SET ROLE {name}")
+        source.execute("CALL headrace.create_view('theirs', 'SELECT g FROM public.v')")
+        assert explained(source, "theirs") == []
+    finally:
+        source.execute("RESET ROLE")
+        source.execute("CALL headrace.drop_view('theirs')")
+        source.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
 @pytest.mark.parametrize(
