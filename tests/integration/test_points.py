@@ -257,12 +257,12 @@ def test_a25_explain_view_tells_of_points(commander, source):
     source.execute(f"CREATE ROLE {name}; GRANT SELECT ON v TO {name}")
     source.execute(f"GRANT CREATE ON SCHEMA public TO {name}")
     try:
-        source.execute(f"SET ROLE {name}")
-        source.execute("CALL headrace.create_view('theirs', 'SELECT g FROM public.v')")
-        assert explained(source, "theirs") == []
+        commander.execute(f"SET ROLE {name}")
+        commander.execute("CALL headrace.create_view('theirs', 'SELECT g FROM public.v')")
+        assert explained(commander, "theirs") == []
     finally:
-        source.execute("RESET ROLE")
-        source.execute("CALL headrace.drop_view('theirs')")
+        commander.execute("RESET ROLE")
+        commander.execute("CALL headrace.drop_view('theirs')")
         source.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
