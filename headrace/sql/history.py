@@ -57,8 +57,12 @@ put AS (
            ARRAY(SELECT (u.row::{row_type})::text
                    FROM unnest($7::text[]) WITH ORDINALITY AS u (row, place) ORDER BY u.place)
       FROM kept k)
-SELECT pg_catalog.pg_notify(('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text)
+SELECT (SELECT pg_catalog.pg_notify(
+            ('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text) WHERE {room})
   FROM kept k"""
+# Whoever listens and sleeps in a transaction has the server keep what anybody notifies of; where
+# that is full, a COMMIT that notifies fails, which would be ours.
+_ROOM: Final = "pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.5"
 _FOUND: Final = """
 SELECT h.id, h.shift, h.first_txid IS NOT NULL, p.txid, v.view_name,
        v.status = 'error' AND v.sqlstate = ANY (%s)
@@ -200,7 +204,7 @@ def writing(row_type: sql.Composable) -> sql.Composed:
 
     REQUIRES: when it is carried out, the table whose rows are of ``row_type`` is locked.
     """
-    return sql.SQL(_WRITE).format(row_type=row_type)
+    return sql.SQL(_WRITE).format(row_type=row_type, room=sql.SQL(_ROOM))
 
 
 def values(view_id: int, at: Moment, number: int, part: Part) -> tuple[Any, ...]:
@@ -275,7 +279,7 @@ def go_on(conn: Connection, kept: Kept, result_oid: int, *, anew: bool) -> None:
         },
     )
     conn.execute(
-        "SELECT pg_catalog.pg_notify(('headrace_' || %s)::name::text, %s)",
+        f"SELECT pg_catalog.pg_notify(('headrace_' || %s)::name::text, %s) WHERE {_ROOM}",
         (kept.channel_of, str(kept.txid)),
     )
 

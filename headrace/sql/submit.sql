@@ -28,7 +28,10 @@ BEGIN
     INSERT INTO headrace.commands AS c (procedure, arguments, settings)
     VALUES (procedure, arguments, settings)
     RETURNING c.id INTO command;
-    PERFORM pg_notify('headrace_commands', command::text);
+    -- It is looked for without that as well, less often; a full queue would fail the COMMIT.
+    IF pg_notification_queue_usage() < 0.5 THEN
+        PERFORM pg_notify('headrace_commands', command::text);
+    END IF;
     RETURN command;
 END
 $$;
