@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from headrace import clock
-from headrace.errors import HeadraceError, QueryCancelled, TransientError
+from headrace.errors import HeadraceError, QueryCancelled, TransientError, UndefinedError
 from headrace.population import staging
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -74,6 +74,10 @@ class Handover:
         except HeadraceError as error:
             self._log.warning("view not adopted", reason=error.message)
             self._not_adopted = error
+            if isinstance(error, UndefinedError):
+                # It was dropped, or filled anew once more under another id: nobody will ask for it.
+                with contextlib.suppress(OSError):
+                    staging.of_view(self._context.settings.staging_dir, view_id).remove()
         except OSError as error:
             # The next start removes them, and asks the worker again, which has it.
             self._log.warning("staged files not removed", reason=str(error))

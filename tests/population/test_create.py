@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headrace.errors import HeadraceError, QueryCancelled, TransientError
+from headrace.errors import HeadraceError, QueryCancelled, TransientError, UndefinedError
 from headrace.population import staging
 from headrace.population.names import parse
 from headrace.sql.verbs import DropView
@@ -339,6 +339,19 @@ def test_worker_that_stays_down_at_the_end_adopts_later(bench, monkeypatch):
     done = bench.create("v", QUERY)
     assert bench.rows("TABLE v") == bench.rows(QUERY)
     assert staging.sealed(bench.settings.staging_dir) == [done["view_id"]]
+
+
+def test_a_view_that_is_gone_before_it_is_adopted_leaves_no_files(bench):
+    """Somebody has filled it anew once more meanwhile, under another id."""
+
+    def on_call(method: str) -> None:
+        if method == "adopt":
+            raise UndefinedError("the view was dropped", sqlstate="42P01")
+
+    bench.worker.on_call = on_call
+    with pytest.raises(UndefinedError):
+        bench.create("v", QUERY)
+    assert list(bench.settings.staging_dir.iterdir()) == []
 
 
 def test_worker_that_is_down_at_the_start(bench, monkeypatch):

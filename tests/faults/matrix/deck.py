@@ -15,11 +15,13 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import psycopg
 
 from headrace.process import faults
+from headrace.storage.blocks import BLOCK_BYTES
 from tests.faults.helpers import ENDLESS, WORKER, slot, wal_end
 from tests.faults.matrix import load
 from tests.faults.matrix.world import BUILDER, PATIENCE_S, World, connect
@@ -438,6 +440,100 @@ def disk_full(world: World) -> None:
         ballast.unlink()
 
 
+def hardly_writing(world: World) -> None:
+    """Many rows come while the sink's sessions are stopped most of the time; its worker may die."""
+    with connect(world.dsn) as conn:
+        conn.execute(
+            "INSERT INTO notes SELECT 2000000 + i, 'burst ' || i % 7, i, repeat('x', 50)"
+            " FROM generate_series(1, 4000) i"
+        )
+        for _ in range(world.rng.randint(2, 5)):
+            rows = conn.execute(
+                "SELECT pid FROM pg_stat_activity WHERE application_name = 'headrace sink'"
+                " AND datname = current_database()"
+            ).fetchall()
+            for how in (signal.SIGSTOP, signal.SIGCONT):
+                for (pid,) in rows:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, how)
+                if how == signal.SIGSTOP:
+                    at_any_moment(world.rng, 0.1, 0.5)
+                    if world.rng.random() < 0.3:
+                        kill(world, "worker")
+        conn.execute("DELETE FROM notes WHERE id > 2000000")
+
+
+def bits_flipped(world: World) -> None:
+    """A bit is flipped in every block of the queues, which somebody has to read, and nobody runs.
+
+    What a source or a state still has is had from there; a view that needs what only a block had
+    says so.
+    """
+    assert world.load is not None, "opened"
+    behind = world.rng.choice([n for n in world.views if n not in load.CORE])
+    with connect(world.dsn) as conn:
+        error = world.call(f"CALL headrace.pause_view('{behind}')")
+        assert error is None, error
+        at_any_moment(world.rng, 0.3, 0.6)
+        if world.local:
+            last = wal_end(conn)
+            wait_until(lambda: slot(conn, world.slot_name)[0] >= last, "the WAL may go", PATIENCE_S)
+        world.engine.kill9()
+        _flip(world.engine.data_dir / "queues" / "blocks", world.rng)
+        world.engine.start()
+        world.load.pause()
+
+        def told(name: str) -> bool:
+            said = world.call(f"CALL headrace.wait_for('{name}')")
+            return said is None or world.statuses(conn)[name][0] == "error"
+
+        def resumed() -> bool:
+            said = world.call(f"CALL headrace.resume_view('{behind}')")
+            return said is None or world.statuses(conn)[behind][0] == "error"
+
+        wait_until(resumed, "the view is resumed, or has stopped", PATIENCE_S)
+        for name in world.views:
+            wait_until(lambda n=name: told(n), f"{name} follows, or has stopped", PATIENCE_S)
+        stopped = conn.execute(
+            "SELECT view_name, sqlstate, headrace.view_message(id) FROM headrace.views"
+            " WHERE status = 'error'"
+        ).fetchall()
+    world.load.resume()
+    world.say(f"{behind} was paused; stopped: {stopped}")
+    # 55H02: of the stream; 55000: of a subplan that it shares.
+    assert {state for _, state, _ in stopped} <= {"55H02", "55000"}, stopped
+    if stopped:
+        wait_until(lambda: _mended(world), "the views are filled anew", PATIENCE_S)
+
+
+def _mended(world: World) -> bool:
+    """Whether no view has stopped; those that have are filled anew, as far as they are not yet."""
+    world.witness.absent.set()
+    with connect(world.dsn) as conn:
+        stopped = [name for name, said in world.statuses(conn).items() if said[0] != "running"]
+    for name in stopped:
+        error = world.call(f"CALL headrace.resync_view('{name}')")
+        # It may be under way by itself.
+        if error is not None and not isinstance(error, psycopg.errors.ObjectInUse):
+            raise error
+    if not stopped:
+        world.witness.absent.clear()
+    return not stopped
+
+
+def _flip(blocks: Path, rng: random.Random) -> None:
+    with blocks.open("r+b", buffering=0) as file:
+        begin = 0
+        # Past what is there begins a hole, which has no next byte.
+        with contextlib.suppress(OSError):
+            while True:
+                begin = os.lseek(file.fileno(), begin, os.SEEK_DATA)
+                at = begin + rng.randrange(BLOCK_BYTES)
+                if byte := os.pread(file.fileno(), 1, at):
+                    os.pwrite(file.fileno(), bytes([byte[0] ^ 16]), at)
+                begin = (begin // BLOCK_BYTES + 1) * BLOCK_BYTES
+
+
 def paused(world: World) -> None:
     """A view is paused, its engine killed, and the view resumed."""
     name = world.rng.choice([n for n in world.views if n not in ("seen", "entries")])
@@ -512,6 +608,7 @@ def first_checkpoint(world: World) -> None:
 
 def killed_by_a_row(world: World) -> None:
     """One view's row kills the worker whenever it comes: that view stops, by itself."""
+    assert world.load is not None, "opened"
     name, query = "poisoned", "SELECT id, tag FROM notes"
     world.create(name, query)
     with connect(world.dsn) as conn:
@@ -523,7 +620,9 @@ def killed_by_a_row(world: World) -> None:
         def stopped() -> bool:
             return world.statuses(conn)[name][0] == "error"
 
+        world.load.pause()
         wait_until(stopped, "the view that kills the worker is stopped", PATIENCE_S)
+        world.load.resume()
         said = world.statuses(conn)
         world.say(f"told: {said[name]}")
         assert "the worker died while processing this view" in str(said[name][1])
@@ -549,7 +648,10 @@ def never_returns(world: World) -> None:
             ).fetchone()
             return bool(row and row[0] == "54H01")
 
+        # The load goes on for ever, faster than some engines are set to follow.
+        world.load.pause()
         wait_until(left, "the view leaves", PATIENCE_S)
+        world.load.resume()
         if world.rng.random() < 0.5:
             kill(world, world.rng.choice(("worker", "builder")))
         before = world.load.written
@@ -598,6 +700,8 @@ def special_cards(rng: random.Random) -> list[Card]:
         Card("slot dropped", slot_dropped),
         *(full if can_mount() else [Card("SIGTERM engine", terminated)]),
         Card("second engine", second_engine),
+        Card("a sink that hardly writes", hardly_writing),
+        Card("bits of queues flipped", bits_flipped),
         Card("resync, then a kill", resync_killed),
         Card("a new view, killed before its first checkpoint", first_checkpoint),
         Card("paused, then a kill", paused),
