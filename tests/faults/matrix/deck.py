@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -493,7 +494,7 @@ def bits_flipped(world: World) -> None:
 
         wait_until(resumed, "the view is resumed, or has stopped", PATIENCE_S)
         for name in world.views:
-            wait_until(lambda n=name: told(n), f"{name} follows, or has stopped", PATIENCE_S)
+            wait_until(partial(told, name), f"{name} follows, or has stopped", PATIENCE_S)
         stopped = conn.execute(
             "SELECT view_name, sqlstate, headrace.view_message(id) FROM headrace.views"
             " WHERE status = 'error'"
