@@ -125,6 +125,8 @@ class BlockFile:
                 size = run.size * self.block_bytes
                 os.posix_fallocate(self._file, run.start * self.block_bytes, size)
         except OSError as error:
+            # Some of them may have been had before that.
+            self._unback(new)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise NoRoom(
@@ -153,13 +155,18 @@ class BlockFile:
         """Give the space of free blocks back to the disk, but for ``spare`` of them."""
         idle = [b for run in self._free for b in range(run.start, sum(run)) if b in self._backed]
         gone = idle[spare:]
+        if gone:
+            self._unback(gone)
+        return len(gone)
+
+    def _unback(self, blocks: Iterable[int]) -> None:
+        """Have no space on the disk for ``blocks``, in ascending order, which nobody has."""
+        gone = list(blocks)
         for run in runs(gone):
             size = run.size * self.block_bytes
             self._map.madvise(mmap.MADV_REMOVE, run.start * self.block_bytes, size)
         self._backed.difference_update(gone)
-        if gone:
-            os.ftruncate(self._file, (max(self._backed, default=-1) + 1) * self.block_bytes)
-        return len(gone)
+        os.ftruncate(self._file, (max(self._backed, default=-1) + 1) * self.block_bytes)
 
     def _choose(self, count: int) -> list[Extent]:
         for run in self._free:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from headrace.errors import TransientError
 from headrace.state.rocks import RocksDatabase
+from tests.disks import fill_up, small_disk
 from tests.waiting import wait_until
 
 MIB = 1024 * 1024
@@ -19,23 +17,8 @@ MIB = 1024 * 1024
 @pytest.fixture
 def disk(tmp_path):
     """A file system of 48 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(path)]
-    done = subprocess.run(mount, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def fill_up(disk: Path) -> Path:
-    """Take the last byte."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        while os.statvfs(disk).f_bavail:
-            file.write(bytes(4096))
-    return filler
+    with small_disk(tmp_path / "disk", 48 * MIB) as path:
+        yield path
 
 
 def run(store, keys: list[bytes]) -> None:

@@ -1,0 +1,40 @@
+"""A file system of our own that is small, and gets full."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
+    """A file system of so many bytes at ``path``; who may mount none skips the test."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)]
+    done = subprocess.run(mount, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def free_bytes(disk: Path) -> int:
+    """What is not taken."""
+    at = os.statvfs(disk)
+    return at.f_bavail * at.f_frsize
+
+
+def fill_up(disk: Path, but_bytes: int = 0) -> Path:
+    """Take all but so many bytes; removing the file makes room again."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        while free_bytes(disk) > but_bytes:
+            file.write(bytes(4096))
+    return filler
