@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +21,7 @@ import pytest
 from headrace import clock
 from headrace.embedded.engine import EmbeddedEngine
 from tests.views import differs
-from tests.waiting import at_any_moment, wait_until
+from tests.waiting import PATIENCE_S, again_and_again, at_any_moment, wait_until
 
 MB = 1_048_576
 ROWS = 25_000
@@ -34,6 +35,9 @@ VIEWS = {
     "wide": f"SELECT id, name, x * 2 AS y FROM ({JOINED}) j",
     "narrow": f"SELECT name, count(*), sum(x) FROM ({JOINED}) j GROUP BY name",
 }
+BURST = """
+INSERT INTO items SELECT i, i %% 1000, i %% 77, repeat('f', 100)
+  FROM generate_series(%s::int, %s::int) i"""
 BOUNDS = {
     "HEADRACE_WAL_RETENTION": "local",
     "HEADRACE_BUFFER_BYTES_MAX": str(8 * MB),
@@ -44,14 +48,23 @@ BOUNDS = {
 }
 
 
+def sinks(conn: psycopg.Connection) -> list[int]:
+    """The backends over which views are written."""
+    rows = conn.execute(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'headrace sink%'"
+    )
+    return [pid for (pid,) in rows]
+
+
 class Watched(threading.Thread):
     """Looks, all the while, at what the worker has of its own, and throttles the sink."""
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
+    def __init__(self, engine: EmbeddedEngine, *, throttled: bool = True) -> None:
         super().__init__()
         self.peak = 0
         """The most that there was, bytes (RssAnon)."""
-        self.throttled = True
+        self.throttled = throttled
         self._engine = engine
         self._over = threading.Event()
 
@@ -66,7 +79,7 @@ class Watched(threading.Thread):
     def run(self) -> None:
         with psycopg.connect(self._engine.source, autocommit=True) as conn:
             while not self._over.is_set():
-                pids = self._sinks(conn) if self.throttled else []
+                pids = sinks(conn) if self.throttled else []
                 for how, seconds in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.05)):
                     for pid in pids:
                         with contextlib.suppress(ProcessLookupError):
@@ -76,13 +89,6 @@ class Watched(threading.Thread):
                         self._look()
                         self._over.wait(0.02)
 
-    def _sinks(self, conn: psycopg.Connection) -> list[int]:
-        rows = conn.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-            " AND application_name LIKE 'headrace sink%'"
-        )
-        return [pid for (pid,) in rows]
-
     def _look(self) -> None:
         pid = self._engine.child("headrace.runtime.worker")
         with contextlib.suppress(OSError):
@@ -91,10 +97,45 @@ class Watched(threading.Thread):
                     self.peak = max(self.peak, int(line.split()[1]) * 1024)
 
 
+@contextlib.contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """A process does nothing; whoever has ended it meanwhile may."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def sink_standing_still(conn: psycopg.Connection) -> Iterator[None]:
+    """The sink's backend does nothing: it waits for its client, and so holds nobody up."""
+    told = "SELECT wait_event = 'ClientRead' FROM pg_stat_activity WHERE pid = %s"
+    for _ in again_and_again(PATIENCE_S):
+        [pid] = wait_until(lambda: sinks(conn), "somebody writes views")
+        with standing_still(pid):
+            if conn.execute(told, (pid,)).fetchone() == (True,):
+                yield
+                return
+    raise AssertionError("it never waits")
+
+
 def parts(commander: psycopg.Connection) -> dict[str, tuple[int, int | None]]:
     """What memory is used for, and how much it may be."""
     rows = commander.execute("SELECT * FROM headrace.memory()").fetchall()
     return {part: (used, limit) for part, views, used, limit in rows if views is None}
+
+
+def holds(commander: psycopg.Connection) -> bool:
+    """Whether no more is in memory than may be."""
+    now = parts(commander)
+    return all(now[part][0] <= now[part][1] for part in ("states", "queues in memory"))
+
+
+def right(source: psycopg.Connection) -> Iterator[bool]:
+    """Of each view, whether it is."""
+    return (differs(source, name, query) == [] for name, query in VIEWS.items())
 
 
 @pytest.mark.parametrize(
@@ -107,11 +148,7 @@ def test_e24_memory_is_bounded_and_all_arrives(engine, source, commander, bursts
         wait_until(lambda: watched.peak, "it is looked at")
         idle = watched.peak
         for n in range(bursts):
-            source.execute(
-                "INSERT INTO items SELECT i, i %% 1000, i %% 77, repeat('f', 100)"
-                " FROM generate_series(%s::int, %s::int) i",
-                (n * ROWS, (n + 1) * ROWS - 1),
-            )
+            source.execute(BURST, (n * ROWS, (n + 1) * ROWS - 1))
             source.execute("UPDATE items SET x = x + 1 WHERE id %% 40 = %s", (n,))
             if n % 10 == 3:
                 at_any_moment(rng, 0.0, 0.5)
@@ -120,9 +157,38 @@ def test_e24_memory_is_bounded_and_all_arrives(engine, source, commander, bursts
         for name, query in VIEWS.items():
             wait_until(lambda n=name, q=query: differs(source, n, q) == [], f"{name} is right", 600)
         assert watched.peak - idle < 300 * MB
+    wait_until(lambda: holds(commander), lambda: f"what was let go is gone: {parts(commander)}")
 
-    def holds() -> bool:
-        now = parts(commander)
-        return all(now[part][0] <= now[part][1] for part in ("states", "queues in memory"))
 
-    wait_until(holds, lambda: f"what was let go is gone: {parts(commander)}")
+@pytest.mark.engine_with(**BOUNDS)
+def test_a9_a_queue_fills_on_disk_behind_what_stands_still(engine, source, commander):
+    """First behind the sink's backend, then behind the worker, which has to read it all back."""
+
+    def burst(n: int) -> None:
+        source.execute(BURST, (n * ROWS, (n + 1) * ROWS - 1))
+        source.execute("UPDATE items SET x = x + 1 WHERE id %% 40 = %s", (n,))
+
+    def on_disk() -> int:
+        return (engine.data_dir / "queues" / "blocks").stat().st_blocks * 512
+
+    def spilled() -> bool:
+        used, limit = parts(commander)["queues in memory"]
+        return limit is not None and used <= limit < on_disk() // 2
+
+    with Watched(engine, throttled=False) as watched:
+        wait_until(lambda: watched.peak, "it is looked at")
+        idle = watched.peak
+        burst(0)
+        wait_until(lambda: all(right(source)), "the first burst is there")
+        with sink_standing_still(source):
+            for n in range(1, 9):
+                burst(n)
+            wait_until(lambda: on_disk() > 3 * 8 * MB, lambda: f"only {on_disk()} bytes are kept")
+            wait_until(spilled, lambda: f"it is on disk only: {parts(commander)}")
+            assert source.execute("SELECT count(*) FROM wide").fetchone() == (ROWS,)
+            with standing_still(engine.child("headrace.runtime.worker")):
+                burst(9)
+                assert source.execute("SELECT count(*) FROM wide").fetchone() == (ROWS,)
+        wait_until(lambda: all(right(source)), "the views are right", 300)
+        assert watched.peak - idle < 300 * MB
+    wait_until(lambda: holds(commander), lambda: f"what was let go is gone: {parts(commander)}")
