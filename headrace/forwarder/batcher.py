@@ -81,6 +81,8 @@ class Batch:
     txid: int | None = None
     """The recorded txid during replay."""
     opened_at: float = 0.0
+    oldest_us: int = 0
+    """When the first of its transactions was committed; 0: nobody knows (A-42)."""
     parts: list[Part] = field(default_factory=list)
 
     def chunks(self) -> Iterator[list[bytes]]:
@@ -371,6 +373,8 @@ class Batcher:
         batch = self._open
         if batch.transactions == 0:
             batch.opened_at = clock.monotonic()
+        # The source's clock may go back.
+        batch.oldest_us = min(batch.oldest_us or time_us, time_us)
         batch.transactions += 1
         batch.end_lsn, batch.commit_time_us = end_lsn, time_us
         batch.size += self._tx_bytes

@@ -95,6 +95,7 @@ class Frames:
         """
         self._types = types
         self.instant: Final = instant
+        self.oldest_us: Final = batch.oldest_us
         self.stopped: dict[int, HeadraceError] = {}
         """What it answered: views that must not take the rows, by id."""
         self._describer = describer
@@ -299,7 +300,7 @@ class Processor:
             diffs = flow.end(frames.txid, frames.attempt)
             if isinstance(unit, Shared):
                 outcome.sent[unit.id] = [diffs]
-                unit.send(frames.txid, frames.attempt, diffs)
+                unit.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
             else:
                 outcome.diffs[unit.id] = diffs
             # Before the sink's commit: what cannot be stored must not appear either.

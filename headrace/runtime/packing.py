@@ -114,6 +114,7 @@ def unpack(txid: int, frames: Sequence[Frame], told: dict[bytes, bytes]) -> Batc
     at = 1 if found and found[0][0] == _BEGIN else 0
     found[at:at] = new
     batch = Batch(end_lsn, instant, transactions, count, sum(map(len, found)), txid=txid)
+    batch.oldest_us = frames[0].header.commit_us
     if spooled:
         told.clear()  # what else it describes is not looked at
         batch.parts = [_Stored(frames[1:], found)]

@@ -249,15 +249,16 @@ class Retained:
         if record.txid != queue.last_txid + 1:
             raise BugError(f"batch {record.txid} cannot be kept: the last is {queue.last_txid}")
         described = self._descriptions.relied_on(batch)
+        number, oldest = self._mark.number, batch.oldest_us
         try:
             with queue.together():
                 for messages in packing.pack(record, batch, described):
                     body = pa.record_batch([pa.array(messages, pa.binary())], [packing.NAME])
-                    header = Header(Kind.DIFFS, record.txid, self._mark.number, len(messages))
+                    header = Header(Kind.DIFFS, record.txid, number, len(messages), oldest)
                     queue.put(header, body)
                     if queue.queued_bytes > self._bytes_max:
                         raise NoRoom("half of queue_bytes_max is taken")
-                queue.put(Header(Kind.TIME_END, record.txid, self._mark.number, 0))
+                queue.put(Header(Kind.TIME_END, record.txid, number, 0, oldest))
         except (NoRoom, OSError) as error:
             self._fill(record.txid, str(error))
             return False

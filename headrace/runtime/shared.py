@@ -57,8 +57,10 @@ class Shared(Unit):
         assert self.queue is not None, "it was restored"
         return self.queue
 
-    def send(self, txid: int, attempt: int, diffs: pa.RecordBatch) -> None:
+    def send(self, txid: int, attempt: int, oldest_us: int, diffs: pa.RecordBatch) -> None:
         """``diffs`` are what follows from ``txid``; after a replay they stand there already.
+
+        ``oldest_us``: when the first was committed of what they follow from.
 
         Raises:
             NoRoom: they cannot be kept now; nothing was.
@@ -69,8 +71,9 @@ class Shared(Unit):
         try:
             with queue.together():
                 for piece in cut(diffs):
-                    queue.put(Header(Kind.DIFFS, txid, attempt, piece.num_rows), piece)
-                queue.put(Header(Kind.TIME_END, txid, attempt, diffs.num_rows))
+                    header = Header(Kind.DIFFS, txid, attempt, piece.num_rows, oldest_us)
+                    queue.put(header, piece)
+                queue.put(Header(Kind.TIME_END, txid, attempt, diffs.num_rows, oldest_us))
         except OSError as error:
             raise TransientError(
                 f"what a shared subplan sends cannot be kept now: {error}", sqlstate="58030"

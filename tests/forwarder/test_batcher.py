@@ -15,10 +15,10 @@ from headrace.forwarder.batcher import Batcher, Cut
 from tests.waiting import PATIENCE_S, wait_until
 
 
-def transaction(end: int, rows: int = 1, size: int = 10) -> list[bytes]:
-    """Messages of a transaction that ends at ``end``."""
-    begin = struct.pack("!cQqI", b"B", end - 5, 7, 1)
-    commit = struct.pack("!cBQQq", b"C", 0, end - 5, end, 7)
+def transaction(end: int, rows: int = 1, size: int = 10, at_us: int = 7) -> list[bytes]:
+    """Messages of a transaction that ends at ``end`` and was committed at ``at_us``."""
+    begin = struct.pack("!cQqI", b"B", end - 5, at_us, 1)
+    commit = struct.pack("!cBQQq", b"C", 0, end - 5, end, at_us)
     return [begin, *(b"I" + bytes(size) for _ in range(rows)), commit]
 
 
@@ -34,6 +34,17 @@ def test_takes_what_is_complete_and_nothing_else():
     assert b.take(0) is None
     b.add(transaction(30)[2:])
     assert b.take(0).end_lsn == 30
+
+
+def test_a42_a_batch_knows_when_its_oldest_was_committed():
+    """Also where the source's clock goes back; the next batch begins anew."""
+    b = batcher()
+    for end, at_us in ((10, 900), (20, 700), (30, 800)):
+        b.add(transaction(end, at_us=at_us))
+    batch = b.take(0)
+    assert (batch.transactions, batch.oldest_us, batch.commit_time_us) == (3, 700, 800)
+    b.add(transaction(40, at_us=1000))
+    assert b.take(0).oldest_us == 1000
 
 
 def test_e19_commits_within_the_interval_are_one_batch(monkeypatch):

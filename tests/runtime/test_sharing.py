@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from headrace import clock
 from headrace.planner import PlanRequest, plan
 from headrace.process import faults
 from headrace.runtime.positions import Position
@@ -122,6 +123,44 @@ def test_a_join_of_two_views_is_kept_once(source, database, start):
     change(source, random.Random(2), 20)
     check(running, source, one=ROWS, two=SUMS, three=MOST)
     assert not any("join" in name for name in states(running, three))
+
+
+def test_a42_what_is_derived_carries_when_the_oldest_was_committed(source, database, start):
+    """In the queue of what two views share, and in that of the batches; read from there too."""
+    running = start(wal_retention="local")
+    one = create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    joined(running)
+    settle(running, source)
+    running.on(lambda: running.engine.lifecycle.pause(one))
+    before = running.book.position.txid
+    moments = []
+
+    def look() -> None:
+        row = source.execute("SELECT clock_timestamp()").fetchone()
+        moments.append(row[0])
+
+    def gather() -> None:
+        """Amid the engine's work: what comes meanwhile is one batch."""
+        for n in (1, 2, 3):
+            look()
+            source.execute("UPDATE orders SET n = n + 1 WHERE id %% 3 = %s", (n % 3,))
+            look()
+        batcher = running.book.stream.batcher
+        wait_until(lambda: batcher.statistics()["open_transactions"] == 3, "all have come")
+
+    running.on(gather)
+    settle(running, source)
+    queues = {queue.name: queue for queue in running.book.queues.queues}
+    assert len(queues) == 2
+    for queue in queues.values():
+        told = running.on(lambda q=queue: [f.header for f in q.sent(before + 1)])
+        [oldest] = {clock.from_postgres(header.commit_us) for header in told}
+        assert moments[0] < oldest < moments[1]
+    again = running.on(lambda: running.book.retained.backlog(before).take())
+    assert moments[0] < clock.from_postgres(again.oldest_us) < moments[1]
+    assert again.transactions == 3
+    assert moments[4] < clock.from_postgres(again.commit_time_us) < moments[5]
 
 
 def test_equal_views_share_everything(source, database, start):
