@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.views import commit, create_view, difference, multiset
+from tests.compared import commit, create_view, difference, multiset
 from tests.waiting import create_marker
 
 TRANSACTIONS = 7

@@ -10,8 +10,8 @@ import random
 import psycopg
 import pytest
 
+from tests.compared import check
 from tests.differential.expressions import CASES, DDL, change, insert
-from tests.views import check
 from tests.waiting import bump, create_marker, wait_for
 
 PER_VIEW = 10

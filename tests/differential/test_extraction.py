@@ -14,7 +14,7 @@ from headrace.collections.source import load_columns
 from headrace.errors import UnsupportedError
 from headrace.planner import PlanRequest, plan
 from headrace.population.reader import WHOLE, copy_statement
-from tests.views import check, create_view, follow
+from tests.compared import check, create_view, follow
 from tests.waiting import create_marker, wait_until
 
 DDL = """

@@ -11,7 +11,7 @@ import random
 import psycopg
 import pytest
 
-from tests.views import create_view, follow, numbered
+from tests.compared import create_view, follow, numbered
 from tests.waiting import create_marker
 
 DDL = """

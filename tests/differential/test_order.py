@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.amounts import seeds
-from tests.views import create_view, follow, numbered
+from tests.compared import create_view, follow, numbered
 from tests.waiting import create_marker
 
 DDL = """

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from tests.amounts import seeds
+from tests.compared import create_view, follow
 from tests.differential.generate import Generator
-from tests.views import create_view, follow
 from tests.waiting import create_marker
 
 SCHEMAS = int(os.environ.get("HEADRACE_DIFF_SCHEMAS", "2"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from tests.views import check, commit, create_view
+from tests.compared import check, commit, create_view
 from tests.waiting import create_marker
 
 

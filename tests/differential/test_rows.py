@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.views import check, create_view, follow
+from tests.compared import check, create_view, follow
 from tests.waiting import create_marker, wait_until
 
 DDL = """

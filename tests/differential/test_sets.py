@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.amounts import seeds
-from tests.views import check, commit, create_view, follow, numbered
+from tests.compared import check, commit, create_view, follow, numbered
 from tests.waiting import bump, create_marker, wait_until
 
 DDL = """

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 from tests.amounts import seeds
+from tests.compared import create_view, difference, multiset
 from tests.differential.shapes import Shapes
-from tests.views import create_view, difference, multiset
 from tests.waiting import bump, create_marker, wait_until
 
 SCHEMAS = int(os.environ.get("HEADRACE_SHAPES", "1"))

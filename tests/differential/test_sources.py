@@ -10,7 +10,7 @@ import random
 import pytest
 
 from tests.amounts import seeds
-from tests.views import create_view, follow
+from tests.compared import create_view, follow
 from tests.waiting import create_marker
 
 DDL = """

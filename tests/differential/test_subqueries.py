@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from tests.amounts import seeds
+from tests.compared import check, commit, create_view, follow, numbered
 from tests.differential.subqueries import DDL, TABLES, Maker
-from tests.views import check, commit, create_view, follow, numbered
 from tests.waiting import create_marker
 
 SEEDS = int(os.environ.get("HEADRACE_SUBQUERY_SEEDS", "1"))

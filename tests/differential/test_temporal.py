@@ -12,7 +12,7 @@ import random
 import psycopg
 import pytest
 
-from tests.views import commit, create_view, difference, multiset
+from tests.compared import commit, create_view, difference, multiset
 from tests.waiting import again_and_again, create_marker, time_passes, wait_until
 
 DDL = """

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.amounts import seeds
+from tests.compared import create_view, difference, multiset
 from tests.differential.test_aggregates import FIRST, SMALL, Player, nine_digits
-from tests.views import create_view, difference, multiset
 
 SEED = int(os.environ.get("HEADRACE_TOGETHER_SEED", "1"))
 VIEWS = 18

@@ -11,8 +11,8 @@ import random
 import psycopg
 import pytest
 
+from tests.compared import follow
 from tests.differential.expressions import DDL, VALUES, change, insert
-from tests.views import follow
 from tests.waiting import create_marker
 
 POSITIONS = {

@@ -17,9 +17,9 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import ContinuityLost, PrerequisiteError
 from headrace.runtime import ownership
 from headrace.server import main as server_main
+from tests.compared import differs, status_of
 from tests.conftest import drop_database
 from tests.faults.helpers import WORKER, memory_peak_bytes, signal_worker, slot, wal_end
-from tests.views import differs, status_of
 from tests.waiting import at_any_moment, bump, create_marker, wait_for, wait_until
 
 MIB = 1024 * 1024

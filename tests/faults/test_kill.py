@@ -15,7 +15,7 @@ import threading
 import psycopg
 import pytest
 
-from tests.views import differs
+from tests.compared import differs
 from tests.waiting import PATIENCE_S, at_any_moment, bump, create_marker, wait_for, wait_until
 
 ACCOUNTS = 60

@@ -12,9 +12,9 @@ import pytest
 from psycopg import sql
 
 from headrace.embedded.postgres import EmbeddedPostgres
+from tests.compared import differs
 from tests.conftest import drop_database
 from tests.faults.helpers import WORKER, signal_worker, wal_end
-from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERIES = (

@@ -9,8 +9,8 @@ import threading
 import psycopg
 import pytest
 
+from tests.compared import differs
 from tests.faults.helpers import signal_worker
-from tests.views import differs
 from tests.waiting import again_and_again, at_any_moment, bump, create_marker, wait_for, wait_until
 
 ROWS = 2_000

@@ -12,10 +12,10 @@ import pytest
 
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
+from tests.compared import differs, status_of
 from tests.faults.helpers import slot, wal_end
 from tests.runtime.harness import copy_state, create_view, settle, source_plan
 from tests.runtime.test_engine import WorkerProcess
-from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 QUERY = "SELECT * FROM items"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.views import differs
+from tests.compared import differs
 from tests.waiting import bump, create_marker, wait_for
 
 TYPES = """

@@ -12,8 +12,8 @@ import pytest
 
 from headrace.errors import ContinuityLost, HeadraceError, StateDamaged
 from headrace.state.rocks import RocksDatabase
+from tests.compared import differs, status_of
 from tests.runtime.harness import Running, copy_state, create_view, settle, source_plan
-from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 ROUNDS = 4

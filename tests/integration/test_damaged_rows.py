@@ -8,7 +8,7 @@ import signal
 import psycopg
 import pytest
 
-from tests.views import differs, status_of
+from tests.compared import differs, status_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine

@@ -16,8 +16,8 @@ import pytest
 
 from headrace.config import Settings
 from headrace.server import janitor
+from tests.compared import differs
 from tests.integration.conftest import ITEMS
-from tests.views import differs
 from tests.waiting import at_any_moment, wait_until
 
 pytestmark = pytest.mark.shared_engine

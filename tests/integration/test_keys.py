@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.views import differs
+from tests.compared import differs
 
 pytestmark = pytest.mark.shared_engine
 

@@ -7,7 +7,7 @@ import json
 import psycopg
 import pytest
 
-from tests.views import differs
+from tests.compared import differs
 from tests.waiting import wait_until
 
 TABLES = "CREATE TABLE items (id int PRIMARY KEY, n int NOT NULL)"

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from tests.compared import differs
 from tests.faults.helpers import WORKER
-from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.shared_engine, pytest.mark.engine_with(HEADRACE_VIEW_TIME_MS_MAX="0")]

@@ -7,8 +7,8 @@ import re
 import psycopg
 import pytest
 
+from tests.compared import differs
 from tests.integration.conftest import ITEMS
-from tests.views import differs
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tests.views import differs
+from tests.compared import differs
 from tests.waiting import bump, create_marker, wait_for, wait_until
 
 TOGETHER = "SELECT g, array_agg(a) AS x, array_agg(b) AS y FROM t GROUP BY g"

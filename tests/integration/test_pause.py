@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.views import differs
+from tests.compared import differs
 from tests.waiting import wait_until
 
 QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import UndefinedError, UserError
 from headrace.population import names
+from tests.compared import differs
 from tests.integration.conftest import ITEMS
-from tests.views import differs
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine

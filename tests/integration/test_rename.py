@@ -8,8 +8,8 @@ import signal
 import psycopg
 import pytest
 
+from tests.compared import differs
 from tests.integration.conftest import ITEMS
-from tests.views import differs
 
 pytestmark = pytest.mark.shared_engine
 

@@ -10,7 +10,7 @@ import subprocess
 import psycopg
 import pytest
 
-from tests.views import differs
+from tests.compared import differs
 from tests.waiting import PATIENCE_S, bump, wait_for, wait_until
 
 pytestmark = pytest.mark.shared_engine

@@ -20,7 +20,7 @@ import pytest
 
 from headrace import clock
 from headrace.embedded.engine import EmbeddedEngine
-from tests.views import differs
+from tests.compared import differs
 from tests.waiting import PATIENCE_S, again_and_again, at_any_moment, wait_until
 
 MB = 1_048_576

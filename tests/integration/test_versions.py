@@ -11,7 +11,7 @@ import pytest
 
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import PrerequisiteError
-from tests.views import differs
+from tests.compared import differs
 from tests.waiting import bump, create_marker, wait_for
 
 VIEWS = {

@@ -25,10 +25,10 @@ from headrace.runtime.book import GRANT_BYTES_MIN
 from headrace.state import columns, packs
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
+from tests.compared import differs
 from tests.databases import drop_slots
 from tests.proxy import Proxy
 from tests.runtime.harness import ITEMS, Running, create_view, settings_for, settle, source_plan
-from tests.views import differs
 from tests.waiting import PATIENCE_S, eventually, time_passes, wait_until
 
 QUERY = "SELECT * FROM items"

@@ -19,10 +19,10 @@ from headrace.runtime.writing import SinkThread
 from headrace.state import rocks
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL
+from tests.compared import differs, status_of
 from tests.proxy import Proxy
 from tests.runtime.harness import ITEMS, create_view, settle, source_plan
 from tests.runtime.test_engine import WorkerProcess, assert_consistent
-from tests.views import differs, status_of
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT * FROM items"

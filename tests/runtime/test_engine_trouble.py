@@ -12,8 +12,8 @@ from headrace.collections.dataflow import Dataflow
 from headrace.errors import BugError, StateDamaged
 from headrace.kernels import copytext
 from headrace.sink.writer import SinkWriter
+from tests.compared import differs, status_of
 from tests.runtime.harness import create_view, settle, source_plan
-from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 QUERY = "SELECT * FROM items"

@@ -14,8 +14,8 @@ from headrace.runtime.holds import Holds
 from headrace.runtime.positions import Position
 from headrace.state.rocks import RocksDatabase
 from headrace.types import parse_lsn
+from tests.compared import differs
 from tests.runtime.harness import ITEMS, create_view, settle, source_plan
-from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT * FROM items"

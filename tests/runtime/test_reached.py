@@ -9,8 +9,8 @@ import pytest
 
 from headrace.planner.plan import plan
 from headrace.planner.request import PlanRequest
+from tests.compared import differs
 from tests.runtime.harness import create_view, settle
-from tests.views import differs
 
 QUERIES = {
     "one": "SELECT k, sum(n) AS s FROM public.items WHERE k = 1 GROUP BY k",

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from headrace.collections.plan import PhysicalPlan, SinkSpec
 from headrace.types import Field
+from tests.compared import differs
 from tests.runtime.harness import create_view, settle, source_plan
-from tests.views import differs
 
 USED = (1, 3, 4)
 """Numbers of the columns that the view reads."""

@@ -12,10 +12,10 @@ import pytest
 from headrace.process import faults
 from headrace.sql.status import Status
 from headrace.types import parse_lsn
+from tests.compared import differs, status_of
 from tests.faults.helpers import slot
 from tests.runtime.harness import copy_state, create_view, settle, source_plan
 from tests.runtime.test_engine import WorkerProcess, assert_consistent
-from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 QUERY = "SELECT * FROM items"

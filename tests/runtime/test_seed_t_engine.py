@@ -18,9 +18,9 @@ from headrace.runtime import positions
 from headrace.runtime.batches import LOST_MAX
 from headrace.runtime.edges import Edge, TableDiffs
 from headrace.types import Diffs
+from tests.compared import differs
 from tests.runtime.harness import create_view, settle, source_plan
 from tests.runtime.words import QUERY, assert_in_order, count_of, log_commits, stored, write
-from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
 TABLES = "CREATE TABLE words (id serial PRIMARY KEY, word text)"

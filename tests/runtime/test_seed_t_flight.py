@@ -22,10 +22,10 @@ from headrace.sink import table
 from headrace.sink.table import ResultTable
 from headrace.sql import progress
 from headrace.types import INT4, Field, Txid
+from tests.compared import differs
 from tests.ledger import diffs
 from tests.runtime.harness import create_view, settings_for, settle, source_plan
 from tests.runtime.words import QUERY, assert_in_order, count_of, log_commits, write
-from tests.views import differs
 from tests.waiting import PATIENCE_S, at_any_moment, wait_until
 
 TABLES = "CREATE TABLE words (id serial PRIMARY KEY, word text)"

@@ -18,9 +18,9 @@ from headrace.process import faults
 from headrace.runtime.positions import Position
 from headrace.runtime.sharing import Shared
 from headrace.sql.status import Status
+from tests.compared import differs, status_of
 from tests.runtime.harness import create_view, settle
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
-from tests.views import differs, status_of
 from tests.waiting import PATIENCE_S, wait_until
 
 JOINED = "FROM items i JOIN orders o ON o.item = i.id"

@@ -16,8 +16,8 @@ from headrace.postgres.fingerprint import Uses
 from headrace.sql import results
 from headrace.sql.verbs import CreateView
 from headrace.views.create import create_view as populate_view
+from tests.compared import differs
 from tests.runtime.harness import Running, create_view, settle, source_plan
-from tests.views import differs
 from tests.waiting import PATIENCE_S, wait_until
 
 STOPS = {

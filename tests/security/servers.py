@@ -14,9 +14,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.engine import EmbeddedEngine
+from tests.compared import differs, status_of
 from tests.conftest import ENGINES
 from tests.databases import Databases
-from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 TABLE = """

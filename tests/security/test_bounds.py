@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
+from tests.compared import differs, status_of
 from tests.databases import Databases
 from tests.faults.helpers import ENDLESS, WORKER
 from tests.security import servers
 from tests.security.servers import TABLE, create, follows, innocent, poison
-from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 TRIES_MAX = 3

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.process import faults
+from tests.compared import differs, status_of
 from tests.faults.helpers import WORKER
-from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 BUILDER = "headrace.views.builder"

@@ -12,11 +12,11 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
+from tests.compared import status_of
 from tests.conftest import ENGINES
 from tests.databases import Databases
 from tests.faults.helpers import WORKER
 from tests.security import servers
-from tests.views import status_of
 from tests.waiting import wait_until
 
 BUILDER = "headrace.views.builder"

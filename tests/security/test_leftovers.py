@@ -9,9 +9,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.compared import differs, status_of
 from tests.faults.helpers import WORKER
 from tests.security.roles import connect, role
-from tests.views import differs, status_of
 
 pytestmark = pytest.mark.shared_engine
 

@@ -9,11 +9,11 @@ import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.runtime.leaving import TRIES_MAX
+from tests.compared import differs, status_of
 from tests.databases import Databases
 from tests.faults.helpers import WORKER
 from tests.security import servers
 from tests.security.servers import ALIVE, TABLE, create, follows, innocent, poison
-from tests.views import differs, status_of
 from tests.waiting import wait_until
 
 SCHEMA = f"""{TABLE}

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from bench.tpch_data import DRAWS
-from tests.views import create_view, follow
+from tests.compared import create_view, follow
 from tests.waiting import create_marker
 
 QUERIES: Final = dict(

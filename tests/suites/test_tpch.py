@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from bench.tpch_data import Tpch, queries
-from tests.views import difference, multiset
+from tests.compared import difference, multiset
 from tests.waiting import bump, create_marker, wait_for
 
 SCALE = 0.001

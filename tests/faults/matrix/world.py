@@ -24,10 +24,10 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.state.rocks import RocksDatabase
+from tests.compared import differs
 from tests.faults.helpers import WORKER, slot, wal_end
 from tests.faults.matrix import load
 from tests.proxy import Proxy
-from tests.views import differs
 from tests.waiting import time_passes, wait_until
 
 BUILDER = "headrace.views.builder"
