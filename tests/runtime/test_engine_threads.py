@@ -1,16 +1,34 @@
-"""E-15: the pools exist once; the number of threads does not depend on the number of views."""
+"""Pools exist once, whatever the number of views, and who waits in one holds up no other (E-15 to E-17)."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from headrace.expressions.pool import CONNECTIONS_MAX
+from headrace.runtime.batches import THREADS
+from tests.compared import differs
 from tests.faults.helpers import WORKER
-from tests.waiting import wait_until
+from tests.waiting import again_and_again, wait_until
 
 VIEWS = 50
+GATE = 7001
+GATED = f"""
+CREATE FUNCTION gated(v int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared({GATE});
+  RETURN v;
+END $$;
+CREATE TABLE items (id int PRIMARY KEY, x int);
+INSERT INTO items SELECT i, i FROM generate_series(1, 10) i;
+"""
+"""A function whose statement waits while somebody holds the gate."""
+MANY = 5_000
+"""Rows that views are given side by side, however quick they were before."""
 
 
 def threads(pid: int) -> list[str]:
@@ -61,3 +79,73 @@ def test_e15_fifty_views_need_the_threads_of_one(engine):
             f" SELECT * FROM v{VIEWS - 1}) d"
         ).fetchone()
         assert differing == (0,)
+
+
+def held_up(source: psycopg.Connection) -> int:
+    """Statements that wait at the gate."""
+    row = source.execute(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        (GATE,),
+    ).fetchone()
+    return int(row[0])
+
+
+@contextlib.contextmanager
+def gate_shut(dsn: str) -> Iterator[None]:
+    with psycopg.connect(dsn, autocommit=True) as gate:
+        gate.execute("SELECT pg_advisory_lock(%s)", (GATE,))
+        yield
+
+
+def received_bytes(commander: psycopg.Connection) -> int:
+    """What the worker has read of the stream, and not taken up; the worker's loop tells."""
+    rows = commander.execute("SELECT * FROM headrace.memory()").fetchall()
+    return {part: used for part, _, used, _ in rows}["changes received"]
+
+
+def test_e16_a_collection_that_waits_holds_up_no_loop(engine):
+    """Its statement waits; the worker answers, and reads on, before it has ended."""
+    queries = {
+        "waits": "SELECT id, gated(x) AS x FROM items",
+        "counts": "SELECT count(*) FROM items",
+    }
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as commander,
+    ):
+        source.execute(GATED)
+        for name, query in queries.items():
+            commander.execute("CALL headrace.create_view(%s, %s)", (name, query))
+        with gate_shut(engine.source):
+            source.execute("UPDATE items SET x = x + 1 WHERE id = 3")
+            wait_until(lambda: held_up(source) == 1, "the statement waits")
+            before = received_bytes(commander)
+            source.execute("INSERT INTO items SELECT i, i FROM generate_series(11, 2000) i")
+            wait_until(lambda: received_bytes(commander) > before + 2_000 * 10, "it reads on")
+            for _ in range(50):
+                received_bytes(commander)
+            assert held_up(source) == 1
+            assert differs(source, "counts", "SELECT 10::bigint") == []
+        for name, query in queries.items():
+            wait_until(lambda n=name, q=query: differs(source, n, q) == [], f"{name} is right")
+
+
+def test_e17_as_many_at_once_as_there_are_threads(engine):
+    """Views wait side by side while threads are free, the others come after them."""
+    most = min(THREADS, CONNECTIONS_MAX)
+    queries = {f"v{n}": f"SELECT id, gated(x + {n}) AS x FROM items" for n in range(most + 2)}
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as commander,
+    ):
+        source.execute(GATED)
+        for name, query in queries.items():
+            commander.execute("CALL headrace.create_view(%s, %s)", (name, query))
+        with gate_shut(engine.source):
+            source.execute("INSERT INTO items SELECT i, i FROM generate_series(11, %s) i", (MANY,))
+            wait_until(lambda: held_up(source) == most, lambda: f"{held_up(source)} of {most} wait")
+            for _ in again_and_again(0.3):
+                assert held_up(source) == most
+        for name, query in queries.items():
+            wait_until(lambda n=name, q=query: differs(source, n, q) == [], f"{name} is right")
