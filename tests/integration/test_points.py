@@ -200,35 +200,57 @@ def test_a_view_that_was_filled_anew_was_not_dropped(commander, source):
         names.lock(source, found)
 
 
+def outcome(dsn: str, text: str) -> str | None:
+    """The SQLSTATE of a call over a connection of its own; None: it is done."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        try:
+            conn.execute(f"CALL headrace.{text}")
+        except psycopg.Error as error:
+            return error.sqlstate
+    return None
+
+
+def waiting(source) -> int:
+    """Sessions that wait for a lock."""
+    row = source.execute(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    ).fetchone()
+    return int(row[0])
+
+
 def test_a26_no_index_goes_behind_a_resync(engine, commander, source):
     """It is looked up, waits for the table, and the view has another id when it goes on."""
     commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'g')")
     [index] = indexed(source, "g")
-
-    def call(text: str) -> str | None:
-        with psycopg.connect(engine.dsn, autocommit=True) as conn:
-            try:
-                conn.execute(f"CALL headrace.{text}")
-            except psycopg.Error as error:
-                return error.sqlstate
-        return None
-
-    def waiting() -> int:
-        row = source.execute(
-            "SELECT count(*) FROM pg_locks WHERE relation = 'v'::regclass AND NOT granted"
-        ).fetchone()
-        return int(row[0])
-
     with psycopg.connect(engine.source) as holder, ThreadPoolExecutor() as threads:
         holder.execute("LOCK TABLE v IN ROW EXCLUSIVE MODE")
-        resync = threads.submit(call, "resync_view('v')")
-        wait_until(lambda: waiting() == 1, "the resync waits for the table", every_s=0.001)
-        drop = threads.submit(call, f"drop_index('{index}')")
-        wait_until(lambda: waiting() == 2, "and behind it who drops the index", every_s=0.001)
+        resync = threads.submit(outcome, engine.dsn, "resync_view('v')")
+        wait_until(lambda: waiting(source) == 1, "the resync waits for the table", every_s=0.001)
+        drop = threads.submit(outcome, engine.dsn, f"drop_index('{index}')")
+        wait_until(lambda: waiting(source) == 2, "who drops the index waits", every_s=0.001)
         holder.rollback()
         assert (resync.result(), drop.result()) == (None, "55006")
     assert indexed(source, "g") == [index]
     assert refused(commander, f"CALL headrace.drop_index('{index}')").sqlstate == "2BP01"
+
+
+def test_a26_no_point_relies_on_an_index_that_goes(engine, commander, source):
+    """Who drops it has not committed yet, so it is still seen by who makes the point."""
+    commander.execute("CALL headrace.create_index('v', '(g)')")
+    [index] = indexed(source, "g")
+    point = "create_connection_point('p', 'v', storage_key => 'g')"
+    with psycopg.connect(engine.source) as holder, ThreadPoolExecutor() as threads:
+        holder.execute("SELECT FROM headrace.views WHERE view_name = 'v' FOR KEY SHARE")
+        drop = threads.submit(outcome, engine.dsn, f"drop_index('{index}')")
+        wait_until(lambda: waiting(source) == 1, "who drops waits for the view", every_s=0.001)
+        create = threads.submit(outcome, engine.dsn, point)
+        wait_until(lambda: waiting(source) == 2, "who makes the point waits", every_s=0.001)
+        holder.rollback()
+        assert (drop.result(), create.result()) == (None, "55006")
+    assert (source.execute(POINTS).fetchall(), indexed(source, "g")) == ([], [])
+    commander.execute(f"CALL headrace.{point}")
+    assert len(indexed(source, "g")) == 1
 
 
 def explained(conn, name: str) -> list[str]:
