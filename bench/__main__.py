@@ -21,6 +21,7 @@ from bench.freshness import Freshness
 from bench.growth import Growth
 from bench.memory import Memory
 from bench.oltp_tax import OltpTax
+from bench.pairs import Pairs
 from bench.population import Population
 from bench.queues import Queues
 from bench.relay import Relay
@@ -44,6 +45,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Growth,
         Memory,
         OltpTax,
+        Pairs,
         Population,
         Queues,
         Relay,
