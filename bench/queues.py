@@ -144,7 +144,7 @@ def _fill(storage: Storage, queue: Queue) -> None:
     for txid in range(1, _BYTES // (8 * _FRAME_ROWS) + 1):
         queue.put(Header(Kind.DIFFS, txid, 0, _FRAME_ROWS), batch)
     storage.sync()
-    queue.spill()
+    storage.pool.spill(queue, queue.queued_bytes)
 
 
 def _write(path: Path) -> None:

@@ -98,6 +98,8 @@ class BlockFile:
         """Times that blocks were asked for from the disk, each for one run (A-22)."""
         self.writes = 0
         """Likewise written to it."""
+        self.evictions = 0
+        """Likewise left to it."""
 
     # --- taking and giving back
 
@@ -257,6 +259,7 @@ class BlockFile:
         at, size = run.start * self.block_bytes, run.size * self.block_bytes
         self._map.madvise(mmap.MADV_DONTNEED, at, size)
         os.posix_fadvise(self._file, at, size, os.POSIX_FADV_DONTNEED)
+        self.evictions += 1
 
     def read_ahead(self, run: Extent) -> None:
         """Read a run ahead."""

@@ -20,6 +20,8 @@ class Ends:
         """Where the next frame begins."""
         self._rows = array("Q")
         """How many rows had come up to there."""
+        self._commits = array("q")
+        """When the oldest of their changes were committed, as frames tell it."""
 
     def __len__(self) -> int:
         """How many txids end in what is held."""
@@ -35,8 +37,9 @@ class Ends:
         """The last txid that has ended, or ``base_txid``."""
         return self._txids[-1] if self._txids else self.base_txid
 
-    def add(self, txid: int, offset: int, rows: int) -> None:
+    def add(self, txid: int, offset: int, rows: int, commit_us: int = 0) -> None:
         """``txid`` ends at ``offset``; ``rows`` have come up to there."""
+        self._commits.append(commit_us)
         self._txids.append(txid)
         self._offsets.append(offset)
         self._rows.append(rows)
@@ -58,6 +61,14 @@ class Ends:
         at = bisect.bisect_right(self._offsets, offset)
         return self._txids[at - 1] if at else self.base_txid
 
+    def commit_after(self, txid: int) -> int | None:
+        """When the oldest change was committed that came after ``txid``, as frames tell it.
+
+        Microseconds since 2000-01-01 UTC, 0 if it is not known; None: nothing came after.
+        """
+        at = bisect.bisect_right(self._txids, txid)
+        return self._commits[at] if at < len(self._commits) else None
+
     def rows_to(self, txid: int) -> int:
         """How many rows had come when ``txid`` had ended."""
         at = bisect.bisect_right(self._txids, txid)
@@ -66,11 +77,13 @@ class Ends:
     def cut(self, front: int) -> None:
         """What is from ``front`` on was never put."""
         at = bisect.bisect_right(self._offsets, front)
-        del self._txids[at:], self._offsets[at:], self._rows[at:]
+        for column in (self._txids, self._offsets, self._rows, self._commits):
+            del column[at:]
 
     def forget(self, base: int) -> None:
         """What is before ``base`` is gone."""
         at = bisect.bisect_right(self._offsets, base)
         if at:
             self.base_txid, self.base_rows = self._txids[at - 1], self._rows[at - 1]
-            del self._txids[:at], self._offsets[:at], self._rows[:at]
+            for column in (self._txids, self._offsets, self._rows, self._commits):
+                del column[:at]

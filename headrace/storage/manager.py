@@ -14,14 +14,13 @@ import numpy as np
 from headrace.errors import BugError, TransientError
 from headrace.process import durable
 from headrace.storage.blocks import BLOCK_BYTES, BlockFile
+from headrace.storage.pool import BufferPool
 from headrace.storage.queue import Queue
 from headrace.storage.schemas import Schemas
 
 QUEUES_MAX: Final = 65_536
 """Queues that there may be at a time."""
 
-_SPILL_TO: Final = 0.8
-"""The part of the memory that may be in use after it was too much (A-24)."""
 _SPARE: Final = 64
 """Blocks that nobody has and that keep their space on the disk."""
 _HINTS: Final = np.dtype((np.uint64, 3))
@@ -56,7 +55,7 @@ class Storage:
         self._hints_map: Final = mmap.mmap(self._hints_file, QUEUES_MAX * _HINTS.itemsize)
         self._hints: Final = np.frombuffer(self._hints_map, np.uint64).reshape(QUEUES_MAX, 3)
         self._queues: Final[dict[str, Queue]] = {}
-        self._memory_bytes: Final = memory_bytes
+        self.pool: Final = BufferPool(self.file, self.lock, self._queues, memory_bytes)
         self._leaving: list[Queue] = []
         """Queues that were dropped while somebody held a batch of theirs."""
         self._recover()
@@ -95,6 +94,7 @@ class Storage:
             queue = self._queues.pop(name, None)
             if queue is not None:
                 self._write_names()
+                self.pool.table.drop(name)
                 self._leaving.append(queue)
                 self._let_go()
 
@@ -105,20 +105,7 @@ class Storage:
                 queue.check()
             self._let_go()
             self.file.trim(_SPARE)
-            self._spill()
-
-    def _spill(self) -> None:
-        """Keep to the memory there is: those with the most in it leave theirs to the disk first.
-
-        What is before every successor and behind it, where they read and what is written, stays.
-        """
-        used = sum(queue.resident_bytes for queue in self._queues.values())
-        if not self._memory_bytes or used <= self._memory_bytes:
-            return
-        for queue in sorted(self._queues.values(), key=_resident, reverse=True):
-            if used <= self._memory_bytes * _SPILL_TO:
-                return
-            used -= queue.spill()
+            self.pool.tend()
 
     def _let_go(self) -> None:
         self._leaving = [queue for queue in self._leaving if not queue.drop()]
@@ -154,9 +141,7 @@ class Storage:
         self._hints_file = -1
 
     def _queue(self, number: int, name: str, found: dict[int, int] | None) -> Queue:
-        return Queue(
-            *(number, name, self.file, self._schemas, self.lock, self._hints[number]), found
-        )
+        return Queue(*(number, name, self.pool, self._schemas, self._hints[number]), found)
 
     def _recover(self) -> None:
         path = self.folder / "names"
@@ -172,7 +157,3 @@ class Storage:
         names = {name: queue.number for name, queue in self._queues.items()}
         durable.replace(self.folder / "names", msgspec.json.encode(names))
         durable.sync(self.folder)
-
-
-def _resident(queue: Queue) -> int:
-    return queue.resident_bytes

@@ -13,7 +13,6 @@ writes once; a successor that is slow, gone for a while or set back is a pointer
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,9 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.storage import frames
-from headrace.storage.blocks import BlockFile, Extent, runs
+from headrace.storage.blocks import Extent, runs
 from headrace.storage.ends import Ends
 from headrace.storage.frames import Header, Kind
+from headrace.storage.pool import BufferPool
 from headrace.storage.residence import Residence
 from headrace.storage.ring import Ring
 from headrace.storage.schemas import Schemas
@@ -62,16 +62,15 @@ class _Successor:
 class Queue:
     """One queue in a block file; safe between threads of one process.
 
-    ``lock`` is that of the block file, which all its queues share.
+    Its lock is that of the block file, which all its queues share.
     """
 
     def __init__(
         self,
         number: int,
         name: str,
-        file: BlockFile,
+        pool: BufferPool,
         schemas: Schemas,
-        lock: threading.RLock,
         hints: npt.NDArray[Any],
         found: Mapping[int, int] | None = None,
     ) -> None:
@@ -82,9 +81,11 @@ class Queue:
         self.number: Final = number
         self.name: Final = name
         self._schemas: Final = schemas
-        self._lock: Final = lock
+        self._lock: Final = pool.lock
+        self._pool: Final = pool
         self._hints: Final = hints
-        self._ends: Final = Ends(int(hints[2]) if found is not None else 0)
+        self.ends: Final = Ends(int(hints[2]) if found is not None else 0)
+        """Where txids end in it, and when they were committed."""
         self.front = 0
         """Where the next frame is put."""
         self.base = 0
@@ -106,9 +107,11 @@ class Queue:
         """Whether what had been put before a kill was not all found again."""
         if found is None:
             hints[:] = 0
-        self.ring: Final = Ring(number, file, found, int(hints[0]))
-        self._residence: Final = Residence(self.ring, file)
-        self._shelf: Final = Shelf(self.ring, file, schemas)
+        self.read_at = 0
+        """Behind what was read last, by whomever."""
+        self.ring: Final = Ring(number, pool.file, found, int(hints[0]))
+        self.residence: Final = Residence(self.ring, pool.file)
+        self.shelf: Final = Shelf(self.ring, pool.file, schemas)
         self._recover()
 
     # --- where things are
@@ -116,12 +119,12 @@ class Queue:
     @property
     def base_txid(self) -> int:
         """What came up to this txid is gone."""
-        return self._ends.base_txid
+        return self.ends.base_txid
 
     @property
     def last_txid(self) -> int:
         """The last txid that has ended in it, or that it began after."""
-        return self._ends.last_txid
+        return self.ends.last_txid
 
     @property
     def queued_bytes(self) -> int:
@@ -131,7 +134,8 @@ class Queue:
     @property
     def resident_bytes(self) -> int:
         """Bytes between base and front that are in memory, or may be."""
-        return self._residence.bytes(self.base, self.front)
+        with self._lock:
+            return self.residence.bytes(self.base, self.front)
 
     @property
     def successors(self) -> dict[Hashable, tuple[int, int]]:
@@ -144,10 +148,10 @@ class Queue:
         with self._lock:
             self._pass_by()
             blocks = self.ring.blocks
-            numbers = self.rows - self._ends.base_rows, self.queued_bytes
-            more = self.base_txid, self.last_txid, self._shelf.held_bytes
+            numbers = self.rows - self.ends.base_rows, self.queued_bytes
+            more = self.base_txid, self.last_txid, self.shelf.held_bytes
             behind = {
-                name: (self._ends.before(place.tail), self.front - place.tail)
+                name: (self.ends.before(place.tail), self.front - place.tail)
                 for name, place in self._successors.items()
             }
         return Contents(*numbers, tuple(runs(sorted(blocks))), *more, behind)
@@ -179,7 +183,7 @@ class Queue:
         """Everything up to ``txid`` is durable in a successor: its tail moves (A-7)."""
         with self._lock:
             place = self._successors[successor]
-            if txid <= self._ends.base_txid:
+            if txid <= self.ends.base_txid:
                 return
             before, at = place.tail, self._after(txid)
             if at <= before:
@@ -195,7 +199,7 @@ class Queue:
                 self._move_base()
 
     def rewind(self, successor: Hashable, after_txid: int | None = None) -> None:
-        """Let a successor read again what it has read since its tail, or since a txid.
+        """Let a successor read on behind a txid, or again what it has read since its tail.
 
         Raises:
             LookupError: that is before its tail.
@@ -216,9 +220,9 @@ class Queue:
         """
         with self._lock:
             if txid < self.last_txid:
-                self._cut(self._after(txid), self._ends.rows_to(txid))
+                self._cut(self._after(txid), self.ends.rows_to(txid))
             elif txid > self.last_txid:
-                self._hints[2] = self._ends.base_txid = txid
+                self._hints[2] = self.ends.base_txid = txid
 
     def sent(self, txid: int) -> list[Frame]:
         """The frames of ``txid`` without its end; none if nothing was put for it.
@@ -231,25 +235,33 @@ class Queue:
             if txid <= self.base_txid:
                 message = f'queue "{self.name}" does not hold txid {txid}'
                 raise LookupError(message)
-            span = self._ends.span(txid)
+            span = self.ends.span(txid)
             if span is None:
                 return []
             begin, end = (self.base if span[0] is None else span[0]), span[1]
             out = []
-            if begin < self._residence.left:
-                self._residence.read_ahead(begin)
             while begin < end - frames.HEADER_BYTES:
-                frame = self._shelf.frame(begin)
+                frame = self._frame(begin)
                 begin = frame.end
                 if frame.header.kind is not Kind.TIME_END:
                     out.append(frame)
             return out
 
+    def _frame(self, at: int) -> Frame:
+        """The frame that comes at ``at``; where that is on the disk, with what comes behind."""
+        if at < self.residence.left:
+            self._pool.read(self, at)
+        frame = self.shelf.kept.get(at) or self.shelf.frame(at)
+        if at < self.residence.left and frame.end - at > self._pool.window_bytes:
+            self._pool.read(self, at, frame.header.size)
+        self.read_at = frame.end
+        return frame
+
     def _after(self, txid: int) -> int:
         if txid < self.base_txid:
             message = f'queue "{self.name}" does not hold what came after txid {txid}'
             raise LookupError(message)
-        at = self._ends.after(txid)
+        at = self.ends.after(txid)
         return self.base if at is None else at
 
     # --- putting
@@ -276,7 +288,7 @@ class Queue:
             self.front = self._hints[1] = at + need
             self.written_bytes += need
             if header.kind is Kind.TIME_END:
-                self._ends.add(header.txid, self.front, self.rows)
+                self.ends.add(header.txid, self.front, self.rows, header.commit_us)
             else:
                 self.rows += header.rows
         return at
@@ -307,9 +319,9 @@ class Queue:
         self.front = self._hints[1] = front
         # What comes there is other bytes: not on the disk, not in memory, not known.
         self.synced = min(self.synced, front)
-        self._residence.cut(front)
-        self._shelf.cut(front)
-        self._ends.cut(front)
+        self.residence.cut(front)
+        self.shelf.cut(front)
+        self.ends.cut(front)
         self.ring.cut(front)
 
     # --- reading
@@ -327,13 +339,10 @@ class Queue:
         out: list[Frame] = []
         with self._lock:
             place, taken = self._successors[successor], 0
-            head, front, shelf = place.head, self.front, self._shelf
-            on_disk = self._residence.left
+            head, front = place.head, self.front
             while head < front:
-                if head < on_disk:
-                    self._residence.read_ahead(head)
                 try:
-                    frame = shelf.kept.get(head) or shelf.frame(head)
+                    frame = self._frame(head)
                 except Damaged:
                     if out:
                         break
@@ -346,20 +355,9 @@ class Queue:
                         break
                 out.append(frame)
                 head = place.head = frame.end
+                if bytes_max is not None and taken >= bytes_max:
+                    break
         return out
-
-    # --- memory and disk
-
-    def spill(self) -> int:
-        """Leave to the disk what nobody is about to use; returns the bytes.
-
-        What is not synced stays, and the block of the base, where the next is read.
-        """
-        with self._lock:
-            before = self.resident_bytes
-            # What somebody holds stays (A-37).  What was only kept is let go, and checked again.
-            self._residence.leave(self.base, self._shelf.held_from(self.synced))
-            return before - self.resident_bytes
 
     # --- giving up
 
@@ -368,15 +366,15 @@ class Queue:
         self._least = min(tails) if tails else _NOWHERE
         self._oldest = tails.count(self._least)
         self.base = max(self.base, min(self._least, self.front))
-        self._ends.forget(self.base)
+        self.ends.forget(self.base)
         # First, for nobody may take a later base for an earlier one.
-        self._hints[2] = self._ends.base_txid
+        self._hints[2] = self.ends.base_txid
         self._hints[0] = self.base
         self._pass_by()
 
     def _pass_by(self) -> int:
         """Where what is needed, or held, begins."""
-        floor = self._shelf.held_from(self.base)
+        floor = self.shelf.held_from(self.base)
         self.ring.pass_by(floor)
         return floor
 
@@ -389,7 +387,7 @@ class Queue:
         """It is gone, with all that it holds; False: not yet, for somebody holds a batch of it."""
         with self._lock:
             self._successors.clear()
-            if self._shelf.held:
+            if self.shelf.held:
                 return False
             self.ring.give_up()
             return True
@@ -401,19 +399,19 @@ class Queue:
         at = self.base = self.front = int(self._hints[0])
         told = int(self._hints[1])
         while at < told:
-            header = self._shelf.following(at)
+            header = self.shelf.following(at)
             if header is None:
                 break
             if header.gap:
                 self.ring.add_gap(at, header.offset)
             self.front = at = header.offset + header.size
             if header.kind is Kind.TIME_END:
-                self._ends.add(header.txid, self.front, self.rows)
+                self.ends.add(header.txid, self.front, self.rows, header.commit_us)
             else:
                 self.rows += header.rows
         self.lost = at < told
         # A txid whose end did not come in is put again, from its beginning.
-        if self._ends:
-            self._cut(*self._ends.last)
+        if self.ends:
+            self._cut(*self.ends.last)
         else:
             self._cut(self.base, 0)

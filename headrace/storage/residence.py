@@ -1,18 +1,28 @@
-"""Which part of a queue is in memory: what is too much for it is left to the disk.
+"""Which blocks of a queue are in memory, which are left to the disk, and since when.
 
-Left to the disk is all from behind the block of the base up to some place; of that, the part is in
-memory that was asked back, in large pieces, for who reads it.
+What is written is in memory; what was left comes back when it is read, or ahead of that.  The
+answers decide what is dropped and asked for, never what is read: a page that is not where it is
+said to be costs time only.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
-from headrace.storage.blocks import BlockFile
+import numpy as np
+import numpy.typing as npt
+
+from headrace.storage.blocks import BlockFile, runs
 from headrace.storage.ring import Ring
 
-_AHEAD_BYTES: Final = 16 << 20
-"""What is asked back from the disk at once."""
+_OUT: Final = np.inf
+"""Since when a block is in memory that is on the disk."""
+_NEVER_READ: Final = 1 << 60
+"""How far a block is from who reads it when everybody is beyond."""
+
+Places = npt.NDArray[Any]
+"""Numbers of blocks, counted from the queue's beginning."""
 
 
 class Residence:
@@ -21,45 +31,142 @@ class Residence:
     def __init__(self, ring: Ring, file: BlockFile) -> None:
         self._ring: Final = ring
         self._file: Final = file
+        self._size: Final = file.block_bytes
+        self._first = 0
+        """The first place that ``_since`` tells of."""
+        self._since: npt.NDArray[np.float64] = np.zeros(0)
+        """Since when the block at a place is in memory: 0 if it was never out; those from the end
+        of it on never were."""
+        self._out = 0
+        """How many are out."""
         self.left = 0
-        """Up to here, from behind the base on, it was left to the disk ..."""
-        self._back = (0, 0)
-        """... of which this was asked back for who reads it."""
+        """Behind this offset nothing was left to the disk."""
+        self._sure = (0, 0)
+        """Here nothing need be asked for."""
 
     def bytes(self, base: int, front: int) -> int:
         """Bytes between base and front that are in memory, or may be."""
-        begin, end = self._back
-        return front - max(base, self.left) + max(end - max(begin, base), 0)
+        self._pass_by(base)
+        if not self._out:
+            return front - base
+        partly = base % self._size if self._since[0] == _OUT else 0
+        return front - base - self._out * self._size + partly
 
-    def leave(self, base: int, end: int) -> None:
-        """Leave to the disk what is before ``end``, but for the block of the base.
+    # --- leaving
 
-        REQUIRES: it is synced, and nobody holds it.
+    def choose(
+        self, part: tuple[int, int], heads: Iterable[int], held: Iterable[tuple[int, int]],
+        before: float,
+    ) -> Places:  # fmt: skip
+        """The blocks inside of ``part`` that may leave, what is read last first.
+
+        Not what lies in ``held``, nor what has come to memory at ``before`` or later, seconds on
+        the monotonic clock.
         """
-        size = self._file.block_bytes
-        begin = base if self._back[1] else max(base, self.left)
-        begin, end = -(-begin // size) * size, end // size * size
-        if end > begin:
-            for run in self._ring.extents(begin, end):
-                self._file.evict(run)
-            self.left, self._back = max(self.left, end), (0, 0)
+        self._pass_by(part[0])
+        first, last = part[0] // self._size, part[1] // self._size
+        # The oldest block may be the newest one too, which is written.
+        first += self._ring.comes_round
+        if last <= first:
+            return np.zeros(0, np.int64)
+        self._cover(last)
+        may = self._since[first - self._first : last - self._first] < before
+        for begin, end in held:
+            may[max(begin // self._size - first, 0) : max(-(-end // self._size) - first, 0)] = False
+        places = np.flatnonzero(may) + first
+        reading = np.unique(np.array([head // self._size for head in heads], np.int64))
+        if not len(reading):
+            return places[::-1]
+        nearest = np.searchsorted(reading, places, "right") - 1
+        ahead = np.where(nearest >= 0, places - reading[nearest], _NEVER_READ)
+        return places[np.argsort(-ahead, kind="stable")]
+
+    def leave(self, places: Places) -> None:
+        """Leave blocks to the disk, those that follow each other there with one call (A-22).
+
+        REQUIRES: ``choose`` has just told them.
+        """
+        if not len(places):
+            return
+        self._since[places - self._first] = _OUT
+        self._out += len(places)
+        self.left = max(self.left, (int(places.max()) + 1) * self._size)
+        self._sure = (0, 0)
+        for run in runs(sorted(self._ring.blocks_at(places))):
+            self._file.evict(run)
 
     def cut(self, front: int) -> None:
-        """What is from ``front`` on was never put."""
-        begin, end = self._back
-        self.left = min(self.left, front)
-        self._back = (begin, min(end, front)) if begin < front else (0, 0)
+        """What is from ``front`` on was never put: other bytes will be written there."""
+        kept = max(front // self._size - self._first, 0)
+        if kept < len(self._since):
+            self._out -= int(np.count_nonzero(self._since[kept:] == _OUT))
+            self._since = self._since[:kept]
+        self.left = min(self.left, front) if self._out else 0
+        self._sure = (0, 0)
 
-    def read_ahead(self, at: int) -> None:
-        """What comes at ``at`` is read, and was left to the disk: ask for many blocks (A-22)."""
-        begin, end = self._back
-        size = self._file.block_bytes
-        # The disk works on while the last half is read.
-        if end < self.left and at + _AHEAD_BYTES // 2 >= end:
-            for run in self._ring.extents(at // size * size, end // size * size):
-                # It was asked back when what is before it was read.
-                self._file.map_in(run)
-            start = max(at, end)
-            self._back = (begin if end else at), min(start + _AHEAD_BYTES, self.left)
-            for run in self._ring.extents(start, self._back[1]):
-                self._file.read_ahead(run)
+    # --- coming back
+
+    def wanted(self, at: int, size: int) -> Places:
+        """The blocks to be asked for when ``at`` is read next, of the ``size`` bytes from there.
+
+        None while the next half of them is in memory: the disk works on while that is read.
+        """
+        begin, end = self._sure
+        if begin <= at < end:
+            return np.zeros(0, np.int64)
+        count = max(size // self._size, 1)
+        missing = self.missing(at, count)
+        half = max(count // 2, 1)
+        if len(missing) and missing[0] < at // self._size + half:
+            return missing
+        safe = int(missing[0]) - half + 1 if len(missing) else at // self._size + count - half + 1
+        self._sure = (at, safe * self._size)
+        return missing[:0]
+
+    def missing(self, at: int, count: int, *, further: bool = False) -> Places:
+        """Those on the disk of the ``count`` blocks from ``at`` on.
+
+        ``further``: the first ``count`` of those that are on the disk, however far.
+        """
+        place = at // self._size
+        begin = max(place - self._first, 0)
+        seen = self._since[begin:] if further else self._since[begin : begin + count]
+        return np.flatnonzero(seen == _OUT)[:count] + max(place, self._first)
+
+    def load(self, places: Places, now: float) -> None:
+        """Ask for blocks that are on the disk; those that follow each other there at once."""
+        if not len(places):
+            return
+        self._since[places - self._first] = now
+        self._out -= len(places)
+        if not self._out:
+            self.left = 0
+        self._sure = (0, 0)
+        for run in runs(sorted(self._ring.blocks_at(places))):
+            self._file.read_ahead(run)
+
+    def map_in(self, at: int, end: int) -> None:
+        """Map in what was asked back before, of the blocks from that of ``at`` up to ``end``."""
+        begin = max(at // self._size, self._first)
+        back = self._since[begin - self._first : end // self._size - self._first]
+        came = np.flatnonzero((back > 0) & (back < _OUT)) + begin
+        for run in runs(self._ring.blocks_at(came)):
+            self._file.map_in(run)
+
+    # --- inside
+
+    def _pass_by(self, base: int) -> None:
+        """What is before ``base`` is gone."""
+        gone = base // self._size - self._first
+        if gone <= 0:
+            return
+        self._out -= int(np.count_nonzero(self._since[:gone] == _OUT))
+        self._since = self._since[gone:].copy()
+        self._first += gone
+        if not self._out:
+            self.left = 0
+
+    def _cover(self, end: int) -> None:
+        more = end - self._first - len(self._since)
+        if more > 0:
+            self._since = np.concatenate((self._since, np.zeros(more)))

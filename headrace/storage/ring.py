@@ -109,6 +109,17 @@ class Ring:
         places = range(max(first, self._first), min(last, self._first + len(self._blocks)))
         return runs(self._blocks[place - self._first] for place in places)
 
+    def blocks_at(self, places: Iterable[int]) -> list[int]:
+        """The blocks at places that have one."""
+        begin, count = self._first, len(self._blocks)
+        inside = (int(place) - begin for place in places)
+        return [self._blocks[number] for number in inside if 0 <= number < count]
+
+    @property
+    def comes_round(self) -> bool:
+        """Whether the oldest block is the newest one too."""
+        return self._again >= 0
+
     def after_gap(self, at: int) -> int:
         """Where the frame begins that comes after ``at``."""
         return self._gaps.get(at, at)

@@ -57,8 +57,8 @@ class Shelf:
         self._ring: Final = ring
         self._file: Final = file
         self._schemas: Final = schemas
-        self._pins: dict[int, int] = {}
-        """How many pins there are of a frame."""
+        self._pins: dict[int, tuple[int, int]] = {}
+        """How many pins there are of a frame, and where it ends."""
         self._released: deque[tuple[int, int]] = deque()
         """Place and size of batches that are gone."""
         self.held_bytes = 0
@@ -90,7 +90,7 @@ class Shelf:
         if not size:
             return Frame(header, None, at + frames.HEADER_BYTES)
         pin = _Pin(at, size, self._released)
-        self._pins[at] = self._pins.get(at, 0) + 1
+        self._pins[at] = self._pins.get(at, (0, 0))[0] + 1, at + header.size
         self.held_bytes += size
         buffer = self._file.buffer(self._ring.where(at) + frames.HEADER_BYTES, size, pin)
         batch = pa.ipc.read_record_batch(buffer, self._schemas[header.schema])
@@ -123,10 +123,18 @@ class Shelf:
         while self._released:
             offset, size = self._released.popleft()
             self.held_bytes -= size
-            self._pins[offset] -= 1
-            if not self._pins[offset]:
-                del self._pins[offset]
+            count, end = self._pins.pop(offset)
+            if count > 1:
+                self._pins[offset] = count - 1, end
         return min((least, *self._pins))
+
+    def held_parts(self, least: int) -> list[tuple[int, int]]:
+        """Where the frames begin and end that somebody holds.
+
+        What is only kept before ``least`` is let go.
+        """
+        self.held_from(least)
+        return [(at, end) for at, (_, end) in self._pins.items()]
 
     @property
     def held(self) -> bool:

@@ -132,9 +132,31 @@ class Play:
 
     def tend(self) -> None:
         """What is durable leaves memory where that is too full."""
-        if self.random.random() < 0.8:
+        if synced := self.random.random() < 0.8:
             self.storage.sync()
+        for queue in self.storage.queues:
+            for name in "st":
+                priority = self.random.choice([0, 1, 1.1, 2, 9])
+                self.storage.pool.table.prioritise(queue.name, name, priority)
         self.storage.tend()
+        self.count()
+        if synced and not self.held:
+            # But for blocks that are being written.
+            assert self.storage.pool.used_bytes <= MEMORY + 2 * BLOCK * len(self.storage.queues)
+        used = self.storage.pool.used_bytes
+        while self.storage.pool.upgrade():
+            self.count()
+        # What is read ahead does not fill it.
+        assert self.storage.pool.used_bytes <= max(used, MEMORY)
+
+    def count(self) -> None:
+        """Whoever has how much in memory, by blocks and by bytes."""
+        for queue in self.storage.queues:
+            gone = queue.residence.missing(queue.base, queue.ring.count * 2)
+            bounds = ((max(p * BLOCK, queue.base), (p + 1) * BLOCK) for p in gone.tolist())
+            left = sum(end - begin for begin, end in bounds)
+            assert queue.resident_bytes == queue.queued_bytes - left
+            assert not len(gone) or queue.residence.left >= (int(gone[-1]) + 1) * BLOCK
 
     def free(self) -> None:
         """There was no room: everybody reads and settles everything."""

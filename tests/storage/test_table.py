@@ -1,0 +1,337 @@
+"""The shared table, and who has memory by it (A-15 … A-24, A-37); the seed's examples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace import clock
+from headrace.storage import frames
+from headrace.storage.frames import Header, Kind
+from headrace.storage.manager import Storage
+from headrace.storage.queue import Queue
+from headrace.storage.table import SharedTable, Standing
+
+BLOCK = 4096
+
+Opened = Callable[..., Storage]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    """Queues of which so many blocks may be in memory."""
+    made: list[Storage] = []
+
+    def open_(memory: int, blocks: int = 256) -> Storage:
+        made.append(Storage(tmp_path / f"{len(made)}", blocks * BLOCK, BLOCK, memory * BLOCK))
+        return made[-1]
+
+    yield open_
+    for storage in made:
+        storage.close()
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock, in seconds."""
+    time = [1000.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: time[0])
+    return time
+
+
+def rows(block: int, size: int = BLOCK - frames.HEADER_BYTES) -> pa.RecordBatch:
+    """A batch whose frame takes so many bytes: with its TimeEnd, a block."""
+    for count in range(size // 8, 0, -1):
+        batch = pa.record_batch({"a": pa.array([block] * count, pa.int64())})
+        if frames.size(len(batch.serialize())) == size:
+            return batch
+    raise AssertionError(size)
+
+
+def filled(storage: Storage, name: str, blocks: int, priority: float) -> Queue:
+    """A queue of so many full blocks, all durable, that ``s`` has not read."""
+    queue = storage.make(name)
+    queue.open("s")
+    for block in range(blocks):
+        put(queue, block)
+    assert queue.queued_bytes == blocks * BLOCK
+    storage.sync()
+    storage.pool.table.prioritise(name, "s", priority)
+    return queue
+
+
+def put(queue: Queue, block: int) -> None:
+    """Put what fills a block, as a txid, the first one as txid 1."""
+    batch = rows(block)
+    queue.put(Header(Kind.DIFFS, block + 1, 0, batch.num_rows), batch)
+    queue.put(Header(Kind.TIME_END, block + 1, 0, batch.num_rows))
+
+
+def read(queue: Queue, block: int) -> None:
+    """``s`` is called with what stands in a block."""
+    queue.rewind("s", block)
+    diffs, end = queue.read("s", BLOCK)
+    assert diffs.batch is not None
+    assert set(diffs.batch.column(0).to_pylist()) == {block}
+    assert end.header.txid == block + 1
+
+
+def out(storage: Storage, *queues: Queue) -> None:
+    """Leave queues to the disk."""
+    for queue in queues:
+        storage.pool.spill(queue, queue.queued_bytes)
+        assert queue.resident_bytes == 0
+
+
+def percent(storage: Storage) -> dict[str, int]:
+    """How much of each queue is in memory, by the table."""
+    storage.tend()
+    return {queue: row.resident_pct for (queue, _), row in storage.pool.table.rows().items()}
+
+
+def test_a17_a_row_for_each_successor_of_each_queue(opened: Opened) -> None:
+    """Written by both sides: residency when queues are tended; one more reader is one more row."""
+    storage = opened(4)
+    queue = filled(storage, "a", 2, 7.5)
+    filled(storage, "b", 1, 1)
+    storage.tend()
+    table = storage.pool.table
+    assert table.rows() == {("a", "s"): Standing(7.5, 100), ("b", "s"): Standing(1, 100)}
+    storage.pool.spill(queue, BLOCK)
+    queue.open("late", 0)
+    storage.tend()
+    assert table.rows()["a", "s"] == Standing(7.5, 50)
+    assert table.rows()["a", "late"] == Standing(0, 50)
+    # A queue's priority is the highest of its successors'.
+    table.prioritise("a", "late", 9)
+    assert table.priority("a") == 9
+    queue.leave("late")
+    storage.drop("b")
+    storage.tend()
+    assert table.rows() == {("a", "s"): Standing(7.5, 50)}
+
+
+def test_a17_a_successor_runs_exactly_during_the_call() -> None:
+    """Also one that the storage manager has not met, and one that fails."""
+    table = SharedTable()
+    table.follow("q", ["s"], 100)
+
+    def call() -> None:
+        with table.running("q", ["s", "new"]):
+            table.follow("q", ["s"], 100)
+            running = {name for (_, name), row in table.rows().items() if row.running}
+            assert running == {"s", "new"}
+            with table.running("q", ["s"]):
+                pass
+            assert table.is_running("q")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        call()
+    assert not table.is_running("q")
+    table.follow("q", ["s"], 100)
+    assert table.rows() == {("q", "s"): Standing()}
+
+
+def test_a18_residency_is_what_is_in_memory(opened: Opened) -> None:
+    """By the system's own word, whatever was left and read."""
+    storage = opened(8)
+    queue = filled(storage, "q", 6, 1)
+    out(storage, queue)
+    for block in (0, 1, 4):
+        read(queue, block)
+        got = storage.file.resident(queue.ring.extents(0, queue.front))
+        # The system may know better what to keep of what was read long ago, and reads ahead.
+        assert queue.resident_bytes <= got
+    assert percent(storage) == {"q": 100 * queue.resident_bytes // queue.queued_bytes}
+
+
+def test_a19_the_least_urgent_block_leaves(opened: Opened) -> None:
+    """Three frames: A(p1) has two, B(p5) one; C(p9) is read block by block."""
+    storage = opened(3)
+    c = filled(storage, "C", 2, 9)
+    out(storage, c)
+    filled(storage, "A", 2, 1)
+    filled(storage, "B", 1, 5)
+    assert percent(storage) == {"A": 100, "B": 100, "C": 0}
+    read(c, 0)
+    assert percent(storage) == {"A": 50, "B": 100, "C": 50}
+    read(c, 1)
+    assert percent(storage) == {"A": 0, "B": 100, "C": 100}
+
+
+def test_a23_what_is_urgent_changes_and_memory_follows(opened: Opened) -> None:
+    """Likewise, when the priorities of A and B are exchanged meanwhile."""
+    storage = opened(3)
+    c = filled(storage, "C", 2, 9)
+    out(storage, c)
+    filled(storage, "A", 2, 1)
+    filled(storage, "B", 1, 5)
+    storage.pool.table.prioritise("A", "s", 5)
+    storage.pool.table.prioritise("B", "s", 1)
+    read(c, 0)
+    assert percent(storage) == {"A": 100, "B": 0, "C": 50}
+
+
+def test_a19_only_who_is_at_work_takes_from_the_more_urgent(opened: Opened) -> None:
+    """Of its own first what it has read; ahead of its turn nobody does."""
+    storage = opened(2)
+    low = filled(storage, "low", 3, 1)
+    out(storage, low)
+    filled(storage, "high", 2, 9)
+    assert not storage.pool.upgrade()
+    assert percent(storage) == {"high": 100, "low": 0}
+    read(low, 0)
+    assert percent(storage) == {"high": 50, "low": 33}
+    read(low, 1)
+    assert percent(storage) == {"high": 50, "low": 33}
+
+
+def test_a37_what_is_at_work_is_pinned(opened: Opened) -> None:
+    """B is evicted instead of A; when all are at work nobody is, and what is read comes beside."""
+    storage = opened(3)
+    table = storage.pool.table
+    c = filled(storage, "C", 3, 9)
+    out(storage, c)
+    filled(storage, "A", 2, 1)
+    filled(storage, "B", 1, 5)
+    with table.running("A", ["s"]):
+        read(c, 0)
+        assert percent(storage) == {"A": 100, "B": 0, "C": 33}
+        with table.running("C", ["s"]):
+            read(c, 1)
+            # Its own, which it has read; never that of who is at work too.
+            assert percent(storage) == {"A": 100, "B": 0, "C": 33}
+            assert storage.pool.overdrawn == 0
+            held = c.read("s", BLOCK)
+            read(c, 0)
+            assert (storage.pool.overdrawn, storage.pool.used_bytes) == (1, 4 * BLOCK)
+            del held
+    storage.tend()
+    assert storage.pool.used_bytes <= 3 * BLOCK
+
+
+def test_a20_an_idle_tick_reads_ahead_for_the_more_urgent(opened: Opened, now: list[float]) -> None:
+    """One exchange of a block of A for one of C; none while A is at work."""
+    storage = opened(1)
+    c = filled(storage, "C", 1, 9)
+    out(storage, c)
+    filled(storage, "A", 1, 1)
+    with storage.pool.table.running("A", ["s"]):
+        assert not storage.pool.upgrade()
+        assert percent(storage) == {"A": 100, "C": 0}
+    assert storage.pool.upgrade()
+    assert percent(storage) == {"A": 0, "C": 100}
+    now[0] += 1
+    assert not storage.pool.upgrade()
+    assert storage.pool.upgrades == 1
+
+
+def test_a21_what_is_read_next_by_the_most_urgent_is_in_memory(
+    opened: Opened, now: list[float]
+) -> None:
+    """Of several queues, and not beyond what the memory is."""
+    storage = opened(10)
+    names = {"low": 1, "middle": 5, "high": 9}
+    queues = {name: filled(storage, name, 6, p) for name, p in names.items()}
+    out(storage, *queues.values())
+    queues["high"].rewind("s", 2)
+    while storage.pool.upgrade():
+        now[0] += 1
+    # Eight in ten of the memory: what is behind the head is read last, by who is set back.
+    assert percent(storage) == {"low": 0, "middle": 66, "high": 66}
+    assert not len(queues["high"].residence.missing(2 * BLOCK, 4))
+    assert not len(queues["middle"].residence.missing(0, 4))
+
+
+@pytest.mark.parametrize("swing", [(10, 11), (11, 10)])
+def test_a24_priorities_that_swing_a_little_move_nothing(
+    opened: Opened, now: list[float], swing: tuple[int, int]
+) -> None:
+    """One frame, and a thousand ticks of 10 and 11 in turn."""
+    storage = opened(1)
+    c = filled(storage, "C", 1, 10)
+    out(storage, c)
+    filled(storage, "A", 1, 10)
+    for tick in range(1000):
+        storage.pool.table.prioritise("A", "s", swing[tick % 2])
+        storage.pool.table.prioritise("C", "s", swing[1 - tick % 2])
+        storage.pool.upgrade()
+        storage.tend()
+        now[0] += 1
+    assert storage.pool.upgrades <= 1
+
+
+def test_a24_priorities_that_swing_much_move_little(opened: Opened, now: list[float]) -> None:
+    """Likewise of 10 and 20, a tick each millisecond: what has come stays for 100 ms."""
+    storage = opened(1)
+    c = filled(storage, "C", 1, 10)
+    out(storage, c)
+    filled(storage, "A", 1, 10)
+    upgraded = []
+    for tick in range(1000):
+        for name, turn in (("A", 0), ("C", 1)):
+            storage.pool.table.prioritise(name, "s", 20 if tick % 2 == turn else 10)
+        if storage.pool.upgrade():
+            upgraded.append(now[0])
+        now[0] += 0.001
+    assert 5 <= len(upgraded) == storage.pool.upgrades <= 10
+    gaps = [later - before for before, later in itertools.pairwise(upgraded)]
+    assert min(gaps) >= 0.1
+
+
+def test_a24_what_is_read_ahead_is_not_driven_out_by_what_is_written(
+    opened: Opened, now: list[float]
+) -> None:
+    """One queue that is larger than the memory, and grows: nothing is read for nothing."""
+    storage = opened(8)
+    queue = filled(storage, "q", 40, 1)
+    for block in range(40, 100):
+        put(queue, block)
+        storage.sync()
+        storage.tend()
+        storage.pool.upgrade()
+        now[0] += 1
+    assert storage.file.reads == 0
+
+
+def test_a22_a_run_of_blocks_is_one_call(opened: Opened) -> None:
+    """A queue of eight blocks that follow each other: one call, of eight that do not: eight."""
+    for apart, calls in ((False, 1), (True, 8)):
+        storage = opened(0, 17)
+        if apart:
+            others = [run.start for _ in range(17) for run in storage.file.take(1, 99)]
+            storage.file.give(others[::2])
+        queue = filled(storage, "q", 8, 1)
+        assert queue.ring.contiguous == (not apart)
+        assert storage.pool.statistics()["writes"] == calls
+        storage.pool.spill(queue, queue.queued_bytes)
+        assert storage.pool.statistics()["evictions"] == calls
+        assert storage.pool.window_bytes >= 8 * BLOCK
+        for block in range(8):
+            read(queue, block)
+        assert storage.pool.statistics()["reads"] == calls
+
+
+def test_a22_what_is_larger_than_what_is_read_ahead_is_counted(opened: Opened) -> None:
+    """A frame of several blocks comes whole, and drives out as much."""
+    storage = opened(8)
+    queue = storage.make("q")
+    queue.open("s")
+    batch = pa.record_batch({"a": pa.array(range(6 * BLOCK // 8), pa.int64())})
+    for txid in range(1, 5):
+        queue.put(Header(Kind.DIFFS, txid, 0, batch.num_rows), batch)
+        queue.put(Header(Kind.TIME_END, txid, 0, batch.num_rows))
+    storage.sync()
+    storage.tend()
+    for txid in range(1, 5):
+        (frame,) = queue.sent(txid)
+        begin, end = frame.header.offset, frame.end
+        assert end - begin > 6 * BLOCK
+        del frame
+        assert storage.pool.used_bytes <= 8 * BLOCK
+        assert not len(queue.residence.missing(begin, -(-end // BLOCK) - begin // BLOCK))
