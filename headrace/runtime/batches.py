@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -229,12 +230,15 @@ class Processor:
             ]
             self._enter(woken, outcome)
         self.edge.put(TimeEnd(txid, frames.attempt, sent))
-        for shared in needed:
-            if shared in behind:
-                self._end([shared], outcome)
-            elif shared.id not in outcome.failed:
-                _recall(shared, outcome)
-        self._end(views, outcome)
+        with contextlib.ExitStack() as pinned:
+            for shared in needed:
+                if shared in behind:
+                    self._end([shared], outcome)
+                elif shared.id not in outcome.failed:
+                    readers = [u.id for u in units if shared.id in u.feeds.values()]
+                    pinned.enter_context(shared.read_by(readers))
+                    _recall(shared, outcome)
+            self._end(views, outcome)
         unseen = [u for u in units if u.id in outcome.touched and not _will_look(u, outcome)]
         outcome.failed |= self._altered(unseen)
         for unit in units:

@@ -15,6 +15,7 @@ from headrace.runtime import positions
 from headrace.runtime.book import Book
 from headrace.runtime.checkpoints import Durable, Promise
 from headrace.runtime.positions import Position
+from headrace.runtime.urgency import Urgency
 
 _CHECK_S: Final = 1.0
 
@@ -27,6 +28,7 @@ class Durability:
         self._confirm_at = 0.0
         self._check_at = 0.0
         self._asked = 0
+        self.urgency: Final = Urgency(book)
 
     def step(self, stream: Stream) -> float:
         """Do what is due; returns when to come by again, on the monotonic clock."""
@@ -37,7 +39,7 @@ class Durability:
         if due <= clock.monotonic():
             self._begin()
             due = self._due(ahead=ahead)
-        return min(due, self._confirm_at)
+        return min(due, self._confirm_at, self.urgency.step())
 
     def end(self, *, wait: bool = False) -> None:
         """Take note of a checkpoint that was written; ``wait`` until none is under way."""
@@ -114,6 +116,7 @@ class Durability:
             if unit is not None:
                 unit.checkpointed(mark)
         self.trim()
+        self.urgency.write()
         book.queues.tend()
         book.durable = what.position
         book.confirmed = max(book.confirmed, what.confirmed)

@@ -7,6 +7,7 @@ not show what is of views that its own caller may not see.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ import pyarrow as pa
 from headrace.runtime.book import Book
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
+from headrace.storage.manager import Storage
+from headrace.storage.queue import Contents, Queue
+from headrace.storage.table import Standing
 
 _STATUS: Final = Path("/proc/self/status")
 _RESIDENT: Final = {
@@ -26,18 +30,21 @@ _RESIDENT: Final = {
 }
 """What the system says of a process's memory, in kB, and what we call it."""
 
+Table = Mapping[tuple[str, Hashable], Standing]
+"""The shared table: rows by queue and successor."""
+
 
 class QueueRow(msgspec.Struct, frozen=True):
     """A queue, and one who reads it."""
 
     id: int
-    """Of the unit whose rows it has."""
+    """Of the unit whose rows it has; 0: the changes of the stream."""
     reader: int
-    """The unit that reads it."""
+    """The unit that reads it; 0: whoever reads the stream."""
     nodes: tuple[str, ...]
     """Those of the reader's plan whose rows they are."""
-    views: tuple[int, ...]
-    """The views that need what the reader reads: itself, if it is one."""
+    views: tuple[int, ...] | None
+    """The views that need what the reader reads: itself, if it is one; None: everybody."""
     rows: int
     bytes: int
     blocks: int
@@ -52,6 +59,12 @@ class QueueRow(msgspec.Struct, frozen=True):
     """The last txid that it has processed."""
     behind_bytes: int | None
     """What came after its tail."""
+    priority: int
+    """How urgent it is that the reader reads on (``urgency.py``)."""
+    resident_pct: int
+    """How much of what is queued is in memory, when it was tended last."""
+    running: bool
+    """Whether the reader is being called with what stands there."""
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
@@ -68,31 +81,56 @@ class MemoryRow(msgspec.Struct, frozen=True):
 def queues(book: Book) -> list[dict[str, Any]]:
     """A ``QueueRow`` for each reader of each queue."""
     out: list[QueueRow] = []
+    storage = book.storage
+    if storage is None:
+        return []
+    table = storage.pool.table.rows()
     for shared in list(book.subplans.values()):
-        out += _queue(book, shared)
+        if shared.queue is not None:
+            out += _of_subplan(book, shared, shared.queue, storage, table)
+    if book.retained.queue is not None:
+        out.append(_of_stream(book, book.retained.queue, storage, table))
     return [msgspec.structs.asdict(row) for row in out]
 
 
-def _queue(book: Book, shared: Shared) -> list[QueueRow]:
-    queue, storage = shared.queue, book.storage
-    if queue is None or storage is None:
-        return []
+def _of_subplan(
+    book: Book, shared: Shared, queue: Queue, storage: Storage, table: Table
+) -> list[QueueRow]:
     held = queue.contents()
-    about = (
-        *(held.rows, held.bytes, sum(run.size for run in held.blocks), len(held.blocks) < 2),
-        *(storage.file.resident(held.blocks), held.base_txid, held.last_txid),
-    )
     out = []
     for reader in book.readers(shared):
         nodes = tuple(sorted(node for node, unit in reader.feeds.items() if unit == shared.id))
         tail, behind = held.behind.get(reader.id, (None, None))
         out.append(
             QueueRow(
-                *(shared.id, reader.id, nodes, _views(book, reader), *about),
+                *(shared.id, reader.id, nodes, _views(book, reader), *_about(held, storage)),
                 *(tail, reader.processed, behind),
+                *_standing(table, queue.name, reader.id),
             )
         )
     return out
+
+
+def _of_stream(book: Book, queue: Queue, storage: Storage, table: Table) -> QueueRow:
+    held = queue.contents()
+    reader = book.retained.READER
+    tail, behind = held.behind.get(reader, (None, None))
+    return QueueRow(
+        *(0, 0, (), None, *_about(held, storage), tail, book.taken.txid, behind),
+        *_standing(table, queue.name, reader),
+    )
+
+
+def _about(held: Contents, storage: Storage) -> tuple[int, int, int, bool, int, int, int]:
+    return (
+        *(held.rows, held.bytes, sum(run.size for run in held.blocks), len(held.blocks) < 2),
+        *(storage.file.resident(held.blocks), held.base_txid, held.last_txid),
+    )
+
+
+def _standing(table: Table, queue: str, reader: Hashable) -> tuple[int, int, bool]:
+    row = table.get((queue, reader), Standing())
+    return round(row.priority), row.resident_pct, row.running
 
 
 def memory(book: Book) -> list[dict[str, Any]]:

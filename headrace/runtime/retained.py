@@ -41,8 +41,6 @@ from headrace.storage.shelf import Damaged, Frame
 _log = structlog.get_logger(__name__)
 
 _PREFIX: Final = "intake "
-_ALL: Final = "views"
-"""The one successor: what the least of all needs is what is kept."""
 _RETRY_S: Final = 60.0
 _NUMBERS: Final = 1 << 32
 _PART_MAX: Final = 2
@@ -52,12 +50,16 @@ _PART_MAX: Final = 2
 class Retained:
     """The intake's queue of one engine; every method runs on its thread."""
 
+    READER: Final = "views"
+    """The one successor: what the least of all needs is what is kept."""
+
     def __init__(self, settings: Settings) -> None:
         self.local: Final = settings.wal_retention == "local"
         """Whether what the stream sends should be kept here."""
         self._bytes_max: Final = settings.queue_bytes_max // _PART_MAX
         self._storage: Storage | None = None
-        self._queue: Queue | None = None
+        self.queue: Queue | None = None
+        """The queue, if there is one; other threads may look at it."""
         self._mark = RetainedMark(0, 0, 0, 0, 0)
         self._lsn = 0
         self._readable = 0
@@ -72,17 +74,17 @@ class Retained:
     @property
     def taking(self) -> bool:
         """Whether what the stream sends is kept here, so that the source need not."""
-        return self.local and self._queue is not None and self._full_at is None
+        return self.local and self.queue is not None and self._full_at is None
 
     @property
     def exists(self) -> bool:
         """Whether there is a queue, be it empty."""
-        return self._queue is not None
+        return self.queue is not None
 
     @property
     def last(self) -> int:
         """The last txid that is here; 0: there is no queue."""
-        return self._queue.last_txid if self._queue is not None else 0
+        return self.queue.last_txid if self.queue is not None else 0
 
     @property
     def lsn(self) -> int:
@@ -91,7 +93,7 @@ class Retained:
 
     def covers(self, txid: int) -> bool:
         """Whether everything that came after ``txid``, up to ``last``, can be read here."""
-        queue = self._queue
+        queue = self.queue
         if queue is None or txid < self._readable:
             return False
         return queue.base_txid <= txid <= queue.last_txid
@@ -105,9 +107,9 @@ class Retained:
 
     def bytes_after(self, txid: int) -> int:
         """Bytes that are kept for somebody who has everything up to ``txid``."""
-        if self._queue is None or not self.covers(txid):
+        if self.queue is None or not self.covers(txid):
             return 0
-        return self._queue.bytes_after(txid)
+        return self.queue.bytes_after(txid)
 
     @property
     def full(self) -> bool:
@@ -119,11 +121,11 @@ class Retained:
         """Whether it was full and another try is worth it."""
         if self._full_at is None or clock.monotonic() < self._full_at + _RETRY_S:
             return False
-        return self._queue is None or self._queue.queued_bytes < self._bytes_max * 3 // 4
+        return self.queue is None or self.queue.queued_bytes < self._bytes_max * 3 // 4
 
     def statistics(self) -> dict[str, int | bool]:
         """Numbers for the status; from any thread."""
-        queue = self._queue
+        queue = self.queue
         return {
             "taking": self.taking,
             "last_txid": self.last,
@@ -134,7 +136,7 @@ class Retained:
 
     def open(self, db: RocksDatabase, storage: Storage) -> None:
         """Take over what an earlier run has left, as far as it is whole."""
-        self._storage, self._queue = storage, None
+        self._storage, self.queue = storage, None
         self._readable, self._full_at = 0, None
         mark = positions.get_retained(db) or RetainedMark(secrets.randbits(32), 0, 0, 0, 0)
         self._mark = mark
@@ -156,12 +158,12 @@ class Retained:
             self.damaged = True
             self.lose(db)
             return
-        self._queue = found
+        self.queue = found
         self._lsn = mark.lsn
         self._check_end(found)
         if found.last_txid > mark.txid:
             self._lsn = self._record(found.last_txid).end_lsn
-        found.open(_ALL, found.base_txid)
+        found.open(self.READER, found.base_txid)
 
     def _check_end(self, queue: Queue) -> None:
         """What no checkpoint has seen must be this queue's, one batch after the other.
@@ -183,7 +185,7 @@ class Retained:
         """
         storage = self._storage
         assert storage is not None, "it was opened"
-        old, self._queue = self._queue, None
+        old, self.queue = self.queue, None
         mark = RetainedMark((self._mark.number + 1) % _NUMBERS, 0, txid, lsn, lsn)
         meta: Meta = {}
         positions.put_retained(meta, mark)
@@ -197,8 +199,8 @@ class Retained:
             self._fill(txid, error.message)
             return
         queue.begin_after(txid)
-        queue.open(_ALL, txid)
-        self._queue = queue
+        queue.open(self.READER, txid)
+        self.queue = queue
         _log.info("the stream is kept here", after=txid)
 
     def lose(self, db: RocksDatabase) -> None:
@@ -207,7 +209,7 @@ class Retained:
             return
         assert self._storage is not None, "it was opened"
         # The number stays: no other queue may be taken for this one.
-        self._queue, self._mark = None, RetainedMark(self._mark.number, 0, 0, 0, 0)
+        self.queue, self._mark = None, RetainedMark(self._mark.number, 0, 0, 0, 0)
         meta: Meta = {}
         positions.put_retained(meta, self._mark)
         db.put_meta(meta, sync=True)
@@ -215,16 +217,16 @@ class Retained:
 
     def keep_after(self, db: RocksDatabase, txid: int) -> None:
         """Everybody has everything up to ``txid``, durably."""
-        if self._queue is None:
+        if self.queue is None:
             return
-        if not self.local and txid >= self._queue.last_txid:
+        if not self.local and txid >= self.queue.last_txid:
             self.lose(db)
             return
-        self._queue.keep_after(_ALL, txid)
+        self.queue.keep_after(self.READER, txid)
 
     def note(self, meta: Meta) -> None:
         """Add to a checkpoint how far it must be found again."""
-        queue = self._queue
+        queue = self.queue
         if queue is not None:
             self._mark = RetainedMark(
                 self._mark.number, queue.front, queue.last_txid, self._lsn, self._mark.begin
@@ -243,7 +245,7 @@ class Retained:
 
         What there is no room for is left to the source, with all that follows.
         """
-        queue = self._queue
+        queue = self.queue
         if queue is None or not self.taking or record.txid <= queue.last_txid:
             return queue is not None and record.txid <= queue.last_txid
         if record.txid != queue.last_txid + 1:
@@ -296,9 +298,12 @@ class Retained:
         Raises:
             TransientError: they are not as they were written; ``covers`` knows from now on.
         """
-        assert self._queue is not None, "covers(txid - 1)"
+        queue, storage = self.queue, self._storage
+        assert queue is not None, "covers(txid - 1)"
+        assert storage is not None, "it was opened"
         try:
-            frames = self._queue.sent(txid)
+            with storage.pool.table.running(queue.name, [self.READER]):
+                frames = queue.sent(txid)
             if not frames or any(f.header.attempt != self._mark.number for f in frames):
                 message = f"it does not hold txid {txid}"
                 raise LookupError(message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from headrace.storage.frames import Header, Kind
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
 from headrace.storage.shelf import Damaged
+from headrace.storage.table import SharedTable
 
 _log = structlog.get_logger(__name__)
 
@@ -45,6 +46,8 @@ class Shared(Unit):
     """Of the node whose rows it sends."""
     queue: Queue | None = None
     """What it sent, until everybody who reads it is durably beyond: each has a tail there."""
+    table: SharedTable | None = None
+    """Where it stands who reads it just now."""
 
     @property
     def shown(self) -> str:
@@ -92,6 +95,11 @@ class Shared(Unit):
                 "what a shared subplan has sent is lost", detail=f"{error}.", hint=RESYNC
             ) from error
 
+    def read_by(self, readers: Collection[int]) -> contextlib.AbstractContextManager[None]:
+        """Inside, these are called with what it sent (A-37); REQUIRES: it was opened."""
+        assert self.table is not None, "it was opened"
+        return self.table.running(self.queue_name, readers)
+
     def keep_for(self, readers: Mapping[int, int]) -> None:
         """These read it, each durable up to a txid: they need what was sent later."""
         queue = self.output
@@ -124,7 +132,7 @@ class Shared(Unit):
         if found is None:
             found = storage.make(self.queue_name)
             found.begin_after(self.mark.txid)
-        self.queue = found
+        self.queue, self.table = found, storage.pool.table
 
     @property
     def queue_name(self) -> str:

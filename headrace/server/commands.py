@@ -39,6 +39,7 @@ QUEUES: Final = (
     *(("queued_rows", INT8), ("queued_bytes", INT8), ("blocks", INT8), ("contiguous", BOOL)),
     *(("resident_bytes", INT8), ("base_txid", INT8), ("front_txid", INT8)),
     *(("tail_txid", INT8), ("head_txid", INT8), ("behind_bytes", INT8)),
+    *(("kind", TEXT), ("priority", INT8), ("resident_pct", INT8), ("running", BOOL)),
 )
 """Columns of queues; ``sql/queues.sql`` has the same."""
 MEMORY: Final = (("part", TEXT), ("view", TEXT), ("bytes", INT8), ("limit_bytes", INT8))

@@ -5,11 +5,19 @@
 -- queued_rows, queued_bytes: what one of its readers still needs.  resident_bytes: of its blocks, those that are
 -- in memory.  tail_txid: the last txid that is durable in the reader; head_txid: the last that it has processed;
 -- behind_bytes: what came after its tail.
+-- kind: subplan, or stream: with wal_retention = local, the batches of the stream that are kept on our side (its
+-- rows are messages; shown to members of the engine's role, for all views need it).
+-- priority: how urgent it is that the reader reads on, by which queues leave memory and come back: 0 where nothing
+-- waits for it, or it stands still; else 100, and 100 for each time that what waits is as late as the view may be.
+-- resident_pct: how much of what is queued is in memory, when that was written down last; running: whether the
+-- reader is at work on it just now, so that none of it leaves memory.
 -- Whoever gets here has written something else than the statement that the commander answers.
-CREATE OR REPLACE FUNCTION headrace.queues(
+DROP FUNCTION IF EXISTS headrace.queues();
+CREATE FUNCTION headrace.queues(
     OUT queue text, OUT reader text, OUT node text, OUT queued_rows bigint, OUT queued_bytes bigint,
     OUT blocks bigint, OUT contiguous boolean, OUT resident_bytes bigint, OUT base_txid bigint,
-    OUT front_txid bigint, OUT tail_txid bigint, OUT head_txid bigint, OUT behind_bytes bigint)
+    OUT front_txid bigint, OUT tail_txid bigint, OUT head_txid bigint, OUT behind_bytes bigint,
+    OUT kind text, OUT priority bigint, OUT resident_pct bigint, OUT running boolean)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE
 AS $$

@@ -29,18 +29,27 @@ def queues(context: JobContext, job: Job, request: Request) -> list[Row]:
     seen = _seen(context, job, request)
     out = []
     for row in found:
-        names = _names(seen, row["views"])
-        if names:
-            reader = names if row["reader"] > 0 else f"{_subplan(row['reader'])} of {names}"
+        reader = _reader(seen, row)
+        if reader:
+            kind = "subplan" if row["id"] else "stream"
             out.append(
                 [
-                    *(_subplan(row["id"]), reader, ", ".join(row["nodes"])),
+                    *(_subplan(row["id"]) if row["id"] else kind, reader, ", ".join(row["nodes"])),
                     *(row["rows"], row["bytes"], row["blocks"], row["contiguous"]),
                     *(row["resident_bytes"], row["base_txid"], row["front_txid"]),
                     *(row["tail_txid"], row["head_txid"], row["behind_bytes"]),
+                    *(kind, row["priority"], row["resident_pct"], row["running"]),
                 ]
             )
     return sorted(out, key=lambda row: (row[0], row[1]))
+
+
+def _reader(seen: Seen, row: dict[str, Any]) -> str:
+    """Who reads a queue, of those who may be seen."""
+    if row["views"] is None:
+        return "all views" if seen.everything else ""
+    names = _names(seen, row["views"])
+    return f"{_subplan(row['reader'])} of {names}" if names and row["reader"] < 0 else names
 
 
 def memory(context: JobContext, job: Job, request: Request) -> list[Row]:

@@ -85,6 +85,11 @@ def test_what_a_paused_view_leaves_in_the_queue(sharing, source):
     assert 0 < paused["resident_bytes"] <= 131_072
     assert paused["tail_txid"] == paused["head_txid"] == paused["base_txid"]
     assert paused["base_txid"] < paused["front_txid"] <= other["tail_txid"] <= other["head_txid"]
+    # The shared table as it lives: who stands still, or has it all, is not urgent.
+    for row in (paused, other):
+        assert [row[name] for name in ("kind", "priority", "resident_pct", "running")] == [
+            *("subplan", 0, 100, False)
+        ]
     sharing.execute("CALL headrace.resume_view('rows')")
     wait(sharing, "rows")
     wait_until(lambda: by_reader(sharing)["public.rows"]["queued_rows"] == 0, "nothing is queued")

@@ -1,0 +1,123 @@
+"""The scheduler's side of the shared table: who is urgent, and who is at work (A-17, A-37, A-42)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from headrace.runtime.shared import Shared
+from headrace.storage.table import Standing
+from tests.runtime import test_sharing
+from tests.runtime.harness import settle
+from tests.runtime.test_sharing import (
+    ROWS,
+    SUMS,
+    change,
+    check,
+    create,
+    joined,
+)
+from tests.waiting import wait_until
+
+TABLES = test_sharing.TABLES
+BLOCK = 4096
+NOW_US = (
+    "SELECT (extract(epoch FROM clock_timestamp() - timestamptz '2000-01-01Z') * 1000000)::int8"
+)
+
+
+def standing(running, shared: Shared) -> dict[int, Standing]:
+    """Rows of the shared table, of a subplan's queue, written anew; on the engine's thread."""
+    running.engine.durability.urgency.write()
+    rows = running.book.queues.pool.table.rows()
+    return {reader: row for (queue, reader), row in rows.items() if queue == shared.queue_name}
+
+
+def late(running, source, shared: Shared, blocks: int) -> None:
+    """Change things until so many blocks of a queue are on the disk."""
+    rng = random.Random(7)
+
+    def full() -> bool:
+        change(source, rng, 5)
+        settle(running, source)
+        running.on(running.engine.durability.finish)
+        queue = shared.output
+        return running.on(lambda: queue.queued_bytes - queue.resident_bytes) > blocks * BLOCK
+
+    wait_until(full, "it is on the disk")
+
+
+def spied(monkeypatch, look: Callable[[int], None]) -> None:
+    """``look`` is called with the txid whenever what a subplan sent is read."""
+    sent = Shared.sent
+
+    def spy(shared: Shared, txid: int):
+        look(txid)
+        return sent(shared, txid)
+
+    monkeypatch.setattr(Shared, "sent", spy)
+
+
+def test_a17_who_stands_still_is_not_urgent_and_who_catches_up_is(
+    source, database, start, monkeypatch
+):
+    running = start(queue_block_bytes=BLOCK, queue_memory_bytes=8 * BLOCK)
+    one = create(running, database, "one", ROWS)
+    two = create(running, database, "two", SUMS)
+    [shared] = joined(running)
+    table = running.book.queues.pool.table
+    running.on(lambda: running.engine.lifecycle.pause(one))
+    begun = source.execute(NOW_US).fetchone()[0]
+    late(running, source, shared, 20)
+    ended = source.execute(NOW_US).fetchone()[0]
+    paused = running.on(lambda: standing(running, shared))
+    assert [paused[reader].priority for reader in (one, two)] == [0, 0]
+    assert paused[one].resident_pct < 50
+    seen = []
+
+    def look(txid: int) -> None:
+        view = running.book.views[one]
+        at_once = standing(running, shared)
+        view.latency_ms = 500
+        patient = standing(running, shared)
+        view.latency_ms = 0
+        oldest = shared.output.ends.commit_after(txid - 1)
+        seen.append((at_once[one], patient[one], at_once[two], oldest))
+
+    spied(monkeypatch, look)
+    running.on(lambda: running.engine.lifecycle.resume(one))
+    change(source, random.Random(1), 5)
+    check(running, source, one=ROWS, two=SUMS)
+    assert len(seen) > 10
+    commits = [oldest for *_, oldest in seen]
+    assert commits == sorted(commits)
+    assert begun <= commits[0] <= ended
+    assert seen[0][0].priority > 200
+    for own, patient, other, _ in seen:
+        # The one that is called runs; the other has read it long ago, and nothing waits for it.
+        assert own.running
+        assert not other.running
+        assert own.priority >= 100
+        # Who may be ten times as late is a tenth as late by his own measure.
+        assert round((own.priority - 100) / 10, 3) == round(patient.priority - 100, 3)
+    assert not any(row.running for row in table.rows().values())
+    assert running.book.queues.pool.table.priority(shared.queue_name) == 0
+
+
+def test_a21_the_memory_holds_while_a_late_view_reads(source, database, start, monkeypatch):
+    """What it reads comes in large pieces, drives out what it has read, and no more."""
+    memory = 8 * BLOCK
+    running = start(queue_block_bytes=BLOCK, queue_memory_bytes=memory)
+    one = create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    [shared] = joined(running)
+    running.on(lambda: running.engine.lifecycle.pause(one))
+    late(running, source, shared, 40)
+    used = []
+    spied(monkeypatch, lambda _: used.append(running.book.queues.pool.used_bytes))
+    running.on(lambda: running.engine.lifecycle.resume(one))
+    check(running, source, one=ROWS, two=SUMS)
+    pool = running.book.queues.pool
+    # What is being written is not counted out: it cannot leave before it is synced.
+    assert max(used) <= memory + 2 * BLOCK
+    assert pool.file.reads <= pool.file.evictions + 40
