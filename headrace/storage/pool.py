@@ -61,7 +61,7 @@ class Paged(Protocol):
         """See ``Queue``."""
 
     @property
-    def read_at(self) -> int:
+    def read_at(self) -> int | None:
         """See ``Queue``."""
 
     @property
@@ -209,8 +209,10 @@ class BufferPool:
             if kept is not None:
                 held.append(kept)
             heads = [head for _, head in queue.successors.values()]
+            if queue.read_at is not None:
+                heads.append(queue.read_at)
             part = (queue.base, queue.synced)
-            places = queue.residence.choose(part, [*heads, queue.read_at], held, before)
+            places = queue.residence.choose(part, heads, held, before)
             queue.residence.leave(places[: -(-size // self.file.block_bytes)])
             return was - queue.resident_bytes
 

@@ -107,8 +107,8 @@ class Queue:
         """Whether what had been put before a kill was not all found again."""
         if found is None:
             hints[:] = 0
-        self.read_at = 0
-        """Behind what was read last, by whomever."""
+        self.read_at: int | None = None
+        """Behind what was read last, by whomever; None: nothing was."""
         self.ring: Final = Ring(number, pool.file, found, int(hints[0]))
         self.residence: Final = Residence(self.ring, pool.file)
         self.shelf: Final = Shelf(self.ring, pool.file, schemas)

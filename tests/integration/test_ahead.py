@@ -25,6 +25,14 @@ QUERY = "SELECT id, slowly(id) AS next FROM items"
 VIEWS = {"v": QUERY}
 
 
+def stream_row(conn: psycopg.Connection) -> dict[str, object]:
+    """The queue of the stream, as queues() shows it."""
+    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        (row,) = cursor.execute("SELECT * FROM headrace.queues()").fetchall()
+    assert row["queue"] == "stream"
+    return row
+
+
 @pytest.mark.parametrize("killed", [False, True], ids=["goes on", "kill -9"])
 @pytest.mark.engine_with(
     HEADRACE_WAL_RETENTION="local",
@@ -47,6 +55,13 @@ def test_a_slow_view_keeps_no_wal(engine, source, commander, killed):
             "the source may forget half of it",
         )
         assert source.execute("SELECT count(*) < %s FROM v", (ROWS // 2,)).fetchone()[0]
+        # What waits there is urgent, for the view should be as early as can be (A-17).
+        wait_until(lambda: stream_row(commander)["priority"] > 200, "it waits long")
+        row = stream_row(commander)
+        assert (row["kind"], row["reader"], row["node"]) == ("stream", "all views", "")
+        assert row["base_txid"] <= row["tail_txid"] <= row["head_txid"] < row["front_txid"]
+        assert row["queued_rows"] >= row["front_txid"] - row["base_txid"] > 0
+        assert 0 <= row["resident_pct"] <= 100
         if killed:
             engine.kill9()
     if killed:
