@@ -107,9 +107,9 @@ class Residence:
     # --- coming back
 
     def wanted(self, at: int, size: int) -> Places:
-        """The blocks to be asked for when ``at`` is read next, of the ``size`` bytes from there.
+        """The blocks to be asked for when ``at`` is read next: of ``size`` bytes from the first on.
 
-        None while the next half of them is in memory: the disk works on while that is read.
+        None while half as much behind ``at`` is in memory: the disk works on while that is read.
         """
         begin, end = self._sure
         if begin <= at < end:
@@ -118,7 +118,7 @@ class Residence:
         missing = self.missing(at, count)
         half = max(count // 2, 1)
         if len(missing) and missing[0] < at // self._size + half:
-            return missing
+            return self.missing(int(missing[0]) * self._size, count)
         safe = int(missing[0]) - half + 1 if len(missing) else at // self._size + count - half + 1
         self._sure = (at, safe * self._size)
         return missing[:0]
