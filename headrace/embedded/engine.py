@@ -140,10 +140,13 @@ class EmbeddedEngine:
         """
         names = {module: name for name, module in nursery.CHILDREN.items()}
         title = nursery.title(names.get(module, module))
-        for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        # A glob would look at each itself, and fail where a process ends meanwhile.
+        for process in Path("/proc").iterdir():
+            if not process.name.isdigit():
+                continue
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                pid = int(cmdline.parent.name)
-                named = cmdline.read_bytes().rstrip(b"\0").decode()
+                pid = int(process.name)
+                named = (process / "cmdline").read_bytes().rstrip(b"\0").decode()
                 if named == title and os.getsid(pid) == self.pid:
                     return pid
         return None
