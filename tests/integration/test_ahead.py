@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import psycopg
 import pytest
 
@@ -56,7 +58,14 @@ def test_a_slow_view_keeps_no_wal(engine, source, commander, killed):
         )
         assert source.execute("SELECT count(*) < %s FROM v", (ROWS // 2,)).fetchone()[0]
         # What waits there is urgent, for the view should be as early as can be.
-        wait_until(lambda: stream_row(commander)["priority"] > 200, "it waits long")
+        more = itertools.count(ROWS)
+
+        def waits_long() -> bool:
+            # How late it is, the clock of the source tells: by what has come since.
+            source.execute("INSERT INTO items VALUES (%s)", (next(more),))
+            return stream_row(commander)["priority"] > 200
+
+        wait_until(waits_long, "it waits long")
         row = stream_row(commander)
         assert (row["kind"], row["reader"], row["node"]) == ("stream", "all views", "")
         assert row["base_txid"] <= row["tail_txid"] <= row["head_txid"] < row["front_txid"]
