@@ -104,17 +104,17 @@ class Checkpoints:
         """Whether so much is missing that no more may be taken."""
         return self.pending >= LAG_MAX * self._txids
 
-    def due(self, *, ahead: bool, large: bool) -> float:
+    def due(self, *, ahead: bool, large: bool, crowded: bool) -> float:
         """When to begin the next one, on the monotonic clock.
 
         ``ahead``: there is a position that could be confirmed once it is durable; ``large``:
-        what is not durable takes much memory.
+        what is not durable takes much memory; ``crowded``: queues cannot leave theirs before it is.
         """
         if self._underway is not None:
             return _NEVER
         if self.pending >= self._txids or (self.pending and large):
             return self._retry_at
-        if self.pending:
+        if self.pending or crowded:
             return max(self._last + self._interval_s, self._retry_at)
         if ahead:
             return max(self._last + self._idle_s, self._retry_at)

@@ -34,12 +34,13 @@ class Durability:
         """Do what is due; returns when to come by again, on the monotonic clock."""
         self._confirm_if_due(stream)
         self.end()
+        urgency_at = self.urgency.step()
         ahead = self._confirmable() > self._book.confirmed
         due = self._due(ahead=ahead)
         if due <= clock.monotonic():
             self._begin()
             due = self._due(ahead=ahead)
-        return min(due, self._confirm_at, self.urgency.step())
+        return min(due, self._confirm_at, urgency_at)
 
     def end(self, *, wait: bool = False) -> None:
         """Take note of a checkpoint that was written; ``wait`` until none is under way."""
@@ -96,7 +97,8 @@ class Durability:
     # --- checkpoints
 
     def _due(self, *, ahead: bool) -> float:
-        return self._book.checkpoints.due(ahead=ahead, large=self._book.db.checkpoint_due)
+        large, crowded = self._book.db.checkpoint_due, self.urgency.crowded
+        return self._book.checkpoints.due(ahead=ahead, large=large, crowded=crowded)
 
     def _begin(self) -> None:
         """Begin a checkpoint of everything that is committed."""
@@ -116,8 +118,7 @@ class Durability:
             if unit is not None:
                 unit.checkpointed(mark)
         self.trim()
-        self.urgency.write()
-        book.queues.tend()
+        self.urgency.tend()
         book.durable = what.position
         book.confirmed = max(book.confirmed, what.confirmed)
         self._forget()

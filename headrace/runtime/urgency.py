@@ -31,9 +31,11 @@ class Urgency:
     def __init__(self, book: Book) -> None:
         self._book = book
         self._due = 0.0
+        self.crowded = False
+        """Whether queues have more memory than they may, until what is in it is durable."""
 
     def step(self) -> float:
-        """Read ahead for who is urgent, if something is on the disk.
+        """Keep queues to their memory; read ahead for who is urgent, if something is on the disk.
 
         Returns when to come by again, on the monotonic clock.
         """
@@ -41,12 +43,22 @@ class Urgency:
         if storage is None or now < self._due:
             return self._due
         self._due = now + _STEP_S
+        self.crowded = False
+        if storage.pool.is_crowded():
+            # What nobody writes on may be behind a sink that stands still: no checkpoint comes.
+            self.tend()
+            self.crowded = storage.pool.is_crowded() and storage.unsynced
         if not any(queue.residence.left for queue in storage.queues):
             return math.inf
         if not self.write():
             return math.inf  # who becomes urgent comes with a batch
         storage.pool.upgrade()
         return self._due
+
+    def tend(self) -> None:
+        """Let queues give up memory and blocks that they need no more, by who is urgent now."""
+        self.write()
+        self._book.queues.tend()
 
     def write(self) -> bool:
         """Write it into the table, and where they read on; returns whether anybody waits."""

@@ -110,6 +110,12 @@ class Storage:
     def _let_go(self) -> None:
         self._leaving = [queue for queue in self._leaving if not queue.drop()]
 
+    @property
+    def unsynced(self) -> bool:
+        """Whether something was put that is not on the disk, as for a crash of the machine."""
+        with self.lock:
+            return any(queue.synced < queue.front for queue in self._queues.values())
+
     def sync(self) -> None:
         """Have all that was put until now on the disk, as for a crash of the machine.
 

@@ -105,6 +105,10 @@ class BufferPool:
         with self.lock:
             return sum(queue.resident_bytes for queue in self._queues.values())
 
+    def is_crowded(self) -> bool:
+        """Whether that is more than they may."""
+        return 0 < self._memory_bytes < self.used_bytes
+
     def read(self, queue: Paged, at: int, whole: int = 0) -> None:
         """Have in memory what is about to be read at ``at``, and some of what comes behind.
 
@@ -135,8 +139,8 @@ class BufferPool:
     def tend(self) -> None:
         """Keep to the memory there is, and write into the table who has how much of it."""
         with self.lock:
-            used = self.used_bytes
-            if self._memory_bytes and used > self._memory_bytes:
+            if self.is_crowded():
+                used = self.used_bytes
                 for queue in self._order():
                     if used <= self._memory_bytes * _SPILL_TO:
                         break

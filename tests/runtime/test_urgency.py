@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import psycopg
+
 from headrace.runtime.shared import Shared
 from headrace.storage.table import Standing
 from tests.runtime import test_sharing
@@ -101,7 +103,31 @@ def test_a17_who_stands_still_is_not_urgent_and_who_catches_up_is(
         # Who may be ten times as late is a tenth as late by his own measure.
         assert round((own.priority - 100) / 10, 3) == round(patient.priority - 100, 3)
     assert not any(row.running for row in table.rows().values())
-    assert running.book.queues.pool.table.priority(shared.queue_name) == 0
+    arrived = running.on(lambda: standing(running, shared))
+    assert [arrived[reader].priority for reader in (one, two)] == [0, 0]
+
+
+def test_a24_memory_holds_while_nothing_is_committed(source, database, start):
+    """No checkpoint comes by itself behind a sink that stands still; queues are written to it."""
+    memory = 8 * BLOCK
+    running = start(queue_block_bytes=BLOCK, queue_memory_bytes=memory, lock_timeout_ms=60_000)
+    create(running, database, "one", ROWS)
+    create(running, database, "two", SUMS)
+    joined(running)
+    settle(running, source)
+    running.on(running.engine.durability.finish)
+    pool, storage = running.book.queues.pool, running.book.queues
+    with psycopg.connect(database) as conn:
+        conn.execute("LOCK TABLE one IN ACCESS EXCLUSIVE MODE")
+        source.execute(
+            "INSERT INTO orders SELECT i, 1 + i % 20, i FROM generate_series(1000, 6000) i"
+        )
+        wait_until(
+            lambda: sum(queue.queued_bytes for queue in storage.queues) > 2 * memory,
+            "the subplan has sent it",
+        )
+        wait_until(lambda: pool.used_bytes <= memory, lambda: f"{pool.used_bytes} bytes are used")
+    check(running, source, one=ROWS, two=SUMS)
 
 
 def test_a21_the_memory_holds_while_a_late_view_reads(source, database, start, monkeypatch):
