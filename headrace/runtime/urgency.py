@@ -50,10 +50,11 @@ class Urgency:
             self.crowded = storage.pool.is_crowded() and storage.unsynced
         if not any(queue.residence.left for queue in storage.queues):
             return math.inf
-        if not self.write():
-            return math.inf  # who becomes urgent comes with a batch
-        storage.pool.upgrade()
-        return self._due
+        again = storage.pool.leave_again()
+        if self.write():  # else who becomes urgent comes with a batch
+            storage.pool.upgrade()
+            again = True
+        return self._due if again else math.inf
 
     def tend(self) -> None:
         """Let queues give up memory and blocks that they need no more, by who is urgent now."""

@@ -37,6 +37,8 @@ _madvise: Final = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _POPULATE_READ: Final = 22
 """Of madvise since Linux 5.14; an older one says that it does not know it."""
+_ASKED_BYTES: Final = 131_072
+"""What Linux reads of what it is asked for at once: less than that on no disk, more on some."""
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0)
 _ROWS_STEP: Final = 4096
 """Rows of the table that are allocated at once."""
@@ -78,6 +80,8 @@ class BlockFile:
         blocks_max = max(blocks_max, -(-os.fstat(self._file).st_size // block_bytes))
         self.blocks_max: Final = blocks_max
         self._map: Final = _mapped(self._file, blocks_max * block_bytes)
+        # What is read next, who owns this knows better than whoever sees single pages asked for.
+        self._map.madvise(mmap.MADV_RANDOM)
         self._bytes: Final = memoryview(self._map)
         self._address: Final = np.frombuffer(self._map, np.uint8).ctypes.data
         self._rows_file = os.open(path.with_suffix(".table"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -254,7 +258,7 @@ class BlockFile:
     def evict(self, run: Extent) -> None:
         """Have a run in memory no more; it comes back when it is read.
 
-        What was not synced stays.
+        What was not synced stays, and what is on its way from the disk just now.
         """
         at, size = run.start * self.block_bytes, run.size * self.block_bytes
         self._map.madvise(mmap.MADV_DONTNEED, at, size)
@@ -263,8 +267,9 @@ class BlockFile:
 
     def read_ahead(self, run: Extent) -> None:
         """Read a run ahead."""
-        at, size = run.start * self.block_bytes, run.size * self.block_bytes
-        self._map.madvise(mmap.MADV_WILLNEED, at, size)
+        at, end = run.start * self.block_bytes, sum(run) * self.block_bytes
+        for begin in range(at, end, _ASKED_BYTES):
+            self._map.madvise(mmap.MADV_WILLNEED, begin, min(_ASKED_BYTES, end - begin))
         self.reads += 1
 
     def map_in(self, run: Extent) -> None:

@@ -150,6 +150,11 @@ class BufferPool:
                 percent = 100 * queue.resident_bytes // queued if queued else 100
                 self.table.follow(queue.name, queue.successors.keys(), percent)
 
+    def leave_again(self) -> bool:
+        """Leave to the disk what came after it was left; whether to come by again for that."""
+        with self.lock:
+            return any([queue.residence.leave_again() for queue in self._queues.values()])
+
     def upgrade(self) -> bool:
         """Exchange memory of a less urgent queue for what a more urgent one reads next (A-20).
 
@@ -217,7 +222,8 @@ class BufferPool:
                 heads.append(queue.read_at)
             part = (queue.base, queue.synced)
             places = queue.residence.choose(part, heads, held, before)
-            queue.residence.leave(places[: -(-size // self.file.block_bytes)])
+            places = places[: -(-size // self.file.block_bytes)]
+            queue.residence.leave(places, clock.monotonic())
             return was - queue.resident_bytes
 
     def statistics(self) -> dict[str, int]:

@@ -18,6 +18,8 @@ from headrace.storage.ring import Ring
 
 _OUT: Final = np.inf
 """Since when a block is in memory that is on the disk."""
+_COMES_S: Final = 10.0
+"""What was asked for has come after so long, however busy the disk is."""
 _NEVER_READ: Final = 1 << 60
 """How far a block is from who reads it when everybody is beyond."""
 
@@ -43,6 +45,8 @@ class Residence:
         """Behind this offset nothing was left to the disk."""
         self._sure = (0, 0)
         """Here nothing need be asked for."""
+        self._lately: Places = np.zeros(0, np.int64)
+        """Left so soon after they were asked for that they may have come only then."""
 
     def bytes(self, base: int, front: int) -> int:
         """Bytes between base and front that are in memory, or may be."""
@@ -81,19 +85,35 @@ class Residence:
         ahead = np.where(nearest >= 0, places - reading[nearest], _NEVER_READ)
         return places[np.argsort(-ahead, kind="stable")]
 
-    def leave(self, places: Places) -> None:
+    def leave(self, places: Places, now: float) -> None:
         """Leave blocks to the disk, those that follow each other there with one call (A-22).
 
         REQUIRES: ``choose`` has just told them.
         """
         if not len(places):
             return
+        came = self._since[places - self._first]
+        lately = places[(came > 0) & (came > now - _COMES_S)]
+        self._lately = np.union1d(self._lately, lately)
         self._since[places - self._first] = _OUT
         self._out += len(places)
         self.left = max(self.left, (int(places.max()) + 1) * self._size)
         self._sure = (0, 0)
         for run in runs(sorted(self._ring.blocks_at(places))):
             self._file.evict(run)
+
+    def leave_again(self) -> bool:
+        """Leave what has come after it was left; returns whether something may still come."""
+        places = self._lately
+        if not len(places):
+            return False
+        places = places[(places >= self._first) & (places < self._first + len(self._since))]
+        places = places[self._since[places - self._first] == _OUT]
+        found = runs(sorted(self._ring.blocks_at(places)))
+        for run in found:
+            self._file.evict(run)
+        self._lately = places if self._file.resident(found) else places[:0]
+        return len(self._lately) > 0
 
     def cut(self, front: int) -> None:
         """What is from ``front`` on was never put: other bytes will be written there."""

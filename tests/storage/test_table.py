@@ -15,6 +15,7 @@ from headrace.storage.frames import Header, Kind
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
 from headrace.storage.table import SharedTable, Standing
+from tests.waiting import wait_until
 
 BLOCK = 4096
 
@@ -142,12 +143,45 @@ def test_a18_residency_is_what_is_in_memory(opened: Opened) -> None:
     storage = opened(8)
     queue = filled(storage, "q", 6, 1)
     out(storage, queue)
+    parts = list(queue.ring.extents(0, queue.front))
     for block in (0, 1, 4):
         read(queue, block)
-        got = storage.file.resident(queue.ring.extents(0, queue.front))
-        # The system may know better what to keep of what was read long ago, and reads ahead.
-        assert queue.resident_bytes <= got
+        wait_until(
+            lambda: storage.file.resident(parts) == queue.resident_bytes,
+            lambda: f"{storage.file.resident(parts)} bytes are in memory",
+        )
+        assert 0 < queue.resident_bytes < queue.queued_bytes
     assert percent(storage) == {"q": 100 * queue.resident_bytes // queue.queued_bytes}
+
+
+def test_a19_what_leaves_while_it_comes_is_gone(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk brings what was asked for, though it was given up meanwhile."""
+    storage = opened(16)
+    queue = filled(storage, "q", 8, 1)
+    parts = list(queue.ring.extents(0, queue.front))
+    out(storage, queue)
+    queue.residence.load(queue.residence.missing(0, 8), clock.monotonic())
+    wait_until(lambda: storage.file.resident(parts) == 8 * BLOCK, "it has come")
+    with monkeypatch.context() as patched:
+        # What is on its way does not leave, says Linux.
+        patched.setattr(storage.file, "evict", lambda run: None)
+        out(storage, queue)
+        assert storage.pool.leave_again()
+    assert storage.file.resident(parts) == 8 * BLOCK
+    wait_until(lambda: not storage.pool.leave_again(), "nothing comes any more")
+    assert storage.file.resident(parts) == 0
+
+
+def test_a21_nothing_comes_that_is_not_asked_for(opened: Opened) -> None:
+    """The system reads one page where one is touched, and nothing around it."""
+    storage = opened(16)
+    queue = filled(storage, "q", 8, 1)
+    parts = list(queue.ring.extents(0, queue.front))
+    out(storage, queue)
+    assert bytes(storage.file.memory(parts[0].start * BLOCK, 1))
+    assert storage.file.resident(parts) == BLOCK
 
 
 def test_a19_the_least_urgent_block_leaves(opened: Opened) -> None:
