@@ -144,6 +144,7 @@ class BlockFile:
         for run in chosen:
             self._remove(run)
             self.rows["queue"][run.start : sum(run)] = queue
+            self._ask(run)  # or each page would be had by itself when it is written
         return chosen
 
     def give(self, blocks: Iterable[int]) -> None:
@@ -241,6 +242,25 @@ class BlockFile:
         """Bytes of the file from ``at``, to be written."""
         return self._bytes[at : at + size]
 
+    def write(
+        self, at: int, head: bytes, body: memoryview | None = None, filling: bytes = b""
+    ) -> None:
+        """Write what follows each other from ``at`` on; ``head`` comes last.
+
+        Not into the mapping, where Linux has each page apart and asks us about it once more.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if body is not None:
+            self._whole(at + len(head), [body, filling])
+        self._whole(at, [head])
+
+    def _whole(self, at: int, parts: list[bytes | memoryview]) -> None:
+        wanted = sum(map(len, parts))
+        if os.pwritev(self._file, parts, at) != wanted:
+            raise OSError(errno.EIO, "a frame was written in part only")
+
     def buffer(self, at: int, size: int, pin: object) -> pa.Buffer:
         """Bytes of the file from ``at``, not copied; ``pin`` lives as long as somebody has them."""
         return pa.foreign_buffer(self._address + at, size, pin)
@@ -267,10 +287,13 @@ class BlockFile:
 
     def read_ahead(self, run: Extent) -> None:
         """Read a run ahead."""
+        self._ask(run)
+        self.reads += 1
+
+    def _ask(self, run: Extent) -> None:
         at, end = run.start * self.block_bytes, sum(run) * self.block_bytes
         for begin in range(at, end, _ASKED_BYTES):
             self._map.madvise(mmap.MADV_WILLNEED, begin, min(_ASKED_BYTES, end - begin))
-        self.reads += 1
 
     def map_in(self, run: Extent) -> None:
         """Map the pages of a run at once, which costs less than one by one; waits for the disk."""

@@ -66,21 +66,21 @@ def size(body_bytes: int) -> int:
     return HEADER_BYTES + -(-body_bytes // ALIGN) * ALIGN
 
 
-def write(into: memoryview, header: Header, place: Place, body: memoryview | None) -> None:
-    """Put a frame into memory of its size; the header comes last."""
-    count = 0
-    if body is not None:
-        count = len(body)
-        end = HEADER_BYTES + count
-        into[HEADER_BYTES:end] = body
-        if end < len(into):
-            into[end:] = _PADDING[: len(into) - end]
+def made(
+    header: Header, place: Place, body: memoryview | None
+) -> tuple[bytes, memoryview | None, bytes]:
+    """A frame as it is written: its header, its body, and what fills it up."""
+    body_bytes = 0 if body is None else len(body)
     offset, gap, schema = place
     head = _HEADER.pack(
         *(_MAGIC, header.kind, 0, header.attempt, schema, gap, offset, header.txid),
-        *(count, header.rows, header.commit_us, header.table_oid),
+        *(body_bytes, header.rows, header.commit_us, header.table_oid),
     )
-    into[:HEADER_BYTES] = head + _SUM.pack(crc32c.crc32c(into[HEADER_BYTES:], crc32c.crc32c(head)))
+    filling = _PADDING[: -body_bytes % ALIGN]
+    found = crc32c.crc32c(head)
+    if body is not None:
+        found = crc32c.crc32c(filling, crc32c.crc32c(body, found))
+    return head + _SUM.pack(found), body, filling
 
 
 def read(memory: memoryview) -> Header | None:

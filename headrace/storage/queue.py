@@ -284,7 +284,8 @@ class Queue:
             front = at = self.front
             if not self.ring.follows(front, need):
                 at = self.ring.room(front, need, self._pass_by())
-            frames.write(self.ring.memory(at, need), header, (at, at - front, schema), body)
+            frame = frames.made(header, (at, at - front, schema), body)
+            self._pool.file.write(self.ring.where(at), *frame)
             self.front = self._hints[1] = at + need
             self.written_bytes += need
             if header.kind is Kind.TIME_END:
