@@ -260,7 +260,8 @@ class Load:
         self._locks = [threading.Lock() for _ in self.writers]
         self._threads = Threads(dsn, self.errors.append)
         for writer, lock in zip(self.writers, self._locks, strict=True):
-            self._threads.add(writer.begin, self._stepper(writer, lock), rng.choice((0.005, 0.02)))
+            begin, step = self._alone(lock, writer.begin), self._alone(lock, writer.step)
+            self._threads.add(begin, step, rng.choice((0.005, 0.02)))
         self._threads.add(witness.begin, witness.look, 0.003)
 
     @property
@@ -288,12 +289,16 @@ class Load:
         self._threads.stop()
 
     @staticmethod
-    def _stepper(writer: Writer, lock: threading.Lock) -> Callable[[psycopg.Connection], None]:
-        def step(conn: psycopg.Connection) -> None:
-            with lock:
-                writer.step(conn)
+    def _alone(
+        lock: threading.Lock, work: Callable[[psycopg.Connection], None]
+    ) -> Callable[[psycopg.Connection], None]:
+        """``work`` on a writer, while nobody else has it: not even to begin with."""
 
-        return step
+        def alone(conn: psycopg.Connection) -> None:
+            with lock:
+                work(conn)
+
+        return alone
 
 
 Rows = list[tuple[Any, ...]]
