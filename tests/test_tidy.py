@@ -63,6 +63,7 @@ PLANNER: dict[str, set[str]] = {
     "passes": {"analyse", "binding", "logical", "rules", "scalars"},
     "rules": {"logical"},
     "binding": {".request", "analyse", "logical", "scalars"},
+    "placement": set(),
     ".request": {"logical"},
     "scalars": {"analyse", "logical"},
     "logical": {"analyse"},
@@ -119,7 +120,7 @@ WIDE: dict[str, str] = {}
 LONG: dict[str, str] = {}
 OPENING: dict[str, str] = {"postgres/connect.py": "the one door"}
 
-CITED = re.compile(r"(?<![\w-])(?:[AEFNT]-\d{1,2}|[EH]\d{1,2})(?![\w-])")
+CITED = re.compile(r"(?<![\w-])(?:[AEFNRT]-\d{1,2}|[EH]\d{1,2})(?![\w-])")
 """Ids of docs/behaviours.md."""
 SPAN = re.compile(r"\b([EH])(\d{1,2})[-–]\1?(\d{1,2})\b|\b([AEFNT]-)(\d{1,2})(?:/(\d{1,2}))+")
 PAPERS = re.compile(

@@ -1,0 +1,145 @@
+"""IFCOP: candidates are drawn, the cheapest is kept (N-23 … N-34).
+
+From each source upwards, at each node a draw decides whether the next operator stays there or the
+walk goes on to the parent.  What is drawn is always a placement that works but for its slots: an
+operator goes only where all of its sources lead, and no higher than who reads it and has its node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from headrace.errors import UserError
+from headrace.planner.placement.cost import CostWeights, PlacementCost, cost_of, load
+from headrace.planner.placement.failed import PlacementFailed
+from headrace.planner.placement.operators import Operators
+from headrace.planner.placement.rooms import Rooms
+from headrace.planner.placement.topology import Topology
+from headrace.planner.placement.ways import Ways
+
+ITERATIONS: Final = 100
+STAY: Final = 0.5
+
+Draw = Callable[[], bool]
+"""Whether the next operator stays on the node that the walk has come to."""
+
+
+@dataclass(frozen=True, slots=True)
+class IfcopOptions:
+    """How IFCOP looks for a placement, and what it counts (N-40)."""
+
+    iterations: int = ITERATIONS
+    stay: float = STAY
+    """Probability that an operator stays on a node."""
+    weights: CostWeights = field(default_factory=CostWeights)
+
+
+@dataclass(frozen=True, slots=True)
+class IfcopSearch:
+    """What a search has found."""
+
+    best: Mapping[str, str]
+    """The last best candidate."""
+    cost: PlacementCost
+    fitting: Mapping[str, str] | None
+    """The cheapest candidate for which there are slots everywhere: the best one, if it is so."""
+    bests: tuple[float, ...]
+    """The total costs of all that were the best for a while; each is less than the one before."""
+
+
+def ifcop(
+    operators: Operators, topology: Topology, ways: Ways, seed: int, options: IfcopOptions
+) -> dict[str, str] | PlacementFailed:
+    """The node of each operator; the same for the same ``seed``.
+
+    Raises:
+        UserError: ``seed`` is negative, or see ``search``.
+    """
+    if failed := Rooms(operators, ways).unreachable():
+        return failed
+    if seed < 0:
+        raise UserError("a seed cannot be negative")
+    numbers = np.random.Generator(np.random.PCG64(seed))
+    found = search(operators, topology, ways, lambda: numbers.random() < options.stay, options)
+    if found.fitting is not None:
+        return dict(found.fitting)
+    return _overload(operators, topology, found, options)
+
+
+def search(
+    operators: Operators, topology: Topology, ways: Ways, draw: Draw, options: IfcopOptions
+) -> IfcopSearch:
+    """The cheapest of ``options.iterations`` candidates; of equal ones the first (N-34).
+
+    Raises:
+        UserError: there is no iteration, or no such probability.
+    """
+    if options.iterations < 1:
+        raise UserError("IFCOP needs at least one iteration")
+    if not 0 <= options.stay <= 1:
+        raise UserError("the probability that an operator stays must be from 0 to 1")
+    best: dict[str, str] = {}
+    fitting: dict[str, str] | None = None
+    cost = fits = None
+    bests: list[float] = []
+    for _ in range(options.iterations):
+        nodes = candidate(operators, ways, draw)
+        now = cost_of(operators, topology, ways, nodes, options.weights)
+        if cost is None or now.total < cost.total:
+            best, cost = nodes, now
+            bests.append(now.total)
+        if not now.over and (fits is None or now.total < fits.total):
+            fitting, fits = nodes, now
+    assert cost is not None, "there was an iteration"
+    return IfcopSearch(best, cost, best if not cost.over else fitting, tuple(bests))
+
+
+def candidate(operators: Operators, ways: Ways, draw: Draw) -> dict[str, str]:
+    """A node for each operator (N-25, N-30)."""
+    rooms = Rooms(operators, ways)
+    done: set[str] = set()
+    for source in in_turn(operators):
+        left = [source]
+        while left:
+            name = left.pop()
+            if name in done:
+                continue
+            if operators.by_name[name].pin is None:
+                *below, highest = rooms.legal(name)
+                rooms.put(name, next((node for node in below if draw()), highest))
+            done.add(name)
+            left += reversed(operators.readers[name])
+    return rooms.nodes
+
+
+def in_turn(operators: Operators) -> Iterator[str]:
+    """Sources; of a logical one, the physical one that was registered last is first (N-26)."""
+    for physical in operators.expanded.physical.values():
+        yield from reversed(physical)
+
+
+def matrix(operators: Operators, topology: Topology, nodes: Mapping[str, str]) -> np.ndarray:
+    """A candidate as nodes by operators: 1 where an operator is on a node, else 0 (N-24)."""
+    out = np.zeros((len(topology.nodes), len(operators.by_name)), np.uint8)
+    for column, name in enumerate(operators.by_name):
+        out[topology.place(nodes[name]), column] = 1
+    return out
+
+
+def _overload(
+    operators: Operators, topology: Topology, found: IfcopSearch, options: IfcopOptions
+) -> PlacementFailed:
+    """Where the best candidate lacks slots."""
+    free = topology.free
+    node = next(n for n, taken in load(operators, found.best).items() if taken > free[n])
+    there = [o for o in operators.by_name.values() if found.best[o.name] == node and o.slots]
+    who = min(there, key=lambda o: o.pin is not None)
+    reason = (
+        f"none of {options.iterations} candidates has slots for all operators;"
+        f' the cheapest lacks {found.cost.over}, some of them on "{node}"'
+    )
+    return PlacementFailed(who.name, node, reason)

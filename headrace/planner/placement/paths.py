@@ -1,0 +1,197 @@
+"""Path selection: which nodes a plan may be placed in, one way up from each source (N-1 … N-10).
+
+    occurrence(source, node) = how many ways lead from the source up to the node  (N-7, N-36)
+    W(parent) = Σ occurrence over the nodes from the parent to the sink / their number  (N-8)
+
+Where a node has several parents, the one with the largest W stays, so that sources come to share
+their ways.  That is done for each logical source, then again for what is left of all (R-6).  The
+nodes nearest to the sink are first: what is above a parent is then one way.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from fractions import Fraction
+
+from headrace.planner.placement.failed import PlacementFailed
+from headrace.planner.placement.operators import Operators
+from headrace.planner.placement.topology import Topology
+from headrace.planner.placement.ways import Ways
+
+Edges = Mapping[str, tuple[str, ...]]
+"""Of each node of a part of the topology, its parents there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParentChoice:
+    """A node that had several parents, and why one of them was kept."""
+
+    node: str
+    kept: str
+    weights: tuple[tuple[str, float], ...]
+    """W of each parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedPaths:
+    """What path selection has found."""
+
+    ways: Ways
+    occurrences: Mapping[str, Mapping[str, int]]
+    """The occurrence matrix of all physical sources, before anything was pruned."""
+    choices: tuple[ParentChoice, ...]
+    """Of the nodes that are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A physical source: where its ways begin, and the part of the topology that they are in."""
+
+    source: str
+    node: str
+    edges: Edges
+
+
+def select_paths(operators: Operators, topology: Topology) -> SelectedPaths | PlacementFailed:
+    """The tree that all strategies but ``exact`` assign operators in (N-2)."""
+    sink = operators.pinned[operators.sink.name]
+    for name, node in operators.pinned.items():
+        if node not in topology.parents:
+            return PlacementFailed(name, node, f'node "{node}" is in maintenance')
+    pruned: list[Edges] = []
+    starts: list[_Start] = []
+    chosen: dict[str, ParentChoice] = {}
+    for physical in operators.expanded.physical.values():
+        here: list[_Start] = []
+        for source in physical:
+            found = _start(operators, topology, source, sink)
+            if isinstance(found, PlacementFailed):
+                return found
+            here.append(found)
+        edges, choices = _prune(topology, here, _union(s.edges for s in here), sink)
+        pruned.append(edges)
+        starts += here
+        chosen = choices | chosen
+    kept, choices = _prune(topology, starts, _union(pruned), sink)
+    chosen |= choices
+    return SelectedPaths(
+        Ways(sink, {low: up[0] for low, up in kept.items() if up}),
+        {s.source: occurrences(s.edges, s.node) for s in starts},
+        tuple(chosen[low] for low in topology.parents if low in kept and low in chosen),
+    )
+
+
+def _start(
+    operators: Operators, topology: Topology, source: str, sink: str
+) -> _Start | PlacementFailed:
+    """The nodes on the ways from a source up to the sink, past all that is pinned between (N-6)."""
+    node = operators.pinned[source]
+    above = topology.above
+    edges: Edges = {n: up for n, up in topology.parents.items() if sink in above[n]}
+    for name in operators.downstream[source]:
+        pin = operators.by_name[name].pin
+        if pin is not None:
+            edges = {
+                low: tuple(high for high in up if pin in above[high] or low in above[pin])
+                for low, up in edges.items()
+            }
+    within = set(_upward(edges, node))
+    if sink not in within:
+        reason = f'no path leads from node "{node}" up to node "{sink}"'
+        return PlacementFailed(source, node, reason)
+    return _Start(source, node, _leading(edges, within, sink))
+
+
+def _leading(edges: Edges, within: Set[str], sink: str) -> Edges:
+    """The edges between nodes of ``within`` that lead to the sink in the end."""
+    leads: set[str] = {sink}
+    found: dict[str, tuple[str, ...]] = {sink: ()}
+    for low in _sink_first({low: edges[low] for low in edges if low in within}):
+        up = tuple(high for high in edges.get(low, ()) if high in leads)
+        if up and low != sink:
+            leads.add(low)
+            found[low] = up
+    return found
+
+
+def occurrences(edges: Edges, start: str) -> dict[str, int]:
+    """How many ways lead from ``start`` to each node above it (N-7)."""
+    above = set(_upward(edges, start))
+    found = dict.fromkeys(above, 0) | {start: 1}
+    for low in reversed(_sink_first(edges)):
+        for high in edges[low] if low in above else ():
+            found[high] += found[low]
+    return found
+
+
+def _prune(
+    topology: Topology, starts: Sequence[_Start], edges: Edges, sink: str
+) -> tuple[Edges, dict[str, ParentChoice]]:
+    """``edges`` with one parent of each node, and the choices that were made (N-8)."""
+    total: dict[str, int] = {}
+    for start in starts:
+        for name, count in occurrences(edges, start.node).items():
+            total[name] = total.get(name, 0) + count
+    kept: dict[str, tuple[str, ...]] = {sink: ()}
+    choices: dict[str, ParentChoice] = {}
+    for low in _sink_first(edges):
+        parents = _allowed(starts, low, edges[low])
+        if len(parents) > 1:
+            choices[low] = _choice(topology, total, kept, low, parents)
+            parents = (choices[low].kept,)
+        kept[low] = parents
+    left = {name for start in starts for name in _upward(kept, start.node)}
+    return (
+        {low: up for low, up in kept.items() if low in left},
+        {low: choice for low, choice in choices.items() if low in left},
+    )
+
+
+def _choice(
+    topology: Topology,
+    total: Mapping[str, int],
+    kept: Edges,
+    low: str,
+    parents: tuple[str, ...],
+) -> ParentChoice:
+    """The parent with the largest W; of equal ones the nearer to the sink, then the first."""
+    ranked = []
+    for high in parents:
+        way = _upward(kept, high)
+        weight = Fraction(sum(total[name] for name in way), len(way))
+        ranked.append((-weight, len(way), topology.place(high), high))
+    shown = tuple((high, float(-weight)) for weight, _, _, high in ranked)
+    return ParentChoice(low, min(ranked)[-1], shown)
+
+
+def _allowed(starts: Sequence[_Start], low: str, parents: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that no source is led past a pinned operator of its by, if there are such."""
+    fit = [high for high in parents if all(high in s.edges[low] for s in starts if low in s.edges)]
+    return tuple(fit) or parents
+
+
+def _union(parts: Iterable[Edges]) -> Edges:
+    found: dict[str, dict[str, None]] = {}
+    for part in parts:
+        for low, up in part.items():
+            found.setdefault(low, {}).update(dict.fromkeys(up))
+    return {low: tuple(up) for low, up in found.items()}
+
+
+def _upward(edges: Edges, start: str) -> tuple[str, ...]:
+    """``start`` and all that is above it."""
+    found = {start: None}
+    left = [start]
+    while left:
+        for high in edges.get(left.pop(), ()):
+            if high not in found:
+                found[high] = None
+                left.append(high)
+    return tuple(found)
+
+
+def _sink_first(edges: Edges) -> list[str]:
+    """All nodes, each after those above it."""
+    return list(graphlib.TopologicalSorter(edges).static_order())

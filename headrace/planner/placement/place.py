@@ -1,0 +1,160 @@
+"""The contract: a plan, a topology and a strategy in; where each operator runs out.
+
+    expand ─► select paths ─► assign operators ─► insert network sinks and sources   (N-1, N-4)
+
+Nothing is read, timed or drawn but by the seed: what is given decides what is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from headrace.collections.plan import PhysicalPlan
+from headrace.errors import UserError
+from headrace.planner.placement.bottom_up import bottom_up
+from headrace.planner.placement.cost import PlacementCost, cost_of, crossing, load
+from headrace.planner.placement.exact import exact
+from headrace.planner.placement.expansion import Pins, expand
+from headrace.planner.placement.failed import PlacementFailed
+from headrace.planner.placement.ifcop import IfcopOptions, ifcop
+from headrace.planner.placement.network import NodePart, parts
+from headrace.planner.placement.operators import Costs, Operators
+from headrace.planner.placement.paths import SelectedPaths, select_paths
+from headrace.planner.placement.top_down import top_down
+from headrace.planner.placement.topology import Topology
+from headrace.planner.placement.ways import Ways
+
+_SMALL: Final = 8
+"""Operators of a plan for which a failure says whether there is a placement at all."""
+
+
+class Strategy(StrEnum):
+    """Who decides where operators go."""
+
+    BOTTOM_UP = "bottom_up"
+    TOP_DOWN = "top_down"
+    IFCOP = "ifcop"
+    EXACT = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the operators of a plan run."""
+
+    strategy: Strategy
+    plan: PhysicalPlan
+    """As it runs: with a chain per physical source."""
+    operators: Operators
+    nodes: Mapping[str, str]
+    """The node of each operator of ``plan``."""
+    ways: Ways
+    """The way up that data takes from each node."""
+    parts: Mapping[str, NodePart]
+    """What runs on each node that has a part in it, relays too."""
+    slots: Mapping[str, int]
+    """What it takes of each node."""
+    crossing: Mapping[tuple[str, str], float]
+    """Bytes per second over each link that is used."""
+    cost: PlacementCost
+    paths: SelectedPaths
+    """How the ways were found; ``exact`` looks at all ways itself."""
+
+
+def place(
+    plan: PhysicalPlan,
+    topology: Topology,
+    strategy: Strategy,
+    costs: Costs,
+    pins: Pins,
+    seed: int = 0,
+    options: IfcopOptions = IfcopOptions(),  # noqa: B008  frozen
+) -> Placement:
+    """Where each operator of ``plan`` is to run; ``pins`` are of its sources, its sink, and others.
+
+    Raises:
+        UserError: there is no placement, or the strategy finds none (55000; the detail says which,
+            and why); or what is given cannot be.
+        UnsupportedError: a source is in several databases that may have a key twice.
+    """
+    found = try_to_place(plan, topology, strategy, costs, pins, seed, options)
+    if isinstance(found, Placement):
+        return found
+    other = _other(plan, topology, strategy, costs, pins)
+    raise UserError(
+        f'operator "{found.operator}" cannot be placed',
+        detail=f"Strategy {strategy}: {found.reason}.{other}",
+        hint="Add capacity, or a node, or choose another strategy.",
+        sqlstate="55000",
+    )
+
+
+def try_to_place(
+    plan: PhysicalPlan,
+    topology: Topology,
+    strategy: Strategy,
+    costs: Costs,
+    pins: Pins,
+    seed: int = 0,
+    options: IfcopOptions = IfcopOptions(),  # noqa: B008  frozen
+) -> Placement | PlacementFailed:
+    """As ``place``; that there is no placement is an answer.
+
+    Raises:
+        UserError: what is given cannot be.
+        UnsupportedError: a source is in several databases that may have a key twice.
+    """
+    expanded = expand(plan, pins)
+    for node in expanded.pins.values():
+        topology.node(node)
+    operators = Operators(expanded, costs)
+    paths = select_paths(operators, topology)
+    if isinstance(paths, PlacementFailed):
+        return paths
+    ways = paths.ways
+    found: dict[str, str] | PlacementFailed
+    match strategy:
+        case Strategy.BOTTOM_UP:
+            found = bottom_up(operators, topology, ways)
+        case Strategy.TOP_DOWN:
+            found = top_down(operators, topology, ways)
+        case Strategy.IFCOP:
+            found = ifcop(operators, topology, ways, seed, options)
+        case Strategy.EXACT:
+            solved = exact(operators, topology)
+            if isinstance(solved, PlacementFailed):
+                return solved
+            ways, found = solved
+    if isinstance(found, PlacementFailed):
+        return found
+    nodes = found | {name: found[who] for name, who in expanded.constants.items()}
+    return Placement(
+        strategy,
+        expanded.plan,
+        operators,
+        {node.id: nodes[node.id] for node in expanded.plan.nodes},
+        ways,
+        parts(operators, ways, nodes),
+        {name: slots for name, slots in load(operators, found).items() if slots},
+        crossing(operators, ways, found),
+        cost_of(operators, topology, ways, found, options.weights),
+        paths,
+    )
+
+
+def _other(
+    plan: PhysicalPlan, topology: Topology, strategy: Strategy, costs: Costs, pins: Pins
+) -> str:
+    """What the exact strategy says where another one has failed, and the plan is small."""
+    if strategy is Strategy.EXACT or len(plan.nodes) > _SMALL:
+        return ""
+    try:
+        found = try_to_place(plan, topology, Strategy.EXACT, costs, pins)
+    except UserError:
+        return ""
+    if isinstance(found, PlacementFailed):
+        return " There is no placement at all."
+    where = ", ".join(f"{name} on {node}" for name, node in found.nodes.items())
+    return f" There is one of network cost {found.cost.network:g}, which exact finds: {where}."
