@@ -118,10 +118,9 @@ def _leading(edges: Edges, within: Set[str], sink: str) -> Edges:
 
 def occurrences(edges: Edges, start: str) -> dict[str, int]:
     """How many ways lead from ``start`` to each node above it (N-7)."""
-    above = set(_upward(edges, start))
-    found = dict.fromkeys(above, 0) | {start: 1}
+    found = dict.fromkeys(_upward(edges, start), 0) | {start: 1}
     for low in reversed(_sink_first(edges)):
-        for high in edges[low] if low in above else ():
+        for high in edges[low] if low in found else ():
             found[high] += found[low]
     return found
 
