@@ -22,6 +22,7 @@ from bench.growth import Growth
 from bench.memory import Memory
 from bench.oltp_tax import OltpTax
 from bench.pairs import Pairs
+from bench.placement import PlacementQuality
 from bench.population import Population
 from bench.queues import Queues
 from bench.relay import Relay
@@ -46,6 +47,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Memory,
         OltpTax,
         Pairs,
+        PlacementQuality,
         Population,
         Queues,
         Relay,

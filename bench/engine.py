@@ -78,6 +78,8 @@ class Spent:
     rows: int = 0
     batches: int = 0
     diffs: int = 0
+    bytes: int = 0
+    """Of the diffs."""
 
     def timed(self, part: str, begin: float) -> float:
         """What this thread has worked since ``begin`` was for ``part``; returns now."""
@@ -187,6 +189,7 @@ class Unit:
             spent.rows += rows_in(batch)
             spent.batches += 1
             spent.diffs += out.num_rows
+            spent.bytes += out.nbytes
             self.weight += int(out.column(out.num_columns - 1).to_numpy().sum())
             worked_s = flowed - begin
             begin = time.thread_time()

@@ -35,6 +35,7 @@ SMALL = {
     "growth": ("--rows 40000", 3),
     "memory": ("--views 10 --seconds 1", 2),
     "oltp_tax": ("--seconds 1", 3),
+    "placement": ("--rows 600 --only q3,Q3", 2),
     "queues": ("--rows 100", 5),
     "relay": ("--seconds 1", 8),
     "restart": ("--rows 20000", 12),

@@ -64,7 +64,9 @@ def test_a_view_is_placed_again_over_its_own_slots() -> None:
     catalog = TopologyCatalog(STAR)
     catalog.change(lambda where: where.resized("n2", 2).resized("n3", 2))
     first = catalog.place("v", placing)
+    taken = catalog.topology
     assert catalog.place("v", placing).nodes == first.nodes
+    assert catalog.topology == taken
     catalog.change(lambda where: where.maintaining("n2", True))
     before = catalog.topology
     with pytest.raises(UserError, match='"L#1" cannot be placed'):

@@ -160,6 +160,21 @@ def test_an_unassigned_input_is_begun_at_its_source() -> None:
     assert found == pins | {"fB": "b", "fC": "root", "j": "root", "k": "root"}
 
 
+def test_who_has_two_readers_waits_for_both() -> None:
+    """N-22: else s would take the last slot above, and g must be above s."""
+    query = plan("T s:T f:s g:s j:f,g")
+    where = topology({"n": 3, "root": 4}, "n>root")
+    found = placed(DOWN, query, where, {"T": "n", "Sink": "root"})
+    assert found.nodes == {
+        "T": "n",
+        "s": "n",
+        "f": "root",
+        "g": "root",
+        "j": "root",
+        "Sink": "root",
+    }
+
+
 @BOTH
 def test_an_output_with_two_readers_goes_up_once(strategy) -> None:
     """Both readers are beyond the link; in Bottom-Up one of them is not."""
