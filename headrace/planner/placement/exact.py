@@ -3,8 +3,8 @@
     least Σ sends(operator) · (weights of the links up to the highest of its readers)
 
 with one node per operator, pins as they are, and slots for all.  Branch and bound from the sink
-down; what is left is bounded by its optimum without slots, as a tree.  For small plans: it is what
-other strategies are measured by, and it gives up rather than answer with less than the least.
+down: what is left costs at least its optimum without slots, and is not tried twice.  For small
+plans: it is what others are measured by, and it gives up rather than answer with a mere guess.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.errors import UserError
-from headrace.planner.placement.cost import highest_reader
 from headrace.planner.placement.failed import PlacementFailed
 from headrace.planner.placement.operators import Operators, PlanOperator
 from headrace.planner.placement.rooms import Rooms, Slots
@@ -108,6 +107,13 @@ class _Branches:
     _bounds: dict[str, dict[str, float]] = field(init=False)
     _low: dict[str, str] = field(init=False)
     _lead: dict[str, list[str]] = field(init=False)
+    """Of each operator the inputs that it is the first reader of: it has its node last of them."""
+    _open: list[list[str]] = field(init=False)
+    """By number: of those before, who reads it or one after it."""
+    _wanted: list[int] = field(init=False)
+    """By number: slots that it and those after it take."""
+    _spent: dict[tuple[int, tuple[str, ...], tuple[int, ...]], float] = field(default_factory=dict)
+    _known: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """What is the same for all branches."""
@@ -121,24 +127,89 @@ class _Branches:
             name: [i for i in o.inputs if self.operators.readers[i][0] == name]
             for name, o in self.operators.by_name.items()
         }
+        places = {operator.name: place for place, operator in enumerate(self._order)}
+        lowest = {
+            o.name: max((places[i] for i in o.inputs), default=places[o.name]) for o in self._order
+        }
+        self._open = [
+            [o.name for o in self._order[:number] if lowest[o.name] >= number]
+            for number in range(len(self._order))
+        ]
+        loose = [0 if o.pin else o.slots for o in self._order]
+        self._wanted = [sum(loose[number:]) for number in range(len(loose))]
         self._bounds = {}
         for operator in self.operators.by_name.values():
             self._bounds[operator.name] = self._bounds_of(operator)
 
+    def _between(self, operator: PlanOperator, high: str) -> tuple[str, ...]:
+        """Where it may be, if that is where the lowest of its readers is."""
+        way = self.ways.between(self._low[operator.name], high)
+        return way if operator.pin is None else way[:1]
+
     def _bounds_of(self, operator: PlanOperator) -> dict[str, float]:
         """By the node of its first reader: the least cost of it, and of what it is the first of."""
-        found: dict[str, float] = {}
-        for high in self.ways.up(self._low[operator.name]):
-            here = self.ways.between(self._low[operator.name], high)
-            found[high] = min(
-                operator.sends * self.ways.distance(self.topology, node, high)
-                + self._below(operator, node)
-                for node in (here if operator.pin is None else here[:1])
-            )
-        return found
+        return {
+            high: self._cheapest(operator, high, high)
+            for high in self.ways.up(self._low[operator.name])
+        }
 
-    def _below(self, operator: PlanOperator, node: str) -> float:
-        return sum(self._bounds[name][node] for name in self._lead[operator.name])
+    def _cheapest(self, operator: PlanOperator, first: str, high: str) -> float:
+        """The same, with its lowest and highest readers there."""
+        return min(
+            self._counted(operator, node, high)
+            + sum(self._bounds[name][node] for name in self._lead[operator.name])
+            for node in self._between(operator, first)
+        )
+
+    def _counted(self, operator: PlanOperator, node: str, high: str) -> float:
+        """What counts for an operator on ``node``: its output, and a part of what is pinned below.
+
+        Where an output begins that is pinned is known: so each of its readers counts a part of it.
+        """
+        own = 0.0 if operator.pin else self._cost(operator, node, high)
+        return own + sum(self._part(name, node) for name in operator.inputs)
+
+    def _part(self, name: str, node: str) -> float:
+        """What a reader on ``node`` counts of an output: together no more than it costs."""
+        sender = self.operators.by_name[name]
+        if sender.pin is None:
+            return 0.0
+        return self._cost(sender, sender.pin, node) / len(self.operators.readers[name])
+
+    def _cost(self, operator: PlanOperator, node: str, high: str) -> float:
+        return operator.sends * self.ways.distance(self.topology, node, high)
+
+    def _read_at(self, operator: PlanOperator) -> tuple[str, str]:
+        """The lowest and highest nodes of its readers, which have theirs."""
+        readers = {self.nodes[name] for name in self.operators.readers[operator.name]}
+        ranked = sorted(readers, key=lambda node: len(self.ways.up(node)))
+        return ranked[-1], ranked[0]
+
+    def _least_of(self, operator: PlanOperator) -> float:
+        """The least cost of one whose readers have their nodes, and of what it is the first of."""
+        first, high = self._read_at(operator)
+        known = self._known.get((operator.name, first, high))
+        if known is None:
+            known = self._cheapest(operator, first, high)
+            self._known[operator.name, first, high] = known
+        return known
+
+    def _was_here(self, number: int, spent: float) -> bool:
+        """Whether what is left was tried before, after spending no more.
+
+        It depends on where its readers are, and on what is free, as far as it could be used.
+        """
+        wanted = self._wanted[number]
+        state = (
+            number,
+            tuple(self.nodes[name] for name in self._open[number]),
+            tuple(min(free, wanted) for free in self.free.values()),
+        )
+        before = self._spent.get(state)
+        if before is not None and before <= spent:
+            return True
+        self._spent[state] = spent
+        return False
 
     def run(self) -> None:
         """Find the best placement that is cheaper than ``least``."""
@@ -146,7 +217,9 @@ class _Branches:
         node = self.operators.pinned[sink.name]
         if sum(o.slots for o in self._order if o.pin is None) <= sum(self.free.values()):
             self.nodes[sink.name] = node
-            self._branch(1, 0.0, self._below(sink, node))
+            lead = [self.operators.by_name[name] for name in self._lead[sink.name]]
+            spent = self._counted(sink, node, node)
+            self._branch(1, spent, sum(map(self._least_of, lead)))
 
     def _branch(self, number: int, spent: float, bound: float) -> None:
         """Try all nodes for the operator of that number; those before have theirs.
@@ -156,17 +229,24 @@ class _Branches:
         if number == len(self._order):
             self.least, self.best = spent, dict(self.nodes)
             return
+        if self._was_here(number, spent):
+            return
         operator = self._order[number]
-        readers = [self.nodes[name] for name in self.operators.readers[operator.name]]
-        first = max(readers, key=lambda node: len(self.ways.up(node)))
-        low = self._low[operator.name]
-        bound -= self._bounds[operator.name][readers[0]]
+        first, high = self._read_at(operator)
+        bound -= self._least_of(operator)
         tried = []
-        for node in self.ways.between(low, first) if operator.pin is None else (low,):
+        for node in self._between(operator, first):
             self.nodes[operator.name] = node
-            high = highest_reader(self.operators, self.ways, self.nodes, operator.name)
-            cost = operator.sends * self.ways.distance(self.topology, node, high)
-            tried.append((cost + self._below(operator, node), cost, node))
+            cost = self._counted(operator, node, high)
+            below = sum(
+                self._least_of(self.operators.by_name[n]) for n in self._lead[operator.name]
+            )
+            if operator.pin is not None:
+                cost += self._cost(operator, node, high) - sum(
+                    self._part(operator.name, self.nodes[name])
+                    for name in self.operators.readers[operator.name]
+                )
+            tried.append((cost + below, cost, node))
         for below, cost, node in sorted(tried, key=lambda t: t[0]):
             if (spent + bound + below) * (1 + _SAME) >= self.least:
                 break

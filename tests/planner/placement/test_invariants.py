@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.collections import plan as p
+from headrace.errors import UserError
 from headrace.planner.placement.cost import cost_of
 from headrace.planner.placement.expansion import Pins, Shards
 from headrace.planner.placement.failed import PlacementFailed
@@ -187,6 +188,31 @@ def test_placements_keep_their_promises(strategy, count, capsys) -> None:
         )
 
 
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
+def test_nobody_is_better_than_the_exact_solver(count) -> None:
+    """N-42: also on plans that are too large to try all assignments of."""
+    solved = large = 0
+    for seed in range(5_000, 5_000 + count):
+        drawn = case(seed)
+        try:
+            least = answer(drawn, Strategy.EXACT)
+        except UserError as error:
+            if error.code != "54001":
+                raise
+            large += 1
+            continue
+        for strategy in (Strategy.BOTTOM_UP, Strategy.TOP_DOWN, Strategy.IFCOP):
+            found = answer(drawn, strategy)
+            if isinstance(found, Placement):
+                assert isinstance(least, Placement)
+                assert least.cost.network <= found.cost.network * (1 + 1e-9)
+        if isinstance(least, Placement):
+            check(drawn, least)
+            solved += 1
+    assert solved > count / 3
+    assert large < count / 10
+
+
 def by_brute_force(drawn: Case, like: Placement) -> float | None:
     """The least network cost over all nodes of all operators, on the ways of ``like``."""
     known, ways = like.operators, like.ways
@@ -202,10 +228,11 @@ def by_brute_force(drawn: Case, like: Placement) -> float | None:
     return least
 
 
-def test_the_exact_solver_is_exact() -> None:
+@pytest.mark.parametrize("count", [150, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_the_exact_solver_is_exact(count) -> None:
     """N-42: beside all assignments there are, also on the ways that another strategy takes."""
     tried = 0
-    for seed in range(150):
+    for seed in range(count):
         drawn = case(seed, small=True)
         found = answer(drawn, Strategy.EXACT)
         if isinstance(found, PlacementFailed):
