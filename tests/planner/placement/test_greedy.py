@@ -85,6 +85,8 @@ def test_relays_hand_on_what_crosses_them() -> None:
     assert [node.id for node in src.operators] == ["Source", "Filter"]
     assert [(n.id, n.input) for n in sink.operators] == [("Sink", second)]
     assert found.slots == {"src": 2, "sink": 1}
+    where = chain(2, 1, 1).taking(found.slots)
+    assert where.free == {"src": 0, "mid": 1, "sink": 0}
 
 
 @pytest.mark.parametrize("strategy", [UP, DOWN])
