@@ -26,7 +26,7 @@ def reads(query: p.PhysicalPlan) -> dict[str, tuple[str, ...]]:
 
 
 def test_filters_run_beside_each_source() -> None:
-    """N-6, N-11: Bottom-Up."""
+    """N-5, N-6, N-11: Bottom-Up."""
     found = placed(UP, QUERY, star(), PINS)
     assert found.nodes == {
         "L#1": "n2", "L#2": "n3", "f#1": "n2", "f#2": "n3", "f#all": "n1", "Sink": "n1"

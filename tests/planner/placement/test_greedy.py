@@ -43,7 +43,7 @@ def tree(a: int, b: int, mid: int, root: int):
 )
 @pytest.mark.parametrize("reserve", [True, False])
 def test_chain(strategy, capacities, filter_on, reserve) -> None:
-    """N-3 (with ≥: R-1, N-35), N-13 … N-16, N-20, N-22: one filter between a source and a sink."""
+    """N-3 (≥: R-1, N-35), N-12, N-13, N-14, N-15, N-16, N-20, N-22: a filter on its way."""
     found = assigned(strategy, CHAIN, chain(*capacities), CHAIN_PINS, reserve=reserve)
     if filter_on is None:
         assert isinstance(found, PlacementFailed)
@@ -127,7 +127,7 @@ def test_slots_of_pinned_operators_are_reserved(strategy, where, pins, starved, 
     ],
 )
 def test_two_branches(strategy, capacities, up, down, pairs) -> None:
-    """N-17 … N-19: a join of two filtered sources, grouped."""
+    """N-17, N-19, R-8: a join of two filtered sources, grouped."""
     where = tree(*capacities)
     nodes = up if strategy is UP else down
     if nodes is None:

@@ -56,7 +56,7 @@ def drawing(seed: int = 1, stay: float = 0.5):
     ],
 )
 def test_a_cost_tells_placements_apart(costs, nodes, network, over) -> None:
-    """N-31 … N-33, R-2, R-3; N-41: not one cost for all placements of a chain."""
+    """N-31, N-32, N-33, R-2, R-3; N-41: not one cost for all placements of a chain."""
     known, ways = selected_for(TWO if " " in nodes else ONE, costs)
     found = PINS | dict(zip("fm", nodes.split(), strict=False))
     cost = cost_of(known, WHERE, ways, found)
@@ -160,7 +160,7 @@ def test_a_candidate_is_a_matrix_of_zeros_and_ones() -> None:
 )
 @pytest.mark.parametrize("draws", [4_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_draws_decide_where_operators_stay(query, expected, draws) -> None:
-    """N-27 … N-29: one draw per node; what has come to the sink's node stays there."""
+    """N-27, N-29: one draw per node; what has come to the sink's node stays there."""
     known, ways = selected_for(query)
     draw = drawing(7)
     seen = Counter(

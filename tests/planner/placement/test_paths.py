@@ -38,7 +38,7 @@ def done(found: SelectedPaths | PlacementFailed) -> SelectedPaths:
 
 
 def test_sources_share_the_way_that_was_registered_first_where_ways_are_equal() -> None:
-    """N-6 … N-8: W(4) = W(5) = (2 + 2 + 4) / 3."""
+    """N-2, N-6, N-7, N-8: W(4) = W(5) = (2 + 2 + 4) / 3."""
     found = done(selected(topology("0123456789", TWO_WAYS), {"L": "89"}, "0"))
     assert counted(found) == {
         "0": 4, "1": 2, "2": 2, "4": 2, "5": 2, "7": 2, "8": 1, "9": 1
