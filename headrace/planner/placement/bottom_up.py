@@ -29,7 +29,7 @@ def bottom_up(
         waits_for = [name for name in operator.inputs if name not in done]
         if waits_for:
             # When the last of them has its node, this comes again, as its reader.
-            left += reversed(_sources_below(operators, waits_for[0], done))
+            left += _sources_below(operators, waits_for[0], done)
             continue
         if operator.pin is not None:
             failed = slots.pinned(operator)

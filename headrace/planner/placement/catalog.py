@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from headrace.errors import DuplicateError, UndefinedError
+from headrace.errors import UndefinedError, UserError
 from headrace.planner.placement.place import Placement
 from headrace.planner.placement.topology import Topology
 
@@ -66,13 +66,14 @@ class TopologyCatalog:
         """Another topology: a node more, a link, a node in maintenance; slots stay as they are.
 
         Raises:
-            HeadraceError: what ``change`` raises; or it changed what is taken, or left out a node.
+            HeadraceError: what ``change`` raises.
+            UserError: it changed what is taken, or left out a node that is in use.
         """
         with self._lock:
             changed = change(self._topology)
             before = {n.name: n.taken for n in self._topology.nodes if n.taken}
             if before != {n.name: n.taken for n in changed.nodes if n.taken}:
-                raise DuplicateError("slots of a topology are taken by placing alone")
+                raise UserError("slots of a topology are taken by placing alone")
             self._topology = changed
             return changed
 

@@ -75,18 +75,18 @@ def _too_large() -> UserError:
 def _all_ways(operators: Operators, topology: Topology) -> Iterator[Ways]:
     """Every tree in which all sources lead to the sink."""
     sink = operators.pinned[operators.sink.name]
-
-    def grown(parents: dict[str, str], node: str, left: tuple[str, ...]) -> Iterator[Ways]:
-        while node == sink or node in parents:
-            if not left:
-                yield Ways(sink, parents)
-                return
-            node, left = left[0], left[1:]
-        for parent in topology.parents[node]:
-            if sink in topology.above[parent]:
-                yield from grown(parents | {node: parent}, parent, left)
-
-    return grown({}, sink, tuple(operators.pinned[s] for s in operators.sources))
+    starts = tuple(operators.pinned[name] for name in operators.sources)
+    begun: list[tuple[dict[str, str], tuple[str, ...]]] = [({}, starts)]
+    while begun:
+        parents, (*left,) = begun.pop()
+        while left and (left[-1] == sink or left[-1] in parents):
+            left.pop()
+        if not left:
+            yield Ways(sink, parents)
+            continue
+        low = left.pop()
+        ups = [up for up in topology.parents[low] if sink in topology.above[up]]
+        begun += [(parents | {low: up}, (*left, up)) for up in reversed(ups)]
 
 
 @dataclass(slots=True)

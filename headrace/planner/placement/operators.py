@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -143,7 +143,3 @@ class Operators:
     def received(self) -> float:
         """Bytes per second that all sources send."""
         return sum(self.by_name[name].sends for name in self.sources)
-
-    def slots_of(self, names: Iterable[str]) -> int:
-        """Slots that so many operators take."""
-        return sum(self.by_name[name].slots for name in names)

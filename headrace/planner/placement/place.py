@@ -76,7 +76,7 @@ def place(
 
     Raises:
         UserError: there is no placement, or the strategy finds none (55000; the detail says which,
-            and why); or what is given cannot be.
+            and why); the plan is too large for ``exact`` (54001); or what is given cannot be.
         UnsupportedError: a source is in several databases that may have a key twice.
     """
     found = try_to_place(plan, topology, strategy, costs, pins, seed, options)
@@ -103,7 +103,7 @@ def try_to_place(
     """As ``place``; that there is no placement is an answer.
 
     Raises:
-        UserError: what is given cannot be.
+        UserError: what is given cannot be, or is too large for ``exact`` (54001).
         UnsupportedError: a source is in several databases that may have a key twice.
     """
     expanded = expand(plan, pins)

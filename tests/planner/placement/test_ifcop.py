@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import UserError
 from headrace.planner.placement import ifcop as room
@@ -16,7 +19,7 @@ from headrace.planner.placement.ifcop import IfcopOptions, candidate, in_turn, m
 from headrace.planner.placement.operators import Costs
 from headrace.planner.placement.paths import SelectedPaths, select_paths
 from headrace.planner.placement.place import Placement, Strategy, try_to_place
-from headrace.planner.placement.topology import Topology, TopologyLink
+from headrace.planner.placement.topology import Topology, TopologyLink, TopologyNode
 from tests.planner.placement.drawn import operators, placed, plan, topology
 
 WHERE = topology({"src": 1, "mid": 1, "sink": 4}, "src>mid mid>sink")
@@ -94,6 +97,31 @@ def test_200_iterations_reach_the_optimum(query, costs, seed) -> None:
     )
     assert isinstance(found, Placement)
     assert found.cost == least.cost
+
+
+@given(
+    st.lists(st.floats(0.01, 4.0), max_size=6),
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    st.lists(st.floats(0.1, 5.0), min_size=3, max_size=3),
+)
+def test_on_a_chain_cost_is_what_nodes_send_up(factors, places, weights) -> None:
+    """R-3: out(n) = (what n's source sends + Σ out(children)) · Π factors of operators on n."""
+    names, where = [f"f{i}" for i in range(len(factors))], "abcd"
+    links = zip(where, where[1:], weights, strict=False)
+    chain = Topology(
+        tuple(TopologyNode(n, 9) for n in where), tuple(TopologyLink(*ends) for ends in links)
+    )
+    reads = [f"{n}:{below}" for n, below in zip(names, ["A", *names], strict=False)]
+    pins = {"A": "a", "Sink": "d"}
+    costs = Costs({"A": 7.0}, dict(zip(names, factors, strict=True)))
+    known, ways = selected_for(plan(" ".join(["A", *reads])), costs, chain, pins)
+    on = dict(zip(names, sorted(places), strict=False))
+    out, moved = 7.0, 0.0
+    for place, weight in enumerate(weights):
+        out *= math.prod(f for n, f in zip(names, factors, strict=True) if on[n] == place)
+        moved += out * weight
+    nodes = pins | {n: where[place] for n, place in on.items()}
+    assert cost_of(known, chain, ways, nodes).network == pytest.approx(moved / 7.0)
 
 
 def test_what_is_over_a_link_is_weighed() -> None:

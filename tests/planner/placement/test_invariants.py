@@ -1,6 +1,6 @@
 """What holds for any plan on any topology, and what strategies cost beside the exact solver.
 
-1 000 plans per strategy with ``make test-all``, which prints the ratios; a few of them always.
+1 000 plans per strategy with ``make test-all``, which prints the ratios; 60 of them always.
 """
 
 from __future__ import annotations
@@ -179,6 +179,8 @@ def test_placements_keep_their_promises(strategy, count, capsys) -> None:
         else:
             nowhere += 1
     assert len(ratios) > count / 4
+    if count < 1_000:
+        return
     q = np.nanquantile(ratios, [0.5, 0.9, 0.99])
     with capsys.disabled():
         print(
@@ -305,7 +307,7 @@ def test_the_exact_solver_is_exact(count) -> None:
 def test_reservation_gives_the_plan_of_the_literal_order(strategy) -> None:
     """R-7: wherever that finds one."""
     same = 0
-    for seed in range(300):
+    for seed in range(150):
         drawn = case(seed)
         pins = dict(drawn.pins)
         if isinstance(answer(drawn, strategy), PlacementFailed) or len(pins) > 6:

@@ -20,6 +20,7 @@ from headrace.planner.placement.operators import Costs
 from headrace.planner.placement.place import Placement, Strategy
 from headrace.planner.placement.topology import Topology, TopologyLink
 from headrace.state.memory import MemoryStore
+from headrace.state.rocks import RocksDatabase
 from headrace.types import WEIGHT
 from tests.planner.placement.drawn import placed, plan, topology
 from tests.plans import all_plans, table
@@ -52,9 +53,9 @@ def together(found: Placement, second: int) -> p.PhysicalPlan:
     return p.PhysicalPlan(tuple(nodes[name] for name in order.static_order()))
 
 
-def flowed(physical: p.PhysicalPlan, tables: list[Table]) -> Counter[Row]:
+def flowed(physical: p.PhysicalPlan, tables: list[Table], store=None) -> Counter[Row]:
     """The rows of a view once it is populated."""
-    flow = Dataflow(physical, MemoryStore(), None, 0)
+    flow = Dataflow(physical, store or MemoryStore(), None, 0)
     for here in tables:
         flow.load(here.oid, here.load())
     out = flow.end(0)
@@ -87,6 +88,28 @@ def test_parts_compute_what_the_plan_does(name, strategy) -> None:
     assert flowed(apart, shards) == shown
     if strategy is Strategy.BOTTOM_UP and any(s.table_oid == 1 for s in query.sources):
         assert "relay" in found.parts
+
+
+def test_states_may_have_the_names_of_copies(tmp_path) -> None:
+    """Also in the database that a worker keeps them in."""
+    query = PLANS["join"]
+    pins = {s.id: Shards(("a", "c"), True) if s.table_oid == 1 else "b" for s in query.sources}
+    found = placed(Strategy.BOTTOM_UP, query, WHERE, pins | {"sink": "root"})
+    one, two, rest = table(1), table(2), table(3)
+    one.rows, two.rows, rest.rows = ROWS[::2], list(OTHERS), ROWS[1::2]
+    apart = together(found, 3)
+    database = RocksDatabase(tmp_path / "state", memory_bytes=1 << 24)
+    store = database.view(1, -1)
+    store.begin(0)
+    rows = flowed(apart, [one, two, rest], store)
+    store.prepare()
+    store.commit(0)
+    made = database.begin_checkpoint([(store, 0)], {})
+    made.write(sync=False)
+    database.end_checkpoint(made)
+    database.close()
+    assert rows == evaluate(apart, {t.oid: t.typed() for t in (one, two, rest)})
+    assert rows
 
 
 def test_a_placement_explains_itself() -> None:
