@@ -37,6 +37,8 @@ SERVERS = {"postgres", "engine"}
 """Fixtures of the tests that may take long."""
 UNIT = ("unit", True)
 UNIT_S_MAX = 0.25
+TOLD = "told"
+"""A test's property (``record_property``) that stands in the summary, from any process."""
 ENGINES = pytest.StashKey[list[EmbeddedEngine]]()
 """The engines of a test, for its report."""
 
@@ -49,12 +51,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """List the tests without a server that take longer than they should."""
+    """What tests have found that is to be read, and which of those without a server are slow."""
+    reports = terminalreporter.getreports("passed")
+    told = [text for r in reports for name, text in r.user_properties if name == TOLD]
+    if told:
+        terminalreporter.section("measured by tests")
+    for text in told:
+        terminalreporter.line(text)
     if not config.getoption("slow_units"):
         return
     slow = [
         (report.duration, report.nodeid)
-        for report in terminalreporter.getreports("passed")
+        for report in reports
         if UNIT in report.user_properties and report.duration > UNIT_S_MAX
     ]
     terminalreporter.section(f"{len(slow)} slow units")

@@ -151,7 +151,7 @@ def follow(drawn: Case, found: Placement) -> None:
 
 @pytest.mark.parametrize("count", CASES)
 @pytest.mark.parametrize("strategy", [Strategy.BOTTOM_UP, Strategy.TOP_DOWN, Strategy.IFCOP])
-def test_placements_keep_their_promises(strategy, count, capsys) -> None:
+def test_placements_keep_their_promises(strategy, count, record_property) -> None:
     """N-1, N-3, N-4, N-13, N-21, N-24, N-35, N-37, N-38."""
     ratios, found_none, nowhere = [], 0, 0
     for seed in range(count):
@@ -182,12 +182,12 @@ def test_placements_keep_their_promises(strategy, count, capsys) -> None:
     if count < 1_000:
         return
     q = np.nanquantile(ratios, [0.5, 0.9, 0.99])
-    with capsys.disabled():
-        print(
-            f"\n{strategy}: {len(ratios)} placed, network cost beside the exact solver's: median"
-            f" {q[0]:.2f}, 90 % {q[1]:.2f}, 99 % {q[2]:.2f}, optimal {ratios.count(1.0)};"
-            f" {found_none} not found, {nowhere} without any"
-        )
+    record_property(
+        "told",
+        f"{strategy}: {len(ratios)} placed, network cost beside the exact solver's: median"
+        f" {q[0]:.2f}, 90 % {q[1]:.2f}, 99 % {q[2]:.2f}, optimal {ratios.count(1.0)};"
+        f" {found_none} not found, {nowhere} without any",
+    )
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
