@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -90,3 +90,35 @@ class Answer:
     """Views that could not be written."""
     gone: set[int] = field(default_factory=set)
     """Views that the catalog does not have any more."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What writing took, by commit group."""
+
+
+class Closed(Exception):
+    """There will be no job any more."""
+
+
+class Jobs(Protocol):
+    """Where a sink thread has its jobs from, and says what has become of them."""
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the oldest txid that is not committed has been under way."""
+
+    def next_job(self, timeout_s: float) -> CommitJob | None:
+        """The next one; None: nothing for ``timeout_s``, a moment for upkeep.
+
+        ``committed``, ``failed`` or ``rested`` must follow.
+
+        Raises:
+            Closed: there will be none any more.
+        """
+
+    def committed(self, answer: Answer) -> None:
+        """The job is in the tables."""
+
+    def failed(self, error: Exception) -> None:
+        """The job, or the upkeep, failed; nothing comes out any more until somebody rewinds."""
+
+    def rested(self) -> None:
+        """The upkeep is done."""

@@ -53,7 +53,7 @@ class Leaving:
             view.release()
             view.status = Status.ERROR
         if book.connections is not None:
-            book.owner.writer.forget(view_id)
+            book.owner.forget(view_id)
         self.drop_state(view_id)
         _log.info("view forgotten", view=view_id)
         self._waits.forget(view_id, errors.UndefinedError("the view was dropped", sqlstate="42P01"))

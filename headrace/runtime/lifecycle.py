@@ -49,7 +49,7 @@ class Lifecycle:
         view.suspended = None
         try:
             view.target = views.load_one(self._book.owner.conn, view.id).target
-            self._book.owner.writer.forget(view.id)
+            self._book.owner.forget(view.id)
         except UndefinedError:
             self._leaving.forget(view.id)
             return

@@ -8,16 +8,12 @@ Two guards.  A session advisory lock makes a second engine refuse to start.  Epo
 engine that lost that lock without noticing (a stopped process, a cut network): whoever takes a
 view over raises its epoch, and the compare-and-set of everybody else misses.
 
-``list_views()`` knows us by the sink connection's backend, which is written down once, and hears
-of us by what is asked there every second.  Its application name says since when a batch is under
-way, where that takes long.  So nothing is written while there is nothing to do.
+``list_views()`` knows us by the sink connection's backend, which is written down once
+(``link.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -27,10 +23,9 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import FencedError, PrerequisiteError, PrivilegeError
-from headrace.postgres import connect, failures
-from headrace.postgres.pipelined import Pipelined
+from headrace.postgres import failures
+from headrace.runtime.link import SinkLink, connected
 from headrace.runtime.views import View
-from headrace.sink.writer import SINK_SETTINGS, SinkWriter
 from headrace.sql import history, meta, progress
 
 Connection = psycopg.Connection[Any]
@@ -39,13 +34,12 @@ _log = structlog.get_logger(__name__)
 _LOCK: Final = 0x4844_5203
 _LOCK_WAIT_S: Final = 15.0
 _PAUSE_S: Final = 0.05
-_BUSY_S: Final = 1.0
-"""What takes no longer is not told."""
 _SINK: Final = "headrace sink"
+_BESIDE: Final = "headrace lane"
 
 
-class Owner:
-    """Holds the advisory lock and both connections; made anew after each loss."""
+class Owner(SinkLink):
+    """Holds the advisory lock and the connections; made anew after each loss."""
 
     def __init__(self, settings: Settings, previous_pid: int | None = None) -> None:
         """``previous_pid``: our own backend of before, ended if it still holds the lock.
@@ -54,22 +48,42 @@ class Owner:
             PrerequisiteError: another engine runs on the database.
             TransientError: the server cannot be reached now.
         """
-        # What it keeps prepared is the pipelines' alone.
-        self.sink: Final = _connect(settings, _SINK, SINK_SETTINGS, prepare=False)
+        super().__init__(settings, _SINK)
+        self._settings: Final = settings
         try:
             self._lock(previous_pid)
-            self.conn: Final = _connect(settings, "headrace catalog", {"synchronous_commit": "on"})
+            self.conn: Final = connected(settings, "headrace catalog", {"synchronous_commit": "on"})
         except psycopg.Error as error:
             self.sink.close()
             raise failures.classify(error) from error
         except BaseException:
             self.sink.close()
             raise
-        self.writer: Final = SinkWriter(self.sink)
-        self.pipelined: Final = Pipelined(self.sink)
-        self.pid: Final = self.sink.info.backend_pid
-        self._busy = False
         self._announced = False
+        self._beside: SinkLink | None = None
+
+    def beside(self) -> SinkLink:
+        """The connection of what is written beside the others, made when it is needed first.
+
+        The lock is not its own: who has lost that has lost both, and epochs fence what is still
+        under way.
+
+        Raises:
+            TransientError: the server cannot be reached now.
+        """
+        if self._beside is None:
+            self._beside = SinkLink(self._settings, _BESIDE)
+        return self._beside
+
+    def interrupt_beside(self) -> None:
+        """``interrupt`` for that connection."""
+        if self._beside is not None:
+            self._beside.interrupt()
+
+    def forget(self, view_id: int) -> None:
+        """What is known of a view's table does not hold any more.  REQUIRES: nobody writes it."""
+        for link in self._links():
+            link.writer.forget(view_id)
 
     def announce(self) -> None:
         """Say, once, that views are written over the sink connection from now on."""
@@ -125,41 +139,14 @@ class Owner:
                 hint=f'Only members of role "{row[1] if row else ""}" may.',
             )
 
-    def look(self, busy_s: float = 0.0) -> None:
-        """Fail if the sink connection is lost, and let others see that we are here.
-
-        ``busy_s``: for how long a batch has been under way.  The sink thread's.
-        """
-        busy = busy_s >= _BUSY_S
-        if busy == self._busy:
-            self.sink.execute("SELECT 1")
-            return
-        self.sink.execute(
-            "SELECT pg_catalog.set_config('application_name', %s || CASE WHEN %s THEN"
-            " ', busy since ' || pg_catalog.round(extract(epoch FROM"
-            " pg_catalog.clock_timestamp())::numeric - %s::numeric, 1)"
-            " ELSE '' END, false)",
-            (_SINK, busy, busy_s),
-        )
-        self._busy = busy
-
-    def ready(self) -> None:
-        """A batch is there to be written: none is stuck.  The sink thread's."""
-        if self._busy:
-            self.look()
-
-    def interrupt(self) -> None:
-        """Let whoever waits on the sink connection fail at once; from another thread."""
-        with (
-            contextlib.suppress(OSError, psycopg.Error),
-            socket.socket(fileno=os.dup(self.sink.fileno())) as twin,
-        ):
-            twin.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
-        """Give connections and lock back.  REQUIRES: the sink thread has left them."""
+        """Give connections and lock back.  REQUIRES: the sink threads have left them."""
         self.conn.close()
-        self.sink.close()
+        for link in self._links():
+            link.sink.close()
+
+    def _links(self) -> list[SinkLink]:
+        return [self] if self._beside is None else [self, self._beside]
 
     def _lock(self, previous_pid: int | None) -> None:
         until = clock.monotonic() + _LOCK_WAIT_S
@@ -175,14 +162,6 @@ class Owner:
             if clock.monotonic() > until:
                 raise _another(holder)
             clock.sleep(_PAUSE_S)
-
-
-def _connect(
-    settings: Settings, name: str, more: dict[str, str], *, prepare: bool = True
-) -> Connection:
-    """A connection that waits for no lock of the user's longer than it may."""
-    mine = more | {"lock_timeout": str(settings.lock_timeout_ms)}
-    return connect.connect(settings.source, name=name, settings=mine, prepare=prepare)
 
 
 def check_alone(conn: Connection) -> None:

@@ -23,11 +23,7 @@ from typing import Final
 from headrace import clock
 from headrace.errors import BugError, PrerequisiteError, TransientError
 from headrace.runtime.coordinator import Coordinator, Emission, EmitBatch, Flight, FlightState
-from headrace.runtime.jobs import Answer, CommitJob
-
-
-class Closed(Exception):
-    """The pipeline was closed."""
+from headrace.runtime.jobs import Answer, Closed, CommitJob
 
 
 class Pipeline:

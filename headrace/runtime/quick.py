@@ -22,7 +22,7 @@ from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Got, Sent
 from headrace.process import faults
 from headrace.runtime.jobs import CommitJob, ViewPart
-from headrace.runtime.ownership import Owner
+from headrace.runtime.link import SinkLink
 from headrace.runtime.suspects import Suspects
 from headrace.sink import quick
 from headrace.sink.quick import QuickWrite
@@ -54,7 +54,7 @@ class QuickWay:
         self._missed: dict[str, int] = {}
         self._skip: dict[str, int] = {}
 
-    def write(self, owner: Owner, job: CommitJob, parts: Sequence[ViewPart]) -> bool:
+    def write(self, link: SinkLink, job: CommitJob, parts: Sequence[ViewPart]) -> bool:
         """Write one group's parts and move their progress, up to before the COMMIT.
 
         False: nothing was written, and no transaction is open.
@@ -69,15 +69,15 @@ class QuickWay:
         if self._skip.get(group):
             self._skip[group] -= 1
             return False
-        writes = self._made(owner, job, changing)
+        writes = self._made(link, job, changing)
         if writes is None:
             return False
         try:
             # Which one of them only counts once they are written one by one.
             with self._suspects.during(changing[0].view_id, job.txid):
-                good = self._sent(owner, job, parts, changing, writes)
+                good = self._sent(link, job, parts, changing, writes)
         except psycopg.Error as error:
-            if failures.is_lost(error) or owner.sink.closed:
+            if failures.is_lost(error) or link.sink.closed:
                 self._lost_at = job.txid
                 raise
             good = False
@@ -85,7 +85,7 @@ class QuickWay:
         if good:
             self._missed.pop(group, None)
             return True
-        owner.sink.execute("ROLLBACK")
+        link.sink.execute("ROLLBACK")
         self._miss(group)
         return False
 
@@ -96,7 +96,7 @@ class QuickWay:
             self._skip[group] = min(2**times, _SKIPPED_MAX)
 
     def _made(
-        self, owner: Owner, job: CommitJob, changing: Sequence[ViewPart]
+        self, link: SinkLink, job: CommitJob, changing: Sequence[ViewPart]
     ) -> list[QuickWrite] | None:
         all_diffs = [part.diffs for part in changing if part.diffs is not None]
         if max(diffs.num_rows for diffs in all_diffs) > ROWS_MAX:
@@ -107,7 +107,7 @@ class QuickWay:
         for part, diffs in zip(changing, all_diffs, strict=True):
             try:
                 with self._suspects.during(part.view_id, job.txid):
-                    write = owner.writer.quick(part.target, diffs)
+                    write = link.writer.quick(part.target, diffs)
             except Exception:  # noqa: BLE001  the careful way says whose bug it is
                 return None
             if write is None or sum(write.wanted) > ROWS_MAX:
@@ -117,7 +117,7 @@ class QuickWay:
 
     def _sent(
         self,
-        owner: Owner,
+        link: SinkLink,
         job: CommitJob,
         parts: Sequence[ViewPart],
         changing: Sequence[ViewPart],
@@ -134,13 +134,13 @@ class QuickWay:
             statement
             for part in changing
             if part.kept and part.diffs is not None
-            for statement in owner.writer.notes(part.target, part.diffs, job.moment)
+            for statement in link.writer.notes(part.target, part.diffs, job.moment)
         ]
         moved = [part.progress for part in parts]
         moving = progress.advancing(moved, job.txid, job.attempt, job.lsn, at)
         before = [*_BEGIN, *quick.fence(writes)]
         after = [s for s in (_SETTLE, altered, lacking, moving) if s is not None]
-        answers = owner.pipelined.exchange(
+        answers = link.pipelined.exchange(
             [*before, *rows, *noted, *after], lambda: faults.point(faults.PIPELINE_SENT)
         )
         found = iter(answers[len(before) :])

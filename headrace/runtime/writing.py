@@ -24,9 +24,8 @@ from headrace import clock, errors
 from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Sent
 from headrace.process import faults
-from headrace.runtime.jobs import Answer, CommitJob, ViewPart
-from headrace.runtime.ownership import Owner
-from headrace.runtime.pipeline import Closed, Pipeline
+from headrace.runtime.jobs import Answer, Closed, CommitJob, Jobs, ViewPart
+from headrace.runtime.link import SinkLink
 from headrace.runtime.quick import QuickWay
 from headrace.runtime.suspects import Suspects
 from headrace.sink import trouble
@@ -47,63 +46,69 @@ _UPKEEP_S: Final = 1.0
 
 
 class SinkThread:
-    """Commits what the pipeline lets out; ``start`` and ``leave`` are the engine's."""
+    """Commits what comes out of ``jobs``; ``start`` and ``leave`` are the engine's."""
 
-    def __init__(self, pipeline: Pipeline, suspects: Suspects, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        suspects: Suspects,
+        wake: Callable[[], None],
+        name: str = "headrace-sink",
+    ) -> None:
         """``wake`` is called when the engine's thread has something to take."""
         self._ways = _Ways(_Breaks(), suspects, QuickWay(suspects))
-        self._pipeline = pipeline
+        self._jobs = jobs
         self._wake = wake
-        self._owner: Owner | None = None
+        self._link: SinkLink | None = None
         self._written: dict[int, Progress] = {}
         self._out: set[int] = set()
-        self._thread = threading.Thread(target=self._run, name="headrace-sink", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def start(self, owner: Owner) -> None:
-        """Write over the connection of ``owner``, all views again.
+    def start(self, link: SinkLink) -> None:
+        """Write over ``link``, all views again.
 
         REQUIRES: nothing is in flight.
         """
         self._written = {}
         self._out = set()
-        self._owner = owner
+        self._link = link
 
     def leave(self) -> None:
         """Use the connection for no other job than the one that is being written."""
-        self._owner = None
+        self._link = None
 
     def close(self) -> None:
-        """Wait for the thread's end.  REQUIRES: the pipeline was closed."""
+        """Wait for the thread's end.  REQUIRES: there will be no more jobs."""
         self._thread.join()
 
     def _run(self) -> None:
-        pipeline = self._pipeline
+        jobs = self._jobs
         while True:
             try:
-                job = pipeline.next_job(_UPKEEP_S)
+                job = jobs.next_job(_UPKEEP_S)
             except Closed:
                 return
-            owner = self._owner
+            link = self._link
             try:
                 if job is None:
-                    if owner is not None:
-                        owner.look(pipeline.busy_s)
-                    pipeline.rested()
+                    if link is not None:
+                        link.look(jobs.busy_s)
+                    jobs.rested()
                     continue
-                if owner is None:
+                if link is None:
                     raise errors.TransientError("the sink connection was given up")
-                owner.ready()
-                answer = self.write(owner, job)
+                link.ready()
+                answer = self.write(link, job)
             except psycopg.Error as error:
-                pipeline.failed(_known(error))
+                jobs.failed(_known(error))
             except Exception as error:  # noqa: BLE001  the engine's thread decides
-                pipeline.failed(error)
+                jobs.failed(error)
             else:
-                pipeline.committed(answer)
+                jobs.committed(answer)
             self._wake()
 
-    def write(self, owner: Owner, job: CommitJob) -> Answer:
+    def write(self, link: SinkLink, job: CommitJob) -> Answer:
         """Write a job, group by group.
 
         Raises:
@@ -114,7 +119,9 @@ class SinkThread:
         answer = Answer(job)
         for parts in _by_group(self._due(job)):
             if any(part.changes for part in parts):
-                _Group(owner, job, parts, answer, self._ways).write()
+                begun = clock.monotonic()
+                _Group(link, job, parts, answer, self._ways).write()
+                answer.seconds[parts[0].group] = clock.monotonic() - begun
         self._written |= answer.progress
         self._out.update(answer.failed, answer.gone)
         return answer
@@ -125,8 +132,9 @@ class SinkThread:
         for part in job.parts:
             now = part.progress
             known = self._written.get(part.view_id)
-            # Jobs are made ahead of the answers, so what was written since is known here only.
-            if known is not None and known.epoch >= now.epoch:
+            # Jobs are made ahead of the answers, so what was written since is known here only; what
+            # was written by another thread the engine knows.
+            if known is not None and (known.epoch, known.txid) > (now.epoch, now.txid):
                 now = known
             # Crash table, row 2: the sink has this txid already, only the state is missing.
             if part.view_id not in self._out and now.txid < job.txid:
@@ -148,7 +156,7 @@ class _Group:
 
     def __init__(
         self,
-        owner: Owner,
+        link: SinkLink,
         job: CommitJob,
         parts: Sequence[ViewPart],
         answer: Answer,
@@ -157,8 +165,8 @@ class _Group:
         self._breaks = ways.breaks
         self._suspects = ways.suspects
         self._quick = ways.quick
-        self._owner = owner
-        self._conn = owner.sink
+        self._link = link
+        self._conn = link.sink
         self._job = job
         self._parts = parts
         self._answer = answer
@@ -174,7 +182,7 @@ class _Group:
         job, answer = self._job, self._answer
         faults.point(faults.COMMIT_SENT)
         if quickly:
-            self._owner.pipelined.exchange([_COMMIT])
+            self._link.pipelined.exchange([_COMMIT])
         else:
             self._conn.execute("COMMIT")
         faults.point(faults.COMMIT_ANSWERED)
@@ -185,7 +193,7 @@ class _Group:
 
     def _written_quickly(self, parts: Sequence[ViewPart]) -> bool:
         try:
-            written = self._quick.write(self._owner, self._job, parts)
+            written = self._quick.write(self._link, self._job, parts)
         except psycopg.Error:
             changing = [part for part in parts if part.changes]
             if len(changing) == 1:
@@ -275,7 +283,7 @@ class _Group:
             return self._write_view(part)
 
     def _write_view(self, part: ViewPart) -> int:
-        conn, writer = self._conn, self._owner.writer
+        conn, writer = self._conn, self._link.writer
         assert part.diffs is not None, "it changes"
         worn = self._breaks.error(part, self._job.txid)
         if worn is not None:
@@ -305,7 +313,7 @@ class _Group:
         if not part.kept or part.diffs is None:
             return
         try:
-            for statement in self._owner.writer.notes(part.target, part.diffs, self._job.moment):
+            for statement in self._link.writer.notes(part.target, part.diffs, self._job.moment):
                 with psycopg.RawCursor(self._conn) as cursor:
                     cursor.execute(statement.text, statement.values)
         except psycopg.Error as error:
@@ -327,7 +335,7 @@ class _Group:
             _log.exception("view stopped by a bug", view=part.view_id)
             return errors.BugError(f"internal error in writing the view: {error!r}")
         if isinstance(error, errors.SinkBlocked):
-            pids = ", ".join(map(str, self._owner.writer.blockers(part.target)))
+            pids = ", ".join(map(str, self._link.writer.blockers(part.target)))
             error.detail = f"It is locked by process {pids}." if pids else None
         if isinstance(error, errors.SinkTableError):
             return self._explained(part, error)
@@ -335,7 +343,7 @@ class _Group:
 
     def _explained(self, part: ViewPart, error: errors.SinkTableError) -> errors.SinkTableError:
         try:
-            return self._owner.writer.explained(part.target, error)
+            return self._link.writer.explained(part.target, error)
         except psycopg.Error as second:
             if failures.is_lost(second) or self._conn.closed:
                 raise
